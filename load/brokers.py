@@ -1,0 +1,125 @@
+"""Starts and stops the broker under test and its peers, each on a free loopback port.
+
+Rule 1: every broker runs in its default configuration; the report names its version.
+Rule 2: a peer whose program is not there is skipped with a note, never a failure.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from load.processes import LoadError, Process
+
+HOST = "127.0.0.1"
+START_S = 30.0
+REPOSITORY = Path(__file__).resolve().parent.parent
+SERVE = (sys.executable, "-m", "simplebus", "serve", "--port", "0", "--no-http", "--no-nats")
+
+
+@dataclass(frozen=True)
+class Broker:
+    """A running broker."""
+
+    kind: str
+    port: int
+    process: Process
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def find_program(name: str) -> Path | None:
+    """On the path, or beside this interpreter (where pip puts `nats-server`)."""
+    beside = Path(sys.executable).parent / name
+    found = shutil.which(name)
+    return Path(found) if found else beside if beside.exists() else None
+
+
+def is_available(kind: str) -> bool:
+    return kind == "simplebus" or find_program(PROGRAMS[kind]) is not None
+
+
+PROGRAMS = {"nats": "nats-server", "redis": "redis-server"}
+
+
+@contextmanager
+def running(kind: str, *, server_args: Sequence[str] = ()) -> Iterator[Broker]:
+    """A broker of this kind, listening, until the block ends."""
+    with tempfile.TemporaryDirectory(prefix="simplebus-load-") as directory:
+        process, port = STARTERS[kind](Path(directory), server_args)
+        try:
+            yield Broker(kind, port, process)
+        finally:
+            process.stop()
+
+
+def _start_simplebus(directory: Path, server_args: Sequence[str]) -> tuple[Process, int]:
+    process = Process("simplebus", [*SERVE, *server_args], directory=REPOSITORY)
+    return process, _port_of(process, "simplebus ready", rf"tcp={re.escape(HOST)}:(\d+)")
+
+
+def _start_nats(directory: Path, server_args: Sequence[str]) -> tuple[Process, int]:
+    program = find_program("nats-server")
+    command = [program, "-a", HOST, "-p", "-1", "-js", "-sd", directory]
+    process = Process("nats-server", [str(word) for word in command])
+    port = _port_of(process, "Listening for client connections", rf"{re.escape(HOST)}:(\d+)")
+    return process, port
+
+
+def _start_redis(directory: Path, server_args: Sequence[str]) -> tuple[Process, int]:
+    port = free_port()
+    program = str(find_program("redis-server"))
+    command = [program, "--bind", HOST, "--port", str(port), "--save", "", "--dir", str(directory)]
+    process = Process("redis-server", command)
+    _wait_or_stop(process, "Ready to accept connections")
+    return process, port
+
+
+STARTERS = {"simplebus": _start_simplebus, "nats": _start_nats, "redis": _start_redis}
+
+
+def _wait_or_stop(process: Process, words: str) -> str:
+    try:
+        return process.wait_for_line(words, timeout_s=START_S)
+    except BaseException:
+        process.stop()
+        raise
+
+
+def _port_of(process: Process, words: str, pattern: str) -> int:
+    line = _wait_or_stop(process, words)
+    match = re.search(pattern, line)
+    if match is None:
+        process.stop()
+        raise LoadError(f"{process.name} said {line!r}, expected an address on {HOST}")
+    return int(match[1])
+
+
+def versions(kinds: Sequence[str]) -> dict[str, str]:
+    """What each broker calls itself, shortened to a number where there is one."""
+    found = {"python": sys.version.split()[0]}
+    for kind in kinds:
+        if kind == "simplebus":
+            command = [sys.executable, "-c", "import simplebus; print(simplebus.__version__)"]
+        elif program := find_program(PROGRAMS[kind]):
+            command = [str(program), "--version"]
+        else:
+            continue
+        said = subprocess.run(
+            command, capture_output=True, text=True, timeout=START_S, cwd=REPOSITORY
+        ).stdout
+        number = re.search(r"\d+\.\d+(\.\d+)?", said)
+        found[kind] = number[0] if number else "unknown"
+    return found

@@ -1,0 +1,240 @@
+/* The measurements: publish, subscribe, latency. The same code for every protocol.
+ *
+ * Rule 1: a rate counts verified messages only. A subscriber that saw anything but every message,
+ * once and in order (or marked as come again), ends with a sentence and no figure.
+ * Rule 2: the publisher's cost is the send call: the bytes are made before the clock starts.
+ * Rule 3: nobody here can deadlock. Whoever waits to write also reads, and acks wait in a buffer.
+ */
+#include "load.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+static void peer_start(Peer *peer, const Options *options, const Protocol *protocol,
+                       const Pieces *block) {
+    *peer = (Peer){.options = options, .protocol = protocol, .block = block};
+    peer->socket = connect_to(options);
+}
+
+static void encode_block(Pieces *wire, const Peer *peer) {
+    const Options *options = peer->options;
+    pieces_start(wire);
+    for (size_t i = 0; i < peer->block->count; i++) {
+        peer->protocol->encode(&wire->bytes, options, i % options->class_count,
+                               piece(peer->block, i), piece_size(peer->block, i));
+        pieces_close(wire);
+    }
+}
+
+static void hear(Peer *peer, size_t (*listener)(Peer *, const uint8_t *, size_t)) {
+    Bytes *in = &peer->in;
+    in->start += listener(peer, in->data + in->start, in->end - in->start);
+}
+
+/* ---- publish ---- */
+
+/* The stream position, in bytes, at which message n of an endlessly repeated block begins. */
+static uint64_t position(const Pieces *wire, uint64_t n) {
+    return n / wire->count * wire->bytes.end + wire->offset[n % wire->count];
+}
+
+/* Offers the stream from `at` up to `end` to the socket; returns the bytes it took, 0 if none. */
+static uint64_t send_stream(const Peer *peer, const Pieces *wire, uint64_t at, uint64_t end) {
+    struct iovec parts[16];
+    struct msghdr message = {.msg_iov = parts};
+    size_t period = wire->bytes.end, offered = 0;
+    while (at + offered < end && offered < WRITE_BYTES && message.msg_iovlen < 16) {
+        size_t from = (at + offered) % period, size = period - from;
+        if (size > end - at - offered) size = end - at - offered;
+        parts[message.msg_iovlen++] = (struct iovec){wire->bytes.data + from, size};
+        offered += size;
+    }
+    for (;;) {
+        ssize_t sent = sendmsg(peer->socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (sent >= 0) return (uint64_t)sent;
+        if (errno == EAGAIN || errno == EWOULDBLOCK) return 0;
+        if (errno != EINTR)
+            fail(EXIT_CONNECTION, "the broker closed the publisher's connection: %s",
+                 strerror(errno));
+    }
+}
+
+static void hear_replies(Peer *peer, bool all_sent) {
+    ptrdiff_t got;
+    while ((got = receive_some(peer, false)) > 0) hear(peer, peer->protocol->hear_reply);
+    if (got < 0) return;
+    if (!all_sent || !peer->protocol->eof_confirms)
+        fail(EXIT_CONNECTION, "the broker closed the publisher's connection, %llu confirmed",
+             (unsigned long long)peer->confirmed);
+    peer->confirmed = peer->options->count;
+}
+
+void run_publish(const Options *options, const Protocol *protocol) {
+    static Pieces block, wire;
+    static Peer peer;
+    block_build(&block, options);
+    peer_start(&peer, options, protocol, &block);
+    encode_block(&wire, &peer);
+    protocol->open(&peer, PUBLISHER);
+
+    uint64_t sent = 0, total = position(&wire, options->count);
+    double started = clock_s();
+    while (sent < total) {
+        uint64_t allowed = options->count;
+        if (protocol->windowed && allowed > peer.confirmed + options->window)
+            allowed = peer.confirmed + options->window;
+        uint64_t end = position(&wire, allowed);
+        uint64_t took = sent < end ? send_stream(&peer, &wire, sent, end) : 0;
+        sent += took;
+        hear_replies(&peer, false);
+        if (!send_some(&peer) || took == 0) wait_until_ready(&peer, sent < end, -1);
+    }
+    double last_sent = clock_s();
+    protocol->farewell(&peer);
+    while (peer.confirmed < options->count) {
+        send_some(&peer);
+        wait_until_ready(&peer, peer.out.start < peer.out.end, -1);
+        hear_replies(&peer, true);
+    }
+    printf("{\"mode\": \"publish\", \"protocol\": \"%s\", \"messages\": %llu, \"bytes\": %llu, "
+           "\"started\": %.6f, \"sent\": %.6f, \"confirmed\": %.6f}\n",
+           protocol->name, (unsigned long long)options->count, (unsigned long long)total, started,
+           last_sent, clock_s());
+}
+
+/* ---- subscribe ---- */
+
+typedef struct {
+    double first, last;
+    uint64_t reads, bytes, buckets[BUCKETS_MAX];
+    size_t used;
+} Timeline;
+
+static void timeline_add(Timeline *timeline, uint64_t messages) {
+    timeline->last = clock_s();
+    size_t bucket = (size_t)((timeline->last - timeline->first) * 1e3 / BUCKET_MS);
+    if (bucket >= BUCKETS_MAX) bucket = BUCKETS_MAX - 1;
+    timeline->buckets[bucket] += messages;
+    if (timeline->used <= bucket) timeline->used = bucket + 1;
+}
+
+/* One read, verified. Reading goes on while acks wait to be written: that is why it cannot deadlock. */
+static void subscribe_once(Peer *peer, Timeline *timeline) {
+    const Protocol *protocol = peer->protocol;
+    bool unsent = !send_some(peer), held = protocol->holds && protocol->holds(peer);
+    ptrdiff_t got = receive_some(peer, !unsent && !held);
+    if (got < 0) {
+        wait_until_ready(peer, unsent, held ? HELD_FLUSH_MS : -1);
+        got = receive_some(peer, false);
+        if (got < 0 && held && !unsent) protocol->settle(peer, true);
+        if (got < 0) return;
+    }
+    if (got == 0)
+        fail(EXIT_CONNECTION, "the broker closed the connection: %llu of %llu messages verified",
+             (unsigned long long)peer->verified, (unsigned long long)peer->options->count);
+    if (timeline->reads++ == 0) timeline->first = clock_s();
+    timeline->bytes += (uint64_t)got;
+    uint64_t before = peer->verified;
+    hear(peer, protocol->hear_message);
+    if (peer->verified > before) timeline_add(timeline, peer->verified - before);
+    protocol->settle(peer, false);
+}
+
+/* The last acks leave, then the connection is closed in order: what still comes is looked at too. */
+static void subscribe_end(Peer *peer) {
+    peer->finished = true;
+    peer->protocol->settle(peer, true);
+    while (!send_some(peer)) {
+        wait_until_ready(peer, true, -1);
+        if (receive_some(peer, false) > 0) hear(peer, peer->protocol->hear_message);
+    }
+    shutdown(peer->socket, SHUT_WR);
+    while (receive_some(peer, true) > 0) hear(peer, peer->protocol->hear_message);
+    close(peer->socket);
+}
+
+static void print_subscribed(const Peer *peer, const Timeline *timeline) {
+    double seconds = timeline->last - timeline->first;
+    printf("{\"mode\": \"subscribe\", \"protocol\": \"%s\", \"messages\": %llu, "
+           "\"duplicates\": %llu, \"acks\": %llu, \"reads\": %llu, \"bytes\": %llu, "
+           "\"seconds\": %.6f, \"first\": %.6f, \"last\": %.6f, \"per_100ms\": [",
+           peer->protocol->name, (unsigned long long)peer->verified,
+           (unsigned long long)peer->duplicates, (unsigned long long)peer->acks,
+           (unsigned long long)timeline->reads, (unsigned long long)timeline->bytes, seconds,
+           timeline->first, timeline->last);
+    for (size_t i = 0; i < timeline->used; i++)
+        printf("%s%llu", i ? ", " : "", (unsigned long long)timeline->buckets[i]);
+    printf("]}\n");
+}
+
+static void say_ready(void) {
+    printf("ready\n");
+    fflush(stdout);
+}
+
+void run_subscribe(const Options *options, const Protocol *protocol) {
+    static Pieces block;
+    static Peer peer;
+    static Timeline timeline;
+    block_build(&block, options);
+    peer_start(&peer, options, protocol, &block);
+    protocol->open(&peer, SUBSCRIBER);
+    say_ready();
+    timeline.first = clock_s();
+    hear(&peer, protocol->hear_message); /* What came right behind the handshake. */
+    while (peer.verified < options->count) subscribe_once(&peer, &timeline);
+    subscribe_end(&peer);
+    print_subscribed(&peer, &timeline);
+}
+
+/* ---- latency ---- */
+
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+void run_latency(const Options *options, const Protocol *protocol) {
+    static Pieces block, wire;
+    static Peer publisher, subscriber;
+    block_build(&block, options);
+    peer_start(&subscriber, options, protocol, &block);
+    peer_start(&publisher, options, protocol, &block);
+    encode_block(&wire, &publisher);
+    protocol->open(&subscriber, SUBSCRIBER);
+    protocol->open(&publisher, PUBLISHER);
+    say_ready();
+
+    double *trips = allocate(options->count * sizeof *trips);
+    for (uint64_t n = 0; n < options->count; n++) {
+        double begun = clock_s();
+        bytes_append(&publisher.out, piece(&wire, n % wire.count), piece_size(&wire, n % wire.count));
+        send_all(&publisher);
+        while (subscriber.verified == n) {
+            if (receive_some(&subscriber, true) == 0)
+                fail(EXIT_CONNECTION, "the broker closed the connection at message %llu",
+                     (unsigned long long)n);
+            hear(&subscriber, protocol->hear_message);
+        }
+        trips[n] = clock_s() - begun;
+        protocol->settle(&subscriber, n + 1 == options->count);
+        send_all(&subscriber); /* The ack leaves before the next message does. */
+        hear_replies(&publisher, false);
+        send_all(&publisher);
+    }
+    subscribe_end(&subscriber);
+    close(publisher.socket);
+    qsort(trips, options->count, sizeof *trips, by_value);
+    printf("{\"mode\": \"latency\", \"protocol\": \"%s\", \"messages\": %llu, \"duplicates\": %llu, "
+           "\"p50_us\": %.2f, \"p99_us\": %.2f, \"max_us\": %.2f}\n",
+           protocol->name, (unsigned long long)options->count,
+           (unsigned long long)subscriber.duplicates, trips[options->count / 2] * 1e6,
+           trips[options->count * 99 / 100] * 1e6, trips[options->count - 1] * 1e6);
+    free(trips);
+}

@@ -1,0 +1,132 @@
+/* What every file of the load generator shares: the options, the block, a connection, a protocol.
+ *
+ * Rule 1: nothing here knows a wire format; a format lives in its own file, behind `Protocol`.
+ * Rule 2: nothing here decides what is measured; that is flow.c alone, the same for every protocol.
+ */
+#ifndef LOAD_H
+#define LOAD_H
+
+#define _GNU_SOURCE /* For memmem. */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    BLOCK_FRAMES_MAX = 4096,    /* Frames that differ; after them the block starts again. */
+    BLOCK_BYTES_MAX = 1 << 20,  /* Payload bytes of a block: it should stay in the cache. */
+    BLOCK_FRAMES_MIN = 64,
+    CLASSES_MAX = 16,
+    READ_BYTES = 1 << 20,       /* Asked for by one read. */
+    WRITE_BYTES = 1 << 20,      /* Offered by one write. */
+    BUCKET_MS = 100,            /* The timeline's resolution. */
+    BUCKETS_MAX = 4096,
+    HELD_FLUSH_MS = 100,        /* Acks held for shuffling leave when nothing has come for so long. */
+};
+
+enum { EXIT_DEVIATION = 1, EXIT_USAGE = 2, EXIT_TIMEOUT = 3, EXIT_CONNECTION = 4 };
+
+typedef enum { ACK_RANGES, ACK_SINGLE, ACK_RANDOM, ACK_NONE } AckMode;
+typedef enum { PUBLISHER, SUBSCRIBER } Role;
+
+typedef struct {
+    const char *host;
+    int port;
+    uint64_t count;        /* Messages in the whole run, over all classes. */
+    size_t size_bytes;     /* Payload size; ignored when `mixed`. */
+    bool mixed;            /* Payloads of 1 to 300 bytes. */
+    bool angle;            /* One '<' in every payload. */
+    uint64_t seed;
+    unsigned classes[CLASSES_MAX];
+    size_t class_count;
+    unsigned echo_class;   /* A class of this subscriber alone, to know it is subscribed; 0 = do not. */
+    AckMode acks;
+    size_t shuffle;        /* Window of ACK_RANDOM, in messages. */
+    uint64_t ack_every;    /* JetStream: one ack for so many messages; 1 = each. */
+    uint64_t window;       /* JetStream: unconfirmed messages a publisher may have out. */
+    const char *deliver;   /* JetStream: the push consumer's deliver subject. */
+    double timeout_s;
+} Options;
+
+/* A growing array of bytes with a read position. Invariant: start <= end <= capacity. */
+typedef struct {
+    uint8_t *data;
+    size_t start, end, capacity;
+} Bytes;
+
+/* Pieces back to back: piece i is bytes.data[offset[i] .. offset[i + 1]]. */
+typedef struct {
+    Bytes bytes;
+    size_t count;
+    size_t offset[BLOCK_FRAMES_MAX + 1];
+} Pieces;
+
+typedef struct Protocol Protocol;
+
+/* One connection and what it has seen. */
+typedef struct {
+    const Options *options;
+    const Protocol *protocol;
+    const Pieces *block;   /* The payloads. */
+    Pieces expected;       /* What a subscriber compares with, made by the protocol from the block. */
+    int socket;
+    Bytes in, out;
+    uint64_t verified;     /* Messages that came once, in order, byte for byte as published. */
+    uint64_t duplicates;   /* Messages that came again. */
+    uint64_t confirmed;    /* Publisher: messages the broker has confirmed. */
+    uint64_t acks;         /* Ack frames or commands written. */
+    bool finished;         /* All messages are verified: nothing new may come. */
+    void *state;           /* The protocol's own. */
+} Peer;
+
+/* A wire format. `hear_*` take whole units from the front of the data and return the bytes taken. */
+struct Protocol {
+    const char *name;
+    void (*encode)(Bytes *out, const Options *options, size_t index, const uint8_t *payload,
+                   size_t size);
+    void (*open)(Peer *peer, Role role);
+    size_t (*hear_reply)(Peer *peer, const uint8_t *data, size_t size);
+    size_t (*hear_message)(Peer *peer, const uint8_t *data, size_t size);
+    void (*settle)(Peer *peer, bool last);  /* Queues the acks that are due; all of them if `last`. */
+    bool (*holds)(const Peer *peer);        /* Whether acks wait for more messages; NULL = never. */
+    void (*farewell)(Peer *peer);           /* Publisher, all sent: ask for the last confirmation. */
+    bool windowed;                          /* The publisher keeps to options->window. */
+    bool eof_confirms;                      /* The broker's orderly close confirms a publisher. */
+};
+
+extern const Protocol simplebus_protocol, nats_protocol, jetstream_protocol;
+extern const Protocol redis_protocol, redis_stream_protocol;
+
+/* block.c */
+void block_build(Pieces *block, const Options *options);
+void pieces_start(Pieces *pieces);
+void pieces_close(Pieces *pieces); /* Ends the piece whose bytes were appended last. */
+static inline const uint8_t *piece(const Pieces *p, size_t i) { return p->bytes.data + p->offset[i]; }
+static inline size_t piece_size(const Pieces *p, size_t i) { return p->offset[i + 1] - p->offset[i]; }
+
+/* net.c */
+_Noreturn void fail(int status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+const char *shown(const uint8_t *data, size_t size); /* Bytes as printable text, for a sentence. */
+double clock_s(void);
+void deadline_start(double seconds);
+int deadline_ms(int at_most); /* What is left, for poll(); fails when nothing is. -1 = no cap. */
+void *allocate(size_t bytes);
+void bytes_reserve(Bytes *bytes, size_t more);
+void bytes_append(Bytes *bytes, const void *data, size_t size);
+void bytes_format(Bytes *bytes, const char *format, ...) __attribute__((format(printf, 2, 3)));
+int connect_to(const Options *options);
+ptrdiff_t receive_some(Peer *peer, bool block); /* Bytes read; 0 = end of stream, -1 = none now. */
+bool send_some(Peer *peer);                   /* Without blocking; whether the out-buffer is empty. */
+void send_all(Peer *peer);                    /* Blocking; for handshakes and single messages. */
+void wait_until_ready(Peer *peer, bool to_write, int at_most_ms);
+bool read_line(Peer *peer, Bytes *line);      /* Handshakes: one CR LF line, without its end. */
+
+/* flow.c */
+void run_publish(const Options *options, const Protocol *protocol);
+void run_subscribe(const Options *options, const Protocol *protocol);
+void run_latency(const Options *options, const Protocol *protocol);
+
+/* simplebus.c */
+void run_probe(const Options *options);
+
+#endif

@@ -1,0 +1,126 @@
+/* The load generator: one process that publishes, subscribes or measures round trips.
+ *
+ *     generator MODE PROTOCOL --port N --count N [options]
+ *
+ * Law: no figure without proof. The subscriber compares every message, whole, with what must come
+ * next; the first deviation ends it with a sentence that says which message, what came and what was
+ * expected. It is written in C so that it is never what is being measured. It prints `ready` when it
+ * is subscribed, and one JSON line at the end.
+ *
+ * Exit status: 1 a deviation, 2 wrong usage, 3 out of time, 4 a broken connection.
+ */
+#include "load.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char usage[] =
+    "usage: generator MODE PROTOCOL --port N --count N [options]\n"
+    "  MODE      publish | subscribe | latency | probe (simplebus: is anything left in flight?)\n"
+    "  PROTOCOL  simplebus | nats | nats-jetstream | redis | redis-stream\n"
+    "  --host A        127.0.0.1\n"
+    "  --size N        payload bytes (16)\n"
+    "  --mixed         payloads of 1 to 300 bytes instead\n"
+    "  --angle         one '<' in every payload\n"
+    "  --seed N        of the content; both sides need the same (1)\n"
+    "  --classes A,B   frame by frame in turn (1)\n"
+    "  --echo-class N  simplebus: a class no one else uses, to know that it is subscribed\n"
+    "  --acks WAY      simplebus: ranges | single | random | none\n"
+    "  --shuffle N     messages whose acks are shuffled together (4096)\n"
+    "  --ack-every N   JetStream: one ack for so many messages (1)\n"
+    "  --window N      JetStream: publishes that may be unconfirmed (4096)\n"
+    "  --deliver S     JetStream: the consumer's deliver subject (load.deliver)\n"
+    "  --timeout S     the whole run (60)\n";
+
+static _Noreturn void misuse(const char *what, const char *value) {
+    fprintf(stderr, "generator: %s %s\n%s", what, value, usage);
+    exit(EXIT_USAGE);
+}
+
+static uint64_t number(const char *name, const char *text, uint64_t least, uint64_t most) {
+    char *end;
+    unsigned long long value = strtoull(text, &end, 10);
+    if (*text < '0' || *text > '9' || *end || value < least || value > most) misuse(name, text);
+    return value;
+}
+
+static void parse_classes(Options *options, const char *text) {
+    options->class_count = 0;
+    for (char *end; ; text = end + 1) {
+        unsigned long value = strtoul(text, &end, 10);
+        if (end == text || value > 65535 || options->class_count == CLASSES_MAX)
+            misuse("--classes", text);
+        options->classes[options->class_count++] = (unsigned)value;
+        if (*end == 0) return;
+        if (*end != ',') misuse("--classes", text);
+    }
+}
+
+static AckMode parse_acks(const char *text) {
+    static const char *names[] = {"ranges", "single", "random", "none"};
+    for (int i = 0; i < 4; i++)
+        if (strcmp(text, names[i]) == 0) return (AckMode)i;
+    misuse("--acks", text);
+}
+
+static bool parse_flag(Options *options, const char *name) {
+    if (strcmp(name, "--mixed") == 0) return options->mixed = true;
+    if (strcmp(name, "--angle") == 0) return options->angle = true;
+    return false;
+}
+
+static void parse_option(Options *options, const char *name, const char *value) {
+    if (!value) misuse("a value must follow", name);
+    if (!strcmp(name, "--host")) options->host = value;
+    else if (!strcmp(name, "--port")) options->port = (int)number(name, value, 1, 65535);
+    else if (!strcmp(name, "--count")) options->count = number(name, value, 1, 1ull << 40);
+    else if (!strcmp(name, "--size")) options->size_bytes = number(name, value, 0, 1 << 20);
+    else if (!strcmp(name, "--seed")) options->seed = number(name, value, 0, UINT64_MAX - 1);
+    else if (!strcmp(name, "--classes")) parse_classes(options, value);
+    else if (!strcmp(name, "--echo-class")) options->echo_class = (unsigned)number(name, value, 1, 65535);
+    else if (!strcmp(name, "--acks")) options->acks = parse_acks(value);
+    else if (!strcmp(name, "--shuffle")) options->shuffle = number(name, value, 1, 1 << 20);
+    else if (!strcmp(name, "--ack-every")) options->ack_every = number(name, value, 1, 1 << 20);
+    else if (!strcmp(name, "--window")) options->window = number(name, value, 1, 1 << 20);
+    else if (!strcmp(name, "--deliver")) options->deliver = value;
+    else if (!strcmp(name, "--timeout")) options->timeout_s = (double)number(name, value, 1, 3600);
+    else misuse("unknown option", name);
+}
+
+static const Protocol *find_protocol(const char *name) {
+    static const Protocol *all[] = {&simplebus_protocol, &nats_protocol, &jetstream_protocol,
+                                    &redis_protocol, &redis_stream_protocol};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (strcmp(name, all[i]->name) == 0) return all[i];
+    misuse("unknown protocol", name);
+}
+
+int main(int count, char **words) {
+    static Options options = {
+        .host = "127.0.0.1", .size_bytes = 16, .seed = 1, .classes = {1}, .class_count = 1,
+        .shuffle = 4096, .window = 4096, .ack_every = 1, .deliver = "load.deliver", .timeout_s = 60,
+    };
+    if (count < 3) misuse("too few arguments:", "MODE and PROTOCOL are needed");
+    const char *mode = words[1];
+    const Protocol *protocol = find_protocol(words[2]);
+    for (int i = 3; i < count; i++) {
+        if (parse_flag(&options, words[i])) continue;
+        parse_option(&options, words[i], i + 1 < count ? words[i + 1] : NULL);
+        i += 1;
+    }
+    if (options.port == 0) misuse("missing:", "--port");
+    signal(SIGPIPE, SIG_IGN);
+    deadline_start(options.timeout_s);
+    if (strcmp(mode, "probe") == 0 && protocol == &simplebus_protocol) {
+        run_probe(&options);
+        return 0;
+    }
+    if (options.count == 0) misuse("missing:", "--count");
+    if (strcmp(mode, "publish") == 0) run_publish(&options, protocol);
+    else if (strcmp(mode, "subscribe") == 0) run_subscribe(&options, protocol);
+    else if (strcmp(mode, "latency") == 0) run_latency(&options, protocol);
+    else misuse("unknown mode", mode);
+    return 0;
+}

@@ -1,0 +1,280 @@
+/* NATS: core publish and subscribe (nothing acknowledged), and JetStream with a push consumer.
+ *
+ * Rule 1: core delivers without a number, so a whole `MSG` is compared, byte for byte, with the one
+ * that must come next.
+ * Rule 2: JetStream's reply subject carries the stream's sequence; it must follow like a message id.
+ * Rule 3: streams and consumers are made and removed by the run, not here.
+ */
+#include "load.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void put_connect(Peer *peer) {
+    static const char hello[] =
+        "CONNECT {\"verbose\":false,\"pedantic\":false,\"lang\":\"c\",\"version\":\"1\","
+        "\"name\":\"load\",\"protocol\":0}\r\n";
+    bytes_append(&peer->out, hello, sizeof hello - 1);
+}
+
+/* Sends what is queued and a PING, and reads until its PONG: all before it has been obeyed. */
+static void settle_handshake(Peer *peer) {
+    Bytes line = {0};
+    bytes_append(&peer->out, "PING\r\n", 6);
+    send_all(peer);
+    for (;;) {
+        if (!read_line(peer, &line))
+            fail(EXIT_CONNECTION, "the broker closed the connection during the handshake");
+        if (strcmp((char *)line.data, "PONG") == 0) break;
+        if (strncmp((char *)line.data, "INFO", 4) != 0 && strcmp((char *)line.data, "+OK") != 0)
+            fail(EXIT_DEVIATION, "the handshake was answered with %s", shown(line.data, line.end));
+    }
+    free(line.data);
+}
+
+/* Takes one line that is not a message; 0 when it is not whole yet. Sets `pong` when it is one. */
+static size_t hear_line(Peer *peer, const uint8_t *data, size_t size, bool *pong) {
+    const uint8_t *end = memchr(data, '\n', size);
+    if (!end) return 0;
+    size_t taken = (size_t)(end - data) + 1;
+    if (taken == 6 && memcmp(data, "PING\r\n", 6) == 0)
+        bytes_append(&peer->out, "PONG\r\n", 6);
+    else if (taken == 6 && memcmp(data, "PONG\r\n", 6) == 0)
+        *pong = true;
+    else if (memcmp(data, "INFO", taken < 4 ? taken : 4) != 0)
+        fail(EXIT_DEVIATION, "after %llu messages %s came", (unsigned long long)peer->verified,
+             shown(data, taken));
+    return taken;
+}
+
+/* ---- core ---- */
+
+static void encode(Bytes *out, const Options *options, size_t index, const uint8_t *payload,
+                   size_t size) {
+    bytes_format(out, "PUB load.%u %zu\r\n", options->classes[index], size);
+    bytes_append(out, payload, size);
+    bytes_append(out, "\r\n", 2);
+}
+
+static void open_peer(Peer *peer, Role role) {
+    const Options *options = peer->options;
+    put_connect(peer);
+    if (role == SUBSCRIBER) {
+        for (size_t i = 0; i < options->class_count; i++)
+            bytes_format(&peer->out, "SUB load.%u %zu\r\n", options->classes[i], i + 1);
+        pieces_start(&peer->expected);
+        for (size_t i = 0; i < peer->block->count; i++) {
+            size_t index = i % options->class_count, size = piece_size(peer->block, i);
+            bytes_format(&peer->expected.bytes, "MSG load.%u %zu %zu\r\n", options->classes[index],
+                         index + 1, size);
+            bytes_append(&peer->expected.bytes, piece(peer->block, i), size);
+            bytes_append(&peer->expected.bytes, "\r\n", 2);
+            pieces_close(&peer->expected);
+        }
+    }
+    settle_handshake(peer);
+}
+
+static size_t hear_reply(Peer *peer, const uint8_t *data, size_t size) {
+    size_t at = 0, taken;
+    bool pong = false;
+    while ((taken = hear_line(peer, data + at, size - at, &pong)) > 0) at += taken;
+    if (pong) peer->confirmed = peer->options->count;
+    return at;
+}
+
+static size_t hear_message(Peer *peer, const uint8_t *data, size_t size) {
+    const Pieces *expected = &peer->expected;
+    size_t at = 0, i = peer->verified % expected->count;
+    bool pong;
+    while (at < size) {
+        size_t need = piece_size(expected, i), have = size - at < need ? size - at : need;
+        if (memcmp(data + at, piece(expected, i), have) != 0) {
+            if (data[at] == 'M')
+                fail(EXIT_DEVIATION, "message number %llu came as %s, expected %s",
+                     (unsigned long long)peer->verified, shown(data + at, have),
+                     shown(piece(expected, i), need));
+            size_t taken = hear_line(peer, data + at, size - at, &pong);
+            if (taken == 0) break;
+            at += taken;
+            continue;
+        }
+        if (have < need) break;
+        if (peer->finished) fail(EXIT_DEVIATION, "a message came after the last");
+        at += need;
+        peer->verified += 1;
+        if (++i == expected->count) i = 0;
+    }
+    return at;
+}
+
+static void settle(Peer *peer, bool last) { (void)peer, (void)last; }
+
+static void farewell(Peer *peer) { bytes_append(&peer->out, "PING\r\n", 6); }
+
+const Protocol nats_protocol = {
+    .name = "nats",
+    .encode = encode,
+    .open = open_peer,
+    .hear_reply = hear_reply,
+    .hear_message = hear_message,
+    .settle = settle,
+    .farewell = farewell,
+};
+
+/* ---- JetStream ---- */
+
+typedef struct {
+    char reply[256];   /* Reply subject of the last message that waits for an ack. */
+    size_t reply_size;
+    uint64_t waiting;  /* Messages since the last ack. */
+} JetState;
+
+static void jet_encode(Bytes *out, const Options *options, size_t index, const uint8_t *payload,
+                       size_t size) {
+    bytes_format(out, "PUB load.js.%u _INBOX.load.%u %zu\r\n", options->classes[index],
+                 options->classes[index], size);
+    bytes_append(out, payload, size);
+    bytes_append(out, "\r\n", 2);
+}
+
+static void jet_open(Peer *peer, Role role) {
+    const Options *options = peer->options;
+    peer->state = allocate(sizeof(JetState));
+    put_connect(peer);
+    if (role == PUBLISHER)
+        bytes_format(&peer->out, "SUB _INBOX.load.* 1\r\n");
+    else
+        bytes_format(&peer->out, "SUB %s 1\r\n", options->deliver);
+    settle_handshake(peer);
+}
+
+/* `MSG subject sid [reply] size`, then the payload. All NULL and 0 when it is not whole yet. */
+typedef struct {
+    const uint8_t *reply, *payload;
+    size_t reply_size, size, taken;
+} Message;
+
+static Message parse_message(const uint8_t *data, size_t size) {
+    Message none = {0}, message = {0};
+    const uint8_t *end = memchr(data, '\n', size), *word[6];
+    if (!end) return none;
+    size_t words = 0, length[6], line = (size_t)(end - data) - 1;
+    for (size_t i = 0; i < line && words < 6; words++) {
+        word[words] = data + i;
+        while (i < line && data[i] != ' ') i++;
+        length[words] = (size_t)(data + i - word[words]);
+        i++;
+    }
+    if ((words != 4 && words != 5) || memcmp(data, "MSG ", 4) != 0)
+        fail(EXIT_DEVIATION, "%s came, expected a MSG", shown(data, line));
+    for (size_t i = 0; i < length[words - 1]; i++)
+        message.size = message.size * 10 + (size_t)(word[words - 1][i] - '0');
+    message.taken = line + 2 + message.size + 2;
+    if (size < message.taken) return none;
+    message.payload = end + 1;
+    message.reply = words == 5 ? word[3] : NULL;
+    message.reply_size = words == 5 ? length[3] : 0;
+    return message;
+}
+
+static size_t jet_hear_reply(Peer *peer, const uint8_t *data, size_t size) {
+    size_t at = 0;
+    bool pong;
+    while (at < size) {
+        size_t taken;
+        if (data[at] == 'M') {
+            Message message = parse_message(data + at, size - at);
+            taken = message.taken;
+            if (taken == 0) break;
+            if (message.size < 10 || memcmp(message.payload, "{\"stream\"", 9) != 0)
+                fail(EXIT_DEVIATION, "publish number %llu was answered with %s",
+                     (unsigned long long)peer->confirmed, shown(message.payload, message.size));
+            peer->confirmed += 1;
+        } else {
+            taken = hear_line(peer, data + at, size - at, &pong);
+            if (taken == 0) break;
+        }
+        at += taken;
+    }
+    return at;
+}
+
+/* $JS.ACK.<stream>.<consumer>.<delivered>.<stream sequence>....: the numbers after dots 4 and 5. */
+static uint64_t jet_number(const Message *message, size_t dots) {
+    uint64_t value = 0;
+    for (size_t i = 0; i < message->reply_size && (dots > 0 || message->reply[i] != '.'); i++) {
+        if (message->reply[i] == '.')
+            dots -= 1;
+        else if (dots == 0)
+            value = value * 10 + (uint64_t)(message->reply[i] - '0');
+    }
+    return value;
+}
+
+static void jet_ack(Peer *peer, const char *reply, size_t size) {
+    bytes_append(&peer->out, "PUB ", 4);
+    bytes_append(&peer->out, reply, size);
+    bytes_append(&peer->out, " 4\r\n+ACK\r\n", 10);
+    peer->acks += 1;
+}
+
+static void jet_settle(Peer *peer, bool last) {
+    JetState *state = peer->state;
+    if (state->waiting == 0 || (!last && state->waiting < peer->options->ack_every)) return;
+    jet_ack(peer, state->reply, state->reply_size);
+    state->waiting = 0;
+}
+
+static size_t jet_hear_message(Peer *peer, const uint8_t *data, size_t size) {
+    JetState *state = peer->state;
+    size_t at = 0, taken;
+    bool pong;
+    for (; at < size; at += taken) {
+        if (data[at] != 'M') {
+            taken = hear_line(peer, data + at, size - at, &pong);
+            if (taken == 0) break;
+            continue;
+        }
+        Message message = parse_message(data + at, size - at);
+        taken = message.taken;
+        if (taken == 0) break;
+        if (message.reply_size == 0 || message.reply_size > sizeof state->reply)
+            fail(EXIT_DEVIATION, "message %llu has no usable reply subject: %s",
+                 (unsigned long long)peer->verified, shown(data + at, taken));
+        uint64_t n = jet_number(&message, 5) - 1, expected_n = peer->verified;
+        size_t i = n % peer->block->count;
+        if (n > expected_n || (n == expected_n && peer->finished))
+            fail(EXIT_DEVIATION, "message number %llu has sequence %llu, expected %llu: a gap",
+                 (unsigned long long)expected_n, (unsigned long long)n + 1,
+                 (unsigned long long)expected_n + 1);
+        if (message.size != piece_size(peer->block, i) ||
+            memcmp(message.payload, piece(peer->block, i), message.size) != 0)
+            fail(EXIT_DEVIATION, "message number %llu came as %s, expected %s", (unsigned long long)n,
+                 shown(message.payload, message.size),
+                 shown(piece(peer->block, i), piece_size(peer->block, i)));
+        if (n < expected_n)
+            peer->duplicates += 1;
+        else
+            peer->verified += 1;
+        memcpy(state->reply, message.reply, message.reply_size);
+        state->reply_size = message.reply_size;
+        state->waiting += 1;
+        jet_settle(peer, false);
+    }
+    return at;
+}
+
+static void jet_farewell(Peer *peer) { (void)peer; }
+
+const Protocol jetstream_protocol = {
+    .name = "nats-jetstream",
+    .encode = jet_encode,
+    .open = jet_open,
+    .hear_reply = jet_hear_reply,
+    .hear_message = jet_hear_message,
+    .settle = jet_settle,
+    .farewell = jet_farewell,
+    .windowed = true,
+};

@@ -1,0 +1,68 @@
+"""Compiles the load generator when it is needed, and starts it.
+
+Rule 1: the generator speaks in one JSON line; whatever else it says is an error, shown as it came.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from load.processes import LoadError, Process
+
+SOURCES = Path(__file__).resolve().parent / "generator"
+BUILD = Path(__file__).resolve().parent / ".build"
+FLAGS = ("-O2", "-march=native", "-std=gnu11", "-Wall", "-Wextra")
+READY_S = 20.0
+GRACE_S = 10.0  # Beyond the generator's own time limit, which says more.
+
+
+def program() -> Path:
+    """The compiled generator. A changed source or flag compiles a new one."""
+    sources = sorted(SOURCES.glob("*.c"))
+    digest = hashlib.sha256(" ".join(FLAGS).encode())
+    for path in [*sources, *SOURCES.glob("*.h")]:
+        digest.update(path.read_bytes())
+    target = BUILD / f"generator-{digest.hexdigest()[:16]}"
+    if not target.exists():
+        _compile(sources, target)
+    return target
+
+
+def _compile(sources: list[Path], target: Path) -> None:
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        raise LoadError("the load generator is written in C, and no compiler (cc) was found")
+    target.parent.mkdir(exist_ok=True)
+    unfinished = target.with_suffix(".new")
+    command = [compiler, *FLAGS, "-o", str(unfinished), *map(str, sources)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    if done.returncode != 0:
+        raise LoadError(f"the load generator does not compile: {done.stderr.strip()[-600:]}")
+    unfinished.replace(target)
+
+
+class Generator(Process):
+    """One running generator."""
+
+    def __init__(self, mode: str, protocol: str, port: int, *, timeout_s: int, **options: object):
+        command: list[str | Path] = [program(), mode, protocol, "--port", str(port)]
+        command += ["--timeout", str(timeout_s)]
+        for name, value in options.items():
+            flag = "--" + name.replace("_", "-")
+            command += [flag] if value is True else [flag, str(value)]
+        super().__init__(f"the {protocol} generator ({mode})", command)
+        self.timeout_s = timeout_s
+
+    def wait_ready(self) -> None:
+        self.wait_for_line("ready", timeout_s=READY_S)
+
+    def result(self) -> dict[str, Any]:
+        """What it measured, once it has ended well."""
+        lines = self.finish(timeout_s=self.timeout_s + GRACE_S).splitlines()
+        found: dict[str, Any] = json.loads(lines[-1])
+        return found

@@ -1,0 +1,77 @@
+"""Makes and removes the memory stream and push consumer that a JetStream measurement needs.
+
+Rule 1: plain requests to the JetStream API over a socket: no client library is measured here.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from load.brokers import HOST, Broker
+from load.processes import LoadError
+
+STREAM = "LOAD"
+CONSUMER = "load"
+DELIVER = "load.deliver"
+REPLY_S = 10.0
+
+
+@contextmanager
+def stream(broker: Broker, *, subjects: list[str], ack_all: bool) -> Iterator[None]:
+    """A stream in memory with one push consumer, gone at the end of the block."""
+    with _connection(broker) as peer:
+        _request(
+            peer,
+            f"STREAM.CREATE.{STREAM}",
+            {"name": STREAM, "subjects": subjects, "storage": "memory", "num_replicas": 1},
+        )
+        try:
+            _request(peer, f"CONSUMER.DURABLE.CREATE.{STREAM}.{CONSUMER}", _consumer(ack_all))
+            yield
+        finally:
+            _request(peer, f"STREAM.DELETE.{STREAM}", {})
+
+
+def _consumer(ack_all: bool) -> dict[str, Any]:
+    config = {
+        "durable_name": CONSUMER,
+        "deliver_subject": DELIVER,
+        "deliver_policy": "all",
+        "ack_policy": "all" if ack_all else "explicit",
+        "max_ack_pending": 20_000,
+    }
+    return {"stream_name": STREAM, "config": config}
+
+
+@contextmanager
+def _connection(broker: Broker) -> Iterator[socket.socket]:
+    with socket.create_connection((HOST, broker.port), timeout=REPLY_S) as peer:
+        peer.sendall(b'CONNECT {"verbose":false,"pedantic":false}\r\nSUB _INBOX.setup 1\r\n')
+        yield peer
+
+
+def _request(peer: socket.socket, subject: str, body: dict[str, Any]) -> None:
+    content = json.dumps(body).encode()
+    head = f"PUB $JS.API.{subject} _INBOX.setup {len(content)}\r\n".encode()
+    peer.sendall(head + content + b"\r\n")
+    answer = _read_message(peer)
+    if "error" in answer:
+        raise LoadError(f"JetStream refused {subject}: {answer['error']}")
+
+
+def _read_message(peer: socket.socket) -> dict[str, Any]:
+    """The next message; INFO and PING lines on the way are passed over, the latter answered."""
+    with peer.makefile("rb") as lines:
+        while line := lines.readline():
+            if line.startswith(b"MSG "):
+                found: dict[str, Any] = json.loads(lines.read(int(line.split()[-1]) + 2))
+                return found
+            if line.startswith(b"PING"):
+                peer.sendall(b"PONG\r\n")
+            if line.startswith(b"-ERR"):
+                raise LoadError(f"nats-server said {line.decode().strip()}")
+    raise LoadError("nats-server closed the connection")

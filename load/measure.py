@@ -1,0 +1,150 @@
+"""One measurement: a flow of messages through one broker, or round trips through it.
+
+Rule 1: a rate is verified messages per second between the publisher's first send and the last
+message that the last subscriber verified. Nothing a broker buffers can make it look faster.
+Rule 2: after a simplebus flow a probe shows that nothing stayed in flight.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from load.brokers import Broker
+from load.generators import Generator
+from load.jetstream import DELIVER, stream
+
+ECHO_CLASS = 60_000  # And up: one for each subscriber, to know that it is subscribed.
+TIMEOUT_S = 60
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Messages from one publisher to some subscribers, each of which gets them all."""
+
+    size_bytes: int = 16
+    mixed: bool = False
+    angle: bool = False
+    classes: tuple[int, ...] = (1,)
+    subscribers: int = 1
+    acks: str = "ranges"
+    ack_every: int = 1
+
+    def shape(self) -> dict[str, object]:
+        """What both sides must agree on."""
+        options: dict[str, object] = {"classes": ",".join(map(str, self.classes))}
+        if self.mixed:
+            options["mixed"] = True
+        else:
+            options["size"] = self.size_bytes
+        if self.angle:
+            options["angle"] = True
+        return options
+
+
+@dataclass(frozen=True)
+class RoundTrips:
+    """One message in flight at a time, published and received by one process."""
+
+    size_bytes: int = 16
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one measurement found. Quantities that it did not measure are 0.0."""
+
+    messages: int
+    seconds: float
+    rate: float
+    subscriber_rate: float = 0.0  # From the first byte received; the rate counts from the send.
+    cpu_us: float = 0.0           # Of the broker, per published message.
+    peak_bytes: int = 0           # Of the broker, since it started.
+    duplicates: int = 0
+    messages_per_ack: float = 0.0
+    p50_us: float = 0.0
+    p99_us: float = 0.0
+    max_us: float = 0.0
+    per_100ms: list[int] = field(default_factory=list)
+
+
+def measure(broker: Broker, protocol: str, work: Flow | RoundTrips, *, count: int) -> Sample:
+    """One measurement of `count` messages. Raises LoadError when it cannot be believed."""
+    if isinstance(work, RoundTrips):
+        return _round_trips(broker, protocol, work, count=count)
+    with _prepared(broker, protocol, work):
+        sample = _flow(broker, protocol, work, count=count)
+    if protocol == "simplebus" and work.acks != "none":
+        probe_nothing_in_flight(broker, work.classes)
+    return sample
+
+
+def probe_nothing_in_flight(broker: Broker, classes: tuple[int, ...]) -> None:
+    named = ",".join(map(str, classes))
+    with Generator("probe", "simplebus", broker.port, timeout_s=20, classes=named) as probe:
+        probe.result()
+
+
+def _prepared(broker: Broker, protocol: str, flow: Flow) -> Any:
+    if protocol != "nats-jetstream":
+        return nullcontext()
+    subjects = [f"load.js.{class_id}" for class_id in flow.classes]
+    return stream(broker, subjects=subjects, ack_all=flow.ack_every > 1)
+
+
+def _subscriber_options(protocol: str, flow: Flow, index: int) -> dict[str, object]:
+    if protocol == "simplebus":
+        return {"acks": flow.acks, "echo_class": ECHO_CLASS + index}
+    if protocol == "nats-jetstream":
+        return {"deliver": DELIVER, "ack_every": flow.ack_every}
+    return {}
+
+
+def _flow(broker: Broker, protocol: str, flow: Flow, *, count: int) -> Sample:
+    common: dict[str, Any] = {"timeout_s": TIMEOUT_S, "count": count, **flow.shape()}
+    with ExitStack() as stack:
+        subscribers = []
+        for index in range(flow.subscribers):
+            options = {**common, **_subscriber_options(protocol, flow, index)}
+            generator = Generator("subscribe", protocol, broker.port, **options)
+            subscribers.append(stack.enter_context(generator))
+        for subscriber in subscribers:
+            subscriber.wait_ready()
+        cpu_before = broker.process.cpu_s()
+        publisher = stack.enter_context(Generator("publish", protocol, broker.port, **common))
+        heard = [subscriber.result() for subscriber in subscribers]
+        sent = publisher.result()
+        cpu_s = broker.process.cpu_s() - cpu_before
+    seconds = max(result["last"] for result in heard) - sent["started"]
+    return Sample(
+        messages=count,
+        seconds=seconds,
+        rate=count / seconds,
+        subscriber_rate=min(result["messages"] / result["seconds"] for result in heard),
+        cpu_us=cpu_s / count * 1e6,
+        peak_bytes=broker.process.peak_memory_bytes(),
+        duplicates=sum(result["duplicates"] for result in heard),
+        messages_per_ack=count / max(heard[0]["acks"], 1) if heard[0]["acks"] else 0.0,
+        per_100ms=heard[0]["per_100ms"],
+    )
+
+
+def _round_trips(broker: Broker, protocol: str, trips: RoundTrips, *, count: int) -> Sample:
+    options: dict[str, Any] = {"size": trips.size_bytes, "classes": 1, "count": count}
+    if protocol == "simplebus":
+        options["echo_class"] = ECHO_CLASS
+    cpu_before = broker.process.cpu_s()
+    with Generator("latency", protocol, broker.port, timeout_s=TIMEOUT_S, **options) as generator:
+        result = generator.result()
+    seconds = count * result["p50_us"] * 1e-6
+    return Sample(
+        messages=count,
+        seconds=seconds,
+        rate=count / seconds,
+        cpu_us=(broker.process.cpu_s() - cpu_before) / count * 1e6,
+        peak_bytes=broker.process.peak_memory_bytes(),
+        duplicates=result["duplicates"],
+        p50_us=result["p50_us"],
+        p99_us=result["p99_us"],
+        max_us=result["max_us"],
+    )

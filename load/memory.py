@@ -1,0 +1,93 @@
+"""How much memory the server takes: idle, for a million messages held, for a connection.
+
+Rule 1: resident memory as the kernel counts it, of a fresh server for each question.
+Rule 2: the messages that were counted are fetched and verified afterwards: they were really held.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import socket
+from contextlib import ExitStack
+
+from load.brokers import HOST, Broker, running
+from load.generators import Generator
+from load.processes import LoadError
+from load.report import Row
+
+HELD = 1_000_000
+CONNECTIONS = 5_000
+DESCRIPTORS = CONNECTIONS + 1_000
+TIMEOUT_S = 60
+MB = 1e6
+CONNECT = b"4\0\0\0\0\0\0\0\0[1]<\r\n>"
+CONNECT_REPLY_BYTES = 9 + 4 + 4
+
+
+def run(server_args: tuple[str, ...], quick: bool) -> list[Row]:
+    """The rows of the memory scenario. Quick holds and connects less and scales up."""
+    raise_descriptor_limit(DESCRIPTORS)
+    part = 5 if quick else 1
+    with running("simplebus", server_args=server_args) as broker:
+        idle = broker.process.memory_bytes()
+        held = _held_bytes(broker, HELD // part) * part
+    with running("simplebus", server_args=server_args) as broker:
+        connection = _connection_bytes(broker, CONNECTIONS // part)
+    return [
+        _row("idle server", idle / MB, "MB", 60, 45),
+        _row("1 M unacked 16 B messages more", held / MB, "MB", 100, 60),
+        _row("one idle connection of 5,000", connection / 1e3, "kB", 30, 12),
+    ]
+
+
+def _row(title: str, value: float, unit: str, at_least: float, reach: float) -> Row:
+    return Row("memory", title, [value], unit, at_least, reach, less_is_better=True)
+
+
+def _held_bytes(broker: Broker, count: int) -> int:
+    """What the server grows by while it holds `count` messages nobody has subscribed to yet."""
+    before = broker.process.memory_bytes()
+    options = {"timeout_s": TIMEOUT_S, "count": count, "size": 16, "classes": 1}
+    with Generator("publish", "simplebus", broker.port, **options) as publisher:
+        publisher.result()
+    grown = broker.process.memory_bytes() - before
+    with Generator("subscribe", "simplebus", broker.port, **options) as subscriber:
+        found = subscriber.result()
+    if found["messages"] != count:
+        raise LoadError(f"the server held {found['messages']} messages, expected {count}")
+    return grown
+
+
+def _connection_bytes(broker: Broker, count: int) -> float:
+    """What the server grows by for one connection that has sent Connect and heard the answer."""
+    with ExitStack() as stack:
+        _connect(stack, broker, 50)  # What the first ones load is no connection's own.
+        before = broker.process.memory_bytes()
+        _connect(stack, broker, count)
+        return (broker.process.memory_bytes() - before) / count
+
+
+def _connect(stack: ExitStack, broker: Broker, count: int) -> None:
+    peers = [
+        stack.enter_context(socket.create_connection((HOST, broker.port), timeout=TIMEOUT_S))
+        for _ in range(count)
+    ]
+    for peer in peers:
+        peer.sendall(CONNECT)
+    for peer in peers:
+        reply = b""
+        while len(reply) < CONNECT_REPLY_BYTES:
+            some = peer.recv(CONNECT_REPLY_BYTES - len(reply))
+            if not some:
+                raise LoadError(f"the server answered Connect with {json.dumps(reply.hex())}")
+            reply += some
+
+
+def raise_descriptor_limit(wanted: int) -> None:
+    """The limit is the children's too: the server needs a descriptor for every connection."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        if hard != resource.RLIM_INFINITY and hard < wanted:
+            raise LoadError(f"{wanted} connections need as many descriptors; the limit is {hard}")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

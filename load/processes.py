@@ -1,0 +1,132 @@
+"""A child process: its output, its CPU time, its memory, its end.
+
+Rule 1: whoever starts a process stops it, by its pid; a parent that dies takes its children along.
+Rule 2: every wait has a deadline, and running into it says what was waited for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+POLL_S = 0.005
+STOP_S = 10.0
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+class LoadError(Exception):
+    """A measurement that cannot be believed, or could not be made. The text is one sentence."""
+
+
+def _die_with_parent() -> None:
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Process:
+    """One child, stopped at the end of its `with` block.
+
+    Its output goes to files, so that it can never block on a pipe.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str | Path], *, directory: Path | None = None
+    ) -> None:
+        self.name = name
+        self._output = tempfile.TemporaryFile()
+        self._errors = tempfile.TemporaryFile()
+        self._child = subprocess.Popen(
+            [str(word) for word in command],
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=self._errors,
+            cwd=directory,
+            preexec_fn=_die_with_parent,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def output(self) -> str:
+        return _whole_text(self._output.fileno())
+
+    def errors(self) -> str:
+        return _whole_text(self._errors.fileno())
+
+    def wait_for_line(self, words: str, *, timeout_s: float) -> str:
+        """The first whole line, of either output, that contains `words`."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            ended = self._child.poll() is not None
+            for line in (self.output() + self.errors()).splitlines(keepends=True):
+                if words in line and line.endswith("\n"):
+                    return line.rstrip()
+            if ended:
+                raise LoadError(f"{self.name} ended before it said {words!r}: {self.last_words()}")
+            if time.monotonic() > deadline:
+                raise LoadError(f"{self.name} did not say {words!r} within {timeout_s:g} s")
+            time.sleep(POLL_S)
+
+    def finish(self, *, timeout_s: float) -> str:
+        """Its output, once it has ended well."""
+        try:
+            status = self._child.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.stop()
+            raise LoadError(f"{self.name} did not end within {timeout_s:g} s") from None
+        if status != 0:
+            raise LoadError(f"{self.name} ended with status {status}: {self.last_words()}")
+        return self.output()
+
+    def last_words(self) -> str:
+        return (self.errors().strip() or self.output().strip() or "it said nothing")[-600:]
+
+    def stop(self) -> None:
+        """SIGTERM, then SIGKILL. Stopping what has ended changes nothing."""
+        if self._child.poll() is None:
+            self._child.send_signal(signal.SIGTERM)
+            try:
+                self._child.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self._child.kill()
+                self._child.wait(STOP_S)
+        with contextlib.suppress(OSError):
+            self._output.close()
+            self._errors.close()
+
+    def cpu_s(self) -> float:
+        """User and system time of all its threads, those that have ended included."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+
+    def memory_bytes(self) -> int:
+        return self._status_bytes("VmRSS")
+
+    def peak_memory_bytes(self) -> int:
+        return self._status_bytes("VmHWM")
+
+    def _status_bytes(self, field: str) -> int:
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith(field + ":"):
+                return int(line.split()[1]) * 1024
+        raise LoadError(f"/proc says nothing of {self.name}'s {field}")
+
+
+def _whole_text(handle: int) -> str:
+    return os.pread(handle, os.fstat(handle).st_size, 0).decode(errors="replace")

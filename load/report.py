@@ -1,0 +1,169 @@
+"""From samples to figures: medians, spreads, ratios, the tables and the JSON.
+
+Rule 1: a ratio is taken within a round and the median of those is told; never a ratio of medians.
+Rule 2: beside every median stands its spread, least to most.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from load.measure import Sample
+
+CORES_WANTED = 3  # Publisher, broker and subscriber, each with its own.
+
+
+@dataclass(frozen=True)
+class Row:
+    """One claim: what was found, and what was wanted."""
+
+    scenario: str
+    title: str
+    values: list[float]  # One a round.
+    unit: str
+    at_least: float | None = None
+    reach: float | None = None
+    less_is_better: bool = False
+    note: str = ""
+
+    @property
+    def median(self) -> float:
+        return median(self.values)
+
+    def meets(self, wish: float | None) -> bool:
+        if wish is None:
+            return False
+        return self.median <= wish if self.less_is_better else self.median >= wish
+
+    @property
+    def verdict(self) -> str:
+        if self.at_least is None and self.reach is None:
+            return ""
+        if self.meets(self.reach):
+            return "reached"
+        return "at least" if self.meets(self.at_least) else "missed"
+
+
+@dataclass
+class Report:
+    """Everything a run found."""
+
+    command: str
+    versions: dict[str, str]
+    rounds: int
+    machine: dict[str, Any] = field(default_factory=lambda: machine())
+    samples: dict[str, dict[str, list[Sample]]] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def write(self, path: Path) -> None:
+        rows = [
+            {**asdict(row), "median": row.median, "verdict": row.verdict} for row in self.rows
+        ]
+        path.write_text(json.dumps({**asdict(self), "rows": rows}, indent=1) + "\n")
+
+    def print(self, console: Console) -> None:
+        if self.samples:
+            console.print(self._measured())
+        if self.rows:
+            console.print(self._wanted())
+        names = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        console.print(f"{self.machine['cpu']}, {self.machine['cores']} cores; {names}")
+        console.print(f"{self.command}")
+        for note in self.notes:
+            console.print(f"[yellow]note:[/] {note}", highlight=False)
+
+    def _measured(self) -> Table:
+        table = Table(title=f"What was measured, median of {self.rounds} rounds", title_justify="left")
+        table.add_column("scenario")
+        table.add_column("what")
+        for name in ("msgs/s or p50", "spread", "broker us/msg", "peak MB", "msgs/ack"):
+            table.add_column(name, justify="right")
+        for scenario, variants in self.samples.items():
+            for index, (variant, samples) in enumerate(variants.items()):
+                table.add_row(scenario if index == 0 else "", variant, *_cells(samples))
+            table.add_section()
+        return table
+
+    def _wanted(self) -> Table:
+        table = Table(title="What was wanted", title_justify="left")
+        for name in ("scenario", "claim"):
+            table.add_column(name)
+        for name in ("median", "spread", "at least", "reach for"):
+            table.add_column(name, justify="right")
+        table.add_column("")
+        colors = {"reached": "green", "at least": "cyan", "missed": "red", "": "dim"}
+        for row in self.rows:
+            values = [short(value) + " " + row.unit for value in (row.median,)]
+            wishes = ["" if wish is None else short(wish) for wish in (row.at_least, row.reach)]
+            color = colors[row.verdict]
+            title = f"{row.title} ({row.note})" if row.note else row.title
+            table.add_row(
+                row.scenario, title, *values, spread(row.values), *wishes,
+                f"[{color}]{row.verdict}[/]",
+            )
+        return table
+
+
+def _cells(samples: Sequence[Sample]) -> list[str]:
+    latency = samples[0].p50_us > 0
+    figures = [sample.p50_us if latency else sample.rate for sample in samples]
+    per_ack = median(sample.messages_per_ack for sample in samples)
+    return [
+        short(median(figures)) + (" us" if latency else ""),
+        spread(figures),
+        short(median(sample.cpu_us for sample in samples)),
+        f"{max(sample.peak_bytes for sample in samples) / 1e6:,.0f}",
+        short(per_ack) if per_ack else "",
+    ]
+
+
+def short(value: float) -> str:
+    """Three digits that matter: 4.31 M, 812 k, 27.5, 0.09."""
+    for factor, letter in ((1e6, " M"), (1e3, " k")):
+        if abs(value) >= factor:
+            return f"{value / factor:.3g}{letter}"
+    return f"{value:.3g}"
+
+
+def spread(values: Sequence[float]) -> str:
+    return f"{short(min(values))} to {short(max(values))}"
+
+
+def ratios(samples: Sequence[Sample], against: Sequence[Sample] | None, quantity: str) -> list[float]:
+    """The quantity, round by round, as it is or divided by another variant's."""
+    values = [float(getattr(sample, quantity)) for sample in samples]
+    if against is None:
+        return values
+    others = [float(getattr(sample, quantity)) for sample in against]
+    return [value / other for value, other in zip(values, others, strict=True)]
+
+
+def machine() -> dict[str, Any]:
+    cpu = "unknown CPU"
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            cpu = line.partition(":")[2].strip()
+            break
+    return {"cpu": cpu, "cores": len(os.sched_getaffinity(0)), "system": platform.system(),
+            "kernel": platform.release().split("-")[0]}
+
+
+def core_warning() -> str | None:
+    cores = len(os.sched_getaffinity(0))
+    if cores >= CORES_WANTED:
+        return None
+    return (
+        f"{cores} cores for a publisher, a broker and a subscriber: they take time from each other, "
+        "so trust ratios of the same round, not absolute figures"
+    )

@@ -1,0 +1,173 @@
+"""Runs the load: `python load/run.py [SCENARIO ...] [--quick] [--json FILE]`.
+
+Rule 1: within a round every variant of a scenario is measured once, one after the other, and the
+next round begins again: a machine that slows down slows them all.
+Rule 2: a scenario that fails is told as failed, with its sentence, and the run ends with status 1.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # So that it runs by its path.
+
+from load.brokers import Broker, is_available, running, versions
+from load.measure import RoundTrips, Sample, measure
+from load.processes import LoadError
+from load.report import Report, Row, core_warning, ratios
+from load.scenarios import SCENARIOS, Scenario, Variant
+
+WARM_UP_S = 0.3
+FIRST_COUNT = {"flow": 100_000, "trips": 2_000}  # Of a warm-up, which is not reported.
+QUICK_PART = 0.2
+ROUNDS = 5
+QUICK_ROUNDS = 2
+COUNT_MAX = 60_000_000
+
+
+class Runner:
+    """One scenario's rounds."""
+
+    def __init__(self, report: Report, progress: Progress, rounds: int, quick: bool) -> None:
+        self.report = report
+        self.progress = progress
+        self.rounds = rounds
+        self.part = QUICK_PART if quick else 1.0
+
+    def run(self, scenario: Scenario, server_args: tuple[str, ...]) -> None:
+        variants = [variant for variant in scenario.variants if self._is_there(variant)]
+        task = self.progress.add_task(scenario.title, total=(self.rounds + 1) * len(variants))
+        samples: dict[str, list[Sample]] = {variant.name: [] for variant in variants}
+        with ExitStack() as stack:
+            brokers = {
+                kind: stack.enter_context(running(kind, server_args=_args_for(kind, server_args)))
+                for kind in dict.fromkeys(variant.kind for variant in variants)
+            }
+            rates = {}
+            for variant in variants:
+                rates[variant.name] = self._warm_up(brokers[variant.kind], variant)
+                self.progress.advance(task)
+            for _ in range(self.rounds):
+                for variant in variants:
+                    count = int(rates[variant.name] * variant.seconds * self.part)
+                    sample = _measured(brokers[variant.kind], variant, count)
+                    samples[variant.name].append(sample)
+                    rates[variant.name] = sample.rate
+                    self.progress.advance(task)
+        self.report.samples[scenario.name] = samples
+        self.report.rows += _rows(scenario, samples)
+
+    def _is_there(self, variant: Variant) -> bool:
+        if is_available(variant.kind):
+            return True
+        note = f"{variant.kind} is not installed: what compares with it is skipped"
+        if note not in self.report.notes:
+            self.report.notes.append(note)
+        return False
+
+    def _warm_up(self, broker: Broker, variant: Variant) -> float:
+        """Two short measurements, the second guided by the first; the rate they saw."""
+        trips = isinstance(variant.work, RoundTrips)
+        first = _measured(broker, variant, FIRST_COUNT["trips" if trips else "flow"])
+        return _measured(broker, variant, int(first.rate * WARM_UP_S)).rate
+
+
+def _measured(broker: Broker, variant: Variant, count: int) -> Sample:
+    count = max(min(count, COUNT_MAX), 1_000)
+    try:
+        return measure(broker, variant.protocol, variant.work, count=count)
+    except LoadError as error:
+        last = broker.process.errors().strip()[-400:]
+        said = f"; {broker.process.name} said: {last}" if broker.kind == "simplebus" and last else ""
+        raise LoadError(f"{variant.name}: {error}{said}") from error
+
+
+def _args_for(kind: str, server_args: tuple[str, ...]) -> tuple[str, ...]:
+    return server_args if kind == "simplebus" else ()
+
+
+def _rows(scenario: Scenario, samples: dict[str, list[Sample]]) -> list[Row]:
+    rows = []
+    for target in scenario.targets:
+        if target.of not in samples or (target.against and target.against not in samples):
+            continue
+        against = samples[target.against] if target.against else None
+        rows.append(
+            Row(
+                scenario.name,
+                target.title,
+                ratios(samples[target.of], against, target.quantity),
+                target.unit,
+                target.at_least,
+                target.reach,
+                target.less_is_better,
+            )
+        )
+    return rows
+
+
+def _chosen(names: list[str]) -> list[Scenario]:
+    known = {scenario.name: scenario for scenario in SCENARIOS}
+    for name in names:
+        if name not in known:
+            raise typer.BadParameter(f"no scenario {name!r}; there are {', '.join(known)}")
+    return [known[name] for name in names] if names else list(SCENARIOS)
+
+
+def main(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Scenarios; all when none is named.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each scenario.")] = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="Short and rough.")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
+    chart_file: Annotated[Path | None, typer.Option("--chart", help="Draw the PNG here.")] = None,
+    server_args: Annotated[str, typer.Option(help="More arguments of `simplebus serve`.")] = "",
+) -> None:
+    """Measure simplebus and its peers in turn, and compare with what was wanted."""
+    console = Console()
+    scenarios = _chosen(names or [])
+    rounds = rounds or (QUICK_ROUNDS if quick else ROUNDS)
+    arguments = tuple(shlex.split(server_args))
+    report = Report(
+        command=shlex.join(["python", "load/run.py", *sys.argv[1:]]),
+        versions=versions(("simplebus", "nats", "redis")),
+        rounds=rounds,
+    )
+    if warning := core_warning():
+        report.notes.append(warning)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    failed = False
+    with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
+        runner = Runner(report, progress, rounds, quick)
+        for scenario in scenarios:
+            try:
+                if scenario.special:
+                    task = progress.add_task(scenario.title, total=1)
+                    report.rows += scenario.special(arguments, quick)
+                    progress.advance(task)
+                else:
+                    runner.run(scenario, arguments)
+            except LoadError as error:
+                failed = True
+                report.notes.append(f"{scenario.name} failed: {error}")
+    report.print(console)
+    if json_file:
+        report.write(json_file)
+    if chart_file:
+        from load.chart import draw
+
+        draw(report, chart_file)
+    raise typer.Exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    typer.run(main)

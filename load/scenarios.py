@@ -1,0 +1,168 @@
+"""What is measured, against what, and what is wanted.
+
+Rule 1: this file is a table. A new claim is a new row here; how to measure is elsewhere.
+Rule 2: every target compares within one round, so that a noisy machine disturbs both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from load import client_loops, memory
+from load.measure import Flow, RoundTrips
+from load.report import Row
+
+FULL_S = 2.5  # What one measurement of a subject should take,
+PEER_S = 1.2  # and of a peer that is only shown.
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One thing measured in every round of a scenario."""
+
+    name: str
+    kind: str
+    protocol: str
+    work: Flow | RoundTrips
+    seconds: float = FULL_S
+
+
+@dataclass(frozen=True)
+class Target:
+    """A wish: a quantity of one variant, or its ratio to another's in the same round."""
+
+    title: str
+    of: str
+    against: str | None
+    at_least: float | None
+    reach: float | None
+    quantity: str = "rate"
+    unit: str = "x"
+    less_is_better: bool = False
+
+
+@dataclass(frozen=True)
+class Scenario:
+    name: str
+    title: str
+    variants: tuple[Variant, ...] = ()
+    targets: tuple[Target, ...] = ()
+    special: Callable[[tuple[str, ...], bool], list[Row]] | None = None
+    """Measures in its own way: the server's arguments and whether to be quick; returns rows."""
+
+
+def _simplebus(name: str, work: Flow | RoundTrips) -> Variant:
+    return Variant(name, "simplebus", "simplebus", work)
+
+
+def _nats(work: Flow | RoundTrips) -> Variant:
+    return Variant("nats core", "nats", "nats", work)
+
+
+def _one_to_one(size_bytes: int, at_least: float, reach: float) -> Scenario:
+    flow = Flow(size_bytes=size_bytes)
+    peers = (
+        Variant("JetStream, ack-all of 500", "nats", "nats-jetstream", replace(flow, ack_every=500)),
+        Variant("JetStream, each acked", "nats", "nats-jetstream", flow),
+        Variant("redis pub/sub", "redis", "redis", flow),
+        Variant("redis stream + XACK", "redis", "redis-stream", flow),
+    )
+    targets = [
+        Target(f"{size_bytes} B, 1 to 1, against nats core", "simplebus", "nats core", at_least, reach)
+    ]
+    if size_bytes == 16:
+        targets.append(
+            Target(
+                "broker CPU per 16 B message", "simplebus", None, 0.25, 0.09,
+                quantity="cpu_us", unit="us", less_is_better=True,
+            )
+        )
+    return Scenario(
+        name=f"flow-{size_bytes}",
+        title=f"{size_bytes} B, one publisher, one subscriber",
+        variants=(
+            _simplebus("simplebus", flow),
+            _nats(flow),
+            *(replace(peer, seconds=PEER_S) for peer in peers),
+        ),
+        targets=tuple(targets),
+    )
+
+
+SCENARIOS = (
+    _one_to_one(16, 4, 8),
+    _one_to_one(128, 3, 5.5),
+    _one_to_one(1024, 1.3, 1.8),
+    Scenario(
+        "fan-out",
+        "16 B, one publisher, three subscribers that each get all",
+        (
+            _simplebus("simplebus", Flow(subscribers=3)),
+            _nats(Flow(subscribers=3)),
+            Variant("redis pub/sub", "redis", "redis", Flow(subscribers=3), PEER_S),
+        ),
+        (Target("16 B, 1 to 3, against nats core", "simplebus", "nats core", 4, 12),),
+    ),
+    Scenario(
+        "latency",
+        "16 B, one message in flight",
+        (
+            _simplebus("simplebus", RoundTrips()),
+            _nats(RoundTrips()),
+            Variant("redis pub/sub", "redis", "redis", RoundTrips(), PEER_S),
+        ),
+        (
+            Target(
+                "latency p50 against nats core", "simplebus", "nats core", 2.5, 1.3,
+                quantity="p50_us", less_is_better=True,
+            ),
+            Target(
+                "latency p99 against nats core", "simplebus", "nats core", None, None,
+                quantity="p99_us", less_is_better=True,
+            ),
+        ),
+    ),
+    Scenario(
+        "classes",
+        "16 B, two classes in turn, frame by frame",
+        (
+            _simplebus("one class", Flow()),
+            _simplebus("two classes", Flow(classes=(1, 2))),
+        ),
+        (Target("two classes against one", "two classes", "one class", 0.5, 0.8),),
+    ),
+    Scenario(
+        "mixed",
+        "payloads of 1 to 300 B in turn",
+        (
+            _simplebus("128 B", Flow(size_bytes=128)),
+            _simplebus("1 to 300 B", Flow(mixed=True)),
+        ),
+        (Target("mixed sizes against 128 B", "1 to 300 B", "128 B", 0.7, 0.9),),
+    ),
+    Scenario(
+        "acks",
+        "16 B, one ack frame a message",
+        (
+            _simplebus("ranges", Flow()),
+            _simplebus("single, in order", Flow(acks="single")),
+            _simplebus("single, shuffled", Flow(acks="random")),
+        ),
+        (
+            Target("single acks in order against ranges", "single, in order", "ranges", 0.3, 0.6),
+            Target("single acks shuffled against ranges", "single, shuffled", "ranges", 0.15, 0.4),
+        ),
+    ),
+    Scenario(
+        "angle",
+        "16 B with a '<' in every payload",
+        (
+            _simplebus("plain", Flow()),
+            _simplebus("with '<'", Flow(angle=True)),
+        ),
+        (Target("a '<' in every payload against none", "with '<'", "plain", None, None),),
+    ),
+    Scenario("client", "16 B, the Python client, message by message", special=client_loops.run),
+    Scenario("memory", "memory of the server", special=memory.run),
+)

@@ -1,0 +1,1 @@
+"""simplebus: a message bus that acknowledges every message."""

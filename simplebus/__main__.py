@@ -1,0 +1,5 @@
+"""`python -m simplebus` is the command line."""
+
+from simplebus.cli import main
+
+main()

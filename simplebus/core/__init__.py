@@ -1,0 +1,1 @@
+"""The engine: bytes and beats in, bytes out. No I/O, no clock, no threads in here."""

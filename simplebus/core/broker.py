@@ -1,0 +1,467 @@
+"""The bus itself: classes, who publishes into them, who is sent what.
+
+Rule 1: everything happens in `receive`, `close`, `tick` and in taking bytes from an outbox. No
+socket, no clock, no thread; a driver brings bytes and beats, and sends what outboxes show.
+Rule 2: a message that cannot be kept is counted by reason, never just forgotten.
+Rule 3: a class's floor is the lowest one of its subscriptions; with none, what waits stays.
+
+    bytes ─► Session ─► events ─► Broker ─► Ring ─► Subscription ─► Outbox ─► bytes
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter, deque
+from dataclasses import dataclass
+
+from simplebus.core import frames
+from simplebus.core.acks import AckWindow
+from simplebus.core.delivery import Subscription, SubscriptionStatistics
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.events import Acked, Connected, Event, Published, Subscribed
+from simplebus.core.frames import FrameBatch
+from simplebus.core.limits import Limits
+from simplebus.core.receive import ReceiveBuffer
+from simplebus.core.ring import MemoryBudget, Ring, RingStatistics
+from simplebus.core.session import Session
+
+
+class FullPolicy(enum.StrEnum):
+    """What happens to a message for a class that is at its limit."""
+
+    BLOCK = "block"
+    """Its publisher waits."""
+    DROP_OLDEST = "drop_oldest"
+    """The oldest message makes room."""
+    DROP_NEWEST = "drop_newest"
+    """It is dropped itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a broker behaves.
+
+    Raises ValueError for an ack timeout that the wire cannot carry.
+    """
+
+    limits: Limits = Limits()
+    ack_timeout: int = 6
+    """Ticks after which an unacknowledged message is sent again, the first time."""
+    tick_seconds: float = 1.0
+    full_policy: FullPolicy = FullPolicy.BLOCK
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.ack_timeout <= 0xFFFF:
+            raise ValueError(f"ack_timeout must be from 1 to 65535 ticks, got {self.ack_timeout}")
+        if not self.tick_seconds > 0:
+            raise ValueError(f"tick_seconds must be above 0, got {self.tick_seconds}")
+
+
+@dataclass(frozen=True, slots=True)
+class ClassStatistics:
+    """A snapshot of one class."""
+
+    class_id: int
+    ring: RingStatistics
+    published: int
+    """Messages accepted since the class exists."""
+    delivered: int
+    """First deliveries, over all subscriptions there ever were."""
+    redelivered: int
+    """Repeated deliveries, over all subscriptions there ever were."""
+    acknowledged: int
+    """Acknowledgements, over all subscriptions there ever were."""
+    in_flight: int
+    """Sent and not acknowledged, over all subscriptions."""
+    dropped: dict[Reason, int]
+    """Messages not kept, by reason."""
+    blocked_sessions: int
+    """Sessions with messages that wait for room."""
+    subscriptions: tuple[SubscriptionStatistics, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerStatistics:
+    """A snapshot of everything. Counters only grow."""
+
+    sessions: int
+    """Sessions open."""
+    memory_bytes: int
+    """Memory of all rings."""
+    parked_bytes: int
+    """Memory of messages that wait for room."""
+    refused: dict[Reason, int]
+    """What peers did wrong and what was dropped, by reason."""
+    classes: tuple[ClassStatistics, ...]
+
+    @property
+    def published(self) -> int:
+        return sum(c.published for c in self.classes)
+
+    @property
+    def delivered(self) -> int:
+        return sum(c.delivered for c in self.classes)
+
+    @property
+    def redelivered(self) -> int:
+        return sum(c.redelivered for c in self.classes)
+
+    @property
+    def acknowledged(self) -> int:
+        return sum(c.acknowledged for c in self.classes)
+
+    @property
+    def in_flight(self) -> int:
+        return sum(c.in_flight for c in self.classes)
+
+
+class MessageClass:
+    """One class: its ring, and everybody who has to do with it."""
+
+    def __init__(self, class_id: int, ring: Ring) -> None:
+        self.class_id = class_id
+        self.ring = ring
+        self.subscriptions: list[Subscription] = []
+        self.waiting = AckWindow(floor=0)
+        """The position of nobody: what the next first subscription takes over. Only meaningful
+        while there is no subscription."""
+        self.blocked: deque[Session] = deque()
+        """Whose parked messages wait for room here, longest wait first."""
+        self.dropped: Counter[Reason] = Counter()
+        self.delivered = self.redelivered = self.acknowledged = 0
+        """Of subscriptions that are gone."""
+
+    def floor(self) -> int:
+        """The lowest sequence that somebody may still need."""
+        if self.subscriptions:
+            return min(s.window.floor for s in self.subscriptions)
+        return self.waiting.floor
+
+    def statistics(self) -> ClassStatistics:
+        subscriptions = tuple(s.statistics() for s in self.subscriptions)
+        return ClassStatistics(
+            class_id=self.class_id,
+            ring=self.ring.statistics(),
+            published=self.ring.head,
+            delivered=self.delivered + sum(s.delivered for s in subscriptions),
+            redelivered=self.redelivered + sum(s.redelivered for s in subscriptions),
+            acknowledged=self.acknowledged + sum(s.acknowledged for s in subscriptions),
+            in_flight=sum(s.in_flight for s in subscriptions),
+            dropped=dict(self.dropped),
+            blocked_sessions=len(self.blocked),
+            subscriptions=subscriptions,
+        )
+
+
+class Broker:
+    """The engine. See the module's law for how it is driven."""
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.settings = settings or Settings()
+        self.tick_number = 0
+        self.classes: dict[int, MessageClass] = {}
+        self.sessions: dict[int, Session] = {}
+        self.refused: Counter[Reason] = Counter()
+        self.budget = MemoryBudget(self.settings.limits.total_bytes)
+        self._next_session_id = 0
+        self._early_subscribers: dict[int, list[Session]] = {}
+        """Who subscribed to classes that nobody has named yet."""
+        self._ready: dict[int, None] = {}
+        self._unblocked: list[Session] = []
+
+    # Sessions ------------------------------------------------------------------------------------
+
+    def open(self, peer: str = "") -> Session:
+        """A peer has connected."""
+        session = Session(
+            self._next_session_id,
+            frame_bytes_max=self.settings.limits.frame_bytes,
+            known_classes=self.classes.keys(),
+            peer=peer or f"session {self._next_session_id}",
+        )
+        self._next_session_id += 1
+        self.sessions[session.session_id] = session
+        return session
+
+    def receive(self, session: Session, buffer: ReceiveBuffer, count: int) -> None:
+        """`count` fresh bytes of this session are in the buffer.
+
+        Raises RemoteProtocolError after everything before the offence was applied; close the
+        session then.
+        """
+        assert not session.closed
+        for event in session.receive(buffer, count):
+            self._apply(session, event)
+        if session.pending_bytes > self.settings.limits.pending_bytes:
+            raise RemoteProtocolError(
+                Reason.PENDING_LIMIT,
+                f"{session.pending_bytes} bytes wait for this connection, "
+                f"{self.settings.limits.pending_bytes} are allowed",
+            )
+
+    def close(self, session: Session) -> None:
+        """The peer is gone. What it published stays; what it did not acknowledge goes on waiting
+        for the class's other or next subscriptions."""
+        if session.closed:
+            return
+        session.closed = True
+        del self.sessions[session.session_id]
+        self._ready.pop(session.session_id, None)
+        for waiting in self._early_subscribers.values():
+            if session in waiting:
+                waiting.remove(session)
+        for subscription in session.subscriptions.values():
+            self._unsubscribe(subscription)
+        session.subscriptions.clear()
+        self._keep_parked(session)
+
+    def take_ready(self) -> list[int]:
+        """Ids of sessions whose outbox has something new. Each is named once until taken."""
+        ready = list(self._ready)
+        self._ready.clear()
+        return ready
+
+    def take_unblocked(self) -> list[Session]:
+        """Sessions none of whose messages wait for room any longer."""
+        unblocked, self._unblocked = self._unblocked, []
+        return unblocked
+
+    # Events --------------------------------------------------------------------------------------
+
+    def _apply(self, session: Session, event: Event) -> None:
+        match event:
+            case Published():
+                self._publish(session, event.class_id, event.frames)
+            case Acked():
+                self._ack(session, event)
+            case Connected():
+                for class_id in event.class_ids:
+                    self._open_class(class_id)
+                session.outbox.reply(
+                    frames.encode(
+                        frames.CONNECT, content=session.session_id.to_bytes(4, "little")
+                    )
+                )
+                self._ready[session.session_id] = None
+            case Subscribed():
+                self._subscribe(session, event.class_id)
+
+    def _open_class(self, class_id: int) -> None:
+        if class_id in self.classes:
+            return
+        limits = self.settings.limits
+        if len(self.classes) >= limits.classes:
+            raise RemoteProtocolError(
+                Reason.TOO_MANY_CLASSES,
+                f"a Connect named class {class_id}, which would be one more than "
+                f"the {limits.classes} that may exist",
+            )
+        ring = Ring(
+            messages_max=limits.class_messages, bytes_max=limits.class_bytes, budget=self.budget
+        )
+        self.classes[class_id] = MessageClass(class_id, ring)
+        for session in self._early_subscribers.pop(class_id, ()):
+            self._subscribe(session, class_id)
+
+    def _subscribe(self, session: Session, class_id: int) -> None:
+        if class_id in session.subscriptions:
+            return
+        cls = self.classes.get(class_id)
+        if cls is None:
+            early = self._early_subscribers.setdefault(class_id, [])
+            if session not in early:
+                early.append(session)
+            return
+        window = AckWindow(floor=cls.ring.head) if cls.subscriptions else cls.waiting
+        subscription = Subscription(
+            class_id=class_id,
+            ring=cls.ring,
+            window=window,
+            outbox=session.outbox,
+            ack_timeout=self.settings.ack_timeout,
+        )
+        cls.subscriptions.append(subscription)
+        session.subscriptions[class_id] = subscription
+        session.outbox.wake(subscription)
+        self._ready[session.session_id] = None
+
+    def _unsubscribe(self, subscription: Subscription) -> None:
+        cls = self.classes[subscription.class_id]
+        cls.subscriptions.remove(subscription)
+        subscription.outbox.forget(subscription)
+        cls.delivered += subscription.delivered
+        cls.redelivered += subscription.redelivered
+        cls.acknowledged += subscription.acknowledged
+        if not cls.subscriptions:
+            cls.waiting = subscription.window
+        self._release(cls)
+
+    def _publish(self, session: Session, class_id: int, batch: FrameBatch) -> None:
+        cls = self.classes[class_id]
+        if session.parked or cls.blocked:
+            self._park(session, cls, batch)
+            return
+        taken = self._append(cls, batch)
+        if taken < batch.count:
+            rest = batch.slice(taken, batch.count)
+            match self.settings.full_policy:
+                case FullPolicy.BLOCK:
+                    self._park(session, cls, rest)
+                case FullPolicy.DROP_NEWEST:
+                    cls.dropped[Reason.DROP_NEWEST] += rest.count
+                case FullPolicy.DROP_OLDEST:
+                    self._append_dropping_oldest(cls, rest)
+
+    def _append(self, cls: MessageClass, batch: FrameBatch) -> int:
+        taken = cls.ring.append(batch, self.tick_number % self.settings.ack_timeout)
+        if taken:
+            for subscription in cls.subscriptions:
+                subscription.outbox.wake(subscription)
+                self._ready[subscription.outbox.session_id] = None
+        return taken
+
+    def _append_dropping_oldest(self, cls: MessageClass, batch: FrameBatch) -> None:
+        while True:
+            if not len(cls.ring):  # Not even an empty ring takes it: other classes hold the memory.
+                cls.dropped[Reason.DROP_NEWEST] += batch.count
+                return
+            floor = cls.ring.floor + min(len(cls.ring), batch.count)
+            cls.dropped[Reason.DROP_OLDEST] += floor - cls.ring.floor
+            for subscription in cls.subscriptions:
+                subscription.skip_to(floor)
+            if not cls.subscriptions:
+                cls.waiting.skip_to(floor)
+            cls.ring.release(floor)
+            taken = self._append(cls, batch)
+            if taken == batch.count:
+                return
+            batch = batch.slice(taken, batch.count)
+
+    def _ack(self, session: Session, event: Acked) -> None:
+        subscription = session.subscriptions.get(event.class_id)
+        if subscription is None:
+            self.refused[Reason.ACK_UNSUBSCRIBED] += event.firsts.size
+            return
+        window = subscription.window
+        firsts, lasts = window.sequences(event.firsts, event.lasts)
+        unsent = lasts > window.cursor
+        if unsent.any():
+            self.refused[Reason.ACK_UNSENT] += int(unsent.sum())
+            lasts = lasts.clip(max=window.cursor)
+            firsts = firsts.clip(max=window.cursor)
+        if window.ack(firsts, lasts):
+            self._release(self.classes[event.class_id])
+
+    # Room ----------------------------------------------------------------------------------------
+
+    def _release(self, cls: MessageClass) -> None:
+        """Let go of what nobody needs any longer, and let the blocked ones in."""
+        cls.ring.release(cls.floor())
+        todo = [cls]
+        while todo:
+            cls = todo.pop()
+            while cls.blocked:
+                session = cls.blocked[0]
+                goes_on_in = self._unpark(session, cls)
+                if goes_on_in is cls:
+                    break
+                cls.blocked.popleft()
+                if goes_on_in is not None:
+                    goes_on_in.blocked.append(session)
+                    todo.append(goes_on_in)
+
+    def _park(self, session: Session, cls: MessageClass, batch: FrameBatch) -> None:
+        """Keep messages aside until their class has room."""
+        if not session.parked:
+            cls.blocked.append(session)
+        session.parked.append((cls.class_id, batch.copy()))
+        session.parked_bytes += batch.data.size
+
+    def _unpark(self, session: Session, cls: MessageClass) -> MessageClass | None:
+        """Store what a session has parked, in order, as far as it is for `cls` and fits.
+
+        Returns the class whose room it needs next, or None when nothing is left.
+        """
+        while session.parked:
+            class_id, batch = session.parked[0]
+            if class_id != cls.class_id:
+                return self.classes[class_id]
+            taken = self._append(cls, batch)
+            stored = int(batch.ends[taken - 1]) if taken else 0
+            session.parked_bytes -= stored
+            if session.closed:
+                self.budget.give(stored)
+            if taken < batch.count:
+                if taken:
+                    session.parked[0] = (class_id, batch.slice(taken, batch.count))
+                return cls
+            session.parked.popleft()
+        if not session.closed:
+            self._unblocked.append(session)
+        return None
+
+    def _keep_parked(self, session: Session) -> None:
+        """A peer left messages behind that wait for room: keep them, if there is memory."""
+        if not session.parked or self.budget.take(session.parked_bytes):
+            return
+        for class_id, batch in session.parked:
+            self.classes[class_id].dropped[Reason.UNDELIVERED_AT_CLOSE] += batch.count
+        self.classes[session.parked[0][0]].blocked.remove(session)
+        session.parked.clear()
+        session.parked_bytes = 0
+
+    # Time ----------------------------------------------------------------------------------------
+
+    def tick(self) -> list[tuple[Session, RemoteProtocolError]]:
+        """One beat of the ack timer. Returns the sessions to be cut off, each with the reason."""
+        self.tick_number += 1
+        for cls in self.classes.values():
+            cls.ring.tick()
+            for subscription in cls.subscriptions:
+                subscription.tick(self.tick_number)
+                if subscription.queued:
+                    self._ready[subscription.outbox.session_id] = None
+            if cls.blocked:
+                self._release(cls)  # Other classes may have given memory back.
+        limits, seconds = self.settings.limits, self.settings.tick_seconds
+        overdue = []
+        for session in self.sessions.values():
+            error = session.tick(limits, seconds, holds_back=self._holds_back(session))
+            if error is not None:
+                overdue.append((session, error))
+        return overdue
+
+    def _holds_back(self, session: Session) -> bool:
+        """Whether somebody waits for this session's acknowledgements."""
+        return any(
+            cls.blocked and subscription.window.floor == cls.ring.floor
+            for subscription in session.subscriptions.values()
+            if (cls := self.classes[subscription.class_id])
+        )
+
+    def check(self) -> None:
+        """Raise AssertionError unless the invariants hold."""
+        memory = 0
+        for cls in self.classes.values():
+            cls.ring.check()
+            memory += cls.ring.statistics().memory_bytes
+            assert cls.ring.floor == cls.floor()
+            for subscription in cls.subscriptions:
+                subscription.check()
+            for session in cls.blocked:
+                assert session.parked
+                assert session.parked[0][0] == cls.class_id
+        kept = sum(s.parked_bytes for s in self._blocked_sessions() if s.closed)
+        assert memory + kept == self.budget.used <= self.budget.limit
+
+    def _blocked_sessions(self) -> list[Session]:
+        return [session for cls in self.classes.values() for session in cls.blocked]
+
+    def statistics(self) -> BrokerStatistics:
+        return BrokerStatistics(
+            sessions=len(self.sessions),
+            memory_bytes=self.budget.used,
+            parked_bytes=sum(s.parked_bytes for s in self._blocked_sessions()),
+            refused=dict(self.refused),
+            classes=tuple(cls.statistics() for cls in self.classes.values()),
+        )

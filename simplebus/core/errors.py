@@ -1,0 +1,57 @@
+"""What simplebus raises on purpose.
+
+    BusError
+    ├── LocalProtocolError     the caller asked for something the protocol cannot do
+    ├── RemoteProtocolError    the peer broke the protocol; close the connection
+    └── BusConnectionError     the connection could not be made, or is gone
+
+Our own bugs are assertions; a caller's wrong value is ValueError or LocalProtocolError.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class Reason(enum.StrEnum):
+    """Why something was refused, cut off or dropped. The words are stable: logs, metrics, docs."""
+
+    BAD_CONNECT = "bad_connect"
+    TOO_MANY_CLASSES = "too_many_classes"
+    UNKNOWN_CLASS = "unknown_class"
+    UNKNOWN_TYPE = "unknown_type"
+    BAD_ACK = "bad_ack"
+    FRAME_TOO_LONG = "frame_too_long"
+    FRAME_TIMEOUT = "frame_timeout"
+    HELLO_TIMEOUT = "hello_timeout"
+    PENDING_LIMIT = "pending_limit"
+    STALLED = "stalled"
+    TOO_MANY_CONNECTIONS = "too_many_connections"
+    ACK_UNSENT = "ack_unsent"
+    ACK_UNSUBSCRIBED = "ack_unsubscribed"
+    DROP_OLDEST = "drop_oldest"
+    DROP_NEWEST = "drop_newest"
+    UNDELIVERED_AT_CLOSE = "undelivered_at_close"
+
+
+class BusError(Exception):
+    """Anything simplebus raises on purpose."""
+
+
+class LocalProtocolError(BusError):
+    """The caller asked for something that the protocol cannot carry. Nothing was sent."""
+
+
+class BusConnectionError(BusError, ConnectionError):
+    """The connection to the bus could not be made, or is gone."""
+
+
+class RemoteProtocolError(BusError):
+    """The peer broke the protocol. Frames before the offending one were processed."""
+
+    def __init__(self, reason: Reason, sentence: str) -> None:
+        super().__init__(f"{reason}: {sentence}")
+        self.reason = reason
+        """Stable word for logs and counters."""
+        self.sentence = sentence
+        """What came, what was expected, where."""

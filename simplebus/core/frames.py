@@ -1,0 +1,368 @@
+r"""Bytes to frames and back: the wire of protocol version 1 (protocol/binary.md).
+
+Rule 1: this file knows bytes, never classes' contents, sessions or sockets.
+Rule 2: `split` and `ack_ranges` choose between a plain loop and arrays by size alone; both give the
+same answer, and a property test holds them together.
+
+    0      1         3            7             9                n-4        n
+    ├ type ┼ class ──┼ message id ┼ timer index ┼ content … ─────┼ <\r\n> ──┤
+      u8     u16 BE    i32 BE       u16 BE
+
+The first delimiter at or after offset 9 of a frame ends it; header bytes may look like one.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.limits import (
+    ACK_DIGITS_MAX,
+    DELIMITER_BYTES,
+    FRAME_BYTES_MIN,
+    HEADER_BYTES,
+    MESSAGE_ID_MASK,
+    PLAIN_FRAMES_MAX,
+)
+
+Bytes = npt.NDArray[np.uint8]
+"""Shape (n,), contiguous."""
+Integers = npt.NDArray[np.int64]
+"""Shape (n,)."""
+Flags = npt.NDArray[np.bool_]
+"""Shape (n,)."""
+Words = npt.NDArray[np.uint64]
+"""Shape (n,): eight characters each, the first one in the lowest byte."""
+
+DELIMITER = b"<\r\n>"
+HEADER = struct.Struct(">BHiH")
+"""Type, class id, message id, timer index."""
+
+HEARTBEAT, MESSAGE, SUBSCRIBE, ACK, CONNECT = b"01234"
+
+_ID_AND_TIMER = struct.Struct(">iH")
+_DELIMITER_WORD = np.uint32(int.from_bytes(DELIMITER, "little"))
+_LESS_THAN = np.uint8(DELIMITER[0])
+_DASH = np.uint8(ord("-"))
+_KEY_MASK = np.uint32(0xFFFFFF)
+_ACK_CONTENT = re.compile(rb"([0-9]{1,10})-([0-9]{1,10})")
+
+# The uniform path pays only when it takes a good part of what came.
+_UNIFORM_FRAMES_MIN = 2 * PLAIN_FRAMES_MAX
+
+assert HEADER.size == HEADER_BYTES
+assert len(DELIMITER) == DELIMITER_BYTES
+
+
+def encode(
+    frame_type: int,
+    *,
+    class_id: int = 0,
+    message_id: int = 0,
+    timer_index: int = 0,
+    content: bytes = b"",
+) -> bytes:
+    """One frame. The caller has checked that content holds no delimiter."""
+    return HEADER.pack(frame_type, class_id, message_id, timer_index) + content + DELIMITER
+
+
+def encode_ack(*, class_id: int, timer_index: int, first: int, last: int) -> bytes:
+    """An Ack frame for the message ids first..last-1."""
+    content = b"%d-%d" % (first, last)
+    return HEADER.pack(ACK, class_id, 0, timer_index) + content + DELIMITER
+
+
+@dataclass(frozen=True, slots=True)
+class FrameBatch:
+    """Whole frames, back to back. A view: valid until the buffer behind it is written again."""
+
+    data: Bytes
+    """Exactly the frames' bytes."""
+    ends: Integers
+    """Where each frame ends in data; ends[-1] == data.size."""
+    stride: int
+    """Length of every frame when all are equal, else 0."""
+
+    @property
+    def count(self) -> int:
+        return self.ends.size
+
+    @property
+    def starts(self) -> Integers:
+        starts = np.empty_like(self.ends)
+        starts[0] = 0
+        starts[1:] = self.ends[:-1]
+        return starts
+
+    @property
+    def lengths(self) -> Integers:
+        return self.ends - self.starts
+
+    def keys(self) -> npt.NDArray[np.uint32]:
+        """Type and class of each frame as one number: the header's first three bytes, unordered."""
+        if self.stride:
+            words = _strided(self.data, np.dtype("<u4"), 0, self.stride, self.count)
+        else:
+            words = unaligned(self.data, np.dtype("<u4"))[self.starts]
+        return words & _KEY_MASK
+
+    def slice(self, first: int, last: int) -> FrameBatch:
+        """Frames first..last-1, without a copy."""
+        at = int(self.ends[first - 1]) if first else 0
+        ends = self.ends[first:last]
+        return FrameBatch(self.data[at : ends[-1]], ends - at if at else ends, self.stride)
+
+    def take(self, order: npt.NDArray[np.intp]) -> FrameBatch:
+        """The frames at these indexes, in that order, as a copy. One index at least."""
+        if self.stride:
+            rows = self.data.reshape(self.count, self.stride)[order]
+            return FrameBatch(rows.reshape(-1), self.ends[: order.size], self.stride)
+        lengths = self.lengths[order]
+        ends = np.cumsum(lengths)
+        gather = np.repeat(self.starts[order] - (ends - lengths), lengths)
+        gather += np.arange(gather.size)
+        return FrameBatch(self.data[gather], ends, 0)
+
+    def copy(self) -> FrameBatch:
+        """The same frames in memory of their own."""
+        return FrameBatch(self.data.copy(), self.ends.copy(), self.stride)
+
+    def check(self) -> None:
+        """Raise AssertionError unless the columns describe data."""
+        assert self.count > 0
+        assert self.ends[-1] == self.data.size, (self.ends[-1], self.data.size)
+        assert (self.lengths >= FRAME_BYTES_MIN).all()
+        assert self.stride == 0 or (self.lengths == self.stride).all()
+
+
+def unaligned(data: Bytes, dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
+    """View every offset of data at which a whole item fits as one item: shape (size-item+1,)."""
+    return np.ndarray((data.size - dtype.itemsize + 1,), dtype, buffer=data, strides=(1,))
+
+
+def _strided(
+    data: Bytes, dtype: np.dtype[np.generic], offset: int, stride: int, count: int
+) -> npt.NDArray[np.generic]:
+    return np.ndarray((count,), dtype, buffer=data, offset=offset, strides=(stride,))
+
+
+# Splitting ---------------------------------------------------------------------------------------
+
+
+def split(
+    buffer: bytes | bytearray, first: int, last: int, scratch: Flags | None = None
+) -> FrameBatch | None:
+    """The whole frames at the front of buffer[first:last], or None when there is none.
+
+    May stop early, at a change from frames of one length to others: call again from the end of what
+    came back. What remains when it returns None is the beginning of one frame. `scratch`, of
+    last-first flags at least, saves allocating as many for each call.
+    """
+    end = buffer.find(DELIMITER, first + HEADER_BYTES, last)
+    if end < 0:
+        return None
+    stride = end + DELIMITER_BYTES - first
+    likely = (last - first) // stride
+    if likely > PLAIN_FRAMES_MAX:
+        data = np.frombuffer(buffer, np.uint8, last - first, first)
+        if likely >= _UNIFORM_FRAMES_MIN:
+            uniform = _split_uniform(data, stride, likely, scratch)
+            if uniform is not None:
+                return uniform
+        return _split_arrays(data, scratch)
+    ends = [stride]
+    at = first + stride
+    while len(ends) <= PLAIN_FRAMES_MAX:
+        end = buffer.find(DELIMITER, at + HEADER_BYTES, last)
+        if end < 0:
+            break
+        at = end + DELIMITER_BYTES
+        ends.append(at - first)
+        if at - first != stride * len(ends):
+            stride = 0
+            break
+    else:
+        return _split_arrays(np.frombuffer(buffer, np.uint8, last - first, first), scratch)
+    while stride == 0 and len(ends) <= PLAIN_FRAMES_MAX:
+        end = buffer.find(DELIMITER, at + HEADER_BYTES, last)
+        if end < 0:
+            break
+        at = end + DELIMITER_BYTES
+        ends.append(at - first)
+    data = np.frombuffer(buffer, np.uint8, at - first, first)
+    return FrameBatch(data, np.array(ends, np.int64), stride)
+
+
+def _split_uniform(
+    data: Bytes, stride: int, likely: int, scratch: Flags | None
+) -> FrameBatch | None:
+    """Frames of one length at the front of data, if they are a good part of it.
+
+    Delimiters at every multiple of the stride are all there are when no other `<` exists; then no
+    position needs to be searched for.
+    """
+    offset = stride - DELIMITER_BYTES
+    here = _strided(data, np.dtype("<u4"), offset, stride, likely) == _DELIMITER_WORD
+    count = likely if here.all() else int(here.argmin())
+    if count < _UNIFORM_FRAMES_MIN:
+        return None
+    block = data[: count * stride]
+    less_than = _find_less_than(block, scratch)
+    less_than[offset::stride] = False
+    if less_than.any():
+        # The last delimiter ends the block, so that a whole word stands at every other candidate.
+        words = unaligned(block, np.dtype("<u4"))[np.flatnonzero(less_than[:-DELIMITER_BYTES])]
+        if (words == _DELIMITER_WORD).any():
+            return None
+    return FrameBatch(block, np.arange(stride, block.size + 1, stride, dtype=np.int64), stride)
+
+
+def _split_arrays(data: Bytes, scratch: Flags | None) -> FrameBatch:
+    """All whole frames at the front of data, which holds one at least."""
+    whole_words = data.size - DELIMITER_BYTES + 1
+    candidates = np.flatnonzero(_find_less_than(data[:whole_words], scratch))
+    words = unaligned(data, np.dtype("<u4"))[candidates]
+    delimiters = candidates[words == _DELIMITER_WORD]
+    if delimiters[0] < HEADER_BYTES or (np.diff(delimiters) < FRAME_BYTES_MIN).any():
+        delimiters = _outside_headers(delimiters)
+    ends = delimiters.astype(np.int64, copy=False) + DELIMITER_BYTES
+    return FrameBatch(data[: ends[-1]], ends, 0)
+
+
+def _find_less_than(data: Bytes, scratch: Flags | None) -> Flags:
+    """Which bytes are `<`, the delimiter's first: shape of data, in scratch if given."""
+    return np.equal(data, _LESS_THAN, out=None if scratch is None else scratch[: data.size])
+
+
+def _outside_headers(delimiters: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+    """Those delimiters that end a frame: each at least a header after the last one's end."""
+    kept = []
+    earliest = HEADER_BYTES
+    for at in delimiters.tolist():
+        if at >= earliest:
+            kept.append(at)
+            earliest = at + FRAME_BYTES_MIN
+    return np.array(kept, np.intp)
+
+
+# Ack ranges --------------------------------------------------------------------------------------
+
+
+def ack_range(content: bytes) -> tuple[int, int]:
+    """The half-open range of message ids in an Ack's content.
+
+    Raises RemoteProtocolError (bad_ack) for anything but `first-last`, decimal, first < last.
+    """
+    match = _ACK_CONTENT.fullmatch(content)
+    if match is not None:
+        first, last = int(match[1]), int(match[2])
+        if first < last <= MESSAGE_ID_MASK + 1:
+            return first, last
+    shown = content[:40].decode("ascii", "backslashreplace")
+    more = f"… ({len(content)} bytes)" if len(content) > 40 else ""
+    raise RemoteProtocolError(
+        Reason.BAD_ACK,
+        f"an Ack held {shown!r}{more}; expected first-last with "
+        f"0 <= first < last <= {MESSAGE_ID_MASK + 1}",
+    )
+
+
+def ack_ranges(batch: FrameBatch) -> tuple[Integers, Integers]:
+    """Firsts and lasts of a batch of Ack frames, up to the first bad one.
+
+    Shapes (n,), where n < batch.count says that frame n is one that `ack_range` refuses.
+    """
+    if batch.count <= PLAIN_FRAMES_MAX:
+        raw = batch.data.tobytes()
+        ranges: list[tuple[int, int]] = []
+        for start, end in zip(batch.starts.tolist(), batch.ends.tolist(), strict=True):
+            try:
+                ranges.append(ack_range(raw[start + HEADER_BYTES : end - DELIMITER_BYTES]))
+            except RemoteProtocolError:
+                break
+        pairs = np.array(ranges, np.int64).reshape(-1, 2)
+        return pairs[:, 0], pairs[:, 1]
+    begins = batch.starts + HEADER_BYTES
+    ends = batch.ends - DELIMITER_BYTES
+    dashes = _first_dashes(batch.data, begins, ends)
+    firsts, firsts_good = _decimals(batch.data, begins, dashes)
+    lasts, lasts_good = _decimals(batch.data, dashes + 1, ends)
+    good = firsts_good & lasts_good & (firsts < lasts) & (lasts <= MESSAGE_ID_MASK + 1)
+    if not good.all():
+        bad = int(good.argmin())
+        return firsts[:bad], lasts[:bad]
+    return firsts, lasts
+
+
+def _first_dashes(data: Bytes, begins: Integers, ends: Integers) -> Integers:
+    """Where each content's first dash is; begins where there is none within reach."""
+    dashes = begins.copy()
+    open_rows = np.arange(begins.size)
+    guess = begins + (int(np.argmax(data[begins[0] : ends[0]] == _DASH)))
+    hit = (guess < ends) & (data[np.minimum(guess, data.size - 1)] == _DASH)
+    # A guess is only the first dash if a valid number stands before it, which _decimals checks.
+    dashes[hit] = guess[hit]
+    open_rows = open_rows[~hit]
+    for digits in range(1, ACK_DIGITS_MAX + 1):
+        if not open_rows.size:
+            break
+        at = begins[open_rows] + digits
+        hit = (at < ends[open_rows]) & (data[np.minimum(at, data.size - 1)] == _DASH)
+        dashes[open_rows[hit]] = at[hit]
+        open_rows = open_rows[~hit]
+    return dashes
+
+
+def _decimals(
+    data: Bytes, begins: Integers, ends: Integers
+) -> tuple[Integers, Flags]:
+    """The numbers written at begins..ends, and which of them are 1 to 10 decimal digits.
+
+    Every begin lies at least HEADER_BYTES into data, so that eight bytes before each end exist.
+    """
+    digits = ends - begins
+    good = (digits >= 1) & (digits <= ACK_DIGITS_MAX)
+    digits = np.where(good, digits, 1)
+    ends = np.where(good, ends, begins + 1)
+    words = unaligned(data, np.dtype("<u8"))
+    values, decimal = _eight_digits(words[ends - 8], np.minimum(digits, 8))
+    good &= decimal
+    if (digits > 8).any():
+        long = digits > 8
+        above, decimal = _eight_digits(words[ends[long] - 16], digits[long] - 8)
+        values[long] += above * 100_000_000
+        good[long] &= decimal
+    return values, good
+
+
+def _eight_digits(words: Words, digits: Integers) -> tuple[Integers, Flags]:
+    """The number in each word's last `digits` characters (1 to 8), and whether all are decimal.
+
+    Works on all eight characters of a word at once: neighbours are joined into pairs, fours, eight.
+    """
+    u64 = np.uint64
+    unused = ((8 - digits) * 8).astype(u64)
+    values = ((words ^ u64(0x3030303030303030)) >> unused) << unused
+    # Adding 0x76 carries a byte above 9 into its top bit.
+    low_bits = values & u64(0x7F7F7F7F7F7F7F7F)
+    above_nine = ((low_bits + u64(0x7676767676767676)) | values) & u64(0x8080808080808080)
+    values = values * u64(10) + (values >> u64(8))
+    pairs = u64(0x000000FF000000FF)
+    values = (
+        (values & pairs) * u64(100 + (1_000_000 << 32))
+        + ((values >> u64(16)) & pairs) * u64(1 + (10_000 << 32))
+    ) >> u64(32)
+    return values.astype(np.int64), above_nine == 0
+
+
+# Stamping ----------------------------------------------------------------------------------------
+
+
+def stamp(buffer: memoryview, at: int, message_id: int, timer_index: int) -> None:
+    """Write a frame's message id and timer index; the frame starts at `at`."""
+    _ID_AND_TIMER.pack_into(buffer, at + 3, message_id, timer_index)

@@ -1,0 +1,399 @@
+"""One class's messages: whole wire frames back to back in one preallocated arena.
+
+Rule 1: a ring knows sequences and bytes, never who wants them. It is told when to let go.
+Rule 2: sequences only grow; the slot is `sequence & mask`. A frame never straddles the arena's end.
+Rule 3: memory is taken from a budget before it is allocated, and given back when long unused.
+
+    arena   │ wrapped, newer ───► │   free   │ older ───► │ unused end │
+                                write      position[floor]         size
+
+Invariant: floor <= head <= floor + slots.
+"""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from simplebus.core.frames import FrameBatch, Integers, stamp, unaligned
+from simplebus.core.limits import (
+    HEADER_BYTES,
+    MESSAGE_ID_MASK,
+    PLAIN_FRAMES_MAX,
+    RING_BYTES_MIN,
+    RING_IDLE_TICKS,
+    RING_SLOTS_MIN,
+)
+
+_ID_AT = 3
+_TIMER_AT = 7
+_POSITION = np.dtype(np.int64)
+_LENGTH = np.dtype(np.int32)
+_SLOT_BYTES = _POSITION.itemsize + _LENGTH.itemsize
+
+
+class MemoryBudget:
+    """Bytes that all rings together may hold. Invariant: 0 <= used <= limit."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+
+    def take(self, size: int) -> bool:
+        """Take size bytes, if they are left."""
+        if self.used + size > self.limit:
+            return False
+        self.used += size
+        return True
+
+    def give(self, size: int) -> None:
+        self.used -= size
+        assert self.used >= 0, self.used
+
+
+@dataclass(frozen=True, slots=True)
+class RingStatistics:
+    """A snapshot of one ring."""
+
+    floor: int
+    """Lowest sequence still kept."""
+    head: int
+    """Next sequence to be given out."""
+    frame_bytes: int
+    """Bytes of the frames kept."""
+    memory_bytes: int
+    """Memory held for frames and columns."""
+
+    @property
+    def messages(self) -> int:
+        """Messages kept."""
+        return self.head - self.floor
+
+
+def allocate(count: int, dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
+    """An array whose memory goes back to the system as soon as it is dropped, if it is large.
+
+    The allocator would keep freed blocks of this size for itself; a mapping of its own is returned.
+    """
+    itemsize = np.dtype(dtype).itemsize
+    if count * itemsize < RING_BYTES_MIN:
+        return np.empty(count, dtype)
+    return np.frombuffer(mmap.mmap(-1, count * itemsize), dtype)
+
+
+class Ring:
+    """Frames of one class, from floor (kept for whoever needs it longest) to head (next one).
+
+    `messages_max` and `bytes_max` bound what it may grow to; `budget` bounds all rings together.
+    """
+
+    def __init__(self, *, messages_max: int, bytes_max: int, budget: MemoryBudget) -> None:
+        self.messages_max = messages_max
+        self.bytes_max = bytes_max
+        self.floor = 0
+        self.head = 0
+        self.frame_bytes = 0
+        self._budget = budget
+        self._write = 0
+        """Where the next frame goes, if it fits there."""
+        self._wrap = 0
+        """First sequence at the arena's beginning since it was last wrapped; <= floor if none."""
+        self._peak_messages = 0
+        self._peak_bytes = 0
+        self._idle_ticks = 0
+        self._stamped_from = 0
+        """Sequences at or above it carry the timer index `_stamp`."""
+        self._stamp = 0
+        self._set_arrays(0, 0)
+
+    def __len__(self) -> int:
+        return self.head - self.floor
+
+    def statistics(self) -> RingStatistics:
+        return RingStatistics(self.floor, self.head, self.frame_bytes, self._memory())
+
+    # Filling -------------------------------------------------------------------------------------
+
+    def append(self, batch: FrameBatch, timer_index: int) -> int:
+        """Copy in as many of the batch's frames as fit, numbered and stamped. Returns how many."""
+        self.stamp(self.head, self.head, timer_index)
+        if self.head == self.floor:
+            self._write = 0  # Nothing is kept: use the warm front of the arena again.
+        taken = 0
+        while taken < batch.count:
+            rest = batch if taken == 0 else batch.slice(taken, batch.count)
+            room = self._room(rest)
+            if room == 0:
+                if not self._grow(rest):
+                    break
+                continue
+            self._put(rest if room == rest.count else rest.slice(0, room))
+            taken += room
+        if taken:
+            self._peak_messages = max(self._peak_messages, len(self))
+            self._peak_bytes = max(self._peak_bytes, self.frame_bytes)
+        return taken
+
+    def _room(self, batch: FrameBatch) -> int:
+        """How many of the batch's frames fit in one piece, wrapping first when that gives more."""
+        slots = min(self._slots - len(self), self.messages_max - len(self), batch.count)
+        if slots <= 0:
+            return 0
+        if self.floor == self.head:
+            return self._fitting(batch, slots, self._size - self._write)
+        tail = self._begin(self.floor)
+        if self._write <= tail:
+            return self._fitting(batch, slots, tail - self._write)
+        fits = self._fitting(batch, slots, self._size - self._write)
+        if fits == 0:
+            # The end is used up: go on at the front, below the oldest frame.
+            fits = self._fitting(batch, slots, tail)
+            if fits:
+                self._write = 0
+                self._wrap = self.head
+        return fits
+
+    @staticmethod
+    def _fitting(batch: FrameBatch, most: int, space: int) -> int:
+        if batch.ends[most - 1] <= space:
+            return most
+        if batch.stride:
+            return space // batch.stride
+        return int(batch.ends.searchsorted(space, side="right"))
+
+    def _put(self, batch: FrameBatch) -> None:
+        """Copy a batch that fits to the write position, and describe it in the columns."""
+        at, size, count, head = self._write, batch.data.size, batch.count, self.head
+        self._arena[at : at + size] = batch.data
+        if count <= PLAIN_FRAMES_MAX:
+            position, length, mask = self._position, self._length, self._mask
+            start = at
+            for sequence, end in enumerate(batch.ends.tolist(), head):
+                stamp(self._view, start, sequence & MESSAGE_ID_MASK, self._stamp)
+                position[sequence & mask] = start
+                length[sequence & mask] = at + end - start
+                start = at + end
+        else:
+            ids = np.arange(head, head + count) & MESSAGE_ID_MASK
+            swapped = ids.astype(np.uint32).byteswap()
+            if batch.stride:
+                starts = np.arange(at, at + size, batch.stride)
+                strides = (batch.stride,)
+                np.ndarray((count,), np.uint32, self._arena, at + _ID_AT, strides)[:] = swapped
+                np.ndarray((count,), ">u2", self._arena, at + _TIMER_AT, strides)[:] = self._stamp
+                self._fill(self._length, head, batch.stride, count)
+            else:
+                starts = batch.starts + at
+                unaligned(self._arena, np.dtype(np.uint32))[starts + _ID_AT] = swapped
+                unaligned(self._arena, np.dtype(">u2"))[starts + _TIMER_AT] = self._stamp
+                self._fill(self._length, head, batch.lengths, count)
+            self._fill(self._position, head, starts, count)
+        self._write = at + size
+        self.frame_bytes += size
+        self.head = head + count
+
+    def _fill(
+        self, column: npt.NDArray[np.generic], first: int, values: Integers | int, count: int
+    ) -> None:
+        """column[first .. first+count-1] = values, around the end."""
+        start = first & self._mask
+        before_end = min(count, self._slots - start)
+        if isinstance(values, int):
+            column[start : start + before_end] = values
+            column[: count - before_end] = values
+        else:
+            column[start : start + before_end] = values[:before_end]
+            column[: count - before_end] = values[before_end:]
+
+    # Reading -------------------------------------------------------------------------------------
+
+    def piece(self, first: int, last: int, bytes_max: int) -> tuple[memoryview, int]:
+        """Frames from `first` on that lie in one piece: their bytes, and the sequence after them.
+
+        Stops before `last`, at the arena's end, or at bytes_max; holds one frame at least. The view
+        is valid until the ring changes.
+        """
+        assert self.floor <= first < last <= self.head, (self.floor, first, last, self.head)
+        if first < self._wrap < last:
+            last = self._wrap
+        begin, end = self._begin(first), self._end(last - 1)
+        if end - begin > bytes_max:
+            last = max(first + 1, self._search(first, last, begin + bytes_max))
+            end = self._end(last - 1)
+        return self._view[begin:end], last
+
+    def cut(self, first: int, last: int, count: int) -> tuple[int, int]:
+        """Where piece first..last-1 is cut after `count` bytes, fewer than it has.
+
+        Returns the frame at the cut, and how many of its bytes lie behind the cut: 0 when the cut
+        is exactly in front of it.
+        """
+        begin = self._begin(first)
+        sequence = self._search(first, last, begin + count)
+        if self._begin(sequence) == begin + count:
+            return sequence, 0
+        return sequence, self._end(sequence) - begin - count
+
+    def stamp(self, first: int, last: int, timer_index: int) -> None:
+        """Have frames first..last-1 carry this timer index."""
+        if timer_index != self._stamp:
+            self._stamp = timer_index
+            self._stamped_from = self.head
+        last = min(last, self._stamped_from)
+        if first >= last:
+            return
+        view = unaligned(self._arena, np.dtype(">u2"))
+        for start, stop in self._pieces(first, last):
+            view[self._position[start:stop] + _TIMER_AT] = timer_index
+
+    def frame(self, sequence: int) -> bytes:
+        """A copy of one frame."""
+        return bytes(self._view[self._begin(sequence) : self._end(sequence)])
+
+    def _begin(self, sequence: int) -> int:
+        return int(self._position[sequence & self._mask])
+
+    def _end(self, sequence: int) -> int:
+        slot = sequence & self._mask
+        return int(self._position[slot]) + int(self._length[slot])
+
+    def _search(self, first: int, last: int, position: int) -> int:
+        """The frame in piece first..last-1 that holds the byte at this position, or last."""
+        for start, stop in self._pieces(first, last):
+            column = self._position[start:stop]
+            after = int(column.searchsorted(position, side="right"))
+            first += after
+            if after < column.size:
+                break
+        return first - 1 if position < self._end(first - 1) else first
+
+    def _pieces(self, first: int, last: int) -> list[tuple[int, int]]:
+        """The slot ranges of first..last-1: one, or two around the end."""
+        start = first & self._mask
+        stop = start + last - first
+        if stop <= self._slots:
+            return [(start, stop)]
+        return [(start, self._slots), (0, stop - self._slots)]
+
+    # Letting go ----------------------------------------------------------------------------------
+
+    def release(self, floor: int) -> None:
+        """Nobody needs the sequences below floor any more."""
+        if floor <= self.floor:
+            return
+        assert floor <= self.head, (floor, self.head)
+        if floor == self.head:
+            self.frame_bytes = 0
+        else:
+            for start, stop in self._pieces(self.floor, floor):
+                self.frame_bytes -= int(self._length[start:stop].sum(dtype=np.int64))
+        self.floor = floor
+
+    def tick(self) -> None:
+        """Once per tick: give memory back that was long not needed."""
+        self._idle_ticks += 1
+        if self._idle_ticks < RING_IDLE_TICKS or self._slots == 0:
+            return
+        slots = _at_least(RING_SLOTS_MIN, 2 * self._peak_messages)
+        size = _at_least(RING_BYTES_MIN, 2 * self._peak_bytes)
+        if self._peak_messages == 0:
+            slots = size = 0
+        if 2 * slots <= self._slots or 2 * size <= self._size:
+            self._resize(min(slots, self._slots), min(size, self._size))
+        self._idle_ticks = 0
+        self._peak_messages = len(self)
+        self._peak_bytes = self.frame_bytes
+
+    # Memory --------------------------------------------------------------------------------------
+
+    def _memory(self) -> int:
+        return self._size + self._slots * _SLOT_BYTES
+
+    def _grow(self, batch: FrameBatch) -> bool:
+        """Make room for one frame of the batch at least, if limits and budget allow."""
+        if len(self) >= self.messages_max:
+            return False
+        longest_next = int(batch.ends[0])
+        slots, size = self._slots, self._size
+        if len(self) == slots:
+            slots = max(RING_SLOTS_MIN, 2 * slots)
+        if self._room_bytes() < longest_next:
+            size = max(RING_BYTES_MIN, 2 * size)
+            while size - self.frame_bytes < longest_next:
+                size *= 2
+        size = min(size, self.bytes_max - slots * _SLOT_BYTES)
+        if (slots, size) == (self._slots, self._size) or size - self.frame_bytes < longest_next:
+            return False
+        return self._resize(slots, size)
+
+    def _room_bytes(self) -> int:
+        """Longest frame that the arena would take now."""
+        if self.floor == self.head:
+            return self._size
+        tail = self._begin(self.floor)
+        if self._write > tail:
+            return max(self._size - self._write, tail)
+        return tail - self._write
+
+    def _resize(self, slots: int, size: int) -> bool:
+        """Move everything kept into new arrays, oldest frame first."""
+        memory = size + slots * _SLOT_BYTES
+        if not self._budget.take(max(0, memory - self._memory())):
+            return False
+        old = (self._arena, self._position, self._length)
+        old_pieces = self._pieces(self.floor, self.head) if len(self) else []
+        segments = [(self.floor, self.head)]
+        if self.floor < self._wrap < self.head:
+            segments = [(self.floor, self._wrap), (self._wrap, self.head)]
+        bounds = [(self._begin(a), self._end(b - 1)) for a, b in segments if a < b]
+        positions = np.concatenate([old[1][a:b] for a, b in old_pieces] or [old[1][:0]])
+        lengths = np.concatenate([old[2][a:b] for a, b in old_pieces] or [old[2][:0]])
+        give = max(0, self._memory() - memory)
+        self._set_arrays(slots, size)
+        self._budget.give(give)
+        at = 0
+        done = 0
+        for (first, last), (begin, end) in zip(segments, bounds, strict=False):
+            self._arena[at : at + end - begin] = old[0][begin:end]
+            positions[done : done + last - first] += at - begin
+            done += last - first
+            at += end - begin
+        self._fill(self._position, self.floor, positions, positions.size)
+        self._fill(self._length, self.floor, lengths, lengths.size)
+        self._write = at
+        self._wrap = self.floor
+        return True
+
+    def _set_arrays(self, slots: int, size: int) -> None:
+        assert slots == 0 or slots.bit_count() == 1, slots
+        self._slots, self._size, self._mask = slots, size, slots - 1
+        self._arena: npt.NDArray[np.uint8] = allocate(size, np.uint8)  # type: ignore[assignment]
+        self._view = memoryview(self._arena).cast("B") if size else memoryview(bytearray())
+        self._position: npt.NDArray[np.int64] = allocate(slots, _POSITION)  # type: ignore[assignment]
+        self._length: npt.NDArray[np.int32] = allocate(slots, _LENGTH)  # type: ignore[assignment]
+
+    def check(self) -> None:
+        """Raise AssertionError unless the invariants hold."""
+        assert self.floor <= self.head <= self.floor + self._slots, vars(self)
+        assert len(self) <= self.messages_max
+        assert self._memory() <= self.bytes_max
+        at = None
+        total = 0
+        for sequence in range(self.floor, self.head):
+            begin, end = self._begin(sequence), self._end(sequence)
+            assert 0 <= begin < end <= self._size
+            if at is not None:
+                wrapped = sequence == self._wrap
+                assert begin == (0 if wrapped else at), (sequence, begin, at, self._wrap)
+            total += end - begin
+            at = end
+            assert end - begin >= HEADER_BYTES
+        assert total == self.frame_bytes, (total, self.frame_bytes)
+
+
+def _at_least(least: int, wanted: int) -> int:
+    """The smallest power of two that is at least both."""
+    return 1 << (max(least, wanted) - 1).bit_length()

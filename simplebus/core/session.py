@@ -1,0 +1,242 @@
+"""One peer's side of the conversation: its bytes become events (protocol/binary.md, version 1).
+
+Rule 1: a session knows its own peer only. What an event means for others is the broker's business.
+Rule 2: events come in an order in which every effect is as if frames were handled one by one: a run
+of messages and acks of several classes may be sorted by class, nothing moves across other frames.
+Rule 3: the only error that escapes is RemoteProtocolError, after the events of the frames before
+the offending one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Container, Iterator
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from simplebus.core import frames
+from simplebus.core.delivery import Outbox, Subscription
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.events import Acked, Connected, Event, Published, Subscribed
+from simplebus.core.frames import FrameBatch
+from simplebus.core.limits import (
+    CLASS_ID_MAX,
+    DELIMITER_BYTES,
+    HEADER_BYTES,
+    PLAIN_FRAMES_MAX,
+    Limits,
+)
+from simplebus.core.receive import FrameReceiver, ReceiveBuffer
+
+# With this many changes of type or class in one batch, sorting it beats going run by run.
+_RUNS_MAX = PLAIN_FRAMES_MAX
+
+_SORTABLE = np.array([frames.MESSAGE, frames.ACK, frames.HEARTBEAT], np.uint32)
+_CLASS_IDS = msgspec.json.Decoder(list[int], strict=True)
+
+
+class Session:
+    """Protocol state of one connection, from accept to close."""
+
+    def __init__(
+        self, session_id: int, *, frame_bytes_max: int, known_classes: Container[int], peer: str
+    ) -> None:
+        self.session_id = session_id
+        self.peer = peer
+        """Who it is, for logs."""
+        self.receiver = FrameReceiver(frame_bytes_max=frame_bytes_max)
+        self.outbox = Outbox(session_id)
+        self.subscriptions: dict[int, Subscription] = {}
+        """By class id."""
+        self.parked: deque[tuple[int, FrameBatch]] = deque()
+        """Messages that wait for room in their class, in order, as (class id, frames)."""
+        self.parked_bytes = 0
+        self.closed = False
+        self._silent_ticks = 0
+        self._partial_ticks = 0
+        self._stalled_ticks = 0
+        self._frames_before = 0
+        self._sent_before = 0
+        self._known_classes = known_classes
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes kept for this session beside the rings."""
+        return self.parked_bytes + self.outbox.pending_bytes + self.receiver.tail_bytes
+
+    def receive(self, buffer: ReceiveBuffer, count: int) -> Iterator[Event]:
+        """Yield the events of `count` fresh bytes in the buffer.
+
+        Each event is to be applied before the next one is asked for: a Connected decides which
+        classes the messages behind it may name. Events are valid until the buffer is filled again.
+        """
+        for batch in self.receiver.receive(buffer, count):
+            yield from self._events(batch)
+
+    def tick(
+        self, limits: Limits, tick_seconds: float, *, holds_back: bool
+    ) -> RemoteProtocolError | None:
+        """One beat: is this peer overdue? `holds_back` says that a full class waits for it."""
+        receiver, outbox = self.receiver, self.outbox
+        silent = receiver.frames == 0
+        partial = receiver.tail_bytes and receiver.frames == self._frames_before
+        stalled = holds_back and not outbox.idle and outbox.sent_bytes == self._sent_before
+        self._frames_before, self._sent_before = receiver.frames, outbox.sent_bytes
+        if self.parked:  # It is not read from: what it cannot say, it cannot be late with.
+            silent = partial = False
+        self._silent_ticks = self._silent_ticks + 1 if silent else 0
+        self._partial_ticks = self._partial_ticks + 1 if partial else 0
+        self._stalled_ticks = self._stalled_ticks + 1 if stalled else 0
+        for ticks, most, reason, what in (
+            (self._silent_ticks, limits.hello_seconds, Reason.HELLO_TIMEOUT, "sent no frame"),
+            (self._partial_ticks, limits.frame_seconds, Reason.FRAME_TIMEOUT, "ended no frame"),
+            (
+                self._stalled_ticks,
+                limits.stall_seconds,
+                Reason.STALLED,
+                "holds back a full class and took no bytes",
+            ),
+        ):
+            if ticks * tick_seconds > most:
+                return RemoteProtocolError(reason, f"the peer {what} for {most:g} s")
+        return None
+
+    def _events(self, batch: FrameBatch) -> Iterator[Event]:
+        if batch.count == 1:
+            yield from self._run(batch)
+            return
+        keys = batch.keys()
+        changes = np.flatnonzero(keys[1:] != keys[:-1]) + 1
+        if changes.size <= _RUNS_MAX:
+            yield from self._runs(batch, changes)
+            return
+        others = np.flatnonzero(~np.isin(keys & 0xFF, _SORTABLE))
+        first = 0
+        for at in (*others.tolist(), batch.count):
+            if first < at:
+                yield from self._sorted(batch.slice(first, at), keys[first:at])
+            if at < batch.count:
+                yield from self._run(batch.slice(at, at + 1))
+            first = at + 1
+
+    def _runs(self, batch: FrameBatch, changes: npt.NDArray[np.intp]) -> Iterator[Event]:
+        """Frames of one type and class at a time, in the order in which they came."""
+        first = 0
+        for last in (*changes.tolist(), batch.count):
+            yield from self._run(batch if last - first == batch.count else batch.slice(first, last))
+            first = last
+
+    def _sorted(self, batch: FrameBatch, keys: npt.NDArray[np.uint32]) -> Iterator[Event]:
+        """Messages, acks and heartbeats, each type and class in one piece; acks first.
+
+        Nothing is yielded before all is known to be good; else what stands before the first bad
+        frame is done alone.
+        """
+        order = np.argsort(keys, kind="stable")
+        keys = keys[order]
+        gathered = batch.take(order)
+        changes = np.flatnonzero(keys[1:] != keys[:-1]) + 1
+        acks: list[Event] = []
+        messages: list[Event] = []
+        bad = batch.count
+        first = 0
+        for last in (*changes.tolist(), batch.count):
+            run = gathered.slice(first, last)
+            frame_type, class_id = _type_and_class(run)
+            good = run.count
+            if frame_type == frames.ACK:
+                firsts, lasts = frames.ack_ranges(run)
+                good = firsts.size
+                acks.append(Acked(class_id, firsts, lasts))
+            elif frame_type == frames.MESSAGE:
+                good = run.count if class_id in self._known_classes else 0
+                messages.append(Published(class_id, run))
+            if good < run.count:
+                bad = min(bad, int(order[first + good]))
+            first = last
+        if bad == batch.count:
+            yield from acks
+            yield from messages
+            return
+        if bad:
+            yield from self._events(batch.slice(0, bad))
+        yield from self._run(batch.slice(bad, bad + 1))
+
+    def _run(self, batch: FrameBatch) -> Iterator[Event]:
+        """Frames of one type and class."""
+        frame_type, class_id = _type_and_class(batch)
+        handle = _HANDLERS.get(frame_type)
+        if handle is None:
+            raise RemoteProtocolError(
+                Reason.UNKNOWN_TYPE,
+                f"a frame began with the byte 0x{frame_type:02x}; expected one of the digits 0 to 4",
+            )
+        yield from handle(self, class_id, batch)
+
+    def _heartbeat(self, class_id: int, batch: FrameBatch) -> Iterator[Event]:
+        return iter(())
+
+    def _message(self, class_id: int, batch: FrameBatch) -> Iterator[Event]:
+        if class_id not in self._known_classes:
+            raise RemoteProtocolError(
+                Reason.UNKNOWN_CLASS,
+                f"a message for class {class_id} came before any Connect that names this class",
+            )
+        yield Published(class_id, batch)
+
+    def _subscribe(self, class_id: int, batch: FrameBatch) -> Iterator[Event]:
+        yield Subscribed(class_id)
+
+    def _ack(self, class_id: int, batch: FrameBatch) -> Iterator[Event]:
+        firsts, lasts = frames.ack_ranges(batch)
+        if firsts.size:
+            yield Acked(class_id, firsts, lasts)
+        if firsts.size < batch.count:
+            bad = batch.slice(firsts.size, firsts.size + 1)
+            frames.ack_range(_content(bad))
+            raise AssertionError("an ack that one parser refused was taken by the other")
+
+    def _connect(self, class_id: int, batch: FrameBatch) -> Iterator[Event]:
+        for at in range(batch.count):
+            yield Connected(_class_ids(_content(batch.slice(at, at + 1))))
+
+
+_HANDLERS: dict[int, Callable[[Session, int, FrameBatch], Iterator[Event]]] = {
+    frames.HEARTBEAT: Session._heartbeat,
+    frames.MESSAGE: Session._message,
+    frames.SUBSCRIBE: Session._subscribe,
+    frames.ACK: Session._ack,
+    frames.CONNECT: Session._connect,
+}
+"""What a version 1 session accepts. It has one state, open: every frame is legal at any time."""
+
+
+def _type_and_class(batch: FrameBatch) -> tuple[int, int]:
+    frame_type, high, low = batch.data[:3].tolist()
+    return frame_type, high << 8 | low
+
+
+def _content(frame: FrameBatch) -> bytes:
+    return frame.data[HEADER_BYTES:-DELIMITER_BYTES].tobytes()
+
+
+def _class_ids(content: bytes) -> tuple[int, ...]:
+    """The classes that a Connect names. Raises RemoteProtocolError (bad_connect)."""
+    try:
+        class_ids = _CLASS_IDS.decode(content)
+        wrong = next((c for c in class_ids if not 0 <= c <= CLASS_ID_MAX), None)
+        problem = "" if wrong is None else f"it holds {wrong}"
+        if len(class_ids) > CLASS_ID_MAX + 1:
+            problem = f"it holds {len(class_ids)} numbers"
+    except (msgspec.DecodeError, RecursionError) as error:
+        problem = str(error)
+    if problem:
+        shown = content[:40].decode("utf-8", "backslashreplace")
+        raise RemoteProtocolError(
+            Reason.BAD_CONNECT,
+            f"a Connect held {shown!r}, expected a JSON array of class ids from 0 to "
+            f"{CLASS_ID_MAX}: {problem}",
+        )
+    return tuple(dict.fromkeys(class_ids))

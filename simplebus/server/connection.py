@@ -1,0 +1,134 @@
+"""One socket's owner: reads into the engine's buffer, writes what the session's outbox shows.
+
+Rule 1: no decisions here. What bytes mean, what is sent and who waits is the core's business.
+Rule 2: a write is tried at once, by whoever made it possible; only what did not fit waits in a task
+of its own. Reading pauses while this peer's messages wait for room: that is all our back-pressure.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import TYPE_CHECKING
+
+import trio
+
+from simplebus.core.errors import RemoteProtocolError
+from simplebus.core.limits import TRICKLE_BYTES, TRICKLE_SECONDS
+from simplebus.core.session import Session
+
+if TYPE_CHECKING:
+    from simplebus.server.engine import Engine
+
+# Pieces sent in one turn before other connections get theirs.
+_PIECES_PER_TURN = 4
+
+_TCP_INFO = struct.Struct("24x I 28x I")
+"""From Linux's struct tcp_info: tcpi_unacked, and tcpi_last_ack_recv in milliseconds."""
+
+
+class Connection:
+    """A peer's socket and its session.
+
+    Resources: owns the socket; `run` closes it. Errors: `run` lets none escape but Cancelled.
+    """
+
+    def __init__(self, sock: socket.socket, session: Session, engine: Engine) -> None:
+        self.socket = sock
+        self.session = session
+        self._engine = engine
+        self._scope = trio.CancelScope()
+        self._room = trio.Event()
+        self._writing = False
+
+    async def run(self) -> None:
+        """Serve the peer until it leaves, breaks the protocol or is cut off."""
+        engine, session, sock = self._engine, self.session, self.socket
+        space = engine.buffer.space
+        reason: str | RemoteProtocolError = "closed by the peer"
+        try:
+            with self._scope:
+                while True:
+                    await trio.lowlevel.wait_readable(sock)
+                    try:
+                        count = sock.recv_into(space[:TRICKLE_BYTES] if session.parked else space)
+                    except BlockingIOError:
+                        continue
+                    if count == 0:
+                        break
+                    engine.receive(session, count)
+                    if session.parked:
+                        await self._wait_for_room()
+        except RemoteProtocolError as error:
+            reason = error
+        except OSError as error:
+            reason = f"lost: {error.strerror or error}"
+        finally:
+            engine.closed(self, reason)
+            trio.lowlevel.notify_closing(sock)
+            sock.close()
+
+    def cut(self) -> None:
+        """Stop serving this peer."""
+        self._scope.cancel()
+
+    def room(self) -> None:
+        """The messages that waited for room are stored."""
+        self._room.set()
+
+    async def _wait_for_room(self) -> None:
+        """Pause reading. A peer that subscribes is read on slowly: its acks may make the room."""
+        self._room = trio.Event()
+        if self.session.subscriptions:
+            with trio.move_on_after(TRICKLE_SECONDS):
+                await self._room.wait()
+        else:
+            await self._room.wait()
+
+    def flush(self) -> None:
+        """Send what can be sent without waiting; a task of its own sends the rest."""
+        if not self._writing and not self._send():
+            self._writing = True
+            self._engine.start_soon(self._write)
+
+    def _send(self) -> bool:
+        """Send until nothing is left (True), or until it is enough or too much (False)."""
+        outbox, tick = self.session.outbox, self._engine.broker.tick_number
+        try:
+            for _ in range(_PIECES_PER_TURN):
+                piece = outbox.peek(tick)
+                if not piece:
+                    return True
+                count = self.socket.send(piece)
+                outbox.sent(count, tick)
+                if count < len(piece):
+                    return False
+        except BlockingIOError:
+            return False
+        except OSError:
+            self.cut()  # The reader learns the same from its own end, or is asleep.
+            return True
+        return outbox.idle
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                await trio.lowlevel.wait_writable(self.socket)
+                if self._send():
+                    return
+        except (trio.ClosedResourceError, OSError):
+            return
+        finally:
+            self._writing = False
+
+    def unanswered_seconds(self) -> float:
+        """How long the peer's host has not acknowledged bytes that are under way to it; 0 if none.
+
+        A host that lives acknowledges at once, also when its program reads nothing.
+        """
+        try:
+            info = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+        except OSError:
+            return 0.0
+        unacked, last_ack_ms = _TCP_INFO.unpack(info)
+        return last_ack_ms / 1000 if unacked else 0.0

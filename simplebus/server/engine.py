@@ -1,0 +1,138 @@
+"""The broker on a trio clock: connections bring bytes, a timer brings beats.
+
+Rule 1: whatever changes the broker ends with `settle`: what became ready is sent, who has room
+reads on. Between two awaits the broker belongs to one task.
+Rule 2: one receive buffer serves all connections; nothing in it survives an await.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from simplebus.core.broker import Broker, Settings
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.receive import ReceiveBuffer
+from simplebus.core.session import Session
+from simplebus.server.connection import Connection
+
+log = logging.getLogger("simplebus.server")
+
+# A host that leaves bytes unacknowledged this long is gone.
+_UNANSWERED_SECONDS_MAX = 30.0
+_UNANSWERED_CHECK_TICKS = 5
+
+
+class Engine:
+    """Drives one broker. Enter `run` in a nursery; then `serve` each accepted socket."""
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.broker = Broker(settings)
+        self.buffer = ReceiveBuffer()
+        self.connections: dict[int, Connection] = {}
+        """By session id."""
+        self.cut_off: Counter[Reason] = Counter()
+        """Connections closed by us, by reason."""
+        self.accepted = 0
+        self._nursery: trio.Nursery | None = None
+        self._beaten = trio.Event()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled. Every connection is a task in here."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            task_status.started()
+            await self._beat()
+
+    async def _beat(self) -> None:
+        """The ack timer. Beats missed in a stall are left out: nobody could have acked in it."""
+        tick_seconds = self.broker.settings.tick_seconds
+        due = trio.current_time() + tick_seconds
+        while True:
+            await trio.sleep_until(due)
+            due = max(due + tick_seconds, trio.current_time() + tick_seconds / 2)
+            self.tick()
+
+    def tick(self) -> None:
+        for session, error in self.broker.tick():
+            self._cut(self.connections[session.session_id], error)
+        if self.broker.tick_number % _UNANSWERED_CHECK_TICKS == 0:
+            for connection in list(self.connections.values()):
+                if connection.unanswered_seconds() > _UNANSWERED_SECONDS_MAX:
+                    self._cut(
+                        connection,
+                        RemoteProtocolError(
+                            Reason.STALLED,
+                            f"the peer's host has not answered for {_UNANSWERED_SECONDS_MAX:g} s",
+                        ),
+                    )
+        self.settle()
+        self._beaten.set()
+        self._beaten = trio.Event()
+
+    async def drained(self) -> None:
+        """Stop reading from peers that only publish; wait until all that is stored for
+        subscribers is acknowledged. Looks once per beat."""
+        for connection in self.connections.values():
+            if not connection.session.subscriptions:
+                connection.cut()
+        while any(
+            cls.subscriptions and len(cls.ring) for cls in self.broker.classes.values()
+        ):
+            await self._beaten.wait()
+
+    def start_soon(self, task: Callable[[], Awaitable[object]]) -> None:
+        assert self._nursery is not None, "the engine is not running"
+        self._nursery.start_soon(task)
+
+    def serve(self, sock: socket.socket, peer: str) -> None:
+        """Take over a connected, non-blocking socket, or refuse it."""
+        self.accepted += 1
+        most = self.broker.settings.limits.connections
+        if len(self.connections) >= most:
+            self._count(Reason.TOO_MANY_CONNECTIONS, peer, f"{most} connections are open")
+            sock.close()
+            return
+        session = self.broker.open(peer)
+        connection = Connection(sock, session, self)
+        self.connections[session.session_id] = connection
+        self.start_soon(connection.run)
+
+    def receive(self, session: Session, count: int) -> None:
+        """`count` fresh bytes of this session are in the buffer. Raises RemoteProtocolError."""
+        try:
+            self.broker.receive(session, self.buffer, count)
+        finally:
+            self.settle()
+
+    def settle(self) -> None:
+        """Send what became ready, and let those read on whose messages found room."""
+        broker, connections = self.broker, self.connections
+        for session_id in broker.take_ready():
+            connections[session_id].flush()
+        for session in broker.take_unblocked():
+            if session.session_id in connections:
+                connections[session.session_id].room()
+
+    def closed(self, connection: Connection, reason: str | RemoteProtocolError) -> None:
+        """A connection has ended."""
+        session = connection.session
+        if isinstance(reason, RemoteProtocolError):
+            self._count(reason.reason, session.peer, reason.sentence)
+        else:
+            log.debug("session %d from %s: %s", session.session_id, session.peer, reason)
+        self.connections.pop(session.session_id, None)
+        self.broker.close(session)
+        self.settle()
+
+    def _cut(self, connection: Connection, error: RemoteProtocolError) -> None:
+        self._count(error.reason, connection.session.peer, error.sentence)
+        connection.cut()
+
+    def _count(self, reason: Reason, peer: str, sentence: str) -> None:
+        self.cut_off[reason] += 1
+        log.warning("%s: disconnected (%s): %s", peer, reason, sentence)

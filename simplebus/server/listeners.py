@@ -1,0 +1,96 @@
+"""Listening sockets: bind, accept, hand over.
+
+Rule 1: a listener knows addresses and file descriptors, never the protocol spoken on them.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+from collections.abc import Callable
+
+import trio
+
+log = logging.getLogger("simplebus.server")
+
+_BACKLOG = 1024
+_ACCEPTS_PER_TURN = 64
+# Out of file descriptors or memory: what is open must close first.
+_EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_EXHAUSTED_PAUSE_SECONDS = 0.5
+
+# Idle peers whose host is gone are found by the kernel: 30 s of silence, then 3 probes 5 s apart.
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
+
+
+async def bind(host: str, port: int) -> list[socket.socket]:
+    """Listening sockets on every address of host. Port 0 picks one free port for all of them.
+
+    Raises OSError, naming the address, when one cannot be had.
+    """
+    infos = await trio.socket.getaddrinfo(
+        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    sockets: list[socket.socket] = []
+    try:
+        for family, _, _, _, address in dict.fromkeys(infos):
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            sockets.append(sock)
+            sock.setblocking(False)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            chosen = port or (sockets[0].getsockname()[1] if len(sockets) > 1 else 0)
+            try:
+                sock.bind((address[0], chosen, *address[2:]))
+            except OSError as error:
+                raise OSError(
+                    error.errno, f"cannot listen on {name((address[0], chosen))}: {error.strerror}"
+                ) from None
+            sock.listen(_BACKLOG)
+    except BaseException:
+        for sock in sockets:
+            sock.close()
+        raise
+    return sockets
+
+
+def name(address: tuple[object, ...]) -> str:
+    """HOST:PORT, with brackets around an IPv6 host."""
+    host, port = str(address[0]), address[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+async def accept(listener: socket.socket, serve: Callable[[socket.socket, str], None]) -> None:
+    """Accept for ever, handing each connected, non-blocking socket over. Closes the listener."""
+    try:
+        while True:
+            await trio.lowlevel.wait_readable(listener)
+            for _ in range(_ACCEPTS_PER_TURN):
+                try:
+                    sock, address = listener.accept()
+                except BlockingIOError:
+                    break
+                except OSError as error:
+                    if error.errno in _EXHAUSTED:
+                        log.error("cannot accept: %s; trying again", error.strerror)
+                        await trio.sleep(_EXHAUSTED_PAUSE_SECONDS)
+                    break  # Otherwise the peer left before it was accepted.
+                try:
+                    _prepare(sock)
+                except OSError:  # It left meanwhile.
+                    sock.close()
+                    continue
+                serve(sock, name(address))
+    finally:
+        trio.lowlevel.notify_closing(listener)
+        listener.close()
+
+
+def _prepare(sock: socket.socket) -> None:
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE:
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -1,0 +1,163 @@
+"""The whole server: listeners in front of an engine, signals, the ready line, the farewell.
+
+Rule 1: nothing is announced before it is true: the ready line and READY=1 come when every listener
+is up. Rule 2: what is lost by stopping is said.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import trio
+
+from simplebus.core.broker import BrokerStatistics, Settings
+from simplebus.server import listeners
+from simplebus.server.engine import Engine
+from simplebus.server.notify import notify
+
+log = logging.getLogger("simplebus.server")
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """Where and how to serve."""
+
+    hosts: tuple[str, ...] = ("127.0.0.1", "::1")
+    """Addresses to listen on. An IPv6 address that this machine lacks is left out."""
+    port: int = 8888
+    """0 picks a free one."""
+    drain_seconds: float = 10.0
+    """How long SIGTERM waits for what is under way."""
+    verbose: bool = False
+    """Print rates once a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A server that is up."""
+
+    engine: Engine
+    addresses: tuple[str, ...]
+    """HOST:PORT of each listener."""
+
+
+async def serve(
+    settings: Settings,
+    options: ServeOptions,
+    *,
+    announce: Callable[[str], None] = print,
+    task_status: trio.TaskStatus[Serving] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve until SIGTERM or SIGINT (main thread only) or until cancelled.
+
+    Task status: a `Serving` once every listener is up. Resources: all sockets are closed on return.
+    Raises OSError when no listener can be had.
+    """
+    sockets = await _bind_all(options)
+    engine = Engine(settings)
+    async with trio.open_nursery() as engines:
+        await engines.start(engine.run)
+        async with trio.open_nursery() as doors:
+            for sock in sockets:
+                doors.start_soon(listeners.accept, sock, engine.serve)
+            addresses = tuple(listeners.name(sock.getsockname()) for sock in sockets)
+            gc.collect()
+            gc.freeze()  # What exists now lives for ever: no collection needs to look at it.
+            announce(f"simplebus ready tcp={addresses[0]}")
+            notify("READY=1", f"STATUS=listening on {', '.join(addresses)}")
+            task_status.started(Serving(engine, addresses))
+            if options.verbose:
+                doors.start_soon(_print_rates, engine, announce)
+            await _until_signalled(doors.cancel_scope)
+        notify("STOPPING=1", "STATUS=draining")
+        await _drain(engine, options.drain_seconds)
+        engines.cancel_scope.cancel()
+    _say_farewell(engine)
+
+
+async def _bind_all(options: ServeOptions) -> list[listeners.socket.socket]:
+    sockets: list[listeners.socket.socket] = []
+    port = options.port
+    problem: OSError | None = None
+    for host in options.hosts:
+        try:
+            sockets += await listeners.bind(host, port)
+            port = port or sockets[0].getsockname()[1]
+        except OSError as error:
+            if not (":" in host and sockets):
+                for sock in sockets:
+                    sock.close()
+                raise
+            problem = error
+    if problem is not None:
+        log.info("IPv6 left out: %s", problem)
+    return sockets
+
+
+async def _until_signalled(scope: trio.CancelScope) -> None:
+    """Wait for the first signal, then close the doors. Without the main thread: wait for ever."""
+    try:
+        receiver = trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT)
+        signals = receiver.__enter__()
+    except RuntimeError:
+        await trio.sleep_forever()
+    try:
+        async for number in signals:
+            log.info("%s: draining", signal.Signals(number).name)
+            break
+    finally:
+        receiver.__exit__(None, None, None)
+    scope.cancel()
+
+
+async def _drain(engine: Engine, seconds: float) -> None:
+    """Wait until every subscriber has acknowledged what is stored for it, up to the deadline."""
+    with trio.move_on_after(seconds):
+        await engine.drained()
+
+
+async def _print_rates(engine: Engine, announce: Callable[[str], None]) -> None:
+    """One line a second, as the original prints."""
+    before = engine.broker.statistics()
+    while True:
+        await trio.sleep(1)
+        now = engine.broker.statistics()
+        announce(rates_line(before, now))
+        before = now
+
+
+def rates_line(before: BrokerStatistics, now: BrokerStatistics) -> str:
+    """What happened between two snapshots a second apart."""
+    sent = now.delivered + now.redelivered - before.delivered - before.redelivered
+    return (
+        f"Received: {now.published - before.published:,}. Send: {sent:,}. "
+        f"Acknowledged: {now.acknowledged - before.acknowledged:,}. "
+        f"Redelivered: {now.redelivered - before.redelivered:,}. In flight: {now.in_flight:,}. "
+        f"Sessions: {now.sessions}. Memory: {now.memory_bytes >> 20} MiB."
+    )
+
+
+def _say_farewell(engine: Engine) -> None:
+    for cls in engine.broker.statistics().classes:
+        if cls.ring.messages:
+            log.warning(
+                "class %d: %d stored messages are lost: nothing keeps them past the process",
+                cls.class_id,
+                cls.ring.messages,
+            )
+    notify("STATUS=stopped")
+
+
+def configure_logging(level: str) -> None:
+    """Log to standard error, one line an event."""
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=level.upper(),
+        format="%(asctime)s %(levelname)s %(message)s",
+        force=True,
+    )

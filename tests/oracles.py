@@ -1,0 +1,144 @@
+"""The slow, obvious truth that fast code is tested against.
+
+Rule 1: nothing here is imported from simplebus, and nothing here is clever. Whoever reads
+        `protocol/binary.md` and then this file must see at once that they say the same.
+Rule 2: an oracle never judges whether input is allowed. It says what allowed input means.
+Rule 3: when an oracle and the code disagree, `protocol/binary.md` decides which one is wrong.
+"""
+
+from __future__ import annotations
+
+HEADER_BYTES = 9
+DELIMITER = b"<\r\n>"
+ID_COUNT = 1 << 31
+"""Message ids run from 0 to ID_COUNT - 1 and then start again at 0."""
+
+
+def split_frames(data: bytes) -> tuple[list[bytes], bytes]:
+    """The whole frames at the start of `data`, delimiters included, and the bytes left over.
+
+    The nine header bytes of a frame are never searched. The first delimiter at or after them
+    ends the frame, and the next byte begins another header.
+    """
+    frames: list[bytes] = []
+    start = 0
+    position = HEADER_BYTES
+    while position + len(DELIMITER) <= len(data):
+        if data[position : position + len(DELIMITER)] == DELIMITER:
+            end = position + len(DELIMITER)
+            frames.append(data[start:end])
+            start = end
+            position = start + HEADER_BYTES
+        else:
+            position += 1
+    return frames, data[start:]
+
+
+def parse_frame(frame: bytes) -> tuple[int, int, int, int, bytes]:
+    """Type byte, class id, message id, timer index and content of one whole frame."""
+    assert split_frames(frame) == ([frame], b""), f"not exactly one frame: {frame!r}"
+    return (
+        frame[0],
+        int.from_bytes(frame[1:3], "big"),
+        int.from_bytes(frame[3:7], "big"),
+        int.from_bytes(frame[7:9], "big"),
+        frame[HEADER_BYTES : -len(DELIMITER)],
+    )
+
+
+class AckOracle:
+    """One subscription's acknowledgements, as a set of sequences.
+
+    start..floor    acknowledged without a gap
+    floor..cursor   sent; acknowledged out of order or still in flight
+    cursor          the next sequence to be sent; a test moves it as it sends
+
+    Invariant: start <= floor <= cursor, and start <= every member of acked < cursor
+    """
+
+    def __init__(self, *, floor: int = 0, cursor: int | None = None) -> None:
+        self.start = floor
+        self.cursor = floor if cursor is None else cursor
+        self.acked: set[int] = set()
+
+    @property
+    def floor(self) -> int:
+        """The lowest sequence that was sent and not acknowledged, or the cursor."""
+        sequence = self.start
+        while sequence in self.acked:
+            sequence += 1
+        return sequence
+
+    def nearest_sequence(self, wire_id: int) -> int:
+        """The sequence with these low 31 bits that is nearest to the floor.
+
+        The one id that is equally far on both sides, 2**30 away, means the lower sequence. The
+        answer may be negative: that is below every floor, so acknowledging it changes nothing.
+        """
+        floor = self.floor
+        laps = range(floor // ID_COUNT - 1, floor // ID_COUNT + 2)
+        candidates = [lap * ID_COUNT + wire_id for lap in laps]
+        return min(candidates, key=lambda sequence: (abs(sequence - floor), sequence))
+
+    def ack_ids(self, first: int, last: int) -> int:
+        """Acknowledge the wire ids `first` up to but not including `last`.
+
+        Returns how many of them were never sent. They stay unacknowledged when they are sent.
+        """
+        first_sequence = self.nearest_sequence(first)
+        last_sequence = first_sequence + (last - first)
+        named_and_sent = range(max(first_sequence, self.start), min(last_sequence, self.cursor))
+        self.acked.update(named_and_sent)
+        return max(0, last_sequence - max(first_sequence, self.cursor))
+
+    def unacked(self, first: int, last: int) -> list[tuple[int, int]]:
+        """What was sent of the sequences `first` to `last` and not acknowledged, half-open."""
+        sent = range(max(first, self.start), min(last, self.cursor))
+        return group_ids([sequence for sequence in sent if sequence not in self.acked])
+
+
+class RingOracle:
+    """One class's stored messages, as a dict from sequence to frame bytes.
+
+    Invariant: floor <= every stored sequence < head
+    """
+
+    def __init__(self, *, floor: int = 0) -> None:
+        self.head = floor
+        self.frames: dict[int, bytes] = {}
+
+    @property
+    def floor(self) -> int:
+        """The lowest sequence that is still stored, or the head when nothing is."""
+        return min(self.frames, default=self.head)
+
+    def append(self, frame: bytes) -> int:
+        """Store a frame as it is, and return the sequence it was given."""
+        sequence = self.head
+        self.frames[sequence] = frame
+        self.head += 1
+        return sequence
+
+    def release(self, first: int, last: int) -> None:
+        """Forget the sequences `first` up to but not including `last`, as far as stored."""
+        for sequence in range(max(first, self.floor), min(last, self.head)):
+            self.frames.pop(sequence, None)
+
+    def read(self, first: int, last: int) -> bytes:
+        """The stored frames of `first` to `last`, back to back."""
+        stored = range(max(first, self.floor), min(last, self.head))
+        return b"".join(self.frames[sequence] for sequence in stored if sequence in self.frames)
+
+
+def group_ids(ids: list[int]) -> list[tuple[int, int]]:
+    """Half-open ranges of ids that are consecutive in the order in which they arrived.
+
+    Id 0 after id 2147483647 begins a range of its own: no range spans the wrap.
+    """
+    ranges: list[tuple[int, int]] = []
+    for message_id in ids:
+        if ranges and ranges[-1][1] == message_id:
+            ranges[-1] = (ranges[-1][0], message_id + 1)
+        else:
+            ranges.append((message_id, message_id + 1))
+    return ranges
