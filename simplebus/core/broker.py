@@ -15,10 +15,18 @@ from collections import Counter, deque
 from dataclasses import dataclass
 
 from simplebus.core import frames
-from simplebus.core.acks import AckWindow
+from simplebus.core.acks import AckWindow, nearest_sequence
 from simplebus.core.delivery import Subscription, SubscriptionStatistics
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.events import Acked, Connected, Event, Published, Subscribed
+from simplebus.core.events import (
+    Acked,
+    AckedOne,
+    Connected,
+    Event,
+    Published,
+    PublishedOne,
+    Subscribed,
+)
 from simplebus.core.frames import FrameBatch
 from simplebus.core.limits import Limits
 from simplebus.core.receive import ReceiveBuffer
@@ -134,7 +142,7 @@ class MessageClass:
     def floor(self) -> int:
         """The lowest sequence that somebody may still need."""
         if self.subscriptions:
-            return min(s.window.floor for s in self.subscriptions)
+            return min([s.window.floor for s in self.subscriptions])
         return self.waiting.floor
 
     def statistics(self) -> ClassStatistics:
@@ -230,6 +238,10 @@ class Broker:
 
     def _apply(self, session: Session, event: Event) -> None:
         match event:
+            case PublishedOne():
+                self._publish_one(session, event.class_id, event.frame)
+            case AckedOne():
+                self._ack_one(session, event)
             case Published():
                 self._publish(session, event.class_id, event.frames)
             case Acked():
@@ -312,13 +324,25 @@ class Broker:
                 case FullPolicy.DROP_OLDEST:
                     self._append_dropping_oldest(cls, rest)
 
+    def _publish_one(self, session: Session, class_id: int, frame: memoryview) -> None:
+        cls = self.classes[class_id]
+        timer_index = self.tick_number % self.settings.ack_timeout
+        if session.parked or cls.blocked or not cls.ring.append_one(frame, timer_index):
+            self._publish(session, class_id, FrameBatch.of_one(frame))
+        else:
+            self._wake(cls)
+
     def _append(self, cls: MessageClass, batch: FrameBatch) -> int:
         taken = cls.ring.append(batch, self.tick_number % self.settings.ack_timeout)
         if taken:
-            for subscription in cls.subscriptions:
-                subscription.outbox.wake(subscription)
-                self._ready[subscription.outbox.session_id] = None
+            self._wake(cls)
         return taken
+
+    def _wake(self, cls: MessageClass) -> None:
+        """There is something new for everyone subscribed to the class."""
+        for subscription in cls.subscriptions:
+            subscription.outbox.wake(subscription)
+            self._ready[subscription.outbox.session_id] = None
 
     def _append_dropping_oldest(self, cls: MessageClass, batch: FrameBatch) -> None:
         while True:
@@ -351,6 +375,23 @@ class Broker:
             firsts = firsts.clip(max=window.cursor)
         if window.ack(firsts, lasts):
             self._release(self.classes[event.class_id])
+
+    def _ack_one(self, session: Session, event: AckedOne) -> None:
+        subscription = session.subscriptions.get(event.class_id)
+        if subscription is None:
+            self.refused[Reason.ACK_UNSUBSCRIBED] += 1
+            return
+        window = subscription.window
+        before = window.floor
+        first = nearest_sequence(event.first, before)
+        last = first + event.last - event.first
+        if last > window.cursor:
+            self.refused[Reason.ACK_UNSENT] += 1
+            last = window.cursor
+        if first < last:
+            window.ack_range(first, last)
+            if window.floor != before:
+                self._release(self.classes[event.class_id])
 
     # Room ----------------------------------------------------------------------------------------
 

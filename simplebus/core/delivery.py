@@ -82,6 +82,16 @@ class Subscription:
         """Messages acknowledged."""
         return self._entered - self._dropped_in_flight - self.window.in_flight
 
+    @property
+    def has_again(self) -> bool:
+        """Whether something may have to be sent again."""
+        return bool(self._again)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether something may be there to be sent."""
+        return bool(self._again) or self.window.cursor < self.ring.head
+
     def statistics(self) -> SubscriptionStatistics:
         return SubscriptionStatistics(
             class_id=self.class_id,
@@ -185,7 +195,7 @@ class Subscription:
         self.window.check()
         assert self.ring.floor <= self.window.floor <= self.window.cursor <= self.ring.head
         assert self.acknowledged >= 0
-        if self._again or self.window.cursor < self.ring.head:
+        if self.has_work:
             assert self.queued, "work that nobody was told about"
 
 
@@ -240,9 +250,9 @@ class Outbox:
             self._replies.clear()
         while not self._rest and self._queue:
             subscription = self._queue[0]
-            self._rest = memoryview(subscription.take_again(tick))
-            if self._rest:
-                break
+            if subscription.has_again:
+                self._rest = memoryview(subscription.take_again(tick))
+                continue
             piece = subscription.peek(tick)
             if piece:
                 self._source = subscription
@@ -258,7 +268,13 @@ class Outbox:
         if self._source is None:
             self._rest = self._rest[count:]
             return
-        self._rest = memoryview(self._source.sent(self._peeked, count, tick))
+        rest = self._source.sent(self._peeked, count, tick)
+        if rest:
+            self._rest = memoryview(rest)
+        if self._source.has_work:
+            self._queue.rotate(-1)
+        else:
+            self._queue.popleft()
+            self._source.queued = False
         self._source = None
         self._peeked = memoryview(b"")
-        self._queue.rotate(-1)

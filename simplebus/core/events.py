@@ -1,6 +1,7 @@
 """What a session understood from a peer's bytes.
 
-Rule 1: events carry batches, never one object per message.
+Rule 1: events carry batches, never one object per message. At low load a batch is a single frame;
+for that there are events without arrays, which say the same.
 Rule 2: events are facts; what follows from them is the broker's business.
 """
 
@@ -45,4 +46,21 @@ class Acked:
     """Exclusive ends, shape (n,)."""
 
 
-Event = Connected | Subscribed | Published | Acked
+@dataclass(slots=True)
+class PublishedOne:
+    """The peer handed over a single message: what `Published` says of a batch."""
+
+    class_id: int
+    frame: memoryview
+
+
+@dataclass(slots=True)
+class AckedOne:
+    """The peer acknowledged a single range: what `Acked` says of several."""
+
+    class_id: int
+    first: int
+    last: int
+
+
+Event = PublishedOne | AckedOne | Connected | Subscribed | Published | Acked

@@ -128,6 +128,12 @@ class FrameBatch:
         gather += np.arange(gather.size)
         return FrameBatch(self.data[gather], ends, 0)
 
+    @classmethod
+    def of_one(cls, frame: memoryview) -> FrameBatch:
+        """A batch of a single frame."""
+        data = np.frombuffer(frame, np.uint8)
+        return cls(data, np.array([data.size], np.int64), data.size)
+
     def copy(self) -> FrameBatch:
         """The same frames in memory of their own."""
         return FrameBatch(self.data.copy(), self.ends.copy(), self.stride)
@@ -253,7 +259,7 @@ def _outside_headers(delimiters: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
 # Ack ranges --------------------------------------------------------------------------------------
 
 
-def ack_range(content: bytes) -> tuple[int, int]:
+def ack_range(content: bytes | memoryview) -> tuple[int, int]:
     """The half-open range of message ids in an Ack's content.
 
     Raises RemoteProtocolError (bad_ack) for anything but `first-last`, decimal, first < last.
@@ -263,7 +269,7 @@ def ack_range(content: bytes) -> tuple[int, int]:
         first, last = int(match[1]), int(match[2])
         if first < last <= MESSAGE_ID_MASK + 1:
             return first, last
-    shown = content[:40].decode("ascii", "backslashreplace")
+    shown = bytes(content[:40]).decode("ascii", "backslashreplace")
     more = f"… ({len(content)} bytes)" if len(content) > 40 else ""
     raise RemoteProtocolError(
         Reason.BAD_ACK,

@@ -19,6 +19,7 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.frames import DELIMITER, Flags, FrameBatch, split
 from simplebus.core.limits import (
     DELIMITER_BYTES,
+    FRAME_BYTES_MIN,
     HEADER_BYTES,
     HEADROOM_BYTES,
     RECEIVE_BYTES,
@@ -53,6 +54,18 @@ class FrameReceiver:
     def tail_bytes(self) -> int:
         """Bytes of the incomplete frame; 0 between frames."""
         return len(self._tail)
+
+    def lone_frame(self, buffer: ReceiveBuffer, count: int) -> bool:
+        """Whether the fresh bytes are exactly one frame: then `receive` need not be called."""
+        first = HEADROOM_BYTES
+        lone = (
+            not self._tail
+            and FRAME_BYTES_MIN <= count <= self.frame_bytes_max
+            and buffer.raw.find(DELIMITER, first + HEADER_BYTES, first + count)
+            == first + count - DELIMITER_BYTES
+        )
+        self.frames += lone
+        return lone
 
     def receive(self, buffer: ReceiveBuffer, count: int) -> Iterator[FrameBatch]:
         """Yield the frames that `count` fresh bytes in the buffer complete.

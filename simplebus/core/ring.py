@@ -133,9 +133,41 @@ class Ring:
             self._put(rest if room == rest.count else rest.slice(0, room))
             taken += room
         if taken:
-            self._peak_messages = max(self._peak_messages, len(self))
-            self._peak_bytes = max(self._peak_bytes, self.frame_bytes)
+            self._note_peak()
         return taken
+
+    def append_one(self, frame: memoryview, timer_index: int) -> bool:
+        """Copy in one frame, numbered and stamped, where there is plainly room for it.
+
+        False leaves the ring as it was: `append` then finds out what is to be done.
+        """
+        head, at, size = self.head, self._write, len(frame)
+        held = head - self.floor
+        if held == 0:
+            at, end = 0, self._size
+        else:
+            tail = int(self._position[self.floor & self._mask])
+            end = self._size if at > tail else tail
+        if size > end - at or held >= self._slots or held >= self.messages_max:
+            return False
+        if timer_index != self._stamp:
+            self.stamp(head, head, timer_index)
+        self._view[at : at + size] = frame
+        stamp(self._view, at, head & MESSAGE_ID_MASK, timer_index)
+        slot = head & self._mask
+        self._position[slot] = at
+        self._length[slot] = size
+        self._write = at + size
+        self.frame_bytes += size
+        self.head = head + 1
+        self._note_peak()
+        return True
+
+    def _note_peak(self) -> None:
+        if self.head - self.floor > self._peak_messages:
+            self._peak_messages = self.head - self.floor
+        if self.frame_bytes > self._peak_bytes:
+            self._peak_bytes = self.frame_bytes
 
     def _room(self, batch: FrameBatch) -> int:
         """How many of the batch's frames fit in one piece, wrapping first when that gives more."""

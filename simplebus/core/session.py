@@ -19,7 +19,15 @@ import numpy.typing as npt
 from simplebus.core import frames
 from simplebus.core.delivery import Outbox, Subscription
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.events import Acked, Connected, Event, Published, Subscribed
+from simplebus.core.events import (
+    Acked,
+    AckedOne,
+    Connected,
+    Event,
+    Published,
+    PublishedOne,
+    Subscribed,
+)
 from simplebus.core.frames import FrameBatch
 from simplebus.core.limits import (
     CLASS_ID_MAX,
@@ -32,6 +40,9 @@ from simplebus.core.receive import FrameReceiver, ReceiveBuffer
 
 # With this many changes of type or class in one batch, sorting it beats going run by run.
 _RUNS_MAX = PLAIN_FRAMES_MAX
+
+# A read this short is looked at as a single frame first.
+_LONE_BYTES_MAX = 4096
 
 _SORTABLE = np.array([frames.MESSAGE, frames.ACK, frames.HEARTBEAT], np.uint32)
 _CLASS_IDS = msgspec.json.Decoder(list[int], strict=True)
@@ -72,8 +83,21 @@ class Session:
         Each event is to be applied before the next one is asked for: a Connected decides which
         classes the messages behind it may name. Events are valid until the buffer is filled again.
         """
+        if count <= _LONE_BYTES_MAX and self.receiver.lone_frame(buffer, count):
+            yield from self._lone(buffer.space[:count])
+            return
         for batch in self.receiver.receive(buffer, count):
             yield from self._events(batch)
+
+    def _lone(self, frame: memoryview) -> Iterator[Event]:
+        """A single frame, without arrays: what `_run` does for a batch of one."""
+        class_id = frame[1] << 8 | frame[2]
+        if frame[0] == frames.MESSAGE and class_id in self._known_classes:
+            yield PublishedOne(class_id, frame)
+        elif frame[0] == frames.ACK:
+            yield AckedOne(class_id, *frames.ack_range(frame[HEADER_BYTES:-DELIMITER_BYTES]))
+        else:
+            yield from self._run(FrameBatch.of_one(frame))
 
     def tick(
         self, limits: Limits, tick_seconds: float, *, holds_back: bool

@@ -103,6 +103,8 @@ class Connection:
                 outbox.sent(count, tick)
                 if count < len(piece):
                     return False
+                if outbox.idle:
+                    return True
         except BlockingIOError:
             return False
         except OSError:
