@@ -1,7 +1,8 @@
 """One measurement: a flow of messages through one broker, or round trips through it.
 
-Rule 1: a rate is verified messages per second between the publisher's first send and the last
-message that the last subscriber verified. Nothing a broker buffers can make it look faster.
+Rule 1: a rate is verified messages per second between the publisher's first send and the moment
+when the broker has taken the last subscriber's last ack. Nothing that is buffered on the way, of
+messages or of acks, can make it look faster.
 Rule 2: after a simplebus flow a probe shows that nothing stayed in flight.
 """
 
@@ -57,7 +58,7 @@ class Sample:
     messages: int
     seconds: float
     rate: float
-    subscriber_rate: float = 0.0  # From the first byte received; the rate counts from the send.
+    subscriber_rate: float = 0.0  # From the first byte received to the last message verified.
     cpu_us: float = 0.0           # Of the broker, per published message.
     peak_bytes: int = 0           # Of the broker, since it started.
     duplicates: int = 0
@@ -115,7 +116,7 @@ def _flow(broker: Broker, protocol: str, flow: Flow, *, count: int) -> Sample:
         heard = [subscriber.result() for subscriber in subscribers]
         sent = publisher.result()
         cpu_s = broker.process.cpu_s() - cpu_before
-    seconds = max(result["last"] for result in heard) - sent["started"]
+    seconds = max(result["settled"] for result in heard) - sent["started"]
     return Sample(
         messages=count,
         seconds=seconds,

@@ -42,8 +42,8 @@ class Process:
         self, name: str, command: Sequence[str | Path], *, directory: Path | None = None
     ) -> None:
         self.name = name
-        self._output = tempfile.TemporaryFile()
-        self._errors = tempfile.TemporaryFile()
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop().
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._child = subprocess.Popen(
             [str(word) for word in command],
             stdin=subprocess.DEVNULL,

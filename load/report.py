@@ -84,7 +84,8 @@ class Report:
             console.print(f"[yellow]note:[/] {note}", highlight=False)
 
     def _measured(self) -> Table:
-        table = Table(title=f"What was measured, median of {self.rounds} rounds", title_justify="left")
+        title = f"What was measured, median of {self.rounds} rounds"
+        table = Table(title=title, title_justify="left")
         table.add_column("scenario")
         table.add_column("what")
         for name in ("msgs/s or p50", "spread", "broker us/msg", "peak MB", "msgs/ack"):
@@ -140,7 +141,9 @@ def spread(values: Sequence[float]) -> str:
     return f"{short(min(values))} to {short(max(values))}"
 
 
-def ratios(samples: Sequence[Sample], against: Sequence[Sample] | None, quantity: str) -> list[float]:
+def ratios(
+    samples: Sequence[Sample], against: Sequence[Sample] | None, quantity: str
+) -> list[float]:
     """The quantity, round by round, as it is or divided by another variant's."""
     values = [float(getattr(sample, quantity)) for sample in samples]
     if against is None:
@@ -164,6 +167,6 @@ def core_warning() -> str | None:
     if cores >= CORES_WANTED:
         return None
     return (
-        f"{cores} cores for a publisher, a broker and a subscriber: they take time from each other, "
-        "so trust ratios of the same round, not absolute figures"
+        f"{cores} cores for a publisher, a broker and a subscriber: they take time from each "
+        "other, so trust ratios of the same round, not absolute figures"
     )

@@ -85,8 +85,8 @@ def _measured(broker: Broker, variant: Variant, count: int) -> Sample:
     try:
         return measure(broker, variant.protocol, variant.work, count=count)
     except LoadError as error:
-        last = broker.process.errors().strip()[-400:]
-        said = f"; {broker.process.name} said: {last}" if broker.kind == "simplebus" and last else ""
+        last = broker.process.errors().strip()[-400:] if broker.kind == "simplebus" else ""
+        said = f"; the server said: {last}" if last else ""
         raise LoadError(f"{variant.name}: {error}{said}") from error
 
 
@@ -126,9 +126,11 @@ def main(
     names: Annotated[
         list[str] | None, typer.Argument(help="Scenarios; all when none is named.")
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each scenario.")] = 0,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Of each scenario; 5, or 2 when quick.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Short and rough.")] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write figures here.")] = None,
     chart_file: Annotated[Path | None, typer.Option("--chart", help="Draw the PNG here.")] = None,
     server_args: Annotated[str, typer.Option(help="More arguments of `simplebus serve`.")] = "",
 ) -> None:

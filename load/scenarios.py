@@ -63,14 +63,13 @@ def _nats(work: Flow | RoundTrips) -> Variant:
 def _one_to_one(size_bytes: int, at_least: float, reach: float) -> Scenario:
     flow = Flow(size_bytes=size_bytes)
     peers = (
-        Variant("JetStream, ack-all of 500", "nats", "nats-jetstream", replace(flow, ack_every=500)),
+        Variant("JetStream, acks of 500", "nats", "nats-jetstream", replace(flow, ack_every=500)),
         Variant("JetStream, each acked", "nats", "nats-jetstream", flow),
         Variant("redis pub/sub", "redis", "redis", flow),
         Variant("redis stream + XACK", "redis", "redis-stream", flow),
     )
-    targets = [
-        Target(f"{size_bytes} B, 1 to 1, against nats core", "simplebus", "nats core", at_least, reach)
-    ]
+    title = f"{size_bytes} B, 1 to 1, against nats core"
+    targets = [Target(title, "simplebus", "nats core", at_least, reach)]
     if size_bytes == 16:
         targets.append(
             Target(

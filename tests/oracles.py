@@ -46,6 +46,58 @@ def parse_frame(frame: bytes) -> tuple[int, int, int, int, bytes]:
     )
 
 
+def build_frame(
+    frame_type: int,
+    *,
+    class_id: int = 0,
+    content: bytes = b"",
+    message_id: int = 0,
+    timer_index: int = 0,
+) -> bytes:
+    """One frame, field by field. The content holds no delimiter."""
+    return (
+        bytes([frame_type])
+        + class_id.to_bytes(2, "big")
+        + message_id.to_bytes(4, "big")
+        + timer_index.to_bytes(2, "big")
+        + content
+        + DELIMITER
+    )
+
+
+def parse_ack(content: bytes) -> tuple[int, int] | None:
+    """The range that an Ack's content names, character by character, or None when it names none."""
+    numbers = content.split(b"-")
+    if len(numbers) != 2:
+        return None
+    for number in numbers:
+        if not 1 <= len(number) <= 10 or any(digit not in b"0123456789" for digit in number):
+            return None
+    first, last = int(numbers[0]), int(numbers[1])
+    return (first, last) if first < last and first < ID_COUNT and last <= ID_COUNT else None
+
+
+def parse_connect(content: bytes) -> set[int] | None:
+    """The class ids that a Connect's content names, or None when it is not an array of them."""
+    blanks = b" \t\n\r"
+    inner = content.strip(blanks)
+    if len(inner) < 2 or inner[:1] != b"[" or inner[-1:] != b"]":
+        return None
+    inner = inner[1:-1]
+    if not inner.strip(blanks):
+        return set()
+    class_ids = set()
+    entries = inner.split(b",")
+    for entry in entries:
+        number = entry.strip(blanks)
+        if not number or any(digit not in b"0123456789" for digit in number):
+            return None
+        if len(number) > 5 or (len(number) > 1 and number[:1] == b"0") or int(number) > 65535:
+            return None
+        class_ids.add(int(number))
+    return class_ids if len(entries) <= 65536 else None
+
+
 class AckOracle:
     """One subscription's acknowledgements, as a set of sequences.
 

@@ -44,6 +44,18 @@ static uint64_t position(const Pieces *wire, uint64_t n) {
     return n / wire->count * wire->bytes.end + wire->offset[n % wire->count];
 }
 
+/* The first frame boundary at or after this stream position: where an answer may be put between. */
+static uint64_t boundary(const Pieces *wire, uint64_t at) {
+    uint64_t period = wire->bytes.end, turn = at / period * period;
+    size_t low = 0, high = wire->count;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (turn + wire->offset[middle] < at) low = middle + 1;
+        else high = middle;
+    }
+    return turn + wire->offset[low];
+}
+
 /* Offers the stream from `at` up to `end` to the socket; returns the bytes it took, 0 if none. */
 static uint64_t send_stream(const Peer *peer, const Pieces *wire, uint64_t at, uint64_t end) {
     struct iovec parts[16];
@@ -75,6 +87,24 @@ static void hear_replies(Peer *peer, bool all_sent) {
     peer->confirmed = peer->options->count;
 }
 
+/* One write and one read, or a wait when neither moved anything. An answer that is due (PONG) goes
+ * out between two frames: until it has, the stream's end is the next frame boundary. */
+static uint64_t publish_once(Peer *peer, const Pieces *wire, uint64_t sent) {
+    const Options *options = peer->options;
+    uint64_t allowed = options->count, confirmed = peer->confirmed;
+    if (peer->protocol->windowed && allowed > confirmed + options->window)
+        allowed = confirmed + options->window;
+    size_t answers = peer->out.end - peer->out.start;
+    uint64_t end = answers > 0 ? boundary(wire, sent) : position(wire, allowed);
+    uint64_t took = sent < end ? send_stream(peer, wire, sent, end) : 0;
+    if (sent + took == end) send_some(peer);
+    hear_replies(peer, false);
+    size_t answers_left = peer->out.end - peer->out.start;
+    if (took == 0 && peer->confirmed == confirmed && answers_left == answers)
+        wait_until_ready(peer, sent < end || answers > 0, -1);
+    return took;
+}
+
 void run_publish(const Options *options, const Protocol *protocol) {
     static Pieces block, wire;
     static Peer peer;
@@ -85,16 +115,7 @@ void run_publish(const Options *options, const Protocol *protocol) {
 
     uint64_t sent = 0, total = position(&wire, options->count);
     double started = clock_s();
-    while (sent < total) {
-        uint64_t allowed = options->count;
-        if (protocol->windowed && allowed > peer.confirmed + options->window)
-            allowed = peer.confirmed + options->window;
-        uint64_t end = position(&wire, allowed);
-        uint64_t took = sent < end ? send_stream(&peer, &wire, sent, end) : 0;
-        sent += took;
-        hear_replies(&peer, false);
-        if (!send_some(&peer) || took == 0) wait_until_ready(&peer, sent < end, -1);
-    }
+    while (sent < total) sent += publish_once(&peer, &wire, sent);
     double last_sent = clock_s();
     protocol->farewell(&peer);
     while (peer.confirmed < options->count) {
@@ -111,7 +132,7 @@ void run_publish(const Options *options, const Protocol *protocol) {
 /* ---- subscribe ---- */
 
 typedef struct {
-    double first, last;
+    double first, last, settled; /* First byte, last message verified, last ack taken. */
     uint64_t reads, bytes, buckets[BUCKETS_MAX];
     size_t used;
 } Timeline;
@@ -163,11 +184,12 @@ static void print_subscribed(const Peer *peer, const Timeline *timeline) {
     double seconds = timeline->last - timeline->first;
     printf("{\"mode\": \"subscribe\", \"protocol\": \"%s\", \"messages\": %llu, "
            "\"duplicates\": %llu, \"acks\": %llu, \"reads\": %llu, \"bytes\": %llu, "
-           "\"seconds\": %.6f, \"first\": %.6f, \"last\": %.6f, \"per_100ms\": [",
+           "\"seconds\": %.6f, \"first\": %.6f, \"last\": %.6f, \"settled\": %.6f, "
+           "\"per_100ms\": [",
            peer->protocol->name, (unsigned long long)peer->verified,
            (unsigned long long)peer->duplicates, (unsigned long long)peer->acks,
            (unsigned long long)timeline->reads, (unsigned long long)timeline->bytes, seconds,
-           timeline->first, timeline->last);
+           timeline->first, timeline->last, timeline->settled);
     for (size_t i = 0; i < timeline->used; i++)
         printf("%s%llu", i ? ", " : "", (unsigned long long)timeline->buckets[i]);
     printf("]}\n");
@@ -190,6 +212,7 @@ void run_subscribe(const Options *options, const Protocol *protocol) {
     hear(&peer, protocol->hear_message); /* What came right behind the handshake. */
     while (peer.verified < options->count) subscribe_once(&peer, &timeline);
     subscribe_end(&peer);
+    timeline.settled = clock_s(); /* The broker closed after it read to the end: the acks are in. */
     print_subscribed(&peer, &timeline);
 }
 

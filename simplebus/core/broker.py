@@ -14,6 +14,8 @@ import enum
 from collections import Counter, deque
 from dataclasses import dataclass
 
+import numpy as np
+
 from simplebus.core import frames
 from simplebus.core.acks import AckWindow, nearest_sequence
 from simplebus.core.delivery import Subscription, SubscriptionStatistics
@@ -28,7 +30,7 @@ from simplebus.core.events import (
     Subscribed,
 )
 from simplebus.core.frames import FrameBatch
-from simplebus.core.limits import Limits
+from simplebus.core.limits import PLAIN_FRAMES_MAX, Limits
 from simplebus.core.receive import ReceiveBuffer
 from simplebus.core.ring import MemoryBudget, Ring, RingStatistics
 from simplebus.core.session import Session
@@ -241,7 +243,7 @@ class Broker:
             case PublishedOne():
                 self._publish_one(session, event.class_id, event.frame)
             case AckedOne():
-                self._ack_one(session, event)
+                self._ack_one(session, event.class_id, event.first, event.last)
             case Published():
                 self._publish(session, event.class_id, event.frames)
             case Acked():
@@ -362,36 +364,41 @@ class Broker:
             batch = batch.slice(taken, batch.count)
 
     def _ack(self, session: Session, event: Acked) -> None:
+        """What `_ack_one` does, for many ranges at once."""
+        if event.firsts.size <= PLAIN_FRAMES_MAX:
+            for first, last in zip(event.firsts.tolist(), event.lasts.tolist(), strict=True):
+                self._ack_one(session, event.class_id, first, last)
+            return
         subscription = session.subscriptions.get(event.class_id)
         if subscription is None:
             self.refused[Reason.ACK_UNSUBSCRIBED] += event.firsts.size
             return
         window = subscription.window
         firsts, lasts = window.sequences(event.firsts, event.lasts)
-        unsent = lasts > window.cursor
-        if unsent.any():
-            self.refused[Reason.ACK_UNSENT] += int(unsent.sum())
+        unsent = int(np.count_nonzero(lasts > window.cursor))
+        if unsent:
+            self.refused[Reason.ACK_UNSENT] += unsent
             lasts = lasts.clip(max=window.cursor)
             firsts = firsts.clip(max=window.cursor)
         if window.ack(firsts, lasts):
             self._release(self.classes[event.class_id])
 
-    def _ack_one(self, session: Session, event: AckedOne) -> None:
-        subscription = session.subscriptions.get(event.class_id)
+    def _ack_one(self, session: Session, class_id: int, first_id: int, last_id: int) -> None:
+        subscription = session.subscriptions.get(class_id)
         if subscription is None:
             self.refused[Reason.ACK_UNSUBSCRIBED] += 1
             return
         window = subscription.window
         before = window.floor
-        first = nearest_sequence(event.first, before)
-        last = first + event.last - event.first
+        first = nearest_sequence(first_id, before)
+        last = first + last_id - first_id
         if last > window.cursor:
             self.refused[Reason.ACK_UNSENT] += 1
             last = window.cursor
         if first < last:
             window.ack_range(first, last)
             if window.floor != before:
-                self._release(self.classes[event.class_id])
+                self._release(self.classes[class_id])
 
     # Room ----------------------------------------------------------------------------------------
 

@@ -46,14 +46,17 @@ HEADER = struct.Struct(">BHiH")
 HEARTBEAT, MESSAGE, SUBSCRIBE, ACK, CONNECT = b"01234"
 
 _ID_AND_TIMER = struct.Struct(">iH")
+_WORD = np.dtype("<u4")
 _DELIMITER_WORD = np.uint32(int.from_bytes(DELIMITER, "little"))
 _LESS_THAN = np.uint8(DELIMITER[0])
 _DASH = np.uint8(ord("-"))
 _KEY_MASK = np.uint32(0xFFFFFF)
 _ACK_CONTENT = re.compile(rb"([0-9]{1,10})-([0-9]{1,10})")
 
-# The uniform path pays only when it takes a good part of what came.
-_UNIFORM_FRAMES_MIN = 2 * PLAIN_FRAMES_MAX
+# From this many frames of one length on, looking for nothing else beats searching.
+_UNIFORM_FRAMES_MIN = 16
+# A run this long is worth a call of its own, however much follows it.
+_UNIFORM_FRAMES_ENOUGH = 256
 
 assert HEADER.size == HEADER_BYTES
 assert len(DELIMITER) == DELIMITER_BYTES
@@ -106,9 +109,9 @@ class FrameBatch:
     def keys(self) -> npt.NDArray[np.uint32]:
         """Type and class of each frame as one number: the header's first three bytes, unordered."""
         if self.stride:
-            words = _strided(self.data, np.dtype("<u4"), 0, self.stride, self.count)
+            words = _strided(self.data, _WORD, 0, self.stride, self.count)
         else:
-            words = unaligned(self.data, np.dtype("<u4"))[self.starts]
+            words = unaligned(self.data, _WORD)[self.starts]
         return words & _KEY_MASK
 
     def slice(self, first: int, last: int) -> FrameBatch:
@@ -174,34 +177,22 @@ def split(
         return None
     stride = end + DELIMITER_BYTES - first
     likely = (last - first) // stride
-    if likely > PLAIN_FRAMES_MAX:
+    if likely >= _UNIFORM_FRAMES_MIN and buffer.startswith(DELIMITER, end + stride):
         data = np.frombuffer(buffer, np.uint8, last - first, first)
-        if likely >= _UNIFORM_FRAMES_MIN:
-            uniform = _split_uniform(data, stride, likely, scratch)
-            if uniform is not None:
-                return uniform
-        return _split_arrays(data, scratch)
+        uniform = _split_uniform(data, stride, likely, scratch)
+        if uniform is not None:
+            return uniform
     ends = [stride]
-    at = first + stride
-    while len(ends) <= PLAIN_FRAMES_MAX:
-        end = buffer.find(DELIMITER, at + HEADER_BYTES, last)
-        if end < 0:
-            break
+    while end >= 0 and len(ends) <= PLAIN_FRAMES_MAX:
         at = end + DELIMITER_BYTES
-        ends.append(at - first)
-        if at - first != stride * len(ends):
-            stride = 0
-            break
-    else:
+        end = buffer.find(DELIMITER, at + HEADER_BYTES, last)
+        if end >= 0:
+            ends.append(end + DELIMITER_BYTES - first)
+    if end >= 0:
         return _split_arrays(np.frombuffer(buffer, np.uint8, last - first, first), scratch)
-    while stride == 0 and len(ends) <= PLAIN_FRAMES_MAX:
-        end = buffer.find(DELIMITER, at + HEADER_BYTES, last)
-        if end < 0:
-            break
-        at = end + DELIMITER_BYTES
-        ends.append(at - first)
-    data = np.frombuffer(buffer, np.uint8, at - first, first)
-    return FrameBatch(data, np.array(ends, np.int64), stride)
+    same = stride * len(ends) == ends[-1] and ends == list(range(stride, ends[-1] + 1, stride))
+    data = np.frombuffer(buffer, np.uint8, ends[-1], first)
+    return FrameBatch(data, np.array(ends, np.int64), stride if same else 0)
 
 
 def _split_uniform(
@@ -213,16 +204,16 @@ def _split_uniform(
     position needs to be searched for.
     """
     offset = stride - DELIMITER_BYTES
-    here = _strided(data, np.dtype("<u4"), offset, stride, likely) == _DELIMITER_WORD
-    count = likely if here.all() else int(here.argmin())
-    if count < _UNIFORM_FRAMES_MIN:
+    here = _strided(data, _WORD, offset, stride, likely) == _DELIMITER_WORD
+    count = likely if np.count_nonzero(here) == likely else int(here.argmin())
+    if count < min(likely // 2, _UNIFORM_FRAMES_ENOUGH) or count < _UNIFORM_FRAMES_MIN:
         return None
     block = data[: count * stride]
     less_than = _find_less_than(block, scratch)
     less_than[offset::stride] = False
     if less_than.any():
         # The last delimiter ends the block, so that a whole word stands at every other candidate.
-        words = unaligned(block, np.dtype("<u4"))[np.flatnonzero(less_than[:-DELIMITER_BYTES])]
+        words = unaligned(block, _WORD)[np.flatnonzero(less_than[:-DELIMITER_BYTES])]
         if (words == _DELIMITER_WORD).any():
             return None
     return FrameBatch(block, np.arange(stride, block.size + 1, stride, dtype=np.int64), stride)
@@ -232,7 +223,7 @@ def _split_arrays(data: Bytes, scratch: Flags | None) -> FrameBatch:
     """All whole frames at the front of data, which holds one at least."""
     whole_words = data.size - DELIMITER_BYTES + 1
     candidates = np.flatnonzero(_find_less_than(data[:whole_words], scratch))
-    words = unaligned(data, np.dtype("<u4"))[candidates]
+    words = unaligned(data, _WORD)[candidates]
     delimiters = candidates[words == _DELIMITER_WORD]
     if delimiters[0] < HEADER_BYTES or (np.diff(delimiters) < FRAME_BYTES_MIN).any():
         delimiters = _outside_headers(delimiters)

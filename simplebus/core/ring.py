@@ -31,8 +31,8 @@ from simplebus.core.limits import (
 _ID_AT = 3
 _TIMER_AT = 7
 _POSITION = np.dtype(np.int64)
-_LENGTH = np.dtype(np.int32)
-_SLOT_BYTES = _POSITION.itemsize + _LENGTH.itemsize
+_ID = np.dtype(np.uint32)
+_TIMER = np.dtype(">u2")
 
 
 class MemoryBudget:
@@ -95,12 +95,13 @@ class Ring:
         self.bytes_max = bytes_max
         self.floor = 0
         self.head = 0
-        self.frame_bytes = 0
         self._budget = budget
         self._write = 0
         """Where the next frame goes, if it fits there."""
         self._wrap = 0
         """First sequence at the arena's beginning since it was last wrapped; <= floor if none."""
+        self._wrap_end = 0
+        """Where the frame before it ends."""
         self._peak_messages = 0
         self._peak_bytes = 0
         self._idle_ticks = 0
@@ -111,6 +112,15 @@ class Ring:
 
     def __len__(self) -> int:
         return self.head - self.floor
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of the frames kept."""
+        if self.floor == self.head:
+            return 0
+        if self.floor < self._wrap:
+            return self._wrap_end - self._begin(self.floor) + self._write
+        return self._write - self._begin(self.floor)
 
     def statistics(self) -> RingStatistics:
         return RingStatistics(self.floor, self.head, self.frame_bytes, self._memory())
@@ -156,9 +166,7 @@ class Ring:
         stamp(self._view, at, head & MESSAGE_ID_MASK, timer_index)
         slot = head & self._mask
         self._position[slot] = at
-        self._length[slot] = size
         self._write = at + size
-        self.frame_bytes += size
         self.head = head + 1
         self._note_peak()
         return True
@@ -166,8 +174,7 @@ class Ring:
     def _note_peak(self) -> None:
         if self.head - self.floor > self._peak_messages:
             self._peak_messages = self.head - self.floor
-        if self.frame_bytes > self._peak_bytes:
-            self._peak_bytes = self.frame_bytes
+        self._peak_bytes = max(self._peak_bytes, self.frame_bytes)
 
     def _room(self, batch: FrameBatch) -> int:
         """How many of the batch's frames fit in one piece, wrapping first when that gives more."""
@@ -184,8 +191,9 @@ class Ring:
             # The end is used up: go on at the front, below the oldest frame.
             fits = self._fitting(batch, slots, tail)
             if fits:
-                self._write = 0
+                self._wrap_end = self._write
                 self._wrap = self.head
+                self._write = 0
         return fits
 
     @staticmethod
@@ -200,45 +208,34 @@ class Ring:
         """Copy a batch that fits to the write position, and describe it in the columns."""
         at, size, count, head = self._write, batch.data.size, batch.count, self.head
         self._arena[at : at + size] = batch.data
-        if count <= PLAIN_FRAMES_MAX:
-            position, length, mask = self._position, self._length, self._mask
+        if batch.stride:
+            self._fill(head, np.arange(at, at + size, batch.stride))
+            strides = (batch.stride,)
+            np.ndarray((count,), _ID, self._arena, at + _ID_AT, strides)[:] = _wire_ids(head, count)
+            np.ndarray((count,), _TIMER, self._arena, at + _TIMER_AT, strides)[:] = self._stamp
+        elif count <= PLAIN_FRAMES_MAX:
             start = at
             for sequence, end in enumerate(batch.ends.tolist(), head):
                 stamp(self._view, start, sequence & MESSAGE_ID_MASK, self._stamp)
-                position[sequence & mask] = start
-                length[sequence & mask] = at + end - start
+                self._position[sequence & self._mask] = start
                 start = at + end
         else:
-            ids = np.arange(head, head + count) & MESSAGE_ID_MASK
-            swapped = ids.astype(np.uint32).byteswap()
-            if batch.stride:
-                starts = np.arange(at, at + size, batch.stride)
-                strides = (batch.stride,)
-                np.ndarray((count,), np.uint32, self._arena, at + _ID_AT, strides)[:] = swapped
-                np.ndarray((count,), ">u2", self._arena, at + _TIMER_AT, strides)[:] = self._stamp
-                self._fill(self._length, head, batch.stride, count)
-            else:
-                starts = batch.starts + at
-                unaligned(self._arena, np.dtype(np.uint32))[starts + _ID_AT] = swapped
-                unaligned(self._arena, np.dtype(">u2"))[starts + _TIMER_AT] = self._stamp
-                self._fill(self._length, head, batch.lengths, count)
-            self._fill(self._position, head, starts, count)
+            starts = batch.starts + at
+            self._fill(head, starts)
+            unaligned(self._arena, _ID)[starts + _ID_AT] = _wire_ids(head, count)
+            unaligned(self._arena, _TIMER)[starts + _TIMER_AT] = self._stamp
         self._write = at + size
-        self.frame_bytes += size
         self.head = head + count
 
-    def _fill(
-        self, column: npt.NDArray[np.generic], first: int, values: Integers | int, count: int
-    ) -> None:
-        """column[first .. first+count-1] = values, around the end."""
+    def _fill(self, first: int, positions: Integers) -> None:
+        """Note where the frames from sequence `first` on begin, around the column's end."""
         start = first & self._mask
-        before_end = min(count, self._slots - start)
-        if isinstance(values, int):
-            column[start : start + before_end] = values
-            column[: count - before_end] = values
+        before_end = self._slots - start
+        if positions.size <= before_end:
+            self._position[start : start + positions.size] = positions
         else:
-            column[start : start + before_end] = values[:before_end]
-            column[: count - before_end] = values[before_end:]
+            self._position[start:] = positions[:before_end]
+            self._position[: positions.size - before_end] = positions[before_end:]
 
     # Reading -------------------------------------------------------------------------------------
 
@@ -277,7 +274,7 @@ class Ring:
         last = min(last, self._stamped_from)
         if first >= last:
             return
-        view = unaligned(self._arena, np.dtype(">u2"))
+        view = unaligned(self._arena, _TIMER)
         for start, stop in self._pieces(first, last):
             view[self._position[start:stop] + _TIMER_AT] = timer_index
 
@@ -289,8 +286,12 @@ class Ring:
         return int(self._position[sequence & self._mask])
 
     def _end(self, sequence: int) -> int:
-        slot = sequence & self._mask
-        return int(self._position[slot]) + int(self._length[slot])
+        after = sequence + 1
+        if after == self.head:
+            return self._write
+        if after == self._wrap:
+            return self._wrap_end
+        return int(self._position[after & self._mask])
 
     def _search(self, first: int, last: int, position: int) -> int:
         """The frame in piece first..last-1 that holds the byte at this position, or last."""
@@ -317,11 +318,6 @@ class Ring:
         if floor <= self.floor:
             return
         assert floor <= self.head, (floor, self.head)
-        if floor == self.head:
-            self.frame_bytes = 0
-        else:
-            for start, stop in self._pieces(self.floor, floor):
-                self.frame_bytes -= int(self._length[start:stop].sum(dtype=np.int64))
         self.floor = floor
 
     def tick(self) -> None:
@@ -342,7 +338,7 @@ class Ring:
     # Memory --------------------------------------------------------------------------------------
 
     def _memory(self) -> int:
-        return self._size + self._slots * _SLOT_BYTES
+        return self._size + self._slots * _POSITION.itemsize
 
     def _grow(self, batch: FrameBatch) -> bool:
         """Make room for one frame of the batch at least, if limits and budget allow."""
@@ -356,7 +352,7 @@ class Ring:
             size = max(RING_BYTES_MIN, 2 * size)
             while size - self.frame_bytes < longest_next:
                 size *= 2
-        size = min(size, self.bytes_max - slots * _SLOT_BYTES)
+        size = min(size, self.bytes_max - slots * _POSITION.itemsize)
         if (slots, size) == (self._slots, self._size) or size - self.frame_bytes < longest_next:
             return False
         return self._resize(slots, size)
@@ -372,29 +368,28 @@ class Ring:
 
     def _resize(self, slots: int, size: int) -> bool:
         """Move everything kept into new arrays, oldest frame first."""
-        memory = size + slots * _SLOT_BYTES
+        memory = size + slots * _POSITION.itemsize
         if not self._budget.take(max(0, memory - self._memory())):
             return False
-        old = (self._arena, self._position, self._length)
+        old_arena, old_position = self._arena, self._position
         old_pieces = self._pieces(self.floor, self.head) if len(self) else []
         segments = [(self.floor, self.head)]
         if self.floor < self._wrap < self.head:
             segments = [(self.floor, self._wrap), (self._wrap, self.head)]
         bounds = [(self._begin(a), self._end(b - 1)) for a, b in segments if a < b]
-        positions = np.concatenate([old[1][a:b] for a, b in old_pieces] or [old[1][:0]])
-        lengths = np.concatenate([old[2][a:b] for a, b in old_pieces] or [old[2][:0]])
+        positions = np.concatenate([old_position[:0]] + [old_position[a:b] for a, b in old_pieces])
         give = max(0, self._memory() - memory)
         self._set_arrays(slots, size)
         self._budget.give(give)
         at = 0
         done = 0
         for (first, last), (begin, end) in zip(segments, bounds, strict=False):
-            self._arena[at : at + end - begin] = old[0][begin:end]
+            self._arena[at : at + end - begin] = old_arena[begin:end]
             positions[done : done + last - first] += at - begin
             done += last - first
             at += end - begin
-        self._fill(self._position, self.floor, positions, positions.size)
-        self._fill(self._length, self.floor, lengths, lengths.size)
+        if positions.size:
+            self._fill(self.floor, positions)
         self._write = at
         self._wrap = self.floor
         return True
@@ -405,7 +400,6 @@ class Ring:
         self._arena: npt.NDArray[np.uint8] = allocate(size, np.uint8)  # type: ignore[assignment]
         self._view = memoryview(self._arena).cast("B") if size else memoryview(bytearray())
         self._position: npt.NDArray[np.int64] = allocate(slots, _POSITION)  # type: ignore[assignment]
-        self._length: npt.NDArray[np.int32] = allocate(slots, _LENGTH)  # type: ignore[assignment]
 
     def check(self) -> None:
         """Raise AssertionError unless the invariants hold."""
@@ -424,6 +418,15 @@ class Ring:
             at = end
             assert end - begin >= HEADER_BYTES
         assert total == self.frame_bytes, (total, self.frame_bytes)
+
+
+def _wire_ids(first: int, count: int) -> npt.NDArray[np.uint32]:
+    """The message ids of `count` sequences, their bytes in the wire's order."""
+    message_id = first & MESSAGE_ID_MASK
+    ids = np.arange(message_id, message_id + count, dtype=_ID)
+    if message_id + count > MESSAGE_ID_MASK + 1:
+        ids &= MESSAGE_ID_MASK
+    return ids.byteswap(inplace=True)
 
 
 def _at_least(least: int, wanted: int) -> int:

@@ -1,0 +1,26 @@
+"""What all tests share: hypothesis profiles.
+
+`dev` is the default; HYPOTHESIS_PROFILE=ci tries ten times as many examples. A failure prints the
+blob that reproduces it; `pytest --hypothesis-seed=N` replays a whole run.
+"""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+# A state machine's first example pays for imports and numpy's warm-up: that is not slowness.
+_COMMON = {
+    "deadline": None,
+    "print_blob": True,
+    "suppress_health_check": [HealthCheck.too_slow],
+}
+
+settings.register_profile("dev", max_examples=50, **_COMMON)
+settings.register_profile("ci", max_examples=500, **_COMMON)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+
+def pytest_report_header() -> str:
+    return f"hypothesis: {settings().max_examples} examples each"
