@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # So that it runs by its path.
 
@@ -149,7 +150,7 @@ def try_fault(fault: str, *, acks: str = "ranges") -> tuple[FaultyBroker, int]:
     Raises LoadError with the generator's sentence when the generator noticed.
     """
     broker = FaultyBroker(fault)
-    common = {"timeout_s": TIMEOUT_S, "count": COUNT, "classes": CLASS}
+    common: dict[str, Any] = {"timeout_s": TIMEOUT_S, "count": COUNT, "classes": CLASS}
     options = {**common, "acks": acks, "echo_class": ECHO, "shuffle": 64}
     try:
         with Generator("subscribe", "simplebus", broker.port, **options) as subscriber:

@@ -60,7 +60,7 @@ class Sample:
     rate: float
     subscriber_rate: float = 0.0  # From the first byte received to the last message verified.
     cpu_us: float = 0.0           # Of the broker, per published message.
-    peak_bytes: int = 0           # Of the broker, since it started.
+    peak_bytes: int = 0           # Of the broker, while it was measured.
     duplicates: int = 0
     messages_per_ack: float = 0.0
     p50_us: float = 0.0
@@ -71,6 +71,7 @@ class Sample:
 
 def measure(broker: Broker, protocol: str, work: Flow | RoundTrips, *, count: int) -> Sample:
     """One measurement of `count` messages. Raises LoadError when it cannot be believed."""
+    broker.process.reset_peak_memory()
     if isinstance(work, RoundTrips):
         return _round_trips(broker, protocol, work, count=count)
     with _prepared(broker, protocol, work):

@@ -118,6 +118,11 @@ class Process:
     def memory_bytes(self) -> int:
         return self._status_bytes("VmRSS")
 
+    def reset_peak_memory(self) -> None:
+        """From here the peak counts anew, where the kernel allows it."""
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{self.pid}/clear_refs").write_text("5")
+
     def peak_memory_bytes(self) -> int:
         return self._status_bytes("VmHWM")
 

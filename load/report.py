@@ -66,20 +66,20 @@ class Report:
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    def as_dict(self) -> dict[str, Any]:
+        rows = [{**asdict(row), "median": row.median, "verdict": row.verdict} for row in self.rows]
+        return {**asdict(self), "rows": rows}
+
     def write(self, path: Path) -> None:
-        rows = [
-            {**asdict(row), "median": row.median, "verdict": row.verdict} for row in self.rows
-        ]
-        path.write_text(json.dumps({**asdict(self), "rows": rows}, indent=1) + "\n")
+        path.write_text(json.dumps(self.as_dict(), indent=1) + "\n")
 
     def print(self, console: Console) -> None:
         if self.samples:
             console.print(self._measured())
         if self.rows:
             console.print(self._wanted())
-        names = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-        console.print(f"{self.machine['cpu']}, {self.machine['cores']} cores; {names}")
-        console.print(f"{self.command}")
+        console.print(machine_line(self.machine, self.versions), highlight=False)
+        console.print(self.command, highlight=False)
         for note in self.notes:
             console.print(f"[yellow]note:[/] {note}", highlight=False)
 
@@ -160,6 +160,11 @@ def machine() -> dict[str, Any]:
             break
     return {"cpu": cpu, "cores": len(os.sched_getaffinity(0)), "system": platform.system(),
             "kernel": platform.release().split("-")[0]}
+
+
+def machine_line(found: dict[str, Any], versions: dict[str, str]) -> str:
+    names = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return f"{found['cpu']}, {found['cores']} cores, {found['system']} {found['kernel']}; {names}"
 
 
 def core_warning() -> str | None:

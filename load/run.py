@@ -31,6 +31,7 @@ QUICK_PART = 0.2
 ROUNDS = 5
 QUICK_ROUNDS = 2
 COUNT_MAX = 60_000_000
+WIDTH = 110  # Of the tables, where there is no terminal to ask.
 
 
 class Runner:
@@ -136,6 +137,8 @@ def main(
 ) -> None:
     """Measure simplebus and its peers in turn, and compare with what was wanted."""
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDTH)
     scenarios = _chosen(names or [])
     rounds = rounds or (QUICK_ROUNDS if quick else ROUNDS)
     arguments = tuple(shlex.split(server_args))
@@ -167,7 +170,7 @@ def main(
     if chart_file:
         from load.chart import draw
 
-        draw(report, chart_file)
+        draw(report.as_dict(), chart_file)
     raise typer.Exit(1 if failed else 0)
 
 

@@ -1,7 +1,453 @@
-import sys, trio
-from simplebus.core.broker import Settings
-from simplebus.server.serve import *
-def main():
-    configure_logging("info")
-    port=int(sys.argv[sys.argv.index("--port")+1]) if "--port" in sys.argv else 8888
-    trio.run(serve, Settings(), ServeOptions(port=port,verbose="--verbose" in sys.argv))
+"""The command line: options in, one call out.
+
+Rule 1: nothing heavy is imported here. A command imports what it runs, so that help is instant.
+Rule 2: every option says what it bounds and what happens there, and has an environment variable.
+Rule 3: what goes wrong is one sentence on standard error and an exit status, never a traceback:
+2 for values that make no sense, 1 for everything else, 130 for Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import math
+import sys
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from simplebus.core.errors import BusError
+from simplebus.core.limits import CLASS_ID_MAX, RECEIVE_BYTES, Limits
+
+URL = "simplebus://127.0.0.1:8888"
+_HOSTS = ("127.0.0.1", "::1")
+_DRAIN_SECONDS = 10.0
+
+_FROM_ENVIRONMENT = (
+    "Each option can be set by an environment variable too: --port by SIMPLEBUS_PORT, and so on."
+)
+
+app = typer.Typer(
+    name="simplebus",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+    help=(
+        "A message bus that acknowledges every message.\n\n"
+        "[bold]simplebus demo[/bold] shows it at work, in ten seconds. To use it, in three terminals:"
+        "\n\n\b\n"
+        "  simplebus serve\n"
+        "  simplebus sub 1\n"
+        '  simplebus pub 1 "hello"\n\n'
+        "Messages are published to a class, a number from 0 to 65535. Every subscriber of the class "
+        "gets each of them, in order, and again until it has acknowledged it."
+    ),
+)
+
+
+class Full(enum.StrEnum):
+    """What happens to a message for a class that is at its limit."""
+
+    BLOCK = "block"
+    DROP_OLDEST = "drop_oldest"
+    DROP_NEWEST = "drop_newest"
+
+
+class LogLevel(enum.StrEnum):
+    """How much the server says of itself."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+# Values --------------------------------------------------------------------------------------------
+
+_UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes, from "65536", "64KiB", "16 MiB" or "1GiB". Raises typer.BadParameter."""
+    word = str(text).strip().lower()
+    digits = word.rstrip("bkmgi ")
+    unit = word[len(digits) :].strip()
+    if not (digits.isascii() and digits.isdigit()) or unit not in _UNITS:
+        raise typer.BadParameter(
+            f"{text!r} is no size; write a whole number of bytes, or one with KiB, MiB or GiB "
+            "behind it, such as 64MiB"
+        )
+    return int(digits) * _UNITS[unit]
+
+
+def parse_seconds(text: str | float) -> float:
+    """Seconds, from "10" or "0.5". Raises typer.BadParameter for anything but a finite number."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise typer.BadParameter(f"{text!r} is no number of seconds, such as 10 or 0.5")
+    return seconds
+
+
+def show_size(size: int) -> str:
+    """Bytes as `parse_size` reads them, in the largest unit that leaves a whole number."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size % factor == 0 and size:
+            return f"{size // factor}{unit}"
+    return str(size)
+
+
+# Options -------------------------------------------------------------------------------------------
+
+_DEFAULT = Limits()
+
+LIMIT_FLAGS = {
+    "frame_bytes": "--max-frame",
+    "class_messages": "--max-class-messages",
+    "class_bytes": "--max-class-memory",
+    "total_bytes": "--max-memory",
+    "pending_bytes": "--max-pending",
+    "connections": "--max-connections",
+    "classes": "--max-classes",
+    "hello_seconds": "--hello-timeout",
+    "frame_seconds": "--frame-timeout",
+    "stall_seconds": "--stall-timeout",
+}
+"""The option of each field of `Limits`."""
+
+_SETTING_FLAGS = {**LIMIT_FLAGS, "ack_timeout": "--ack-timeout", "tick_seconds": "--tick"}
+
+_RELATED = {
+    "frame_bytes": "a frame may take at most half of --max-class-memory",
+    "class_bytes": "a class may not take more than --max-memory, which all classes share",
+    "pending_bytes": "a whole frame of --max-frame and one read must fit into it",
+}
+"""Why the bounds of a limit are what they are, where another option decides."""
+
+
+def _option(flag: str, text: str, *, panel: str | None = None, **more: Any) -> Any:
+    """An option with the environment variable that its name makes."""
+    variable = "SIMPLEBUS_" + flag.removeprefix("--").replace("-", "_").upper()
+    return typer.Option(
+        flag, help=text, envvar=variable, show_envvar=False, rich_help_panel=panel, **more
+    )
+
+
+def _size(flag: str, text: str, default: str) -> Any:
+    return _option(
+        flag, text, panel=_MEMORY, parser=parse_size, metavar="SIZE", show_default=default
+    )
+
+
+def _seconds(flag: str, text: str, default: float, *, panel: str | None = None) -> Any:
+    return _option(
+        flag,
+        text,
+        panel=panel,
+        parser=parse_seconds,
+        metavar="SECONDS",
+        show_default=f"{default:g}",
+    )
+
+
+_MEMORY = "Memory"
+_PATIENCE = "Patience"
+_REDELIVERY = "Acknowledgement"
+
+_CLASS_ID = typer.Argument(
+    min=0,
+    max=CLASS_ID_MAX,
+    metavar="CLASS",
+    show_default=False,
+    help="The class of messages, a number from 0 to 65535.",
+)
+
+
+# Commands ------------------------------------------------------------------------------------------
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            typer.echo(f"simplebus {version('simplebus')}")
+        except PackageNotFoundError:
+            typer.echo("simplebus, run from its source without being installed")
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_show_version, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Options that stand before a command."""
+
+
+@app.command(
+    help=(
+        "Run the bus.\n\n"
+        "It prints one line when it is ready, [bold]simplebus ready tcp=HOST:PORT[/bold], and serves "
+        "until it is told to stop. Messages live in memory and end with the server.\n\n\b\n"
+        "  simplebus serve\n"
+        "  simplebus serve --host 0.0.0.0 --max-memory 4GiB --verbose\n\n" + _FROM_ENVIRONMENT
+    )
+)
+def serve(
+    host: Annotated[
+        list[str] | None,
+        _option(
+            "--host",
+            "An address or name to listen on; give it again for more than one. By default only "
+            "programs on this machine can connect. 0.0.0.0 opens the bus to the network, where "
+            "it asks nobody for a password.",
+            metavar="ADDRESS",
+            show_default="127.0.0.1 and ::1",
+        ),
+    ] = None,
+    port: Annotated[
+        int,
+        _option(
+            "--port",
+            "The TCP port. 0 picks a free one; the ready line tells which.",
+            min=0,
+            max=65535,
+            metavar="PORT",
+        ),
+    ] = 8888,
+    ack_timeout: Annotated[
+        int,
+        _option(
+            "--ack-timeout",
+            "Ticks after which a message that its subscriber has not acknowledged is sent again; "
+            "each further pause is twice as long. Some clients acknowledge 1.5 seconds late, so "
+            "stay above 2 seconds.",
+            panel=_REDELIVERY,
+            metavar="TICKS",
+        ),
+    ] = 6,
+    tick: Annotated[
+        float, _seconds("--tick", "How long a tick is.", 1.0, panel=_REDELIVERY)
+    ] = 1.0,
+    full: Annotated[
+        Full,
+        _option(
+            "--full",
+            "What happens to a message for a class that is at one of its limits. block: its "
+            "publisher waits, nothing is lost. drop_oldest: the oldest message makes room. "
+            "drop_newest: it is dropped itself. What is dropped is counted.",
+            panel=_MEMORY,
+        ),
+    ] = Full.BLOCK,
+    max_memory: Annotated[
+        int,
+        _size(
+            "--max-memory",
+            "Memory that the messages of all classes together may take. At this limit no class "
+            "grows any more, and --full decides.",
+            show_size(_DEFAULT.total_bytes),
+        ),
+    ] = _DEFAULT.total_bytes,
+    max_class_memory: Annotated[
+        int | None,
+        _size(
+            "--max-class-memory",
+            "Memory that the messages of one class may take. At this limit --full decides.",
+            f"{show_size(_DEFAULT.class_bytes)}, at most --max-memory",
+        ),
+    ] = None,
+    max_class_messages: Annotated[
+        int,
+        _option(
+            "--max-class-messages",
+            "Messages that one class may hold. At this limit --full decides.",
+            panel=_MEMORY,
+            metavar="COUNT",
+        ),
+    ] = _DEFAULT.class_messages,
+    max_frame: Annotated[
+        int | None,
+        _size(
+            "--max-frame",
+            "The longest message accepted, with its 13 bytes of framing. Who sends a longer one is "
+            "disconnected.",
+            f"{show_size(_DEFAULT.frame_bytes)}, at most half of --max-class-memory",
+        ),
+    ] = None,
+    max_pending: Annotated[
+        int | None,
+        _size(
+            "--max-pending",
+            "Memory kept for one connection beside the classes: messages that wait for room, "
+            "answers that its peer has not taken. Who needs more is disconnected.",
+            f"{show_size(_DEFAULT.pending_bytes)}, at least --max-frame and 512KiB",
+        ),
+    ] = None,
+    max_connections: Annotated[
+        int,
+        _option(
+            "--max-connections",
+            "Connections open at once. One more is closed as soon as it comes.",
+            metavar="COUNT",
+        ),
+    ] = _DEFAULT.connections,
+    max_classes: Annotated[
+        int,
+        _option(
+            "--max-classes",
+            "Classes in use. Who asks for one more is disconnected.",
+            metavar="COUNT",
+        ),
+    ] = _DEFAULT.classes,
+    hello_timeout: Annotated[
+        float,
+        _seconds(
+            "--hello-timeout",
+            "How long a fresh connection may say nothing before it is closed.",
+            _DEFAULT.hello_seconds,
+            panel=_PATIENCE,
+        ),
+    ] = _DEFAULT.hello_seconds,
+    frame_timeout: Annotated[
+        float,
+        _seconds(
+            "--frame-timeout",
+            "How long a message may be under way, from its first byte to its last, before its "
+            "sender is disconnected.",
+            _DEFAULT.frame_seconds,
+            panel=_PATIENCE,
+        ),
+    ] = _DEFAULT.frame_seconds,
+    stall_timeout: Annotated[
+        float,
+        _seconds(
+            "--stall-timeout",
+            "How long a subscriber that holds back a full class may take nothing before it is "
+            "disconnected.",
+            _DEFAULT.stall_seconds,
+            panel=_PATIENCE,
+        ),
+    ] = _DEFAULT.stall_seconds,
+    drain_timeout: Annotated[
+        float,
+        _seconds(
+            "--drain-timeout",
+            "How long a server that was told to stop, by SIGTERM or Ctrl-C, waits for subscribers "
+            "to take and acknowledge what is stored for them. What is left then is lost, and the "
+            "log says so. A second signal stops at once.",
+            _DRAIN_SECONDS,
+            panel=_PATIENCE,
+        ),
+    ] = _DRAIN_SECONDS,
+    verbose: Annotated[
+        bool,
+        _option("--verbose", "Print a line of rates every second, on standard error."),
+    ] = False,
+    log_level: Annotated[
+        LogLevel, _option("--log-level", "How much to log, on standard error.", metavar="LEVEL")
+    ] = LogLevel.INFO,
+) -> None:
+    import socket
+    from functools import partial
+
+    import trio
+
+    from simplebus.core.broker import FullPolicy, Settings
+    from simplebus.server.serve import ServeOptions, configure_logging
+    from simplebus.server.serve import serve as serve_until_stopped
+
+    configure_logging(log_level)
+    hosts = tuple(dict.fromkeys(host or _HOSTS))
+    if max_class_memory is None:
+        max_class_memory = min(_DEFAULT.class_bytes, max_memory)
+    if max_frame is None:
+        max_frame = min(_DEFAULT.frame_bytes, max_class_memory // 2)
+    if max_pending is None:
+        max_pending = max(_DEFAULT.pending_bytes, max_frame + RECEIVE_BYTES)
+    try:
+        settings = Settings(
+            limits=Limits(
+                frame_bytes=max_frame,
+                class_messages=max_class_messages,
+                class_bytes=max_class_memory,
+                total_bytes=max_memory,
+                pending_bytes=max_pending,
+                connections=max_connections,
+                classes=max_classes,
+                hello_seconds=hello_timeout,
+                frame_seconds=frame_timeout,
+                stall_seconds=stall_timeout,
+            ),
+            ack_timeout=ack_timeout,
+            tick_seconds=tick,
+            full_policy=FullPolicy(full),
+        )
+    except ValueError as error:
+        fail(in_options(str(error)), status=2)
+    options = ServeOptions(hosts=hosts, port=port, drain_seconds=drain_timeout, verbose=verbose)
+    try:
+        trio.run(partial(serve_until_stopped, settings, options, announce=_announce))
+    except socket.gaierror as error:
+        fail(f"cannot listen on {' or '.join(hosts)}: {sentence(error)}")
+
+
+def _announce(line: str) -> None:
+    """The ready line is all that a script has to read; the rest is for people. Whether anybody
+    still reads is not the server's concern."""
+    stream = sys.stdout if line.startswith("simplebus ready ") else sys.stderr
+    with contextlib.suppress(OSError):
+        print(line, file=stream, flush=True)
+
+
+# What goes wrong -----------------------------------------------------------------------------------
+
+
+def fail(text: str, *, status: int = 1) -> NoReturn:
+    """Say it on standard error and end the command."""
+    typer.echo(f"simplebus: {text}", err=True)
+    raise typer.Exit(status)
+
+
+def in_options(text: str) -> str:
+    """A sentence about a setting, with the setting's option instead of its name."""
+    for name, flag in _SETTING_FLAGS.items():
+        if f"{name} " in text:
+            why = f" ({_RELATED[name]})" if name in _RELATED and " from " in text else ""
+            return text.removeprefix("limit ").replace(f"{name} ", f"{flag} ", 1) + why
+    return text
+
+
+def sentence(error: BaseException) -> str:
+    """What an error says, without its number."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error) or type(error).__name__
+
+
+def leaves(error: BaseException) -> list[BaseException]:
+    """The errors in a group of errors, or the error itself."""
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for part in error.exceptions for leaf in leaves(part)]
+    return [error]
+
+
+def main() -> None:
+    """The entry point: `app`, with every foreseeable error as a sentence and an exit status."""
+    try:
+        app(prog_name="simplebus")
+    except (BaseExceptionGroup, BusError, OSError, KeyboardInterrupt) as error:
+        causes = leaves(error)
+        if any(isinstance(cause, KeyboardInterrupt) for cause in causes):
+            sys.exit(130)
+        if not all(isinstance(cause, (BusError, OSError)) for cause in causes):
+            raise  # A bug of ours: its traceback is wanted.
+        typer.echo(f"simplebus: {sentence(causes[0])}", err=True)
+        sys.exit(1)

@@ -169,7 +169,6 @@ static void subscribe_once(Peer *peer, Timeline *timeline) {
 
 /* The last acks leave, then the connection is closed in order: what still comes is looked at too. */
 static void subscribe_end(Peer *peer) {
-    peer->finished = true;
     peer->protocol->settle(peer, true);
     while (!send_some(peer)) {
         wait_until_ready(peer, true, -1);
@@ -210,7 +209,7 @@ void run_subscribe(const Options *options, const Protocol *protocol) {
     say_ready();
     timeline.first = clock_s();
     hear(&peer, protocol->hear_message); /* What came right behind the handshake. */
-    while (peer.verified < options->count) subscribe_once(&peer, &timeline);
+    while (!all_heard(&peer)) subscribe_once(&peer, &timeline);
     subscribe_end(&peer);
     timeline.settled = clock_s(); /* The broker closed after it read to the end: the acks are in. */
     print_subscribed(&peer, &timeline);

@@ -14,11 +14,11 @@
 
 enum {
     BLOCK_FRAMES_MAX = 4096,    /* Frames that differ; after them the block starts again. */
-    BLOCK_BYTES_MAX = 1 << 20,  /* Payload bytes of a block: it should stay in the cache. */
+    BLOCK_BYTES_MAX = 1 << 18,  /* Payload bytes of a block: it should stay in the cache. */
     BLOCK_FRAMES_MIN = 64,
     CLASSES_MAX = 16,
-    READ_BYTES = 1 << 20,       /* Asked for by one read. */
-    WRITE_BYTES = 1 << 20,      /* Offered by one write. */
+    READ_BYTES = 1 << 18,       /* Asked for by one read. */
+    WRITE_BYTES = 1 << 18,      /* Offered by one write. */
     BUCKET_MS = 100,            /* The timeline's resolution. */
     BUCKETS_MAX = 4096,
     HELD_FLUSH_MS = 100,        /* Acks held for shuffling leave when nothing has come for so long. */
@@ -75,9 +75,11 @@ typedef struct {
     uint64_t duplicates;   /* Messages that came again. */
     uint64_t confirmed;    /* Publisher: messages the broker has confirmed. */
     uint64_t acks;         /* Ack frames or commands written. */
-    bool finished;         /* All messages are verified: nothing new may come. */
     void *state;           /* The protocol's own. */
 } Peer;
+
+/* Whether every message is verified: nothing new may come. */
+static inline bool all_heard(const Peer *peer) { return peer->verified >= peer->options->count; }
 
 /* A wire format. `hear_*` take whole units from the front of the data and return the bytes taken. */
 struct Protocol {
@@ -95,7 +97,7 @@ struct Protocol {
 };
 
 extern const Protocol simplebus_protocol, nats_protocol, jetstream_protocol;
-extern const Protocol redis_protocol, redis_stream_protocol;
+extern const Protocol redis_protocol, redis_stream_protocol, raw_protocol;
 
 /* block.c */
 void block_build(Pieces *block, const Options *options);
@@ -125,6 +127,11 @@ bool read_line(Peer *peer, Bytes *line);      /* Handshakes: one CR LF line, wit
 void run_publish(const Options *options, const Protocol *protocol);
 void run_subscribe(const Options *options, const Protocol *protocol);
 void run_latency(const Options *options, const Protocol *protocol);
+
+/* expect.c: for protocols whose messages carry no number of ours. */
+size_t take_expected(Peer *peer, const uint8_t *data, size_t size, bool *deviates);
+_Noreturn void fail_expected(const Peer *peer, const uint8_t *data, size_t size);
+size_t hear_expected(Peer *peer, const uint8_t *data, size_t size);
 
 /* simplebus.c */
 void run_probe(const Options *options);

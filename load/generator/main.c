@@ -19,7 +19,7 @@
 static const char usage[] =
     "usage: generator MODE PROTOCOL --port N --count N [options]\n"
     "  MODE      publish | subscribe | latency | probe (simplebus: is anything left in flight?)\n"
-    "  PROTOCOL  simplebus | nats | nats-jetstream | redis | redis-stream\n"
+    "  PROTOCOL  simplebus | nats | nats-jetstream | redis | redis-stream | raw\n"
     "  --host A        127.0.0.1\n"
     "  --size N        payload bytes (16)\n"
     "  --mixed         payloads of 1 to 300 bytes instead\n"
@@ -91,7 +91,7 @@ static void parse_option(Options *options, const char *name, const char *value) 
 
 static const Protocol *find_protocol(const char *name) {
     static const Protocol *all[] = {&simplebus_protocol, &nats_protocol, &jetstream_protocol,
-                                    &redis_protocol, &redis_stream_protocol};
+                                    &redis_protocol, &redis_stream_protocol, &raw_protocol};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (strcmp(name, all[i]->name) == 0) return all[i];
     misuse("unknown protocol", name);

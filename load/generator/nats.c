@@ -85,28 +85,15 @@ static size_t hear_reply(Peer *peer, const uint8_t *data, size_t size) {
 }
 
 static size_t hear_message(Peer *peer, const uint8_t *data, size_t size) {
-    const Pieces *expected = &peer->expected;
-    size_t at = 0, i = peer->verified % expected->count;
-    bool pong;
-    while (at < size) {
-        size_t need = piece_size(expected, i), have = size - at < need ? size - at : need;
-        if (memcmp(data + at, piece(expected, i), have) != 0) {
-            if (data[at] == 'M')
-                fail(EXIT_DEVIATION, "message number %llu came as %s, expected %s",
-                     (unsigned long long)peer->verified, shown(data + at, have),
-                     shown(piece(expected, i), need));
-            size_t taken = hear_line(peer, data + at, size - at, &pong);
-            if (taken == 0) break;
-            at += taken;
-            continue;
-        }
-        if (have < need) break;
-        if (peer->finished) fail(EXIT_DEVIATION, "a message came after the last");
-        at += need;
-        peer->verified += 1;
-        if (++i == expected->count) i = 0;
+    size_t at = 0, taken;
+    bool deviates, pong;
+    for (;; at += taken) {
+        at += take_expected(peer, data + at, size - at, &deviates);
+        if (!deviates) return at;
+        if (data[at] == 'M') fail_expected(peer, data + at, size - at);
+        taken = hear_line(peer, data + at, size - at, &pong);
+        if (taken == 0) return at;
     }
-    return at;
 }
 
 static void settle(Peer *peer, bool last) { (void)peer, (void)last; }
@@ -245,7 +232,7 @@ static size_t jet_hear_message(Peer *peer, const uint8_t *data, size_t size) {
                  (unsigned long long)peer->verified, shown(data + at, taken));
         uint64_t n = jet_number(&message, 5) - 1, expected_n = peer->verified;
         size_t i = n % peer->block->count;
-        if (n > expected_n || (n == expected_n && peer->finished))
+        if (n > expected_n || (n == expected_n && all_heard(peer)))
             fail(EXIT_DEVIATION, "message number %llu has sequence %llu, expected %llu: a gap",
                  (unsigned long long)expected_n, (unsigned long long)n + 1,
                  (unsigned long long)expected_n + 1);

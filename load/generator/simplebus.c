@@ -164,7 +164,7 @@ static uint64_t number_of(const Peer *peer, ClassState *class, unsigned class_id
         class->next_id = id;
     }
     uint64_t behind = (class->next_id - id) & (IDS - 1);
-    if (behind == 0 && peer->finished)
+    if (behind == 0 && all_heard(peer))
         fail(EXIT_DEVIATION, "class %u: a message %u came after the last, which was number %llu",
              class_id, id, (unsigned long long)class->count);
     if (behind > class->count)
@@ -203,7 +203,7 @@ static size_t hear_message(Peer *peer, const uint8_t *data, size_t size) {
             fail(EXIT_DEVIATION, "after %llu messages one of class %u came, which nobody asked for",
                  (unsigned long long)peer->verified, class_id);
         ClassState *class = &state->classes[index];
-        bool new = class->started && id == class->next_id && !peer->finished;
+        bool new = class->started && id == class->next_id && !all_heard(peer);
         uint64_t n = new ? class->count : number_of(peer, class, class_id, id);
         size_t i = new ? class->frame : (n * stride + index) % expected->count;
         size_t need = HEADER + piece_size(expected, i), have = size - at < need ? size - at : need;

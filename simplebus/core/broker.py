@@ -183,6 +183,8 @@ class Broker:
 
     def open(self, peer: str = "") -> Session:
         """A peer has connected."""
+        if self._next_session_id.to_bytes(4, "little") == frames.DELIMITER:
+            self._next_session_id += 1  # Its Connect reply could not be told from an empty one.
         session = Session(
             self._next_session_id,
             frame_bytes_max=self.settings.limits.frame_bytes,
@@ -249,8 +251,7 @@ class Broker:
             case Acked():
                 self._ack(session, event)
             case Connected():
-                for class_id in event.class_ids:
-                    self._open_class(class_id)
+                self._open_classes(event.class_ids)
                 session.outbox.reply(
                     frames.encode(
                         frames.CONNECT, content=session.session_id.to_bytes(4, "little")
@@ -260,16 +261,20 @@ class Broker:
             case Subscribed():
                 self._subscribe(session, event.class_id)
 
-    def _open_class(self, class_id: int) -> None:
-        if class_id in self.classes:
-            return
-        limits = self.settings.limits
-        if len(self.classes) >= limits.classes:
+    def _open_classes(self, class_ids: tuple[int, ...]) -> None:
+        new = [class_id for class_id in class_ids if class_id not in self.classes]
+        most = self.settings.limits.classes
+        if len(self.classes) + len(new) > most:
             raise RemoteProtocolError(
                 Reason.TOO_MANY_CLASSES,
-                f"a Connect named class {class_id}, which would be one more than "
-                f"the {limits.classes} that may exist",
+                f"a Connect named {len(new)} new classes; {len(self.classes)} exist, "
+                f"{most} may exist",
             )
+        for class_id in new:
+            self._open_class(class_id)
+
+    def _open_class(self, class_id: int) -> None:
+        limits = self.settings.limits
         ring = Ring(
             messages_max=limits.class_messages, bytes_max=limits.class_bytes, budget=self.budget
         )

@@ -47,11 +47,13 @@ HEARTBEAT, MESSAGE, SUBSCRIBE, ACK, CONNECT = b"01234"
 
 _ID_AND_TIMER = struct.Struct(">iH")
 _WORD = np.dtype("<u4")
+_LONG = np.dtype("<u8")
 _DELIMITER_WORD = np.uint32(int.from_bytes(DELIMITER, "little"))
 _LESS_THAN = np.uint8(DELIMITER[0])
 _DASH = np.uint8(ord("-"))
 _KEY_MASK = np.uint32(0xFFFFFF)
-_ACK_CONTENT = re.compile(rb"([0-9]{1,10})-([0-9]{1,10})")
+_ACK_CONTENT = re.compile(rb"([0-9]{1,10})-([0-9]{1,10}|-2147483648)")
+"""The second form is how the original writes 2**31, as a signed 32-bit number."""
 
 # From this many frames of one length on, looking for nothing else beats searching.
 _UNIFORM_FRAMES_MIN = 16
@@ -123,13 +125,15 @@ class FrameBatch:
     def take(self, order: npt.NDArray[np.intp]) -> FrameBatch:
         """The frames at these indexes, in that order, as a copy. One index at least."""
         if self.stride:
-            rows = self.data.reshape(self.count, self.stride)[order]
+            rows = self.data.reshape(self.count, self.stride).take(order, axis=0)
             return FrameBatch(rows.reshape(-1), self.ends[: order.size], self.stride)
-        lengths = self.lengths[order]
-        ends = np.cumsum(lengths)
-        gather = np.repeat(self.starts[order] - (ends - lengths), lengths)
-        gather += np.arange(gather.size)
-        return FrameBatch(self.data[gather], ends, 0)
+        # Frames of many lengths: neighbours are copied together.
+        breaks = np.flatnonzero(order[1:] != order[:-1] + 1) + 1
+        firsts = self.starts[order[np.r_[0, breaks]]].tolist()
+        lasts = self.ends[order[np.r_[breaks - 1, order.size - 1]]].tolist()
+        view = memoryview(self.data)
+        joined = b"".join([view[a:b] for a, b in zip(firsts, lasts, strict=True)])
+        return FrameBatch(np.frombuffer(joined, np.uint8), np.cumsum(self.lengths[order]), 0)
 
     @classmethod
     def of_one(cls, frame: memoryview) -> FrameBatch:
@@ -257,7 +261,7 @@ def ack_range(content: bytes | memoryview) -> tuple[int, int]:
     """
     match = _ACK_CONTENT.fullmatch(content)
     if match is not None:
-        first, last = int(match[1]), int(match[2])
+        first, last = int(match[1]), abs(int(match[2]))
         if first < last <= MESSAGE_ID_MASK + 1:
             return first, last
     shown = bytes(content[:40]).decode("ascii", "backslashreplace")
@@ -284,40 +288,59 @@ def ack_ranges(batch: FrameBatch) -> tuple[Integers, Integers]:
                 break
         pairs = np.array(ranges, np.int64).reshape(-1, 2)
         return pairs[:, 0], pairs[:, 1]
+    firsts, lasts, good = _ranges_in_columns(batch) or _ranges_anywhere(batch)
+    good &= (firsts < lasts) & (lasts <= MESSAGE_ID_MASK + 1)
+    if np.count_nonzero(good) < batch.count:
+        starts, ends = batch.starts + HEADER_BYTES, batch.ends - DELIMITER_BYTES
+        for doubtful in np.flatnonzero(~good).tolist():
+            content = batch.data[starts[doubtful] : ends[doubtful]].tobytes()
+            try:
+                firsts[doubtful], lasts[doubtful] = ack_range(content)
+            except RemoteProtocolError:
+                return firsts[:doubtful], lasts[:doubtful]
+    return firsts, lasts
+
+
+def _ranges_in_columns(batch: FrameBatch) -> tuple[Integers, Integers, Flags] | None:
+    """Firsts, lasts and which are good, when all frames have the same numbers of digits."""
+    stride, count, data = batch.stride, batch.count, batch.data
+    if not stride:
+        return None
+    begin, end = HEADER_BYTES, stride - DELIMITER_BYTES
+    dash = begin + data[begin:end].tobytes().find(b"-")
+    digits = (dash - begin, end - dash - 1)
+    if not (1 <= min(digits) and max(digits) <= 8):
+        return None
+    if np.count_nonzero(data[dash::stride] == _DASH) < count:
+        return None
+    firsts, firsts_good = _eight_digits(_strided(data, _LONG, dash - 8, stride, count), digits[0])
+    lasts, lasts_good = _eight_digits(_strided(data, _LONG, end - 8, stride, count), digits[1])
+    return firsts, lasts, firsts_good & lasts_good
+
+
+def _ranges_anywhere(batch: FrameBatch) -> tuple[Integers, Integers, Flags]:
+    """Firsts, lasts and which are good."""
     begins = batch.starts + HEADER_BYTES
     ends = batch.ends - DELIMITER_BYTES
     dashes = _first_dashes(batch.data, begins, ends)
     firsts, firsts_good = _decimals(batch.data, begins, dashes)
     lasts, lasts_good = _decimals(batch.data, dashes + 1, ends)
-    good = firsts_good & lasts_good & (firsts < lasts) & (lasts <= MESSAGE_ID_MASK + 1)
-    if not good.all():
-        bad = int(good.argmin())
-        return firsts[:bad], lasts[:bad]
-    return firsts, lasts
+    return firsts, lasts, firsts_good & lasts_good
 
 
 def _first_dashes(data: Bytes, begins: Integers, ends: Integers) -> Integers:
     """Where each content's first dash is; begins where there is none within reach."""
     dashes = begins.copy()
-    open_rows = np.arange(begins.size)
-    guess = begins + (int(np.argmax(data[begins[0] : ends[0]] == _DASH)))
-    hit = (guess < ends) & (data[np.minimum(guess, data.size - 1)] == _DASH)
-    # A guess is only the first dash if a valid number stands before it, which _decimals checks.
-    dashes[hit] = guess[hit]
-    open_rows = open_rows[~hit]
+    undecided = np.arange(begins.size)
     for digits in range(1, ACK_DIGITS_MAX + 1):
-        if not open_rows.size:
-            break
-        at = begins[open_rows] + digits
-        hit = (at < ends[open_rows]) & (data[np.minimum(at, data.size - 1)] == _DASH)
-        dashes[open_rows[hit]] = at[hit]
-        open_rows = open_rows[~hit]
+        at = begins[undecided] + digits
+        hit = (at < ends[undecided]) & (data[np.minimum(at, data.size - 1)] == _DASH)
+        dashes[undecided[hit]] = at[hit]
+        undecided = undecided[~hit]
     return dashes
 
 
-def _decimals(
-    data: Bytes, begins: Integers, ends: Integers
-) -> tuple[Integers, Flags]:
+def _decimals(data: Bytes, begins: Integers, ends: Integers) -> tuple[Integers, Flags]:
     """The numbers written at begins..ends, and which of them are 1 to 10 decimal digits.
 
     Every begin lies at least HEADER_BYTES into data, so that eight bytes before each end exist.
@@ -326,24 +349,24 @@ def _decimals(
     good = (digits >= 1) & (digits <= ACK_DIGITS_MAX)
     digits = np.where(good, digits, 1)
     ends = np.where(good, ends, begins + 1)
-    words = unaligned(data, np.dtype("<u8"))
+    words = unaligned(data, _LONG)
     values, decimal = _eight_digits(words[ends - 8], np.minimum(digits, 8))
     good &= decimal
-    if (digits > 8).any():
-        long = digits > 8
+    long = digits > 8
+    if long.any():
         above, decimal = _eight_digits(words[ends[long] - 16], digits[long] - 8)
         values[long] += above * 100_000_000
         good[long] &= decimal
     return values, good
 
 
-def _eight_digits(words: Words, digits: Integers) -> tuple[Integers, Flags]:
+def _eight_digits(words: Words, digits: Integers | int) -> tuple[Integers, Flags]:
     """The number in each word's last `digits` characters (1 to 8), and whether all are decimal.
 
     Works on all eight characters of a word at once: neighbours are joined into pairs, fours, eight.
     """
     u64 = np.uint64
-    unused = ((8 - digits) * 8).astype(u64)
+    unused = u64((8 - digits) * 8) if isinstance(digits, int) else ((8 - digits) * 8).astype(u64)
     values = ((words ^ u64(0x3030303030303030)) >> unused) << unused
     # Adding 0x76 carries a byte above 9 into its top bit.
     low_bits = values & u64(0x7F7F7F7F7F7F7F7F)
@@ -354,7 +377,7 @@ def _eight_digits(words: Words, digits: Integers) -> tuple[Integers, Flags]:
         (values & pairs) * u64(100 + (1_000_000 << 32))
         + ((values >> u64(16)) & pairs) * u64(1 + (10_000 << 32))
     ) >> u64(32)
-    return values.astype(np.int64), above_nine == 0
+    return values.view(np.int64), above_nine == 0
 
 
 # Stamping ----------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ is up. Rule 2: what is lost by stopping is said.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging
 import signal
@@ -19,6 +20,10 @@ from simplebus.core.broker import BrokerStatistics, Settings
 from simplebus.server import listeners
 from simplebus.server.engine import Engine
 from simplebus.server.notify import notify
+
+# From glibc's malloc.h.
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
 
 log = logging.getLogger("simplebus.server")
 
@@ -59,6 +64,7 @@ async def serve(
     Raises OSError when no listener can be had.
     """
     sockets = await _bind_all(options)
+    _keep_temporary_arrays_mapped()
     engine = Engine(settings)
     async with trio.open_nursery() as engines:
         await engines.start(engine.run)
@@ -78,6 +84,20 @@ async def serve(
         await _drain(engine, options.drain_seconds)
         engines.cancel_scope.cancel()
     _say_farewell(engine)
+
+
+def _keep_temporary_arrays_mapped() -> None:
+    """Have the allocator keep what batches free, instead of returning and faulting it in again.
+
+    Measured with two classes interleaved: 110,000 page faults a second without this, none with it.
+    Rings have mappings of their own and are returned all the same.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # Not glibc.
+        return
+    mallopt(_M_MMAP_THRESHOLD, 4 << 20)
+    mallopt(_M_TRIM_THRESHOLD, 32 << 20)
 
 
 async def _bind_all(options: ServeOptions) -> list[listeners.socket.socket]:

@@ -1,0 +1,39 @@
+/* No protocol: payloads back to back, through a relay that knows nothing of messages.
+ *
+ * Rule 1: this is the physical limit of the machine and the proof that the generator is not what is
+ * measured. The subscriber connects first; the relay sends it whatever the second one sends.
+ */
+#include "load.h"
+
+#include <sys/socket.h>
+
+static void encode(Bytes *out, const Options *options, size_t index, const uint8_t *payload,
+                   size_t size) {
+    (void)options, (void)index;
+    bytes_append(out, payload, size);
+}
+
+static void open_peer(Peer *peer, Role role) {
+    (void)role;
+    peer->expected = *peer->block;
+}
+
+static size_t hear_reply(Peer *peer, const uint8_t *data, size_t size) {
+    (void)peer, (void)data;
+    return size;
+}
+
+static void settle(Peer *peer, bool last) { (void)peer, (void)last; }
+
+static void farewell(Peer *peer) { shutdown(peer->socket, SHUT_WR); }
+
+const Protocol raw_protocol = {
+    .name = "raw",
+    .encode = encode,
+    .open = open_peer,
+    .hear_reply = hear_reply,
+    .hear_message = hear_expected,
+    .settle = settle,
+    .farewell = farewell,
+    .eof_confirms = true,
+};

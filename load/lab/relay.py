@@ -1,0 +1,60 @@
+"""The physical limit: a relay that receives up to 1 MiB and sends it on, and knows no messages.
+
+    python load/lab/relay.py
+
+Rule 1: the same generator, verifying every payload. What it reaches here bounds what it can measure
+of any broker: a broker far below this line was not held up by its client.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+from pathlib import Path
+from statistics import median
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # So that it runs by its path.
+
+from load.brokers import HOST
+from load.generators import Generator
+from load.report import short, spread
+
+READ_BYTES = 1 << 20
+BYTES_A_RUN = 1 << 30
+ROUNDS = 3
+
+
+def relay(listener: socket.socket) -> None:
+    """Whoever connects first is sent what the second one sends."""
+    subscriber, _ = listener.accept()
+    publisher, _ = listener.accept()
+    buffer = memoryview(bytearray(READ_BYTES))
+    with subscriber, publisher:
+        while got := publisher.recv_into(buffer):
+            subscriber.sendall(buffer[:got])
+
+
+def rate_of(size_bytes: int) -> float:
+    """Verified messages a second, through the relay."""
+    options = {"timeout_s": 30, "count": BYTES_A_RUN // size_bytes, "size": size_bytes}
+    with socket.create_server((HOST, 0)) as listener:
+        port = listener.getsockname()[1]
+        thread = threading.Thread(target=relay, args=(listener,), daemon=True)
+        thread.start()
+        with Generator("subscribe", "raw", port, **options) as subscriber:
+            subscriber.wait_ready()
+            with Generator("publish", "raw", port, **options) as publisher:
+                heard, sent = subscriber.result(), publisher.result()
+        thread.join()
+    return float(heard["messages"] / (heard["settled"] - sent["started"]))
+
+
+def main() -> None:
+    for size_bytes in (16, 128, 1024):
+        rates = [rate_of(size_bytes) for _ in range(ROUNDS)]
+        print(f"{size_bytes:5} B  {short(median(rates))} msgs/s ({spread(rates)})")
+
+
+if __name__ == "__main__":
+    main()

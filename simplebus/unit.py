@@ -1,0 +1,72 @@
+"""The systemd unit of this installation: simplebus.service with its blanks filled in.
+
+Rule 1: pure but for reading the template and looking at permissions. What systemd will run is the
+interpreter and the package that print the unit, by absolute path.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from string import Template
+
+# Beyond the drain: to notice the signal, to say farewell, to exit.
+_STOP_MARGIN_SECONDS = 10
+# Listeners, standard streams, the event loop's own.
+_SPARE_DESCRIPTORS = 256
+
+_HOMES = (Path("/home"), Path("/root"), Path("/run/user"))
+_PRIVILEGED_PORTS = range(1, 1024)
+
+
+def unit(
+    arguments: Sequence[str],
+    *,
+    port: int,
+    drain_seconds: float,
+    connections: int,
+    installed_in: Sequence[Path],
+) -> str:
+    """The text of a unit that runs `simplebus serve` with these arguments.
+
+    The other parameters say what the arguments amount to.
+    """
+    template = resources.files("simplebus").joinpath("simplebus.service").read_text("utf-8")
+    at_home = any(place.is_relative_to(home) for place in installed_in for home in _HOMES)
+    return Template(template).substitute(
+        command=" ".join(
+            quoted(word) for word in (sys.executable, "-m", "simplebus", "serve", *arguments)
+        ),
+        stop_seconds=int(drain_seconds) + _STOP_MARGIN_SECONDS,
+        descriptors=connections + _SPARE_DESCRIPTORS,
+        protect_home="read-only" if at_home else "yes",
+        capabilities="CAP_NET_BIND_SERVICE" if port in _PRIVILEGED_PORTS else "",
+    )
+
+
+def quoted(word: str) -> str:
+    """A word of a command line as systemd reads it: see systemd.syntax(7)."""
+    word = word.replace("%", "%%").replace("$", "$$")
+    if word and not any(c in word for c in " \t\n\r\"'\\;"):
+        return word
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
+
+
+def installation() -> tuple[Path, ...]:
+    """Where the service's files lie: the interpreter, as named and in truth, and the package."""
+    python = Path(sys.executable)
+    package = Path(str(resources.files("simplebus")))
+    return tuple(dict.fromkeys((python, python.resolve(), package, package.resolve())))
+
+
+def unreadable(place: Path) -> Path | None:
+    """The first directory above `place` that another user may not enter, if there is one."""
+    for directory in reversed(place.parents):
+        if not os.stat(directory).st_mode & stat.S_IXOTH:
+            return directory
+    return None
