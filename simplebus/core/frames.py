@@ -55,6 +55,9 @@ _KEY_MASK = np.uint32(0xFFFFFF)
 _ACK_CONTENT = re.compile(rb"([0-9]{1,10})-([0-9]{1,10}|-2147483648)")
 """The second form is how the original writes 2**31, as a signed 32-bit number."""
 
+# A plain search for each delimiter passes over long frames slower than arrays do.
+_PLAIN_BYTES_MAX = 16 * 1024
+
 # From this many frames of one length on, looking for nothing else beats searching.
 _UNIFORM_FRAMES_MIN = 16
 # A run this long is worth a call of its own, however much follows it.
@@ -186,14 +189,13 @@ def split(
         uniform = _split_uniform(data, stride, likely, scratch)
         if uniform is not None:
             return uniform
-    ends = [stride]
-    while end >= 0 and len(ends) <= PLAIN_FRAMES_MAX:
-        at = end + DELIMITER_BYTES
-        end = buffer.find(DELIMITER, at + HEADER_BYTES, last)
-        if end >= 0:
-            ends.append(end + DELIMITER_BYTES - first)
-    if end >= 0:
+    if likely > PLAIN_FRAMES_MAX or last - first > _PLAIN_BYTES_MAX:
         return _split_arrays(np.frombuffer(buffer, np.uint8, last - first, first), scratch)
+    ends = []
+    while end >= 0:
+        at = end + DELIMITER_BYTES
+        ends.append(at - first)
+        end = buffer.find(DELIMITER, at + HEADER_BYTES, last)
     same = stride * len(ends) == ends[-1] and ends == list(range(stride, ends[-1] + 1, stride))
     data = np.frombuffer(buffer, np.uint8, ends[-1], first)
     return FrameBatch(data, np.array(ends, np.int64), stride if same else 0)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 from oracles import build_frame, parse_frame, split_frames
 from strategies import ACK, CONNECT, HEARTBEAT, MESSAGE, SUBSCRIBE
 
 from simplebus.core.broker import Broker, ClassStatistics, Settings
 from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.frames import FrameBatch
 from simplebus.core.limits import Limits
 from simplebus.core.receive import ReceiveBuffer
 from simplebus.core.session import Session
@@ -43,6 +45,14 @@ def heartbeat() -> bytes:
 def numbered(count: int, *, size: int = 0, start: int = 0) -> list[bytes]:
     """That many payloads, no two alike, of at least `size` bytes."""
     return [(b"%d." % number).ljust(size, b"x") for number in range(start, start + count)]
+
+
+def batch_of(*whole: bytes) -> FrameBatch:
+    """These frames as a batch, as `split` would make it."""
+    data = b"".join(whole)
+    lengths = [len(frame) for frame in whole]
+    stride = lengths[0] if len(set(lengths)) == 1 else 0
+    return FrameBatch(np.frombuffer(data, np.uint8), np.cumsum(lengths, dtype=np.int64), stride)
 
 
 class Delivered(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from core.talk import batch_of
 from oracles import DELIMITER, build_frame, parse_frame, split_frames
 from strategies import ACK, HEARTBEAT, MESSAGE
 
@@ -13,16 +14,6 @@ from simplebus.core.frames import FrameBatch
 
 SMALLEST = build_frame(HEARTBEAT)
 HEADER_FULL_OF_DELIMITER = bytes.fromhex("313c0d0a3e3c0d0a3e") + b"hi" + DELIMITER
-
-
-def batch_of(*whole: bytes) -> FrameBatch:
-    data = b"".join(whole)
-    lengths = {len(frame) for frame in whole}
-    return FrameBatch(
-        np.frombuffer(data, np.uint8),
-        np.cumsum([len(frame) for frame in whole]).astype(np.int64),
-        lengths.pop() if len(lengths) == 1 else 0,
-    )
 
 
 def test_a_frame_is_encoded_as_the_protocol_draws_it() -> None:
