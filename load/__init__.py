@@ -15,7 +15,8 @@ simplebus, by the same generator, and no rate is printed for work that was not v
     measure.py     one measurement
     scenarios.py   what is measured, against what, and what is wanted
     memory.py      the measurements of memory
-    client_loops.py  the Python client, message by message
+    client_loops.py  the measurements of the Python client, message by message
+    client_worker.py the programs that they time
     report.py      medians, spreads, the table and the JSON
     chart.py       rps.png
     canary.py      a broker that fails on purpose: the generator must notice

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -129,11 +130,11 @@ def versions(kinds: Sequence[str]) -> dict[str, str]:
     found = {"python": sys.version.split()[0]}
     for kind in kinds:
         if kind == "simplebus":
-            command = [sys.executable, "-c", "import simplebus; print(simplebus.__version__)"]
+            said = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
         elif program := find_program(PROGRAMS[kind]):
-            command = [str(program), "--version"]
+            said = _output_of([str(program), "--version"])
         else:
             continue
-        number = re.search(r"\d+\.\d+(\.\d+)?", _output_of(command))
+        number = re.search(r"\d+\.\d+(\.\d+)?", said)
         found[kind] = number[0] if number else "unknown"
     return found

@@ -45,6 +45,15 @@ class Flow:
 
 
 @dataclass(frozen=True)
+class Manner:
+    """How a run measures."""
+
+    rounds: int
+    quick: bool = False
+    server_args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class RoundTrips:
     """One message in flight at a time, published and received by one process."""
 

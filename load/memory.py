@@ -13,10 +13,12 @@ from contextlib import ExitStack
 
 from load.brokers import HOST, Broker, running
 from load.generators import Generator
+from load.measure import Manner
 from load.processes import LoadError
 from load.report import Row
 
 HELD = 1_000_000
+QUICK_PART = 5
 CONNECTIONS = 5_000
 DESCRIPTORS = CONNECTIONS + 1_000
 TIMEOUT_S = 60
@@ -25,20 +27,20 @@ CONNECT = b"4\0\0\0\0\0\0\0\0[1]<\r\n>"
 CONNECT_REPLY_BYTES = 9 + 4 + 4
 
 
-def run(server_args: tuple[str, ...], quick: bool) -> list[Row]:
+def run(manner: Manner) -> list[Row]:
     """The rows of the memory scenario. Quick holds and connects less and scales up."""
     raise_descriptor_limit(DESCRIPTORS)
-    part = 5 if quick else 1
-    note = f"from a {part}th of it"
-    with running("simplebus", server_args=server_args) as broker:
+    part = QUICK_PART if manner.quick else 1
+    note = f"from a {part}th of it" if manner.quick else ""
+    with running("simplebus", server_args=manner.server_args) as broker:
         idle = broker.process.memory_bytes()
         held = _held_bytes(broker, HELD // part) * part
-    with running("simplebus", server_args=server_args) as broker:
+    with running("simplebus", server_args=manner.server_args) as broker:
         connection = _connection_bytes(broker, CONNECTIONS // part)
     return [
         _row("idle server", idle / MB, "MB", 60, 45),
-        _row("1 M unacked 16 B messages more", held / MB, "MB", 100, 60, note if quick else ""),
-        _row("one idle connection of 5,000", connection / KB, "kB", 30, 12, note if quick else ""),
+        _row("1 M unacked 16 B messages more", held / MB, "MB", 100, 60, note),
+        _row("one idle connection of 5,000", connection / KB, "kB", 30, 12, note),
     ]
 
 

@@ -20,7 +20,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # So that it runs by its path.
 
 from load.brokers import Broker, is_available, running, versions
-from load.measure import RoundTrips, Sample, measure
+from load.generators import program
+from load.measure import Manner, RoundTrips, Sample, measure
 from load.processes import LoadError
 from load.report import Report, Row, core_warning, ratios
 from load.scenarios import SCENARIOS, Scenario, Variant
@@ -37,19 +38,28 @@ WIDTH = 110  # Of the tables, where there is no terminal to ask.
 class Runner:
     """One scenario's rounds."""
 
-    def __init__(self, report: Report, progress: Progress, rounds: int, quick: bool) -> None:
+    def __init__(self, report: Report, progress: Progress, manner: Manner) -> None:
         self.report = report
         self.progress = progress
-        self.rounds = rounds
-        self.part = QUICK_PART if quick else 1.0
+        self.manner = manner
+        self.rounds = manner.rounds
+        self.part = QUICK_PART if manner.quick else 1.0
 
-    def run(self, scenario: Scenario, server_args: tuple[str, ...]) -> None:
+    def run(self, scenario: Scenario) -> None:
+        if scenario.special:
+            task = self.progress.add_task(scenario.title, total=1)
+            self.report.rows += scenario.special(self.manner)
+            self.progress.advance(task)
+        else:
+            self._run_variants(scenario)
+
+    def _run_variants(self, scenario: Scenario) -> None:
         variants = [variant for variant in scenario.variants if self._is_there(variant)]
         task = self.progress.add_task(scenario.title, total=(self.rounds + 1) * len(variants))
         samples: dict[str, list[Sample]] = {variant.name: [] for variant in variants}
         with ExitStack() as stack:
             brokers = {
-                kind: stack.enter_context(running(kind, server_args=_args_for(kind, server_args)))
+                kind: stack.enter_context(running(kind, server_args=self._args_for(kind)))
                 for kind in dict.fromkeys(variant.kind for variant in variants)
             }
             rates = {}
@@ -65,6 +75,9 @@ class Runner:
                     self.progress.advance(task)
         self.report.samples[scenario.name] = samples
         self.report.rows += _rows(scenario, samples)
+
+    def _args_for(self, kind: str) -> tuple[str, ...]:
+        return self.manner.server_args if kind == "simplebus" else ()
 
     def _is_there(self, variant: Variant) -> bool:
         if is_available(variant.kind):
@@ -89,10 +102,6 @@ def _measured(broker: Broker, variant: Variant, count: int) -> Sample:
         last = broker.process.errors().strip()[-400:] if broker.kind == "simplebus" else ""
         said = f"; the server said: {last}" if last else ""
         raise LoadError(f"{variant.name}: {error}{said}") from error
-
-
-def _args_for(kind: str, server_args: tuple[str, ...]) -> tuple[str, ...]:
-    return server_args if kind == "simplebus" else ()
 
 
 def _rows(scenario: Scenario, samples: dict[str, list[Sample]]) -> list[Row]:
@@ -141,7 +150,11 @@ def main(
         console = Console(width=WIDTH)
     scenarios = _chosen(names or [])
     rounds = rounds or (QUICK_ROUNDS if quick else ROUNDS)
-    arguments = tuple(shlex.split(server_args))
+    manner = Manner(rounds, quick, tuple(shlex.split(server_args)))
+    try:
+        program()
+    except LoadError as error:
+        sys.exit(str(error))
     report = Report(
         command=shlex.join(["python", "load/run.py", *sys.argv[1:]]),
         versions=versions(("simplebus", "nats", "redis")),
@@ -152,15 +165,10 @@ def main(
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     failed = False
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
-        runner = Runner(report, progress, rounds, quick)
+        runner = Runner(report, progress, manner)
         for scenario in scenarios:
             try:
-                if scenario.special:
-                    task = progress.add_task(scenario.title, total=1)
-                    report.rows += scenario.special(arguments, quick)
-                    progress.advance(task)
-                else:
-                    runner.run(scenario, arguments)
+                runner.run(scenario)
             except LoadError as error:
                 failed = True
                 report.notes.append(f"{scenario.name} failed: {error}")

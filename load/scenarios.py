@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from load import client_loops, memory
-from load.measure import Flow, RoundTrips
+from load.measure import Flow, Manner, RoundTrips
 from load.report import Row
 
 FULL_S = 2.5  # What one measurement of a subject should take,
@@ -48,8 +48,8 @@ class Scenario:
     title: str
     variants: tuple[Variant, ...] = ()
     targets: tuple[Target, ...] = ()
-    special: Callable[[tuple[str, ...], bool], list[Row]] | None = None
-    """Measures in its own way: the server's arguments and whether to be quick; returns rows."""
+    special: Callable[[Manner], list[Row]] | None = None
+    """Measures in its own way."""
 
 
 def _simplebus(name: str, work: Flow | RoundTrips) -> Variant:

@@ -1,1 +1,3 @@
-"""simplebus: a message bus that acknowledges every message."""
+"""simplebus: a message bus that acknowledges every message.
+"""
+from simplebus.client.bus import Bus, connect

@@ -35,13 +35,13 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
     help=(
         "A message bus that acknowledges every message.\n\n"
-        "[bold]simplebus demo[/bold] shows it at work, in ten seconds. To use it, in three terminals:"
-        "\n\n\b\n"
+        "[bold]simplebus demo[/bold] shows it at work, in ten seconds. To use it, in three "
+        "terminals:\n\n\b\n"
         "  simplebus serve\n"
         "  simplebus sub 1\n"
         '  simplebus pub 1 "hello"\n\n'
-        "Messages are published to a class, a number from 0 to 65535. Every subscriber of the class "
-        "gets each of them, in order, and again until it has acknowledged it."
+        "Messages are published to a class, a number from 0 to 65535. Every subscriber of the "
+        "class gets each of them, in order, and again until it has acknowledged it."
     ),
 )
 
@@ -63,7 +63,7 @@ class LogLevel(enum.StrEnum):
     ERROR = "error"
 
 
-# Values --------------------------------------------------------------------------------------------
+# Values ------------------------------------------------------------------------------------------
 
 _UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
@@ -100,7 +100,7 @@ def show_size(size: int) -> str:
     return str(size)
 
 
-# Options -------------------------------------------------------------------------------------------
+# Options -----------------------------------------------------------------------------------------
 
 _DEFAULT = Limits()
 
@@ -164,9 +164,10 @@ _CLASS_ID = typer.Argument(
     show_default=False,
     help="The class of messages, a number from 0 to 65535.",
 )
+_URL = _option("--url", "Where the bus listens, as simplebus://HOST:PORT.", metavar="URL")
 
 
-# Commands ------------------------------------------------------------------------------------------
+# Commands ----------------------------------------------------------------------------------------
 
 
 def _show_version(wanted: bool) -> None:
@@ -195,8 +196,9 @@ def _top(
 @app.command(
     help=(
         "Run the bus.\n\n"
-        "It prints one line when it is ready, [bold]simplebus ready tcp=HOST:PORT[/bold], and serves "
-        "until it is told to stop. Messages live in memory and end with the server.\n\n\b\n"
+        "It prints one line when it is ready, [bold]simplebus ready tcp=HOST:PORT[/bold], and "
+        "serves until it is told to stop. Messages live in memory and end with the server."
+        "\n\n\b\n"
         "  simplebus serve\n"
         "  simplebus serve --host 0.0.0.0 --max-memory 4GiB --verbose\n\n" + _FROM_ENVIRONMENT
     )
@@ -234,9 +236,7 @@ def serve(
             metavar="TICKS",
         ),
     ] = 6,
-    tick: Annotated[
-        float, _seconds("--tick", "How long a tick is.", 1.0, panel=_REDELIVERY)
-    ] = 1.0,
+    tick: Annotated[float, _seconds("--tick", "How long a tick is.", 1.0, panel=_REDELIVERY)] = 1.0,
     full: Annotated[
         Full,
         _option(
@@ -245,6 +245,7 @@ def serve(
             "publisher waits, nothing is lost. drop_oldest: the oldest message makes room. "
             "drop_newest: it is dropped itself. What is dropped is counted.",
             panel=_MEMORY,
+            metavar="POLICY",
         ),
     ] = Full.BLOCK,
     max_memory: Annotated[
@@ -352,7 +353,12 @@ def serve(
         _option("--verbose", "Print a line of rates every second, on standard error."),
     ] = False,
     log_level: Annotated[
-        LogLevel, _option("--log-level", "How much to log, on standard error.", metavar="LEVEL")
+        LogLevel,
+        _option(
+            "--log-level",
+            "Log on standard error from this level up: debug, info, warning or error.",
+            metavar="LEVEL",
+        ),
     ] = LogLevel.INFO,
 ) -> None:
     import socket
@@ -407,7 +413,249 @@ def _announce(line: str) -> None:
         print(line, file=stream, flush=True)
 
 
-# What goes wrong -----------------------------------------------------------------------------------
+@app.command(
+    help=(
+        "See the bus at work: ten seconds, real processes, nothing to set up.\n\n"
+        "A server, a publisher and two subscribers are started on this machine. One subscriber "
+        "stops acknowledging for a while, the other is killed with messages in flight and comes "
+        "back. At the end everything that was sent is compared with everything that was received, "
+        "and the exit status is 0 only if nothing was lost, misplaced or damaged.\n\n\b\n"
+        "  simplebus demo"
+    )
+)
+def demo() -> None:
+    import trio
+    from rich.console import Console
+
+    from simplebus.demo.display import LiveDisplay, PlainDisplay
+    from simplebus.demo.drill import demo as run_demo
+    from simplebus.demo.verdict import lines
+
+    console = Console()
+    with LiveDisplay(console) if console.is_terminal else PlainDisplay() as display:
+        verdict = trio.run(run_demo, display)
+    for line in lines(verdict):
+        typer.echo(line)
+    if not verdict.passed:
+        raise typer.Exit(1)
+
+
+@app.command(
+    help=(
+        "Publish messages.\n\n\b\n"
+        "  simplebus pub 1 hello world              two messages\n"
+        "  tail -f app.log | simplebus pub 1        a message for each line\n"
+        "  simplebus pub 1 --count 1000000          generated ones\n\n"
+        "Messages that nobody has subscribed to yet wait for the class's first subscriber."
+    )
+)
+def pub(
+    class_id: Annotated[int, _CLASS_ID],
+    text: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[TEXT]...",
+            show_default=False,
+            help="A message each. Without any, every line of standard input is one.",
+        ),
+    ] = None,
+    count: Annotated[
+        int | None,
+        typer.Option("--count", min=1, metavar="COUNT", help="Generate so many numbered messages."),
+    ] = None,
+    size: Annotated[
+        int,
+        typer.Option(
+            "--size",
+            parser=parse_size,
+            metavar="SIZE",
+            show_default="64",
+            help="How long each generated message is.",
+        ),
+    ] = 64,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            "--rate",
+            min=0.001,
+            metavar="RATE",
+            show_default="as fast as the bus takes them",
+            help="At most so many generated messages a second.",
+        ),
+    ] = None,
+    url: Annotated[str, _URL] = URL,
+) -> None:
+    if text and count is not None:
+        fail("give texts or --count, not both", status=2)
+    from functools import partial
+
+    import trio
+
+    from simplebus import pipes
+
+    if count is not None:
+        job = partial(pipes.publish_generated, url, class_id, count=count, size=size, rate=rate)
+    elif text:
+        job = partial(pipes.publish_texts, url, class_id, text)
+    else:
+        job = partial(pipes.publish_input, url, class_id)
+    sent = trio.run(job)
+    typer.echo(f"{sent:,} message{'' if sent == 1 else 's'} sent to class {class_id}", err=True)
+
+
+@app.command(
+    help=(
+        "Print the messages of a class, a line each, and acknowledge them.\n\n\b\n"
+        "  simplebus sub 1\n"
+        "  simplebus sub 1 --count 10 --raw > ten-messages\n\n"
+        "It ends with Ctrl-C. The first subscriber of a class gets what is waiting there; a "
+        "further one gets what is published from then on."
+    )
+)
+def sub(
+    class_id: Annotated[int, _CLASS_ID],
+    count: Annotated[
+        int | None,
+        typer.Option(
+            "--count",
+            min=1,
+            metavar="COUNT",
+            show_default="go on",
+            help="End after so many messages. Further ones are left to the next subscriber.",
+        ),
+    ] = None,
+    raw: Annotated[
+        bool,
+        typer.Option(
+            "--raw",
+            help="Print each message's bytes as they are, and a line end. Otherwise control "
+            "characters and what is no UTF-8 are shown as escapes such as \\n and \\xff.",
+        ),
+    ] = False,
+    no_ack: Annotated[
+        bool,
+        typer.Option(
+            "--no-ack",
+            help="Acknowledge nothing: messages come again after the ack timeout, and to the next "
+            "subscriber.",
+        ),
+    ] = False,
+    url: Annotated[str, _URL] = URL,
+) -> None:
+    from functools import partial
+
+    import trio
+
+    from simplebus import pipes
+
+    try:
+        ended_by = trio.run(
+            partial(pipes.print_messages, url, class_id, count=count, raw=raw, ack=not no_ack)
+        )
+    except* BrokenPipeError:  # Whoever read the lines has read enough.
+        raise typer.Exit(1) from None
+    if ended_by is not None:
+        raise typer.Exit(128 + ended_by)
+
+
+@app.command(
+    help=(
+        "Measure how fast the bus is on this machine.\n\n"
+        "A publisher and subscribers, in processes of their own, pass messages through a server "
+        "that is started for it, or the one at --url. Every message is stored, delivered and "
+        "acknowledged; every id and every byte is checked before a rate is printed. Then messages "
+        "go one at a time, for the latency.\n\n\b\n"
+        "  simplebus bench\n"
+        "  simplebus bench --messages 10000000 --size 16 --subscribers 2"
+    )
+)
+def bench(
+    messages: Annotated[
+        int, typer.Option("--messages", min=1, metavar="COUNT", help="How many to publish.")
+    ] = 2_000_000,
+    size: Annotated[
+        int,
+        typer.Option(
+            "--size",
+            parser=parse_size,
+            metavar="SIZE",
+            show_default="128",
+            help="How long each is, at least 16 bytes.",
+        ),
+    ] = 128,
+    subscribers: Annotated[
+        int,
+        typer.Option(
+            "--subscribers",
+            min=1,
+            metavar="COUNT",
+            help="How many subscribers each message goes to.",
+        ),
+    ] = 1,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            "--url",
+            metavar="URL",
+            envvar="SIMPLEBUS_URL",
+            show_envvar=False,
+            show_default="a server of its own",
+            help="Use the bus that listens there, as simplebus://HOST:PORT.",
+        ),
+    ] = None,
+    class_id: Annotated[
+        int,
+        typer.Option(
+            "--class",
+            min=0,
+            max=CLASS_ID_MAX - 1,
+            metavar="CLASS",
+            help="Use this class and the next one. Nobody else may use them meanwhile.",
+        ),
+    ] = 65000,
+) -> None:
+    import trio
+
+    from simplebus.bench.run import Plan, measure
+
+    try:
+        plan = Plan(messages=messages, size=size, subscribers=subscribers, class_id=class_id)
+    except ValueError as error:
+        fail(str(error), status=2)
+    for line in trio.run(measure, plan, url):
+        typer.echo(line)
+
+
+@app.command(
+    "systemd-unit",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    help=(
+        "Print a systemd unit that runs this installation.\n\n"
+        "Options of [bold]simplebus serve[/bold] may follow; they become part of it.\n\n\b\n"
+        "  simplebus systemd-unit > /etc/systemd/system/simplebus.service\n"
+        "  simplebus systemd-unit --host 0.0.0.0 --max-memory 4GiB"
+    ),
+)
+def systemd_unit(context: typer.Context) -> None:
+    from simplebus.unit import complaints, installation, unit
+
+    command = typer.main.get_group(app).commands["serve"]
+    with command.make_context("simplebus serve", list(context.args)) as given:
+        values = given.params
+    places = installation()
+    for complaint in complaints(places):
+        typer.echo(f"simplebus: {complaint}", err=True)
+    text = unit(
+        context.args,
+        port=values["port"],
+        drain_seconds=values["drain_timeout"],
+        connections=values["max_connections"],
+        installed_in=places,
+    )
+    typer.echo(text, nl=False)
+
+
+# What goes wrong ---------------------------------------------------------------------------------
 
 
 def fail(text: str, *, status: int = 1) -> NoReturn:

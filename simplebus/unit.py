@@ -6,11 +6,12 @@ interpreter and the package that print the unit, by absolute path.
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 import sys
 from collections.abc import Sequence
-from importlib import resources
+from importlib import metadata, resources
 from pathlib import Path
 from string import Template
 
@@ -41,7 +42,7 @@ def unit(
         command=" ".join(
             quoted(word) for word in (sys.executable, "-m", "simplebus", "serve", *arguments)
         ),
-        stop_seconds=int(drain_seconds) + _STOP_MARGIN_SECONDS,
+        stop_seconds=math.ceil(drain_seconds) + _STOP_MARGIN_SECONDS,
         descriptors=connections + _SPARE_DESCRIPTORS,
         protect_home="read-only" if at_home else "yes",
         capabilities="CAP_NET_BIND_SERVICE" if port in _PRIVILEGED_PORTS else "",
@@ -62,6 +63,25 @@ def installation() -> tuple[Path, ...]:
     python = Path(sys.executable)
     package = Path(str(resources.files("simplebus")))
     return tuple(dict.fromkeys((python, python.resolve(), package, package.resolve())))
+
+
+def complaints(installed_in: Sequence[Path]) -> list[str]:
+    """Why a service of this installation could not run, one sentence each."""
+    found = []
+    closed = dict.fromkeys(unreadable(place) for place in installed_in)
+    for directory in closed:
+        if directory is not None:
+            found.append(
+                f"{directory} is closed to other users, and so to the service: install simplebus "
+                "and its Python elsewhere, such as in /opt"
+            )
+    try:
+        metadata.version("simplebus")
+    except metadata.PackageNotFoundError:
+        found.append(
+            "simplebus is run from its source: the service finds it only when it is installed"
+        )
+    return found
 
 
 def unreadable(place: Path) -> Path | None:

@@ -66,7 +66,12 @@ def build_frame(
 
 
 def parse_ack(content: bytes) -> tuple[int, int] | None:
-    """The range that an Ack's content names, character by character, or None when it names none."""
+    """The range that an Ack's content names, character by character, or None when it names none.
+
+    The last id's exclusive end may be written as the original does, with a minus sign.
+    """
+    if content.endswith(b"--2147483648"):
+        content = content.replace(b"--", b"-")
     numbers = content.split(b"-")
     if len(numbers) != 2:
         return None

@@ -9,7 +9,6 @@ Rule 2: many frames come from few draws: a handful of frames, each repeated. So 
 from __future__ import annotations
 
 from hypothesis import strategies as st
-
 from oracles import DELIMITER, ID_COUNT, build_frame
 
 Chunks = list[bytes]
@@ -69,9 +68,8 @@ def garbled_streams(draw: st.DrawFn) -> bytes:
     pieces = st.sampled_from(
         [b"<", b"\r\n", b"<\r\n>", b"<\r\n", b"\r\n>", b">", b"12345678", b"1" * 9, b"0-1"]
     )
-    runs = draw(
-        st.lists(st.tuples(st.lists(pieces, min_size=1, max_size=8), st.integers(1, 90)), max_size=5)
-    )
+    some_pieces = st.lists(pieces, min_size=1, max_size=8)
+    runs = draw(st.lists(st.tuples(some_pieces, st.integers(1, 90)), max_size=5))
     return b"".join(b"".join(some) * times for some, times in runs)
 
 

@@ -37,6 +37,14 @@ static void hear(Peer *peer, size_t (*listener)(Peer *, const uint8_t *, size_t)
     in->start += listener(peer, in->data + in->start, in->end - in->start);
 }
 
+/* The payloads themselves, for a client in another language that publishes or verifies them. */
+void run_block(const Options *options) {
+    static Pieces block;
+    block_build(&block, options);
+    if (fwrite(block.bytes.data, 1, block.bytes.end, stdout) != block.bytes.end || fflush(stdout))
+        fail(EXIT_CONNECTION, "the block could not be written");
+}
+
 /* ---- publish ---- */
 
 /* The stream position, in bytes, at which message n of an endlessly repeated block begins. */

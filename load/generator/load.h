@@ -124,6 +124,7 @@ void wait_until_ready(Peer *peer, bool to_write, int at_most_ms);
 bool read_line(Peer *peer, Bytes *line);      /* Handshakes: one CR LF line, without its end. */
 
 /* flow.c */
+void run_block(const Options *options);
 void run_publish(const Options *options, const Protocol *protocol);
 void run_subscribe(const Options *options, const Protocol *protocol);
 void run_latency(const Options *options, const Protocol *protocol);

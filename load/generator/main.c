@@ -18,7 +18,8 @@
 
 static const char usage[] =
     "usage: generator MODE PROTOCOL --port N --count N [options]\n"
-    "  MODE      publish | subscribe | latency | probe (simplebus: is anything left in flight?)\n"
+    "  MODE      publish | subscribe | latency | block (the payloads, to stdout)\n"
+    "            | probe (simplebus: is anything left in flight?)\n"
     "  PROTOCOL  simplebus | nats | nats-jetstream | redis | redis-stream | raw\n"
     "  --host A        127.0.0.1\n"
     "  --size N        payload bytes (16)\n"
@@ -109,6 +110,10 @@ int main(int count, char **words) {
         if (parse_flag(&options, words[i])) continue;
         parse_option(&options, words[i], i + 1 < count ? words[i + 1] : NULL);
         i += 1;
+    }
+    if (strcmp(mode, "block") == 0) {
+        run_block(&options);
+        return 0;
     }
     if (options.port == 0) misuse("missing:", "--port");
     signal(SIGPIPE, SIG_IGN);

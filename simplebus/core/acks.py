@@ -58,14 +58,15 @@ class AckWindow:
         return begins, begins + (lasts - firsts)
 
     def ack(self, firsts: Integers, lasts: Integers) -> bool:
-        """Acknowledge the ranges firsts[i]..lasts[i]-1 of sequences, all sent or below the floor.
+        """Acknowledge the ranges firsts[i]..lasts[i]-1 of sequences: sent, below the floor, or empty.
 
         Returns whether the floor moved.
         """
         before = self.floor
         if firsts.size <= PLAIN_FRAMES_MAX:
             for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
-                self.ack_range(first, last)
+                if first < last:
+                    self.ack_range(first, last)
             return self.floor != before
         if firsts[0] <= self.floor and (firsts[1:] == lasts[:-1]).all():
             self.ack_range(int(firsts[0]), int(lasts[-1]))

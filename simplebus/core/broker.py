@@ -216,16 +216,18 @@ class Broker:
         for the class's other or next subscriptions."""
         if session.closed:
             return
-        session.closed = True
         del self.sessions[session.session_id]
-        self._ready.pop(session.session_id, None)
         for waiting in self._early_subscribers.values():
             if session in waiting:
                 waiting.remove(session)
         for subscription in session.subscriptions.values():
-            self._unsubscribe(subscription)
+            self._unsubscribe(subscription)  # What is parked may find the room that this makes.
         session.subscriptions.clear()
+        session.closed = True
         self._keep_parked(session)
+        self._ready.pop(session.session_id, None)
+        if session in self._unblocked:
+            self._unblocked.remove(session)
 
     def take_ready(self) -> list[int]:
         """Ids of sessions whose outbox has something new. Each is named once until taken."""
@@ -352,17 +354,22 @@ class Broker:
             self._ready[subscription.outbox.session_id] = None
 
     def _append_dropping_oldest(self, cls: MessageClass, batch: FrameBatch) -> None:
+        ring = cls.ring
         while True:
-            if not len(cls.ring):  # Not even an empty ring takes it: other classes hold the memory.
+            if not len(ring):  # Not even an empty ring takes it: other classes hold the memory.
                 cls.dropped[Reason.DROP_NEWEST] += batch.count
                 return
-            floor = cls.ring.floor + min(len(cls.ring), batch.count)
-            cls.dropped[Reason.DROP_OLDEST] += floor - cls.ring.floor
+            too_many = len(ring) + batch.count - ring.messages_max
+            if too_many > 0:
+                floor = min(ring.floor + too_many, ring.head)
+            else:
+                floor = ring.after(batch.data.size)
+            cls.dropped[Reason.DROP_OLDEST] += floor - ring.floor
             for subscription in cls.subscriptions:
                 subscription.skip_to(floor)
             if not cls.subscriptions:
                 cls.waiting.skip_to(floor)
-            cls.ring.release(floor)
+            ring.release(cls.floor())
             taken = self._append(cls, batch)
             if taken == batch.count:
                 return

@@ -5,13 +5,13 @@ Rule 2: acknowledgements overtake all other frames that are not begun: they may 
 bus read on. Nothing is put into the middle of a frame.
 Rule 3: acknowledgements stay ranges until somebody can write them, so that many become one frame.
 
-    chunks  │ half sent ┆ acks go here ┆ whole frames │ …     pieces  header payload <\r\n> …
+    chunks  │ half sent ┆ acks go here ┆ whole frames │ …
+    pieces  <\r\n> header, payload, <\r\n> header, payload …   each delimiter ends the frame before
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 
 from simplebus.core import frames
 from simplebus.core.frames import DELIMITER
@@ -66,15 +66,34 @@ class Outgoing:
         """Bytes that wait to be written. Acknowledgements count once they are encoded."""
         self.sent_bytes = 0
         """Bytes taken so far."""
-        self.pieces: list[bytes] = []
-        """Frames in three pieces each, or whole."""
+        self._pieces: list[bytes] = []
+        self.put_piece = self._pieces.append
+        """Two calls queue a message: an `opening`, then the payload. Add to queued_bytes."""
+        self._ack_bytes = 0
+        """Bytes of acknowledgements encoded so far."""
+        self._joined = 0
+        """Frames that were pieces."""
+        self._not_messages = 0
+        """Frames put, whole, among the pieces."""
         self._chunks: deque[bytes] = deque()
         self._at = 0
         """How much of the first chunk was taken."""
 
+    @property
+    def messages(self) -> int:
+        """Messages put in pieces so far."""
+        return self._joined + len(self._pieces) // 2 - self._not_messages
+
+    @staticmethod
+    def opening(header: bytes) -> bytes:
+        """The first of a message's two pieces. It ends the frame before, whichever that is."""
+        return DELIMITER + header
+
     def put(self, frame: bytes) -> None:
-        """Queue a frame behind everything else."""
-        self.pieces.append(frame)
+        """Queue a frame that is no message behind everything else."""
+        self.put_piece(DELIMITER)
+        self.put_piece(frame[:-DELIMITER_BYTES])
+        self._not_messages += 1
         self.queued_bytes += len(frame)
 
     def put_many(self, run: bytes) -> None:
@@ -111,12 +130,24 @@ class Outgoing:
             self._chunks.popleft()
             self._at = 0
 
+    def mark(self) -> int:
+        """Everything queued or acknowledged by now, as a number for `has_written`."""
+        if self.acks.count:
+            self._put_acks()
+        return self.sent_bytes + self.queued_bytes - self._ack_bytes
+
+    def has_written(self, mark: int) -> bool:
+        """Whether all that was there at the mark was taken. Acknowledgements go first: none of
+        them may be left, and they do not count as progress."""
+        return self.sent_bytes - self._ack_bytes >= mark
+
     def _put_acks(self) -> None:
         """Turn the log into frames, in front of every frame that is not begun."""
         acks = self.acks.take()
         self.queued_bytes += len(acks)
+        self._ack_bytes += len(acks)
         if not self._chunks:  # One write takes the acks and what was published meanwhile.
-            self.pieces.insert(0, acks)
+            self._join_pieces(acks)
             return
         if not self._at:
             self._chunks.appendleft(acks)
@@ -127,10 +158,18 @@ class Outgoing:
             self._chunks.appendleft(front[begun:])
         self._chunks.appendleft(acks)
         if begun > self._at:
-            self._chunks.appendleft(front[self._at : begun])
-        self._at = 0
+            self._chunks.appendleft(front[:begun])
+        else:
+            self._at = 0
 
-    def _join_pieces(self) -> None:
-        if self.pieces:
-            self._chunks.append(b"".join(self.pieces))
-            self.pieces.clear()
+    def _join_pieces(self, first: bytes = b"") -> None:
+        """Make a chunk of whole frames: `first`, then all the pieces."""
+        pieces = self._pieces
+        if pieces:
+            self._joined += len(pieces) // 2
+            pieces[0] = first + pieces[0][DELIMITER_BYTES:]  # Nothing is before it to be ended.
+            pieces.append(DELIMITER)
+            first = b"".join(pieces)
+            pieces.clear()
+        if first:
+            self._chunks.append(first)

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from simplebus.core.frames import FrameBatch, Integers, stamp, unaligned
+from simplebus.core.frames import DELIMITER, FrameBatch, Integers, stamp, unaligned
 from simplebus.core.limits import (
-    HEADER_BYTES,
+    FRAME_BYTES_MIN,
     MESSAGE_ID_MASK,
     PLAIN_FRAMES_MAX,
     RING_BYTES_MIN,
@@ -320,6 +320,18 @@ class Ring:
         assert floor <= self.head, (floor, self.head)
         self.floor = floor
 
+    def after(self, size: int) -> int:
+        """The first sequence with `size` bytes at least kept before it, or the head."""
+        first, last = self.floor, self.head
+        begin = self._begin(first)
+        if first < self._wrap < last:
+            before_wrap = self._wrap_end - begin
+            if size <= before_wrap:
+                last = self._wrap
+            else:
+                first, begin, size = self._wrap, 0, size - before_wrap
+        return min(self._search(first, last, begin + size - 1) + 1, last)
+
     def tick(self) -> None:
         """Once per tick: give memory back that was long not needed."""
         self._idle_ticks += 1
@@ -348,6 +360,8 @@ class Ring:
         slots, size = self._slots, self._size
         if len(self) == slots:
             slots = max(RING_SLOTS_MIN, 2 * slots)
+        if len(self) == 0 and self.bytes_max - slots * _POSITION.itemsize < longest_next:
+            slots = RING_SLOTS_MIN  # A column for very many small frames gives way.
         if self._room_bytes() < longest_next:
             size = max(RING_BYTES_MIN, 2 * size)
             while size - self.frame_bytes < longest_next:
@@ -416,7 +430,10 @@ class Ring:
                 assert begin == (0 if wrapped else at), (sequence, begin, at, self._wrap)
             total += end - begin
             at = end
-            assert end - begin >= HEADER_BYTES
+            assert end - begin >= FRAME_BYTES_MIN
+            assert self._view[end - len(DELIMITER) : end] == DELIMITER, (sequence, begin, end)
+            message_id = int.from_bytes(self._view[begin + _ID_AT : begin + _TIMER_AT], "big")
+            assert message_id == sequence & MESSAGE_ID_MASK, (sequence, message_id)
         assert total == self.frame_bytes, (total, self.frame_bytes)
 
 

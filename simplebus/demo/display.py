@@ -5,7 +5,6 @@ Rule 1: what is shown is computed by `rates`, which is pure; a display only draw
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -17,8 +16,6 @@ from rich.table import Table
 from rich.text import Text
 
 from simplebus.core.broker import BrokerStatistics
-
-_PLAIN_LINES_APART_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +93,9 @@ def line(row: ClassRates, second: float) -> str:
 class Display(Protocol):
     """Where the demo shows what it does. Enter it while the demo runs."""
 
+    interval: float
+    """Seconds between two updates."""
+
     def __enter__(self) -> Self: ...
 
     def __exit__(
@@ -105,26 +105,19 @@ class Display(Protocol):
         trace: TracebackType | None,
     ) -> None: ...
 
-    def event(self, text: str) -> None:
+    def event(self, text: str, *, second: float) -> None:
         """Something was done, or noticed."""
 
-    def update(self, rows: Sequence[ClassRates]) -> None:
-        """How things stand. Called a few times a second."""
+    def update(self, rows: Sequence[ClassRates], *, second: float) -> None:
+        """How things stand."""
 
 
-class _Stopwatch:
-    def __init__(self) -> None:
-        self._began = time.monotonic()
-
-    def seconds(self) -> float:
-        return time.monotonic() - self._began
-
-
-class LiveDisplay(_Stopwatch):
+class LiveDisplay:
     """For a terminal: a table that is drawn again in place, events scrolling by above it."""
 
+    interval = 0.25
+
     def __init__(self, console: Console) -> None:
-        super().__init__()
         self._console = console
         self._live = Live(console=console, auto_refresh=False)
 
@@ -140,19 +133,17 @@ class LiveDisplay(_Stopwatch):
     ) -> None:
         self._live.__exit__(kind, error, trace)
 
-    def event(self, text: str) -> None:
-        self._console.print(f"[dim]{self.seconds():5.1f} s[/dim]  {text}", highlight=False)
+    def event(self, text: str, *, second: float) -> None:
+        self._console.print(Text.assemble((f"{second:5.1f} s  ", "dim"), text))
 
-    def update(self, rows: Sequence[ClassRates]) -> None:
-        self._live.update(table(rows, self.seconds()), refresh=True)
+    def update(self, rows: Sequence[ClassRates], *, second: float) -> None:
+        self._live.update(table(rows, second), refresh=True)
 
 
-class PlainDisplay(_Stopwatch):
+class PlainDisplay:
     """For pipes and files: a line for each event, and one for each class once a second."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._due = _PLAIN_LINES_APART_SECONDS
+    interval = 1.0
 
     def __enter__(self) -> Self:
         return self
@@ -165,12 +156,9 @@ class PlainDisplay(_Stopwatch):
     ) -> None:
         pass
 
-    def event(self, text: str) -> None:
-        print(f"{self.seconds():5.1f} s  {text}", flush=True)
+    def event(self, text: str, *, second: float) -> None:
+        print(f"{second:5.1f} s  {text}", flush=True)
 
-    def update(self, rows: Sequence[ClassRates]) -> None:
-        if self.seconds() < self._due:
-            return
-        self._due += _PLAIN_LINES_APART_SECONDS
+    def update(self, rows: Sequence[ClassRates], *, second: float) -> None:
         for row in rows:
-            print(line(row, self.seconds()), flush=True)
+            print(line(row, second), flush=True)

@@ -135,7 +135,9 @@ def _damage(life: Life) -> list[str]:
         )
     foreign = set(notes["class_id"].tolist()) - set(life.due_from)
     for class_id in sorted(foreign):
-        faults.append(f"{life.subscriber} got messages of class {class_id}, which it never asked for")
+        faults.append(
+            f"{life.subscriber} got messages of class {class_id}, which it never asked for"
+        )
     return faults
 
 
@@ -223,3 +225,29 @@ def _unasked(unique: Numbers, *, first: int, sent: int, whose: str) -> list[str]
 
 def _and_more(count: int) -> str:
     return f" (and {count - 1:,} more like it)" if count > 1 else ""
+
+
+def lines(verdict: Verdict) -> list[str]:
+    """The verdict in words."""
+    told = []
+    if verdict.sent:
+        sent = ", ".join(f"{count:,} of class {c}" for c, count in verdict.sent.items())
+        told.append(f"sent        {sum(verdict.sent.values()):,} messages: {sent}")
+    for a in verdict.accounts:
+        line = f"{a.subscriber:<11} class {a.class_id}: {a.received:,} of {a.due:,} due received"
+        if a.redelivered:
+            line += f", {a.redelivered:,} sent again because they were not acknowledged"
+        if a.inherited:
+            line += f", {a.inherited:,} again because their receiver was killed"
+        told.append(line)
+    if verdict.accounts:
+        told.append(f"lost        {verdict.lost:,}")
+        told.append(f"duplicates  {verdict.duplicates:,}, all of them redeliveries")
+    if verdict.passed:
+        told.append("order       every first delivery in its place")
+        told.append("content     every payload as it was sent")
+        told.append("PASSED: every subscriber got every message that was due to it.")
+    else:
+        told += [f"fault       {fault}" for fault in verdict.faults]
+        told.append("FAILED.")
+    return told

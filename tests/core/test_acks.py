@@ -157,7 +157,8 @@ def test_an_id_means_the_sequence_nearest_to_the_floor(lap: int) -> None:
 
 @given(st.integers(0, ID_COUNT - 1), st.integers(0, 5 * ID_COUNT))
 def test_nearest_ids_are_those_of_the_oracle(message_id: int, floor: int) -> None:
-    assert nearest_sequence(message_id, floor) == AckOracle(floor=floor).nearest_sequence(message_id)
+    expected = AckOracle(floor=floor).nearest_sequence(message_id)
+    assert nearest_sequence(message_id, floor) == expected
 
 
 @given(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from core.talk import batch_of
 from oracles import DELIMITER, build_frame, parse_frame, split_frames
 from strategies import ACK, HEARTBEAT, MESSAGE
 
+from core.talk import batch_of
 from simplebus.core import frames
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.frames import FrameBatch

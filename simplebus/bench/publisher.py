@@ -1,0 +1,37 @@
+"""A process of the bench: publishes a run as fast as the bus takes it.
+
+    python -m simplebus.bench.publisher URL CLASS RUN COUNT SIZE
+
+It says at which second of the machine's clock it began, and ends by itself.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import trio
+
+import simplebus
+from simplebus.bench.traffic import payloads
+from simplebus.workers import end_with_input
+
+_BATCH_BYTES = 128 * 1024
+
+
+async def main() -> None:
+    url = sys.argv[1]
+    class_id, run, count, size = map(int, sys.argv[2:])
+    most = max(1, _BATCH_BYTES // size)
+    async with simplebus.connect(url) as bus, trio.open_nursery() as nursery:
+        nursery.start_soon(end_with_input, nursery.cancel_scope)
+        print(time.monotonic(), flush=True)
+        for first in range(0, count, most):
+            batch = payloads(run=run, first=first, count=min(most, count - first), size=size)
+            await bus.publish_many(batch, class_id=class_id)
+        await bus.flush()
+        nursery.cancel_scope.cancel()
+
+
+if __name__ == "__main__":
+    trio.run(main)

@@ -1,0 +1,120 @@
+"""From an address to a connected socket, for both drivers.
+
+Rule 1: nothing here waits. A driver starts a connection, waits in its own way, and finishes it.
+Rule 2: an error says where it was tried to connect, what happened, and what was expected there.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from simplebus.core.errors import BusConnectionError
+
+DEFAULT_PORT = 8888
+_SCHEME = "simplebus"
+_UNDER_WAY = {0, errno.EINPROGRESS, errno.EWOULDBLOCK}
+
+AddressInfo = tuple[Any, Any, int, str, tuple[Any, ...]]
+"""What getaddrinfo gives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a bus listens."""
+
+    host: str
+    port: int = DEFAULT_PORT
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Read `simplebus://host:port` or `host:port`; an IPv6 host stands in brackets.
+
+        Raises ValueError, with the text, for anything else.
+        """
+        expected = f"expected {_SCHEME}://host:port or host:port, an IPv6 host in brackets"
+        try:
+            parts = urlsplit(text if "://" in text else f"{_SCHEME}://{text}")
+            host, port = parts.hostname, parts.port
+        except ValueError as error:
+            raise ValueError(f"{text!r} is no address of a bus ({error}); {expected}") from None
+        extra = parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc
+        if parts.scheme != _SCHEME or not host or port == 0 or extra:
+            raise ValueError(f"{text!r} is no address of a bus; {expected}")
+        return cls(host, DEFAULT_PORT if port is None else port)
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{_SCHEME}://{host}:{self.port}"
+
+
+def numeric(address: Address) -> list[AddressInfo]:
+    """The address's sockets when its host is a number; empty when a name must be looked up."""
+    try:
+        return socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+        )
+    except socket.gaierror:
+        return []
+
+
+def start(info: AddressInfo) -> socket.socket:
+    """A socket on its way to be connected: wait until it is writable, then `finish`."""
+    family, kind, protocol, _, where = info
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        _raise_for(sock.connect_ex(where), accepted=_UNDER_WAY)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def finish(sock: socket.socket) -> None:
+    """Raise OSError unless the socket, now writable, is connected."""
+    _raise_for(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), accepted={0})
+
+
+def _raise_for(code: int, *, accepted: set[int]) -> None:
+    if code not in accepted:
+        raise OSError(code, os.strerror(code))
+
+
+def refused(address: Address, error: OSError | None) -> BusConnectionError:
+    """No connection could be made."""
+    what = "it has no address" if error is None else error.strerror or str(error)
+    return BusConnectionError(
+        f"cannot connect to {address}: {what}; expected a simplebus server listening there"
+    )
+
+
+def unanswered(address: Address, seconds: float, *, connected: bool) -> BusConnectionError:
+    """The time for connecting has passed."""
+    if not connected:
+        return BusConnectionError(
+            f"cannot connect to {address}: nothing answered within {seconds:g} s; expected a "
+            "simplebus server listening there"
+        )
+    return BusConnectionError(
+        f"connected to {address}, but no answer to the Connect frame came within {seconds:g} s; "
+        "expected a simplebus server there"
+    )
+
+
+def lost(address: Address, error: Exception | None, *, left: bool) -> str:
+    """What became of a connection. `error` is None at its orderly end, `left` if we ended it."""
+    if left:
+        return f"the connection to {address} was left"
+    if error is None or isinstance(error, ConnectionError):
+        how = "" if error is None else f" ({error.strerror or error})"
+        return f"the bus at {address} closed the connection{how}; its log says why"
+    if isinstance(error, OSError):
+        return f"the connection to {address} is lost: {error.strerror or error}"
+    return f"the bus at {address} broke the protocol: {error}"

@@ -1,0 +1,60 @@
+"""A process of the demo: publishes numbered messages at a steady rate.
+
+    python -m simplebus.demo.publisher URL RATE SECONDS CLASS...
+
+It begins at the word `go` and ends by itself, saying how many messages of each class it has sent.
+When its standard input ends, so does it.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import trio
+
+import simplebus
+from simplebus.demo.records import payload
+from simplebus.workers import end_with_input, orders
+
+_BATCHES_PER_SECOND = 50
+
+
+async def publish(url: str, *, rate: int, seconds: float, class_ids: list[int]) -> int:
+    """Publish `rate` messages a second of each class for so long, in small batches.
+
+    Returns how many of each were sent.
+    """
+    sent = 0
+    async with simplebus.connect(url) as bus:
+        async for word in orders():
+            if word == "go":
+                break
+        else:
+            return 0
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(end_with_input, nursery.cancel_scope)
+            began = trio.current_time()
+            for batch in range(1, round(seconds * _BATCHES_PER_SECOND) + 1):
+                await trio.sleep_until(began + batch / _BATCHES_PER_SECOND)
+                until = rate * batch // _BATCHES_PER_SECOND
+                for class_id in class_ids:
+                    await bus.publish_many(
+                        [payload(class_id, number) for number in range(sent, until)],
+                        class_id=class_id,
+                    )
+                sent = until
+            await bus.flush()
+            nursery.cancel_scope.cancel()
+    return sent
+
+
+async def main() -> None:
+    url, rate, seconds, *class_ids = sys.argv[1:]
+    classes = [int(class_id) for class_id in class_ids]
+    sent = await publish(url, rate=int(rate), seconds=float(seconds), class_ids=classes)
+    for class_id in classes:
+        print(class_id, sent)
+
+
+if __name__ == "__main__":
+    trio.run(main)

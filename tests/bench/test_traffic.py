@@ -1,0 +1,154 @@
+"""The bench's payloads, and the check that stands between a run and its rate."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.bench.run import Plan, Result, report
+from simplebus.bench.traffic import (
+    PAYLOAD_BYTES_MIN,
+    Check,
+    TrafficError,
+    payloads,
+    quantiles,
+    rows,
+)
+from simplebus.core import frames
+from simplebus.core.limits import MESSAGE_ID_MASK
+
+RUN, COUNT, SIZE = 42, 30, 20
+
+
+def wire(contents: list[bytes]) -> memoryview:
+    return memoryview(b"".join(frames.encode(frames.MESSAGE, content=c) for c in contents))
+
+
+def sent(*, run: int = RUN, first: int = 0, count: int = COUNT, size: int = SIZE) -> list[bytes]:
+    return payloads(run=run, first=first, count=count, size=size)
+
+
+def take(check: Check, contents: list[bytes], *, first_id: int, redelivered: bool = False) -> None:
+    check.take(wire(contents), first_id=first_id, count=len(contents), redelivered=redelivered)
+
+
+@given(st.integers(0, 9999), st.integers(0, 10**11), st.integers(1, 40), st.integers(0, 50))
+def test_payloads_show_their_run_and_number(run: int, first: int, count: int, more: int) -> None:
+    size = PAYLOAD_BYTES_MIN + more
+    contents = payloads(run=run, first=first, count=count, size=size)
+    assert [c[:PAYLOAD_BYTES_MIN] for c in contents] == [
+        b"%04d%012d" % (run, first + n) for n in range(count)
+    ]
+    assert {len(c) for c in contents} == {size}
+    assert contents == [row.tobytes() for row in rows(run=run, first=first, count=count, size=size)]
+
+
+@given(st.lists(st.integers(1, COUNT - 1), unique=True), st.integers(0, MESSAGE_ID_MASK))
+def test_a_run_in_any_pieces_under_any_ids_passes(cuts: list[int], first_id: int) -> None:
+    check = Check(run=RUN, count=COUNT, size=SIZE)
+    edges = [0, *sorted(cuts), COUNT]
+    contents = sent()
+    for first, last in itertools.pairwise(edges):
+        assert not check.is_done
+        take(check, contents[first:last], first_id=(first_id + first) & MESSAGE_ID_MASK)
+    assert check.is_done
+    assert (check.redelivered, check.leftovers) == (0, 0)
+
+
+def test_redeliveries_are_checked_and_counted_apart() -> None:
+    check = Check(run=RUN, count=COUNT, size=SIZE)
+    take(check, sent(count=20), first_id=100)
+    take(check, sent(first=5, count=3), first_id=105, redelivered=True)
+    take(check, sent(first=20, count=10), first_id=120)
+    assert check.is_done
+    assert check.redelivered == 3
+
+
+def test_what_lay_there_from_before_is_skipped() -> None:
+    check = Check(run=RUN, count=COUNT, size=SIZE)
+    take(check, [b"something else"], first_id=0)
+    take(check, sent(run=41, count=3) + sent(count=10), first_id=1)
+    take(check, sent(first=10, count=20), first_id=14)
+    assert check.is_done
+    assert check.leftovers == 4
+
+
+def damaged() -> list[bytes]:
+    contents = sent()
+    contents[17] = contents[17][:-1] + b"!"
+    return contents
+
+
+@pytest.mark.parametrize(
+    ("contents", "says"),
+    [
+        (damaged(), "message 17 came as"),
+        ([*sent(count=5), *sent(first=6, count=24)], "message 5 came as"),
+        ([*sent(count=5), *sent(first=4, count=25)], "message 5 came as"),
+        (sent(first=1, count=29), "message 0 came as"),
+        (sent(count=COUNT + 1), "31 messages came, 30 were sent"),
+    ],
+)
+def test_a_run_that_is_not_what_was_sent_fails_and_says_where(
+    contents: list[bytes], says: str
+) -> None:
+    with pytest.raises(TrafficError, match=says):
+        take(Check(run=RUN, count=COUNT, size=SIZE), contents, first_id=7)
+
+
+def test_a_gap_in_the_ids_fails() -> None:
+    check = Check(run=RUN, count=COUNT, size=SIZE)
+    take(check, sent(count=10), first_id=0)
+    with pytest.raises(TrafficError, match="number 11 came where 10 was due"):
+        take(check, sent(first=11, count=1), first_id=11)
+
+
+def test_a_repetition_that_is_not_marked_fails() -> None:
+    check = Check(run=RUN, count=COUNT, size=SIZE)
+    take(check, sent(count=10), first_id=0)
+    with pytest.raises(TrafficError, match="number 9 came where 10 was due"):
+        take(check, sent(first=9, count=1), first_id=9)
+
+
+def test_a_redelivery_before_the_delivery_fails() -> None:
+    check = Check(run=RUN, count=COUNT, size=SIZE)
+    take(check, sent(count=10), first_id=0)
+    with pytest.raises(TrafficError, match="message 10 came as a redelivery"):
+        take(check, sent(first=10, count=1), first_id=10, redelivered=True)
+
+
+def test_another_length_in_the_middle_fails() -> None:
+    check = Check(run=RUN, count=COUNT, size=SIZE)
+    take(check, sent(count=10), first_id=0)
+    with pytest.raises(TrafficError, match="message 10 came with a wrong length"):
+        take(check, [b"short"], first_id=10)
+
+
+def test_quantiles_are_values_that_occurred() -> None:
+    seconds = [n / 1000 for n in range(1, 1001)]
+    assert quantiles(seconds) == {
+        "median": 0.501,
+        "90 %": 0.901,
+        "99 %": 0.991,
+        "99.9 %": 1.0,
+        "worst": 1.0,
+    }
+
+
+def test_the_report_names_what_was_measured() -> None:
+    plan = Plan(messages=1_000_000, size=128, subscribers=2, class_id=65000)
+    text = "\n".join(
+        report(plan, Result(2.0, redelivered=3, leftovers=4, latencies={"median": 0.0001}))
+    )
+    assert "500,000 messages a second published, 1,000,000 delivered, 64 MB/s in" in text
+    assert "median 100 µs" in text
+    assert "3 messages came again" in text
+    assert "4 messages lay in class 65000 from before" in text
+
+
+def test_payloads_too_short_to_be_told_apart_are_refused() -> None:
+    with pytest.raises(ValueError, match="--size must be at least 16"):
+        Plan(messages=1, size=15, subscribers=1, class_id=1)

@@ -1,0 +1,122 @@
+"""A real server on loopback, and raw peers that speak bytes to it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+import trio
+
+from simplebus.core import frames
+from simplebus.core.broker import ClassStatistics, Settings
+from simplebus.server.serve import ServeOptions, Serving, serve
+
+PATIENCE_SECONDS = 10.0
+
+_streams: list[trio.SocketStream] = []
+"""Of the peers of the server that is up."""
+
+
+@contextlib.asynccontextmanager
+async def serving(settings: Settings | None = None, **options: object) -> AsyncIterator[Serving]:
+    """A server on a free port of 127.0.0.1, stopped on leaving."""
+    async with trio.open_nursery() as nursery:
+        with trio.fail_after(PATIENCE_SECONDS):
+            up = await nursery.start(
+                lambda task_status: serve(
+                    settings or Settings(),
+                    ServeOptions(**{"hosts": ("127.0.0.1",), "port": 0, **options}),  # type: ignore[arg-type]
+                    announce=lambda line: None,
+                    task_status=task_status,
+                )
+            )
+        try:
+            yield up
+        finally:
+            nursery.cancel_scope.cancel()
+            for stream in _streams:
+                stream.socket.close()
+            _streams.clear()
+
+
+class Peer:
+    """A raw client: sends bytes, reads frames."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        _streams.append(stream)
+        self.stream = stream
+        self.received = bytearray()
+
+    async def send(self, data: bytes) -> None:
+        with trio.fail_after(PATIENCE_SECONDS):
+            await self.stream.send_all(data)
+
+    async def frame(self) -> bytes:
+        """The next frame, header and delimiter included; b"" at the end of the stream."""
+        with trio.fail_after(PATIENCE_SECONDS):
+            while (end := self.received.find(frames.DELIMITER, frames.HEADER_BYTES)) < 0:
+                more = await self.stream.receive_some(1 << 20)
+                if not more:
+                    return b""
+                self.received += more
+        end += len(frames.DELIMITER)
+        frame = bytes(self.received[:end])
+        del self.received[:end]
+        return frame
+
+    async def messages(self, count: int) -> list[tuple[int, bytes]]:
+        """(message id, payload) of so many messages."""
+        got = []
+        for _ in range(count):
+            frame = await self.frame()
+            assert frame, f"the server hung up after {len(got)} of {count} messages"
+            frame_type, _, message_id, _ = frames.HEADER.unpack_from(frame)
+            assert frame_type == frames.MESSAGE
+            got.append((message_id, frame[frames.HEADER_BYTES : -len(frames.DELIMITER)]))
+        return got
+
+    async def hung_up(self) -> bool:
+        """Whether the server ends the conversation, which it is given time for."""
+        with trio.fail_after(PATIENCE_SECONDS):
+            try:
+                while await self.stream.receive_some(1 << 20):
+                    pass
+            except trio.BrokenResourceError:
+                pass
+        return True
+
+
+async def connect(server: Serving, class_ids: list[int] | None = None) -> Peer:
+    """A peer that is connected, has named its classes and heard its session id."""
+    host, _, port = server.addresses[0].rpartition(":")
+    peer = Peer(await trio.open_tcp_stream(host, int(port)))
+    if class_ids is not None:
+        content = str(class_ids).encode()
+        await peer.send(frames.encode(frames.CONNECT, content=content))
+        reply = await peer.frame()
+        assert reply[0] == frames.CONNECT
+    return peer
+
+
+def message(payload: bytes, class_id: int = 1) -> bytes:
+    return frames.encode(frames.MESSAGE, class_id=class_id, content=payload)
+
+
+def ack(first: int, last: int, class_id: int = 1) -> bytes:
+    return frames.encode_ack(class_id=class_id, timer_index=0, first=first, last=last)
+
+
+def subscribe(class_id: int = 1) -> bytes:
+    return frames.encode(frames.SUBSCRIBE, class_id=class_id)
+
+
+def class_statistics(server: Serving, class_id: int = 1) -> ClassStatistics:
+    statistics = server.engine.broker.statistics()
+    return next(c for c in statistics.classes if c.class_id == class_id)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until the server has come so far. Each look is a turn of the loop, bounded in time."""
+    with trio.fail_after(PATIENCE_SECONDS):
+        while not condition():
+            await trio.sleep(0.005)

@@ -1,0 +1,74 @@
+"""What README shows is what there is."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from simplebus.core.broker import Settings
+from simplebus.core.limits import Limits
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+def test_the_test_command_is_what_ci_runs() -> None:
+    section = README.split("## Test it", 1)[1]
+    command = re.search(r"^```sh\n(.*?)\n```", section, re.MULTILINE | re.DOTALL)
+    assert command is not None
+    assert command[1] in (ROOT / ".ci" / "run").read_text().splitlines()
+
+
+@pytest.mark.parametrize("code", blocks("python"), ids=lambda code: code.splitlines()[0])
+def test_the_examples_run(code: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Each example talks to a server on port 8888: here, to one on a free port."""
+    import subprocess
+
+    server = subprocess.Popen(
+        [sys.executable, "-m", "simplebus", "serve", "--port", "0"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert server.stdout is not None
+        ready = server.stdout.readline()
+        port = ready.strip().rpartition(":")[2]
+        assert port.isdigit(), ready
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", code.replace("8888", port)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        expected = re.findall(r"# prints (.*)", code)
+        assert done.stdout.splitlines() == expected
+    finally:
+        server.terminate()
+        server.wait(timeout=30)
+        if server.stdout is not None:
+            server.stdout.close()
+
+
+def test_the_defaults_it_names_are_the_defaults() -> None:
+    limits = Limits()
+    for said in (
+        f"{limits.frame_bytes >> 20} MiB",
+        f"{limits.class_bytes >> 20} MiB",
+        f"{limits.total_bytes >> 30} GiB",
+        f"{limits.connections:,}",
+        f"{Settings().ack_timeout} ticks",
+    ):
+        assert said in README, said
+
+
+def test_the_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", README):
+        assert (ROOT / target).exists(), target

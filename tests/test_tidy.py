@@ -1,0 +1,126 @@
+"""Style is a test: layers, sizes, exports, words, lint and types."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "simplebus"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+CORE = sorted((PACKAGE / "core").glob("*.py"))
+
+BANNED_IN_CORE = {
+    "anyio",
+    "asyncio",
+    "logging",
+    "os",
+    "random",
+    "select",
+    "socket",
+    "ssl",
+    "threading",
+    "time",
+    "trio",
+}
+LAYERS = {
+    # Each folder, and what of simplebus it may import.
+    "core": {"core"},
+    "server": {"core", "server"},
+    "client": {"core", "client"},
+}
+LINES_MAX = 600
+TOP_LEVEL = {"pyproject.toml", "simplebus", "protocol", "tests", "load", "README.md", "rps.png"}
+
+
+def imports(path: Path) -> set[str]:
+    """The dotted modules that a file imports anywhere."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            found.add(node.module or "")
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize("path", CORE, ids=lambda path: path.name)
+def test_the_core_touches_nothing_outside_itself(path: Path) -> None:
+    assert not {name.split(".")[0] for name in imports(path)} & BANNED_IN_CORE
+    waits = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.AsyncFunctionDef)]
+    assert not waits, f"{path.name} has async functions"
+
+
+def test_a_file_that_reads_the_clock_would_be_noticed(tmp_path: Path) -> None:
+    impure = tmp_path / "impure.py"
+    impure.write_text("def now():\n    import time\n    return time.time()\n")
+    assert imports(impure) & BANNED_IN_CORE == {"time"}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_layer_imports_only_what_lies_below_it(layer: str) -> None:
+    for path in sorted((PACKAGE / layer).rglob("*.py")):
+        inner = {name.split(".")[1] for name in imports(path) if name.startswith("simplebus.")}
+        assert inner <= LAYERS[layer], f"{path.relative_to(ROOT)} imports {inner - LAYERS[layer]}"
+
+
+def test_importing_simplebus_does_not_bring_the_server() -> None:
+    code = "import sys, simplebus; sys.exit('simplebus.server' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_file_opens_with_its_law_and_stays_small(path: Path) -> None:
+    text = path.read_text()
+    assert ast.get_docstring(ast.parse(text)), f"{path.name} does not say what it is"
+    assert text.count("\n") <= LINES_MAX
+    if path.name != "__init__.py":
+        assert "from __future__ import annotations" in text or path.name == "__main__.py"
+
+
+def test_public_things_are_documented() -> None:
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                assert ast.get_docstring(node), f"{path.name}: {node.name} has no docstring"
+
+
+def test_every_public_name_exists_and_is_sorted() -> None:
+    import simplebus
+
+    assert list(simplebus.__all__) == sorted(simplebus.__all__)
+    for name in simplebus.__all__:
+        assert getattr(simplebus, name).__doc__, f"simplebus.{name} is not documented"
+
+
+def test_the_top_level_holds_what_it_should() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    ).stdout.split()
+    top = {name.split("/")[0] for name in listed}
+    assert {name for name in top if not name.startswith(".")} <= TOP_LEVEL
+
+
+def test_ruff_finds_nothing() -> None:
+    for command in (["check"], ["format", "--check"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *command, "."],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_mypy_finds_nothing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy"], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
