@@ -92,6 +92,16 @@ def parse_seconds(text: str | float) -> float:
     return seconds
 
 
+def parse_url(text: str) -> str:
+    """The address of a bus, checked. Raises typer.BadParameter."""
+    from simplebus.client.dial import Address
+
+    try:
+        return str(Address.parse(text))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
 def show_size(size: int) -> str:
     """Bytes as `parse_size` reads them, in the largest unit that leaves a whole number."""
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
@@ -164,7 +174,13 @@ _CLASS_ID = typer.Argument(
     show_default=False,
     help="The class of messages, a number from 0 to 65535.",
 )
-_URL = _option("--url", "Where the bus listens, as simplebus://HOST:PORT.", metavar="URL")
+_URL = _option(
+    "--url",
+    "Where the bus listens, as simplebus://HOST:PORT.",
+    metavar="URL",
+    parser=parse_url,
+    show_default=URL,
+)
 
 
 # Commands ----------------------------------------------------------------------------------------
@@ -454,7 +470,7 @@ def pub(
     text: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[TEXT]...",
+            metavar="TEXT",
             show_default=False,
             help="A message each. Without any, every line of standard input is one.",
         ),
@@ -498,6 +514,8 @@ def pub(
     elif text:
         job = partial(pipes.publish_texts, url, class_id, text)
     else:
+        if sys.stdin.isatty():
+            typer.echo("Each line is a message. Ctrl-D ends.", err=True)
         job = partial(pipes.publish_input, url, class_id)
     sent = trio.run(job)
     typer.echo(f"{sent:,} message{'' if sent == 1 else 's'} sent to class {class_id}", err=True)
@@ -597,6 +615,7 @@ def bench(
         typer.Option(
             "--url",
             metavar="URL",
+            parser=parse_url,
             envvar="SIMPLEBUS_URL",
             show_envvar=False,
             show_default="a server of its own",

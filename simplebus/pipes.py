@@ -2,7 +2,8 @@
 
 Rule 1: a message is acknowledged after its line was handed to the system, never before.
 Rule 2: what is typed is sent at once; what is piped is sent in the pieces in which it comes.
-Rule 3: standard output carries messages and nothing else; what is said about them goes to
+Rule 3: a count of published messages is printed when the bus has taken them, not before.
+Rule 4: standard output carries messages and nothing else; what is said about them goes to
 standard error.
 """
 
@@ -38,7 +39,7 @@ async def publish_texts(url: str, class_id: int, texts: Sequence[str]) -> int:
         await bus.publish_many(
             [text.encode("utf-8", "surrogateescape") for text in texts], class_id=class_id
         )
-        await bus.flush()
+        await bus.drain()
     return len(texts)
 
 
@@ -50,6 +51,7 @@ async def publish_input(url: str, class_id: int) -> int:
             await bus.publish_many(lines, class_id=class_id)
             await bus.flush()
             count += len(lines)
+        await bus.drain()
     return count
 
 
@@ -88,7 +90,7 @@ async def publish_generated(
                 bar.update(task, completed=sent)
                 if rate is not None:
                     await trio.sleep_until(began + sent / rate)
-            await bus.flush()
+            await bus.drain()
     return count
 
 

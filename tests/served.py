@@ -118,5 +118,5 @@ def class_statistics(server: Serving, class_id: int = 1) -> ClassStatistics:
 async def until(condition: Callable[[], bool]) -> None:
     """Wait until the server has come so far. Each look is a turn of the loop, bounded in time."""
     with trio.fail_after(PATIENCE_SECONDS):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - what is looked at has no event.
             await trio.sleep(0.005)

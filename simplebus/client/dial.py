@@ -118,3 +118,8 @@ def lost(address: Address, error: Exception | None, *, left: bool) -> str:
     if isinstance(error, OSError):
         return f"the connection to {address} is lost: {error.strerror or error}"
     return f"the bus at {address} broke the protocol: {error}"
+
+
+def unwritten(count: int, loss: str) -> BusConnectionError:
+    """The bus was left with bytes that it did not take."""
+    return BusConnectionError(f"{count} bytes for the bus could not be written: {loss}")

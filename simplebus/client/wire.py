@@ -177,6 +177,7 @@ class Wire:
         self.check()
         asked = self.core.connect()
         self.push()
+        self._room.set()
         while self.core.answers < asked:
             self.check()
             await self.changed.wait()
@@ -242,7 +243,7 @@ class Wire:
         left = self.core.outgoing.queued_bytes
         if not left:
             return None
-        return BusConnectionError(f"{left} bytes for the bus could not be written: {self._loss}")
+        return dial.unwritten(left, self._loss)
 
     def _lose(self, error: Exception | None) -> None:
         """The connection is gone: whoever waits for it learns so."""

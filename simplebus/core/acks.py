@@ -58,7 +58,7 @@ class AckWindow:
         return begins, begins + (lasts - firsts)
 
     def ack(self, firsts: Integers, lasts: Integers) -> bool:
-        """Acknowledge the ranges firsts[i]..lasts[i]-1 of sequences: sent, below the floor, or empty.
+        """Acknowledge the ranges firsts[i]..lasts[i]-1: sent, below the floor, or empty.
 
         Returns whether the floor moved.
         """

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -54,7 +54,7 @@ class Settings:
     Raises ValueError for an ack timeout that the wire cannot carry.
     """
 
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     ack_timeout: int = 6
     """Ticks after which an unacknowledged message is sent again, the first time."""
     tick_seconds: float = 1.0
@@ -255,9 +255,7 @@ class Broker:
             case Connected():
                 self._open_classes(event.class_ids)
                 session.outbox.reply(
-                    frames.encode(
-                        frames.CONNECT, content=session.session_id.to_bytes(4, "little")
-                    )
+                    frames.encode(frames.CONNECT, content=session.session_id.to_bytes(4, "little"))
                 )
                 self._ready[session.session_id] = None
             case Subscribed():

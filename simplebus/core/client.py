@@ -4,8 +4,9 @@ Rule 1: bytes in, bytes out. A driver brings what it read to `receive`, writes w
 shows, and makes callers wait when told so; it decides nothing.
 Rule 2: a class is named to the bus before its first use, and subscribed to once, however many
 local subscriptions it has. Each of them sees every message.
-Rule 3: what reaches nobody is not acknowledged. It is kept for the next local subscription, within
-a bound; beyond it, it is dropped and comes again.
+Rule 3: what reaches nobody is not acknowledged. It is kept for the next local subscription of its
+class. When there is too much of it, reading pauses; if that would starve the subscriptions of other
+classes, what comes is dropped instead, and comes again.
 Rule 4: a redelivery of a message that still waits here is dropped: the one that waits will do.
 
     bytes ─► FrameReceiver ─► runs ─► Feed(class) ─► Inbox … ─► Receipt ─► AckLog ─► bytes
@@ -38,7 +39,7 @@ from simplebus.core.runs import Run, ranges_of, runs
 # Messages received and not handed out: reading pauses here, and goes on below half of it.
 BUFFERED_BYTES_MAX = 4 * 1024 * 1024
 
-# Messages of a class whose last local subscription has gone, kept for the next one.
+# Messages of a class whose last local subscription has gone, kept while other classes have some.
 KEPT_BYTES_MAX = 4 * 1024 * 1024
 
 # At the latest when so many messages are processed, or this long after the first of them, their
@@ -68,7 +69,7 @@ class ClientStatistics:
     """Messages that came and were dropped unacknowledged: copies of what still waits here, what no
     local subscription wanted, and what no bus would send."""
     buffered_bytes: int
-    """Bytes of messages that local subscriptions have not begun to take."""
+    """Bytes of messages that no consumer has begun to take."""
     queued_bytes: int
     """Bytes that wait to be written."""
     sent_bytes: int
@@ -94,16 +95,10 @@ class Feed:
         for inbox in self.inboxes:
             yield from inbox.waiting_ids()
 
-    def keep(self, batches: Iterable[Batch]) -> int:
-        """Keep batches for the next local subscription. Returns how many messages did not fit."""
-        dropped = 0
-        for batch in batches:
-            if self.kept_bytes >= KEPT_BYTES_MAX:
-                dropped += len(batch)
-            else:
-                self.kept.append(batch)
-                self.kept_bytes += len(batch.data)
-        return dropped
+    def keep(self, batch: Batch) -> None:
+        """Keep a batch for the next local subscription."""
+        self.kept.append(batch)
+        self.kept_bytes += len(batch.data)
 
 
 class ClientCore:
@@ -167,11 +162,11 @@ class ClientCore:
             return
         feed.inboxes.remove(inbox)
         left = inbox.close()
-        if not feed.inboxes:
-            self._ignored += feed.keep(left)
-            return
-        for batch in left:  # The others decide now.
-            batch.ack_part(0, len(batch))
+        for batch in left:
+            if feed.inboxes:  # The others decide now.
+                batch.ack_part(0, len(batch))
+            else:
+                feed.keep(batch)
 
     # Publishing ----------------------------------------------------------------------------------
 
@@ -253,13 +248,19 @@ class ClientCore:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes that local subscriptions have not begun to take."""
-        return sum(inbox.buffered_bytes for feed in self._feeds.values() for inbox in feed.inboxes)
+        """Bytes that came and that no consumer has begun to take."""
+        feeds = self._feeds.values()
+        return sum(
+            feed.kept_bytes + sum(inbox.buffered_bytes for inbox in feed.inboxes) for feed in feeds
+        )
 
     @property
     def is_full(self) -> bool:
-        """Whether reading should pause until `has_room`."""
-        return self.buffered_bytes >= BUFFERED_BYTES_MAX
+        """Whether reading should pause until `has_room`.
+
+        Never while an answer is awaited: who waits for it may be the one who would make room.
+        """
+        return self.answers == self._asked and self.buffered_bytes >= BUFFERED_BYTES_MAX
 
     @property
     def has_room(self) -> bool:
@@ -351,9 +352,12 @@ class ClientCore:
         for inbox in inboxes:
             receipt = Receipt(inbox, acks, run=run, redelivered=redelivered, shares=shares)
             inbox.put(Batch(run, receipt))
-        if not inboxes:
-            receipt = Receipt(None, acks, run=run, redelivered=redelivered)
-            self._ignored += feed.keep([Batch(run, receipt)])
+        if inboxes:
+            return
+        if feed.kept_bytes >= KEPT_BYTES_MAX and any(f.inboxes for f in self._feeds.values()):
+            self._ignored += run.count
+        else:
+            feed.keep(Batch(run, Receipt(None, acks, run=run, redelivered=redelivered)))
 
 
 def check_class_id(class_id: int) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 import struct
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +40,8 @@ Flags = npt.NDArray[np.bool_]
 Words = npt.NDArray[np.uint64]
 """Shape (n,): eight characters each, the first one in the lowest byte."""
 
+Item = TypeVar("Item", bound=np.generic)
+
 DELIMITER = b"<\r\n>"
 HEADER = struct.Struct(">BHiH")
 """Type, class id, message id, timer index."""
@@ -46,8 +49,8 @@ HEADER = struct.Struct(">BHiH")
 HEARTBEAT, MESSAGE, SUBSCRIBE, ACK, CONNECT = b"01234"
 
 _ID_AND_TIMER = struct.Struct(">iH")
-_WORD = np.dtype("<u4")
-_LONG = np.dtype("<u8")
+_WORD: np.dtype[np.uint32] = np.dtype("<u4")
+_LONG: np.dtype[np.uint64] = np.dtype("<u8")
 _DELIMITER_WORD = np.uint32(int.from_bytes(DELIMITER, "little"))
 _LESS_THAN = np.uint8(DELIMITER[0])
 _DASH = np.uint8(ord("-"))
@@ -134,7 +137,7 @@ class FrameBatch:
         breaks = np.flatnonzero(order[1:] != order[:-1] + 1) + 1
         firsts = self.starts[order[np.r_[0, breaks]]].tolist()
         lasts = self.ends[order[np.r_[breaks - 1, order.size - 1]]].tolist()
-        view = memoryview(self.data)
+        view = self.data.data
         joined = b"".join([view[a:b] for a, b in zip(firsts, lasts, strict=True)])
         return FrameBatch(np.frombuffer(joined, np.uint8), np.cumsum(self.lengths[order]), 0)
 
@@ -156,14 +159,14 @@ class FrameBatch:
         assert self.stride == 0 or (self.lengths == self.stride).all()
 
 
-def unaligned(data: Bytes, dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
+def unaligned(data: Bytes, dtype: np.dtype[Item]) -> npt.NDArray[Item]:
     """View every offset of data at which a whole item fits as one item: shape (size-item+1,)."""
     return np.ndarray((data.size - dtype.itemsize + 1,), dtype, buffer=data, strides=(1,))
 
 
 def _strided(
-    data: Bytes, dtype: np.dtype[np.generic], offset: int, stride: int, count: int
-) -> npt.NDArray[np.generic]:
+    data: Bytes, dtype: np.dtype[Item], offset: int, stride: int, count: int
+) -> npt.NDArray[Item]:
     return np.ndarray((count,), dtype, buffer=data, offset=offset, strides=(stride,))
 
 
@@ -311,13 +314,26 @@ def _ranges_in_columns(batch: FrameBatch) -> tuple[Integers, Integers, Flags] | 
     begin, end = HEADER_BYTES, stride - DELIMITER_BYTES
     dash = begin + data[begin:end].tobytes().find(b"-")
     digits = (dash - begin, end - dash - 1)
-    if not (1 <= min(digits) and max(digits) <= 8):
+    if min(digits) < 1 or max(digits) > ACK_DIGITS_MAX:
         return None
     if np.count_nonzero(data[dash::stride] == _DASH) < count:
         return None
-    firsts, firsts_good = _eight_digits(_strided(data, _LONG, dash - 8, stride, count), digits[0])
-    lasts, lasts_good = _eight_digits(_strided(data, _LONG, end - 8, stride, count), digits[1])
+    firsts, firsts_good = _decimals_in_columns(batch, dash, digits[0])
+    lasts, lasts_good = _decimals_in_columns(batch, end, digits[1])
     return firsts, lasts, firsts_good & lasts_good
+
+
+def _decimals_in_columns(batch: FrameBatch, end: int, digits: int) -> tuple[Integers, Flags]:
+    """The number in the `digits` characters before offset `end` of every frame, and which are
+    decimal. All frames have the same length."""
+    data, stride, count = batch.data, batch.stride, batch.count
+    values, good = _eight_digits(_strided(data, _LONG, end - 8, stride, count), min(digits, 8))
+    if digits > 8:
+        words = _strided(data, _LONG, end - 16, stride, count)
+        above, decimal = _eight_digits(words, digits - 8)
+        values += above * 100_000_000
+        good &= decimal
+    return values, good
 
 
 def _ranges_anywhere(batch: FrameBatch) -> tuple[Integers, Integers, Flags]:

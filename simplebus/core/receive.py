@@ -32,7 +32,8 @@ class ReceiveBuffer:
     def __init__(self, size: int = RECEIVE_BYTES) -> None:
         self.raw = bytearray(HEADROOM_BYTES + size)
         self.scratch: Flags = np.empty(len(self.raw), np.bool_)
-        self.space = memoryview(self.raw)[HEADROOM_BYTES:]
+        self.view = memoryview(self.raw)
+        self.space = self.view[HEADROOM_BYTES:]
         """Where to read into; what was read is raw[HEADROOM_BYTES : HEADROOM_BYTES + count]."""
 
     def fill(self, data: bytes) -> int:
@@ -88,9 +89,7 @@ class FrameReceiver:
         while (batch := split(buffer.raw, first, last, buffer.scratch)) is not None:
             first += batch.data.size
             yield from self._checked(batch)
-        self._tail += buffer.space[first - HEADROOM_BYTES : last - HEADROOM_BYTES] if (
-            first >= HEADROOM_BYTES
-        ) else buffer.raw[first:last]
+        self._tail += buffer.view[first:last]
         if len(self._tail) > self.frame_bytes_max:
             raise self._too_long(len(self._tail), "and has not ended")
 
@@ -99,7 +98,7 @@ class FrameReceiver:
     ) -> tuple[FrameBatch | None, int]:
         """Grow the long tail. Returns its frame once whole, and where the next one begins."""
         searched = len(self._tail)
-        self._tail += buffer.raw[first:last]
+        self._tail += buffer.view[first:last]
         earliest = max(HEADER_BYTES, searched - DELIMITER_BYTES + 1)
         end = self._tail.find(DELIMITER, earliest)
         if end < 0:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from simplebus.core.frames import DELIMITER, FrameBatch, Integers, stamp, unaligned
+from simplebus.core.frames import DELIMITER, FrameBatch, Integers, Item, stamp, unaligned
 from simplebus.core.limits import (
     FRAME_BYTES_MIN,
     MESSAGE_ID_MASK,
@@ -30,9 +30,10 @@ from simplebus.core.limits import (
 
 _ID_AT = 3
 _TIMER_AT = 7
-_POSITION = np.dtype(np.int64)
-_ID = np.dtype(np.uint32)
-_TIMER = np.dtype(">u2")
+_BYTE: np.dtype[np.uint8] = np.dtype(np.uint8)
+_POSITION: np.dtype[np.int64] = np.dtype(np.int64)
+_ID: np.dtype[np.uint32] = np.dtype(np.uint32)
+_TIMER: np.dtype[np.uint16] = np.dtype(">u2")
 
 
 class MemoryBudget:
@@ -73,15 +74,15 @@ class RingStatistics:
         return self.head - self.floor
 
 
-def allocate(count: int, dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
+def allocate(count: int, dtype: np.dtype[Item]) -> npt.NDArray[Item]:
     """An array whose memory goes back to the system as soon as it is dropped, if it is large.
 
     The allocator would keep freed blocks of this size for itself; a mapping of its own is returned.
     """
-    itemsize = np.dtype(dtype).itemsize
-    if count * itemsize < RING_BYTES_MIN:
+    size = count * dtype.itemsize
+    if size < RING_BYTES_MIN:
         return np.empty(count, dtype)
-    return np.frombuffer(mmap.mmap(-1, count * itemsize), dtype)
+    return np.frombuffer(mmap.mmap(-1, size), dtype)
 
 
 class Ring:
@@ -411,9 +412,9 @@ class Ring:
     def _set_arrays(self, slots: int, size: int) -> None:
         assert slots == 0 or slots.bit_count() == 1, slots
         self._slots, self._size, self._mask = slots, size, slots - 1
-        self._arena: npt.NDArray[np.uint8] = allocate(size, np.uint8)  # type: ignore[assignment]
-        self._view = memoryview(self._arena).cast("B") if size else memoryview(bytearray())
-        self._position: npt.NDArray[np.int64] = allocate(slots, _POSITION)  # type: ignore[assignment]
+        self._arena = allocate(size, _BYTE)
+        self._view = self._arena.data
+        self._position = allocate(slots, _POSITION)
 
     def check(self) -> None:
         """Raise AssertionError unless the invariants hold."""

@@ -203,7 +203,7 @@ class Session:
         if handle is None:
             raise RemoteProtocolError(
                 Reason.UNKNOWN_TYPE,
-                f"a frame began with the byte 0x{frame_type:02x}; expected one of the digits 0 to 4",
+                f"a frame began with byte 0x{frame_type:02x}; expected one of the digits 0 to 4",
             )
         yield from handle(self, class_id, batch)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
+from rich import box
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -61,12 +62,18 @@ def rates(
 
 def table(rows: Sequence[ClassRates], second: float) -> Table:
     """The rates as a table."""
-    drawn = Table(title=f"second {second:4.1f}", title_justify="left", title_style="dim")
+    drawn = Table(
+        title=f"second {second:.1f}, messages per second",
+        title_justify="left",
+        title_style="dim",
+        box=box.SIMPLE,
+        padding=0,
+    )
     drawn.add_column("class")
-    for name in ("subscribers", "sent/s", "delivered/s", "redelivered/s", "acknowledged/s"):
-        drawn.add_column(name, justify="right")
-    drawn.add_column("in flight", justify="right")
-    drawn.add_column("stored", justify="right")
+    for name in ("subscribers", "sent", "delivered", "redelivered", "acknowledged"):
+        drawn.add_column(name, justify="right", min_width=len(name))
+    for name in ("in flight", "stored"):
+        drawn.add_column(name, justify="right", min_width=len(name))
     for row in rows:
         drawn.add_row(
             str(row.class_id),

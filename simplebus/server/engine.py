@@ -80,9 +80,7 @@ class Engine:
         for connection in self.connections.values():
             if not connection.session.subscriptions:
                 connection.cut()
-        while any(
-            cls.subscriptions and len(cls.ring) for cls in self.broker.classes.values()
-        ):
+        while any(cls.subscriptions and len(cls.ring) for cls in self.broker.classes.values()):
             await self._beaten.wait()
 
     def start_soon(self, task: Callable[[], Awaitable[object]]) -> None:

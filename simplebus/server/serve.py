@@ -10,6 +10,7 @@ import ctypes
 import gc
 import logging
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -100,8 +101,8 @@ def _keep_temporary_arrays_mapped() -> None:
     mallopt(_M_TRIM_THRESHOLD, 32 << 20)
 
 
-async def _bind_all(options: ServeOptions) -> list[listeners.socket.socket]:
-    sockets: list[listeners.socket.socket] = []
+async def _bind_all(options: ServeOptions) -> list[socket.socket]:
+    sockets: list[socket.socket] = []
     port = options.port
     problem: OSError | None = None
     for host in options.hosts:

@@ -43,7 +43,7 @@ def test_a_class_that_is_new_counts_from_zero() -> None:
 
 def test_a_terminal_gets_a_table_and_the_events_above_it() -> None:
     out = io.StringIO()
-    console = Console(file=out, force_terminal=True, width=100)
+    console = Console(file=out, force_terminal=True, width=80)
     (row,) = rates(
         statistics(published=0, redelivered=0), statistics(published=30, redelivered=5), 1.0
     )
@@ -51,7 +51,7 @@ def test_a_terminal_gets_a_table_and_the_events_above_it() -> None:
         display.event("something [brackets] happened", second=1.5)
         display.update([row], second=2.0)
     assert "something [brackets] happened" in out.getvalue()
-    assert "redelivered/s" in out.getvalue()
+    assert "redelivered" in out.getvalue()
     assert table([row], 2.0).row_count == 1
 
 

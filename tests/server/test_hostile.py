@@ -1,4 +1,4 @@
-"""Hostile and broken peers: at most that peer is disconnected, with a reason; nobody else notices."""
+"""Hostile and broken peers: at most that peer is cut off, with a reason; nobody else notices."""
 
 from __future__ import annotations
 
@@ -8,12 +8,6 @@ import socket
 
 import pytest
 import trio
-
-from simplebus.core import frames
-from simplebus.core.broker import Settings
-from simplebus.core.errors import Reason
-from simplebus.core.limits import FRAME_BYTES_MIN, Limits
-from simplebus.server.serve import Serving
 from served import (
     Peer,
     ack,
@@ -24,6 +18,12 @@ from served import (
     subscribe,
     until,
 )
+
+from simplebus.core import frames
+from simplebus.core.broker import Settings
+from simplebus.core.errors import Reason
+from simplebus.core.limits import FRAME_BYTES_MIN, Limits
+from simplebus.server.serve import Serving
 
 OFFENCES = {
     "garbage": (b"\x00\xff" * 3000 + frames.DELIMITER, Reason.UNKNOWN_TYPE),

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 
 import pytest
 import trio
-
-from simplebus.core import frames
-from simplebus.core.broker import FullPolicy, Settings
-from simplebus.core.errors import Reason
-from simplebus.core.limits import Limits
-from simplebus.server.serve import rates_line
 from served import (
     ack,
     class_statistics,
@@ -21,6 +16,12 @@ from served import (
     subscribe,
     until,
 )
+
+from simplebus.core import frames
+from simplebus.core.broker import FullPolicy, Settings
+from simplebus.core.errors import Reason
+from simplebus.core.limits import Limits
+from simplebus.server.serve import rates_line
 
 
 async def test_session_ids_count_from_zero_in_the_order_of_connections() -> None:
@@ -82,7 +83,7 @@ async def test_what_is_not_acknowledged_comes_again_and_then_less_often() -> Non
         for _ in range(3):
             assert await peer.messages(1) == [(1, b"two")]
             ticks.append(server.engine.broker.tick_number)
-        pauses = [after - before for before, after in zip(ticks, ticks[1:], strict=False)]
+        pauses = [after - before for before, after in itertools.pairwise(ticks)]
         assert pauses[0] >= 1
         assert pauses[1] >= 3
         assert pauses[2] >= 7
@@ -143,7 +144,7 @@ async def test_a_slow_subscriber_does_not_slow_another() -> None:
         assert len(await asleep.messages(count)) == count
 
 
-async def test_a_client_that_fills_its_own_small_class_before_it_acknowledges_is_not_stuck() -> None:
+async def test_a_client_that_fills_its_own_class_before_it_acknowledges_is_not_stuck() -> None:
     async with serving(Settings(Limits(class_messages=1000))) as server:
         peer = await connect(server, [1])
         await peer.send(subscribe() + message(b"0123456789abcdef") * 1005)
