@@ -12,14 +12,18 @@ import contextlib
 import enum
 import math
 import sys
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from simplebus.core.errors import BusError
-from simplebus.core.limits import CLASS_ID_MAX, RECEIVE_BYTES, Limits
+from simplebus.core.limits import CLASS_ID_MAX, RECEIVE_BYTES, RING_BYTES_MIN, Limits
+
+if TYPE_CHECKING:
+    from simplebus.core.broker import Settings
 
 URL = "simplebus://127.0.0.1:8888"
+CLASS_MEMORY_MIN = 4 * RING_BYTES_MIN
 _HOSTS = ("127.0.0.1", "::1")
 _DRAIN_SECONDS = 10.0
 
@@ -220,6 +224,7 @@ def _top(
     )
 )
 def serve(
+    context: typer.Context,
     host: Annotated[
         list[str] | None,
         _option(
@@ -252,7 +257,12 @@ def serve(
             metavar="TICKS",
         ),
     ] = 6,
-    tick: Annotated[float, _seconds("--tick", "How long a tick is.", 1.0, panel=_REDELIVERY)] = 1.0,
+    tick: Annotated[
+        float,
+        _seconds(
+            "--tick", "How long a tick is, the beat of the ack timer.", 1.0, panel=_REDELIVERY
+        ),
+    ] = 1.0,
     full: Annotated[
         Full,
         _option(
@@ -382,12 +392,41 @@ def serve(
 
     import trio
 
-    from simplebus.core.broker import FullPolicy, Settings
     from simplebus.server.serve import ServeOptions, configure_logging
     from simplebus.server.serve import serve as serve_until_stopped
 
+    settings = _settings(**context.params)
     configure_logging(log_level)
     hosts = tuple(dict.fromkeys(host or _HOSTS))
+    options = ServeOptions(hosts=hosts, port=port, drain_seconds=drain_timeout, verbose=verbose)
+    try:
+        trio.run(partial(serve_until_stopped, settings, options, announce=_announce))
+    except socket.gaierror as error:
+        fail(f"cannot listen on {' or '.join(hosts)}: {sentence(error)}")
+
+
+def _settings(
+    *,
+    ack_timeout: int,
+    tick: float,
+    full: Full,
+    max_memory: int,
+    max_class_memory: int | None,
+    max_class_messages: int,
+    max_frame: int | None,
+    max_pending: int | None,
+    max_connections: int,
+    max_classes: int,
+    hello_timeout: float,
+    frame_timeout: float,
+    stall_timeout: float,
+    **_: Any,
+) -> Settings:
+    """What the options of `serve` amount to. Ends the command when they contradict each other."""
+    from simplebus.core.broker import FullPolicy, Settings
+
+    if max_memory < CLASS_MEMORY_MIN:
+        fail(f"--max-memory must be at least {CLASS_MEMORY_MIN}, got {max_memory}", status=2)
     if max_class_memory is None:
         max_class_memory = min(_DEFAULT.class_bytes, max_memory)
     if max_frame is None:
@@ -395,7 +434,7 @@ def serve(
     if max_pending is None:
         max_pending = max(_DEFAULT.pending_bytes, max_frame + RECEIVE_BYTES)
     try:
-        settings = Settings(
+        return Settings(
             limits=Limits(
                 frame_bytes=max_frame,
                 class_messages=max_class_messages,
@@ -414,11 +453,6 @@ def serve(
         )
     except ValueError as error:
         fail(in_options(str(error)), status=2)
-    options = ServeOptions(hosts=hosts, port=port, drain_seconds=drain_timeout, verbose=verbose)
-    try:
-        trio.run(partial(serve_until_stopped, settings, options, announce=_announce))
-    except socket.gaierror as error:
-        fail(f"cannot listen on {' or '.join(hosts)}: {sentence(error)}")
 
 
 def _announce(line: str) -> None:
@@ -440,6 +474,8 @@ def _announce(line: str) -> None:
     )
 )
 def demo() -> None:
+    import logging
+
     import trio
     from rich.console import Console
 
@@ -447,6 +483,7 @@ def demo() -> None:
     from simplebus.demo.drill import demo as run_demo
     from simplebus.demo.verdict import lines
 
+    logging.getLogger("simplebus").setLevel(logging.ERROR)  # What is done here is done on purpose.
     console = Console()
     with LiveDisplay(console) if console.is_terminal else PlainDisplay() as display:
         verdict = trio.run(run_demo, display)
@@ -589,7 +626,8 @@ def sub(
 )
 def bench(
     messages: Annotated[
-        int, typer.Option("--messages", min=1, metavar="COUNT", help="How many to publish.")
+        int,
+        typer.Option("--messages", min=1, metavar="COUNT", help="How many messages to publish."),
     ] = 2_000_000,
     size: Annotated[
         int,
@@ -598,7 +636,7 @@ def bench(
             parser=parse_size,
             metavar="SIZE",
             show_default="128",
-            help="How long each is, at least 16 bytes.",
+            help="How long each message is, at least 16 bytes.",
         ),
     ] = 128,
     subscribers: Annotated[
@@ -661,6 +699,7 @@ def systemd_unit(context: typer.Context) -> None:
     command = typer.main.get_group(app).commands["serve"]
     with command.make_context("simplebus serve", list(context.args)) as given:
         values = given.params
+        _settings(**values)
     places = installation()
     for complaint in complaints(places):
         typer.echo(f"simplebus: {complaint}", err=True)

@@ -22,15 +22,10 @@ def split_frames(data: bytes) -> tuple[list[bytes], bytes]:
     """
     frames: list[bytes] = []
     start = 0
-    position = HEADER_BYTES
-    while position + len(DELIMITER) <= len(data):
-        if data[position : position + len(DELIMITER)] == DELIMITER:
-            end = position + len(DELIMITER)
-            frames.append(data[start:end])
-            start = end
-            position = start + HEADER_BYTES
-        else:
-            position += 1
+    while (position := data.find(DELIMITER, start + HEADER_BYTES)) >= 0:
+        end = position + len(DELIMITER)
+        frames.append(data[start:end])
+        start = end
     return frames, data[start:]
 
 

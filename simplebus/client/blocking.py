@@ -146,9 +146,7 @@ class BlockingBus:
         With `idle_seconds` a loop ends when nothing has come for so long. Otherwise as
         `simplebus.Bus.subscribe`.
         """
-        return BlockingSubscription(
-            self, class_id, auto_ack=auto_ack, idle_seconds=idle_seconds
-        )
+        return BlockingSubscription(self, class_id, auto_ack=auto_ack, idle_seconds=idle_seconds)
 
     def statistics(self) -> ClientStatistics:
         """A snapshot of this connection."""
@@ -196,6 +194,8 @@ class BlockingBus:
         self._check()
         self._write(deadline)
         while not condition():
+            if self._core.is_full:  # Nobody will make room while we wait.
+                self._core.find_still(self._core.progress())
             if not self._wait(EVENT_READ, deadline):
                 return False
             self._read()
@@ -328,7 +328,11 @@ class BlockingSubscription:
                 self._push()
             return True
         deadline = monotonic() + self._idle_seconds
-        return bus._read_until(lambda: not inbox.is_empty, deadline)
+        inbox.is_awaited = True
+        try:
+            return bus._read_until(lambda: not inbox.is_empty, deadline)
+        finally:
+            inbox.is_awaited = False
 
     def _push(self) -> None:
         self._ack_at = monotonic() + ACK_SECONDS

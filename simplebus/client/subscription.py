@@ -39,8 +39,6 @@ class Subscription:
         self.class_id = class_id
         self.arrived = Signal()
         """Set by the bus when there is something to look at."""
-        self.is_waiting = False
-        """Whether a consumer waits for more."""
         self._wire = wire
         self._auto_ack = auto_ack
         self._inbox: Inbox | None = None
@@ -103,7 +101,7 @@ class Subscription:
     @property
     def is_idle(self) -> bool:
         """Whether its consumer has processed everything that came."""
-        return self.is_waiting and self.inbox.is_empty
+        return self.inbox.is_awaited and self.inbox.is_empty
 
     def open(self) -> None:
         """Begin, without waiting until the bus knows."""
@@ -130,10 +128,10 @@ class Subscription:
                 self._since_turn = 0
                 await anyio.lowlevel.checkpoint()
             return
-        if self.is_waiting:
+        if inbox.is_awaited:
             raise LocalProtocolError("another task already waits for this subscription's messages")
         self._since_turn = 0
-        self.is_waiting = True
+        inbox.is_awaited = True
         try:
             wire.push()  # Acknowledgements leave before we wait.
             wire.changed.set()
@@ -141,7 +139,7 @@ class Subscription:
                 wire.check()
                 await self.arrived.wait()
         finally:
-            self.is_waiting = False
+            inbox.is_awaited = False
 
     def prepare(self) -> Iterator[Message]:
         """The messages of the next turn."""

@@ -18,7 +18,7 @@ import anyio.lowlevel
 from simplebus.client import dial
 from simplebus.client.signal import Signal
 from simplebus.client.subscription import Subscription
-from simplebus.core.client import ACK_SECONDS, ClientCore
+from simplebus.core.client import ACK_SECONDS, STILL_SECONDS, ClientCore
 from simplebus.core.errors import BusConnectionError, RemoteProtocolError
 from simplebus.core.inbox import Inbox
 from simplebus.core.receive import ReceiveBuffer
@@ -88,11 +88,19 @@ class Wire:
                 if core.answers != answers:
                     self.changed.set()
                 while core.is_full and not self._leaving:
-                    self._paused = True
-                    await self._room.wait()
+                    await self._pause()
         except (OSError, RemoteProtocolError) as lost:
             error = lost
         self._lose(error)
+
+    async def _pause(self) -> None:
+        """Leave what comes in the socket until consumers have made room, or stand still."""
+        self._paused = True
+        progress = self.core.progress()
+        with anyio.move_on_after(STILL_SECONDS) as patience:
+            await self._room.wait()
+        if patience.cancelled_caught:
+            self.core.find_still(progress)
 
     async def write(self) -> None:
         """Write what others left: what did not fit, and small messages."""

@@ -202,8 +202,14 @@ class Broker:
         session then.
         """
         assert not session.closed
-        for event in session.receive(buffer, count):
-            self._apply(session, event)
+        single = session.receive_one(buffer, count)
+        if single is not None:
+            self._apply(session, single)
+            if not session.parked:
+                return
+        else:
+            for event in session.receive(buffer, count):
+                self._apply(session, event)
         if session.pending_bytes > self.settings.limits.pending_bytes:
             raise RemoteProtocolError(
                 Reason.PENDING_LIMIT,

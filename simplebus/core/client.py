@@ -5,9 +5,10 @@ shows, and makes callers wait when told so; it decides nothing.
 Rule 2: a class is named to the bus before its first use, and subscribed to once, however many
 local subscriptions it has. Each of them sees every message.
 Rule 3: what reaches nobody is not acknowledged. It is kept for the next local subscription of its
-class. When there is too much of it, reading pauses; if that would starve the subscriptions of other
-classes, what comes is dropped instead, and comes again.
+class.
 Rule 4: a redelivery of a message that still waits here is dropped: the one that waits will do.
+Rule 5: a consumer that is slower than the bus makes reading pause. If it stands still while another
+waits, reading goes on; what comes for it meanwhile is dropped unacknowledged, and comes again.
 
     bytes ─► FrameReceiver ─► runs ─► Feed(class) ─► Inbox … ─► Receipt ─► AckLog ─► bytes
 """
@@ -36,11 +37,11 @@ from simplebus.core.outgoing import Outgoing
 from simplebus.core.receive import FrameReceiver, ReceiveBuffer
 from simplebus.core.runs import Run, ranges_of, runs
 
-# Messages received and not handed out: reading pauses here, and goes on below half of it.
+# Bytes that wait for one consumer: reading pauses here, and goes on below half of it.
 BUFFERED_BYTES_MAX = 4 * 1024 * 1024
 
-# Messages of a class whose last local subscription has gone, kept while other classes have some.
-KEPT_BYTES_MAX = 4 * 1024 * 1024
+# A consumer that takes nothing for so long stands still.
+STILL_SECONDS = 1.0
 
 # At the latest when so many messages are processed, or this long after the first of them, their
 # acknowledgements are written.
@@ -66,8 +67,8 @@ class ClientStatistics:
     acknowledged: int
     """Messages whose acknowledgement was queued for writing."""
     ignored: int
-    """Messages that came and were dropped unacknowledged: copies of what still waits here, what no
-    local subscription wanted, and what no bus would send."""
+    """Messages that came and were dropped unacknowledged: copies of what still waits here, what
+    consumers that stand still have no room for, what nobody wanted, what no bus would send."""
     buffered_bytes: int
     """Bytes of messages that no consumer has begun to take."""
     queued_bytes: int
@@ -249,22 +250,43 @@ class ClientCore:
     @property
     def buffered_bytes(self) -> int:
         """Bytes that came and that no consumer has begun to take."""
-        feeds = self._feeds.values()
-        return sum(
-            feed.kept_bytes + sum(inbox.buffered_bytes for inbox in feed.inboxes) for feed in feeds
-        )
+        kept = sum(feed.kept_bytes for feed in self._feeds.values())
+        return kept + sum(inbox.buffered_bytes for inbox in self._inboxes())
 
     @property
     def is_full(self) -> bool:
-        """Whether reading should pause until `has_room`.
+        """Whether reading should pause until `has_room`, or until consumers turn out to be still.
 
         Never while an answer is awaited: who waits for it may be the one who would make room.
         """
-        return self.answers == self._asked and self.buffered_bytes >= BUFFERED_BYTES_MAX
+        return self.answers == self._asked and self._holds(BUFFERED_BYTES_MAX)
 
     @property
     def has_room(self) -> bool:
-        return self.buffered_bytes <= BUFFERED_BYTES_MAX // 2
+        """Whether reading should go on."""
+        return not self._holds(BUFFERED_BYTES_MAX // 2)
+
+    def _holds(self, size: int) -> bool:
+        """Whether so many bytes wait for a consumer that moves, or for the first consumer."""
+        inboxes = list(self._inboxes())
+        if inboxes:
+            return any(i.buffered_bytes >= size and not i.is_still for i in inboxes)
+        return self.buffered_bytes >= size
+
+    def progress(self) -> dict[Inbox, int]:
+        """How far consumers have come, for `find_still`."""
+        return {inbox: inbox.taken for inbox in self._inboxes()}
+
+    def find_still(self, before: dict[Inbox, int]) -> None:
+        """Find consumers that took nothing since `progress`, if another one waits for messages."""
+        if any(inbox.is_awaited for inbox in self._inboxes()):
+            for inbox, taken in before.items():
+                if inbox.taken == taken and not inbox.is_empty:
+                    inbox.mark_still()
+
+    def _inboxes(self) -> Iterator[Inbox]:
+        for feed in self._feeds.values():
+            yield from feed.inboxes
 
     @property
     def acks_are_due(self) -> bool:
@@ -275,10 +297,9 @@ class ClientCore:
         """Acknowledge what consumers have processed up to now. False when no consumer holds any
         message: then there will be nothing new until one takes some."""
         holding = False
-        for feed in self._feeds.values():
-            for inbox in feed.inboxes:
-                inbox.settle(current=False)
-                holding |= inbox.pending
+        for inbox in self._inboxes():
+            inbox.settle(current=False)
+            holding |= inbox.pending
         return holding
 
     def statistics(self) -> ClientStatistics:
@@ -346,18 +367,21 @@ class ClientCore:
 
     def _deliver(self, feed: Feed, run: Run, *, redelivered: bool) -> None:
         acks, inboxes = self.outgoing.acks, feed.inboxes
+        if not inboxes:
+            if feed.kept_bytes >= BUFFERED_BYTES_MAX and any(self._inboxes()):
+                self._ignored += run.count
+            else:
+                feed.keep(Batch(run, Receipt(None, acks, run=run, redelivered=redelivered)))
+            return
+        if any(i.is_still and i.buffered_bytes >= BUFFERED_BYTES_MAX for i in inboxes):
+            self._ignored += run.count
+            return
         shares = None
         if len(inboxes) > 1:
             shares = Shares(count=run.count, holders=len(inboxes))
         for inbox in inboxes:
             receipt = Receipt(inbox, acks, run=run, redelivered=redelivered, shares=shares)
             inbox.put(Batch(run, receipt))
-        if inboxes:
-            return
-        if feed.kept_bytes >= KEPT_BYTES_MAX and any(f.inboxes for f in self._feeds.values()):
-            self._ignored += run.count
-        else:
-            feed.keep(Batch(run, Receipt(None, acks, run=run, redelivered=redelivered)))
 
 
 def check_class_id(class_id: int) -> None:

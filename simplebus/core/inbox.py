@@ -31,6 +31,8 @@ class Inbox:
         """Bytes of batches that nobody has begun to take."""
         self.ready: Iterator[Message] = iter(())
         """The prepared messages that were not handed out."""
+        self.is_awaited = False
+        """Whether a consumer waits for more; the driver says so."""
         self._queue: deque[Batch] = deque()
         self._batch: Batch | None = None
         """What the consumer is at; None before the first."""
@@ -40,6 +42,9 @@ class Inbox:
         """How many messages were handed out at once, the last time."""
         self._payloads: Iterator[bytes] = iter(())
         """Behind `ready`: its length hint is how many prepared messages were not handed out."""
+        self._taken_before = 0
+        """Messages handed out of earlier batches."""
+        self._still_at = -1
 
     @property
     def is_empty(self) -> bool:
@@ -50,6 +55,20 @@ class Inbox:
     def pending(self) -> bool:
         """Whether something was handed out and not settled."""
         return self._settled < self._handed
+
+    @property
+    def taken(self) -> int:
+        """Messages handed out so far."""
+        return self._taken_before + self._handed
+
+    @property
+    def is_still(self) -> bool:
+        """Whether nothing was handed out since `mark_still`."""
+        return self._still_at == self.taken
+
+    def mark_still(self) -> None:
+        """The consumer has not come for messages for a while."""
+        self._still_at = self.taken
 
     @property
     def _handed(self) -> int:
@@ -91,6 +110,7 @@ class Inbox:
             return True
         if not self._queue:
             return False
+        self._taken_before += self._prepared
         self._batch = self._queue.popleft()
         self.buffered_bytes -= len(self._batch.data)
         self._settled = self._prepared = 0

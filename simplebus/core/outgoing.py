@@ -1,8 +1,8 @@
 r"""What a client has yet to write: acknowledgements first, then everything else in its order.
 
 Rule 1: bytes are pulled by whoever can write them; `sent` says how many were taken.
-Rule 2: acknowledgements overtake all other frames that are not begun: they may be what makes the
-bus read on. Nothing is put into the middle of a frame.
+Rule 2: acknowledgements overtake messages: they may be what makes the bus read on. They never
+overtake one another, and nothing is put into the middle of a frame.
 Rule 3: acknowledgements stay ranges until somebody can write them, so that many become one frame.
 
     chunks  │ half sent ┆ acks go here ┆ whole frames │ …
@@ -78,6 +78,8 @@ class Outgoing:
         self._chunks: deque[bytes] = deque()
         self._at = 0
         """How much of the first chunk was taken."""
+        self._ahead = 0
+        """How many of the first chunks go before new acknowledgements: older ones are in them."""
 
     @property
     def messages(self) -> int:
@@ -129,6 +131,7 @@ class Outgoing:
         if self._at == len(self._chunks[0]):
             self._chunks.popleft()
             self._at = 0
+            self._ahead = max(0, self._ahead - 1)
 
     def mark(self) -> int:
         """Everything queued or acknowledged by now, as a number for `has_written`."""
@@ -148,17 +151,22 @@ class Outgoing:
         self._ack_bytes += len(acks)
         if not self._chunks:  # One write takes the acks and what was published meanwhile.
             self._join_pieces(acks)
+            self._ahead = 1
             return
-        if not self._at:
-            self._chunks.appendleft(acks)
-            return
+        if self._at and not self._ahead:
+            self._cut_front()
+        self._chunks.insert(self._ahead, acks)
+        self._ahead += 1
+
+    def _cut_front(self) -> None:
+        """Let only the frame that is begun go before new acknowledgements."""
         front = self._chunks.popleft()
         begun = front.find(DELIMITER, max(0, self._at - DELIMITER_BYTES)) + DELIMITER_BYTES
         if begun < len(front):
             self._chunks.appendleft(front[begun:])
-        self._chunks.appendleft(acks)
         if begun > self._at:
             self._chunks.appendleft(front[:begun])
+            self._ahead = 1
         else:
             self._at = 0
 

@@ -82,21 +82,26 @@ class Session:
         Each event is to be applied before the next one is asked for: a Connected decides which
         classes the messages behind it may name. Events are valid until the buffer is filled again.
         """
-        if count <= _LONE_BYTES_MAX and self.receiver.lone_frame(buffer, count):
-            yield from self._lone(buffer.space[:count])
-            return
         for batch in self.receiver.receive(buffer, count):
             yield from self._events(batch)
 
-    def _lone(self, frame: memoryview) -> Iterator[Event]:
-        """A single frame, without arrays: what `_run` does for a batch of one."""
-        class_id = frame[1] << 8 | frame[2]
-        if frame[0] == frames.MESSAGE and class_id in self._known_classes:
-            yield PublishedOne(class_id, frame)
-        elif frame[0] == frames.ACK:
-            yield AckedOne(class_id, *frames.ack_range(frame[HEADER_BYTES:-DELIMITER_BYTES]))
-        else:
-            yield from self._run(FrameBatch.of_one(frame))
+    def receive_one(self, buffer: ReceiveBuffer, count: int) -> PublishedOne | AckedOne | None:
+        """The event of a single message or ack, if that is all that came; without arrays.
+
+        None leaves everything to `receive`.
+        """
+        if count > _LONE_BYTES_MAX:
+            return None
+        frame = buffer.space[:count]
+        frame_type = frame[0]
+        if frame_type == frames.MESSAGE:
+            class_id = frame[1] << 8 | frame[2] if count > 2 else -1
+            if class_id in self._known_classes and self.receiver.lone_frame(buffer, count):
+                return PublishedOne(class_id, frame)
+        elif frame_type == frames.ACK and self.receiver.lone_frame(buffer, count):
+            first, last = frames.ack_range(frame[HEADER_BYTES:-DELIMITER_BYTES])
+            return AckedOne(frame[1] << 8 | frame[2], first, last)
+        return None
 
     def tick(
         self, limits: Limits, tick_seconds: float, *, holds_back: bool

@@ -11,7 +11,6 @@ Rule 2: the workers say what they did in files; the server says what it did in i
 
 from __future__ import annotations
 
-import logging
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,7 +47,6 @@ T = TypeVar("T")
 
 async def demo(display: Display) -> Verdict:
     """The whole demo. Raises KeyboardInterrupt when it is told to stop before its end."""
-    logging.getLogger("simplebus").setLevel(logging.ERROR)
     verdict: Verdict | None = None
     with tempfile.TemporaryDirectory(prefix="simplebus-demo-") as folder:
         try:

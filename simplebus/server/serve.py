@@ -6,13 +6,15 @@ is up. Rule 2: what is lost by stopping is said.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 
 import trio
@@ -75,12 +77,16 @@ async def serve(
             addresses = tuple(listeners.name(sock.getsockname()) for sock in sockets)
             gc.collect()
             gc.freeze()  # What exists now lives for ever: no collection needs to look at it.
-            announce(f"simplebus ready tcp={addresses[0]}")
-            notify("READY=1", f"STATUS=listening on {', '.join(addresses)}")
-            task_status.started(Serving(engine, addresses))
-            if options.verbose:
-                doors.start_soon(_print_rates, engine, announce)
-            await _until_signalled(doors.cancel_scope)
+            with _stop_signals() as signals:  # Who reads that we are ready may stop us at once.
+                announce(f"simplebus ready tcp={addresses[0]}")
+                notify("READY=1", f"STATUS=listening on {', '.join(addresses)}")
+                task_status.started(Serving(engine, addresses))
+                if options.verbose:
+                    doors.start_soon(_print_rates, engine, announce)
+                async for number in signals:
+                    log.info("%s: draining", signal.Signals(number).name)
+                    break
+            doors.cancel_scope.cancel()
         notify("STOPPING=1", "STATUS=draining")
         await _drain(engine, options.drain_seconds)
         engines.cancel_scope.cancel()
@@ -120,20 +126,19 @@ async def _bind_all(options: ServeOptions) -> list[socket.socket]:
     return sockets
 
 
-async def _until_signalled(scope: trio.CancelScope) -> None:
-    """Wait for the first signal, then close the doors. Without the main thread: wait for ever."""
-    try:
-        receiver = trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT)
-        signals = receiver.__enter__()
-    except RuntimeError:
-        await trio.sleep_forever()
-    try:
-        async for number in signals:
-            log.info("%s: draining", signal.Signals(number).name)
-            break
-    finally:
-        receiver.__exit__(None, None, None)
-    scope.cancel()
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[AsyncIterator[int]]:
+    """The signals that stop the server. Behind the block they mean again what they did before."""
+    if threading.current_thread() is threading.main_thread():
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            yield signals
+    else:  # Only the main thread hears signals.
+        yield _no_signals()
+
+
+async def _no_signals() -> AsyncIterator[int]:
+    await trio.sleep_forever()
+    yield 0
 
 
 async def _drain(engine: Engine, seconds: float) -> None:

@@ -88,7 +88,7 @@ def test_session_ids_count_from_zero_whether_or_not_a_connect_comes() -> None:
 def test_a_connect_is_answered_with_the_session_id_in_little_endian() -> None:
     bus = Bus()
     bus.peer()
-    assert bus.peer(connect(1)).take(100) == bytes.fromhex("34" + "00" * 8 + "01000000" "3c0d0a3e")
+    assert bus.peer(connect(1)).take(100) == bytes.fromhex("34" + "00" * 8 + "010000003c0d0a3e")
 
 
 def test_every_connect_is_answered_in_order() -> None:

@@ -173,9 +173,7 @@ def test_a_slice_is_the_slice_of_the_frames(some: list[bytes], data: st.DataObje
 
 
 @given(frame_lists, st.data())
-def test_taken_frames_are_the_frames_in_that_order(
-    some: list[bytes], data: st.DataObject
-) -> None:
+def test_taken_frames_are_the_frames_in_that_order(some: list[bytes], data: st.DataObject) -> None:
     order = data.draw(st.permutations(range(len(some))))
     order = order[: data.draw(st.integers(1, len(some)))]
     if data.draw(st.booleans()):

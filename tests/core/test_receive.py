@@ -189,7 +189,8 @@ def test_a_long_frame_in_small_chunks_is_not_searched_again_and_again() -> None:
     chunk = 1000
     buffer = ReceiveBuffer()
     buffer.raw = CountingBytes(buffer.raw)
-    buffer.space = memoryview(buffer.raw)[HEADROOM_BYTES:]
+    buffer.view = memoryview(buffer.raw)
+    buffer.space = buffer.view[HEADROOM_BYTES:]
     receiver = FrameReceiver(frame_bytes_max=len(frame))
     receiver._tail = CountingBytes()
     frames = 0

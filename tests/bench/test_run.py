@@ -1,0 +1,41 @@
+"""The bench, for real, in small."""
+
+from __future__ import annotations
+
+import re
+
+from programs import run, server
+
+
+def test_a_bench_starts_a_server_of_its_own_and_reports() -> None:
+    status, said, complained = run("bench", "--messages", "20000", "--size", "32")
+    assert status == 0, complained
+    assert "verified    20,000 messages of 32 bytes to 1 subscriber" in said
+    assert re.search(r"^throughput  [\d,]+ messages a second published", said, re.MULTILINE)
+    assert re.search(r"^latency .* median [\d,]+ µs, .* worst [\d,]+ µs$", said, re.MULTILINE)
+
+
+def test_a_bench_uses_the_server_it_is_given_and_leaves_it_running() -> None:
+    with server() as (bus, url):
+        for _ in range(2):
+            status, said, complained = run(
+                *"bench --messages 5000 --size 16 --subscribers 2 --url".split(), url
+            )
+            assert status == 0, complained
+            assert "5,000 messages of 16 bytes to 2 subscribers" in said
+        assert bus.process.poll() is None
+
+
+def test_there_is_no_rate_for_a_bus_that_drops() -> None:
+    with server("--full", "drop_newest", "--max-class-messages", "100") as (_, url):
+        status, said, complained = run("bench", "--messages", "200000", "--url", url)
+    assert (status, said) == (1, "")
+    assert "no rate, because subscriber 1 found a fault: message" in complained
+
+
+def test_what_others_left_in_the_class_is_not_counted() -> None:
+    with server() as (_, url):
+        run("pub", "65000", "something", "else", "--url", url)
+        status, said, complained = run("bench", "--messages", "1000", "--url", url)
+    assert status == 0, complained
+    assert "2 messages lay in class 65000 from before" in said

@@ -1,0 +1,93 @@
+"""The demo, for real."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from programs import program
+
+from simplebus.demo import drill
+from simplebus.demo.display import PlainDisplay
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_the_demo_passes_and_says_why() -> None:
+    began = time.monotonic()
+    with program("demo") as it:
+        status, said, complained = it.end()
+    assert (status, complained) == (0, ""), said
+    assert time.monotonic() - began < 30
+    lines = said.splitlines()
+    assert lines[-1] == "PASSED: every subscriber got every message that was due to it."
+    assert re.search(r"^lost +0$", said, re.MULTILINE)
+
+    sent = re.search(
+        r"^sent +([\d,]+) messages: ([\d,]+) of class 1, ([\d,]+) of class 2$", said, re.M
+    )
+    assert sent
+    each = f"{drill.PER_SECOND * drill.PUBLISH_SECONDS:,.0f}"
+    assert sent.groups()[1:] == (each, each)
+    assert f"class 2: {each} of {each} due received" in said
+    duplicates = re.search(r"^duplicates +([\d,]+), all of them redeliveries$", said, re.M)
+    again = re.search(r"([\d,]+) sent again because they were not acknowledged", said)
+    inherited = re.search(r"([\d,]+) again because their receiver was killed", said)
+    assert duplicates
+    assert again
+    assert inherited
+    numbers = [int(m[1].replace(",", "")) for m in (duplicates, again, inherited)]
+    assert numbers[0] == numbers[1] + numbers[2]
+    assert min(numbers) > 0
+
+
+def test_ctrl_c_ends_the_demo_and_all_that_it_has_started() -> None:
+    with program("demo") as it:
+        while "subscribers are up" not in it.line():
+            pass
+        started = children(it.process.pid)
+        assert len(started) == 3
+        it.signal(signal.SIGINT)
+        status, said, complained = it.end()
+    assert (status, complained) == (130, "")
+    assert "PASSED" not in said
+    for pid in started:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_no_worker_outlives_a_demo_that_is_killed() -> None:
+    with program("demo") as it:
+        while "subscribers are up" not in it.line():
+            pass
+        started = children(it.process.pid)
+        it.process.kill()
+        it.process.wait()
+        deadline = time.monotonic() + 10
+        while any(Path(f"/proc/{pid}").exists() for pid in started):
+            assert time.monotonic() < deadline, "a worker goes on"
+            time.sleep(0.05)
+
+
+async def test_a_demo_that_hangs_fails_and_says_what_it_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(drill, "DEADLINE_SECONDS", 0.05)
+    verdict = await drill.demo(PlainDisplay())
+    assert not verdict.passed
+    (fault,) = verdict.faults
+    assert fault.startswith("the demo did not end within 0.05 seconds: it waited for ")
+
+
+async def test_a_worker_that_fails_fails_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drill, "PUBLISH_SECONDS", "as long as you like")
+    verdict = await drill.demo(PlainDisplay())
+    assert not verdict.passed
+    assert verdict.faults[0].startswith("the publisher ended with status 1: ValueError: ")

@@ -1,0 +1,92 @@
+"""The command line as a user has it: real processes, real signals."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PATIENCE_SECONDS = 30.0
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's environment without anything that would steer the program, and with more."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("SIMPLEBUS_") and name != "NOTIFY_SOCKET"
+    }
+    return kept | {"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"} | more
+
+
+class Program:
+    """A running `simplebus …`."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+        self._unread = b""
+
+    def line(self) -> str:
+        """The next line of its standard output."""
+        assert self.process.stdout is not None
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._unread:
+                left = deadline - time.monotonic()
+                assert left > 0, "it said nothing"
+                assert selector.select(left), "it said nothing"
+                data = os.read(self.process.stdout.fileno(), 65536)
+                assert data, f"it ended: {self.end()}"
+                self._unread += data
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line.decode()
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def end(self, data: bytes | None = None) -> tuple[int, str, str]:
+        """Give it input, wait until it ends. Returns its status and the rest of both outputs."""
+        out, err = self.process.communicate(data, timeout=PATIENCE_SECONDS)
+        rest, self._unread = self._unread + out, b""
+        return self.process.returncode, rest.decode(), err.decode()
+
+
+@contextlib.contextmanager
+def program(*arguments: str, **variables: str) -> Iterator[Program]:
+    """Run `simplebus` with these arguments; killed with the block, if it still runs."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "simplebus", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+        env=environment(**variables),
+    ) as process:
+        try:
+            yield Program(process)
+        finally:
+            process.kill()
+
+
+def run(*arguments: str, given: bytes | None = None, **variables: str) -> tuple[int, str, str]:
+    """Run `simplebus` to its end. Returns its status, standard output and standard error."""
+    with program(*arguments, **variables) as it:
+        return it.end(given)
+
+
+@contextlib.contextmanager
+def server(*arguments: str, **variables: str) -> Iterator[tuple[Program, str]]:
+    """A server on a free port, and where it listens, as a URL."""
+    with program("serve", "--port", "0", *arguments, **variables) as it:
+        ready = re.fullmatch(r"simplebus ready tcp=(\S+:\d+)", it.line())
+        assert ready
+        yield it, f"simplebus://{ready[1]}"

@@ -1,0 +1,552 @@
+"""The command line: what it accepts, what it says, and how its processes begin and end."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+from programs import ROOT, environment, program, run, server
+from typer.testing import CliRunner
+
+import simplebus
+from simplebus import cli
+from simplebus.core.broker import FullPolicy, Settings
+from simplebus.core.errors import BusConnectionError
+from simplebus.core.limits import Limits
+from simplebus.server.serve import ServeOptions
+
+COMMANDS = typer.main.get_group(cli.app).commands
+
+
+def invoke(*arguments: str, **variables: str) -> tuple[int, str, str]:
+    """A command within this process: for what ends before anything is started."""
+    result = CliRunner().invoke(cli.app, arguments, env=environment(**variables))
+    return result.exit_code, result.stdout, result.stderr
+
+
+def given_to_serve(*arguments: str) -> dict[str, Any]:
+    """What the options of `serve` amount to."""
+    with COMMANDS["serve"].make_context("serve", list(arguments)) as context:
+        return dict(context.params)
+
+
+# Help --------------------------------------------------------------------------------------------
+
+
+def test_help_shows_the_way_to_a_first_message() -> None:
+    status, said, _ = invoke("--help")
+    assert status == 0
+    for words in (
+        "simplebus demo",
+        "simplebus serve",
+        "simplebus sub 1",
+        'simplebus pub 1 "hello"',
+    ):
+        assert words in said
+    for name in COMMANDS:
+        assert name in said
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_each_command_has_an_example(name: str) -> None:
+    status, said, _ = invoke(name, "--help")
+    assert status == 0
+    assert f"\n   simplebus {name}" in said
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_and_argument_is_explained(name: str) -> None:
+    for parameter in COMMANDS[name].params:
+        assert len(parameter.help or "") > 20, parameter.name
+
+
+def test_every_option_of_serve_has_the_environment_variable_of_its_name() -> None:
+    for parameter in COMMANDS["serve"].params:
+        (flag,) = [o for o in parameter.opts if o.startswith("--")]
+        if flag != "--help":
+            assert parameter.envvar == "SIMPLEBUS_" + flag[2:].upper().replace("-", "_")
+
+
+def test_environment_variables_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIMPLEBUS_MAX_MEMORY", "2GiB")
+    monkeypatch.setenv("SIMPLEBUS_HOST", "127.0.0.1 ::1")
+    monkeypatch.setenv("SIMPLEBUS_FULL", "drop_oldest")
+    values = given_to_serve("--port", "7")
+    assert values["max_memory"] == 2 << 30
+    assert values["host"] == ["127.0.0.1", "::1"]
+    assert (values["full"], values["port"]) == (cli.Full.DROP_OLDEST, 7)
+
+
+def test_without_a_command_there_is_help() -> None:
+    _, said, complained = invoke()
+    assert "simplebus demo" in said + complained
+
+
+def test_the_version_is_told() -> None:
+    status, said, _ = invoke("--version")
+    assert status == 0
+    assert re.fullmatch(r"simplebus \d+\.\d+.*\n|simplebus, run from its source.*\n", said)
+
+
+# Values ------------------------------------------------------------------------------------------
+
+
+def test_the_defaults_are_those_of_the_server() -> None:
+    values = given_to_serve()
+    assert cli._settings(**values) == Settings()
+    options = ServeOptions()
+    assert not values["host"]
+    assert options.hosts == cli._HOSTS
+    assert values["port"] == options.port
+    assert values["drain_timeout"] == options.drain_seconds
+
+
+def test_every_limit_has_an_option() -> None:
+    assert set(cli.LIMIT_FLAGS) == {field.name for field in fields(Limits)}
+    flags = {flag for parameter in COMMANDS["serve"].params for flag in parameter.opts}
+    assert set(cli.LIMIT_FLAGS.values()) <= flags
+
+
+def test_every_option_of_serve_reaches_the_settings() -> None:
+    given = (
+        "--ack-timeout 9 --tick 0.25 --full drop_newest --max-memory 4GiB --max-class-memory 2GiB "
+        "--max-class-messages 1000 --max-frame 2MiB --max-pending 32MiB --max-connections 5 "
+        "--max-classes 6 --hello-timeout 7 --frame-timeout 8 --stall-timeout 9.5"
+    )
+    values = given_to_serve(*given.split())
+    assert cli._settings(**values) == Settings(
+        limits=Limits(
+            frame_bytes=2 << 20,
+            class_messages=1000,
+            class_bytes=2 << 30,
+            total_bytes=4 << 30,
+            pending_bytes=32 << 20,
+            connections=5,
+            classes=6,
+            hello_seconds=7,
+            frame_seconds=8,
+            stall_seconds=9.5,
+        ),
+        ack_timeout=9,
+        tick_seconds=0.25,
+        full_policy=FullPolicy.DROP_NEWEST,
+    )
+
+
+def test_the_policies_are_those_of_the_broker() -> None:
+    assert [policy.value for policy in cli.Full] == [policy.value for policy in FullPolicy]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "limits"),
+    [
+        (["--max-memory", "64MiB"], {"total_bytes": 64 << 20, "class_bytes": 64 << 20}),
+        (
+            ["--max-memory", "1MiB"],
+            {"total_bytes": 1 << 20, "class_bytes": 1 << 20, "frame_bytes": 1 << 19},
+        ),
+        (
+            ["--max-frame", "128MiB"],
+            {"frame_bytes": 128 << 20, "pending_bytes": (128 << 20) + (512 << 10)},
+        ),
+    ],
+)
+def test_what_is_not_given_fits_what_is(arguments: list[str], limits: dict[str, int]) -> None:
+    assert cli._settings(**given_to_serve(*arguments)).limits == Limits(**limits)
+
+
+@given(st.integers(0, 1 << 50))
+def test_a_size_is_read_as_it_is_shown(size: int) -> None:
+    assert cli.parse_size(cli.show_size(size)) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0),
+        ("65536", 65536),
+        ("512KiB", 512 << 10),
+        ("1MiB", 1 << 20),
+        ("16 mib", 16 << 20),
+        (" 2GIB ", 2 << 30),
+        ("7B", 7),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert cli.parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "1MB", "1.5GiB", "-1", "1 MiB 2", "0x10", "１", "1kk"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="is no size"):
+        cli.parse_size(text)
+
+
+@pytest.mark.parametrize("text", ["", "nan", "inf", "-1", "soon"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="is no number of seconds"):
+        cli.parse_seconds(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            "--max-memory 64MiB --max-class-memory 65MiB",
+            "--max-class-memory must be from 262144 to 67108864, got 68157440 (a class may not "
+            "take more than --max-memory, which all classes share)",
+        ),
+        ("--max-memory 1", "--max-memory must be at least 262144, got 1"),
+        (
+            "--max-frame 300MiB",
+            "--max-frame must be from 13 to 268435456, got 314572800 (a frame may take at most "
+            "half of --max-class-memory)",
+        ),
+        (
+            "--max-pending 1MiB",
+            "--max-pending must be from 1572864 to 1099511627776, got 1048576 (a whole frame of "
+            "--max-frame and one read must fit into it)",
+        ),
+        ("--max-class-messages 0", "--max-class-messages must be above 0, got 0"),
+        ("--max-connections 0", "--max-connections must be above 0, got 0"),
+        ("--max-classes 70000", "--max-classes must be from 1 to 65536, got 70000"),
+        ("--hello-timeout 0", "--hello-timeout must be above 0, got 0.0"),
+        ("--frame-timeout 0", "--frame-timeout must be above 0, got 0.0"),
+        ("--stall-timeout 0", "--stall-timeout must be above 0, got 0.0"),
+        ("--ack-timeout 0", "--ack-timeout must be from 1 to 65535 ticks, got 0"),
+        ("--tick 0", "--tick must be above 0, got 0.0"),
+    ],
+)
+def test_values_that_make_no_sense_are_one_sentence(arguments: str, sentence: str) -> None:
+    for command in ("serve", "systemd-unit"):
+        status, said, complained = invoke(command, *arguments.split())
+        assert (status, said) == (2, "")
+        assert complained.splitlines()[-1] == f"simplebus: {sentence}"
+        assert "Traceback" not in complained
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "serve --port 65536",
+        "serve --port x",
+        "serve --max-memory lots",
+        "serve --tick nan",
+        "serve --full sometimes",
+        "serve --log-level loud",
+        "serve --nonsense",
+        "serve extra",
+        "nonsense",
+        "pub",
+        "pub 65536 x",
+        "pub -1 x",
+        "pub 1 x --count 3",
+        "pub 1 x --url http://127.0.0.1:8888",
+        "sub 1 --count 0",
+        "sub 1 --url simplebus://127.0.0.1:port",
+        "bench --size 15",
+        "bench --url nonsense://host",
+        "systemd-unit --port x",
+    ],
+)
+def test_bad_arguments_end_with_status_2(arguments: str) -> None:
+    status, said, complained = invoke(*arguments.split())
+    assert (status, said) == (2, "")
+    assert complained
+    assert "Traceback" not in complained
+
+
+# What goes wrong ---------------------------------------------------------------------------------
+
+
+def ends_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> Callable[[], None]:
+    def app(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", app)
+    return cli.main
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "sentence"),
+    [
+        (KeyboardInterrupt(), 130, ""),
+        (BaseExceptionGroup("", [ExceptionGroup("", [OSError()]), KeyboardInterrupt()]), 130, ""),
+        (BusConnectionError("it is gone"), 1, "simplebus: it is gone\n"),
+        (ExceptionGroup("", [BusConnectionError("it is gone")]), 1, "simplebus: it is gone\n"),
+        (OSError(28, "No space left on device"), 1, "simplebus: No space left on device\n"),
+        (
+            OSError(13, "Permission denied", "/x"),
+            1,
+            "simplebus: /x: Permission denied\n",
+        ),
+    ],
+)
+def test_what_is_foreseeable_is_a_sentence_and_a_status(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    status: int,
+    sentence: str,
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        ends_with(monkeypatch, error)()
+    assert ended.value.code == status
+    assert capsys.readouterr().err == sentence
+
+
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError(), ExceptionGroup("", [OSError(), AssertionError()])]
+)
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    with pytest.raises(type(error)):
+        ends_with(monkeypatch, error)()
+
+
+# serve -------------------------------------------------------------------------------------------
+
+
+def test_a_server_says_that_it_is_ready_and_is() -> None:
+    with server() as (it, url):
+        host, port = url.removeprefix("simplebus://").split(":")
+        assert int(port) > 0
+        socket.create_connection((host, int(port)), timeout=5).close()
+        it.signal(signal.SIGTERM)
+        status, said, complained = it.end()
+    assert (status, said) == (0, "")
+    assert "SIGTERM: draining" in complained
+    assert "Traceback" not in complained
+
+
+def test_ctrl_c_ends_a_server_as_sigterm_does() -> None:
+    with server() as (it, _):
+        it.signal(signal.SIGINT)
+        status, _, complained = it.end()
+    assert status == 0
+    assert "Traceback" not in complained
+
+
+def test_the_environment_steers_a_server() -> None:
+    with program("serve", SIMPLEBUS_PORT="0", SIMPLEBUS_HOST="127.0.0.1", SIMPLEBUS_TICK="9") as it:
+        assert it.line().startswith("simplebus ready tcp=127.0.0.1:")
+
+
+def test_a_port_that_is_taken_is_one_sentence() -> None:
+    with server("--host", "127.0.0.1") as (_, url):
+        address = url.removeprefix("simplebus://")
+        status, said, complained = run(
+            "serve", "--host", "127.0.0.1", "--port", address.rpartition(":")[2]
+        )
+    assert (status, said) == (1, "")
+    assert complained == f"simplebus: cannot listen on {address}: Address already in use\n"
+
+
+def test_a_host_that_is_none_is_one_sentence() -> None:
+    status, said, complained = run("serve", "--host", "256.0.0.1", "--port", "0")
+    assert (status, said) == (1, "")
+    assert complained.startswith("simplebus: cannot listen on 256.0.0.1: ")
+    assert len(complained.splitlines()) == 1
+
+
+def test_verbose_prints_rates_apart_from_the_ready_line() -> None:
+    with server("--verbose") as (it, _):
+        time.sleep(1.5)
+        it.signal(signal.SIGTERM)
+        status, said, complained = it.end()
+    assert (status, said) == (0, "")
+    assert re.search(r"^Received: 0\. Send: 0\. Acknowledged: 0\.", complained, re.MULTILINE)
+
+
+async def test_sigterm_waits_until_what_is_stored_is_acknowledged() -> None:
+    with server() as (it, url):
+        async with (
+            simplebus.connect(url) as bus,
+            bus.subscribe(1, auto_ack=False) as messages,
+        ):
+            await bus.publish(b"important", class_id=1)
+            message = await anext(messages)
+            it.signal(signal.SIGTERM)
+            await trio.sleep(1.5)
+            assert it.process.poll() is None
+            messages.ack(message)
+            await bus.flush()
+            status, _, complained = await trio.to_thread.run_sync(it.end)
+    assert status == 0
+    assert "lost" not in complained
+
+
+async def test_sigterm_does_not_wait_longer_than_it_may() -> None:
+    with server("--drain-timeout", "0.1") as (it, url):
+        async with (
+            simplebus.connect(url) as bus,
+            bus.subscribe(1, auto_ack=False) as messages,
+        ):
+            await bus.publish(b"important", class_id=1)
+            await anext(messages)
+            it.signal(signal.SIGTERM)
+            status, _, complained = await trio.to_thread.run_sync(it.end)
+    assert status == 0
+    assert "class 1: 1 stored messages are lost" in complained
+
+
+def test_systemd_is_told_what_happens(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(20)
+        with server(NOTIFY_SOCKET=str(tmp_path / "notify")) as (it, url):
+            told = systemd.recv(4096).decode().splitlines()
+            assert told[0] == "READY=1"
+            assert told[1].startswith(f"STATUS=listening on {url.removeprefix('simplebus://')}")
+            it.signal(signal.SIGTERM)
+            assert systemd.recv(4096).decode().splitlines() == ["STOPPING=1", "STATUS=draining"]
+            assert it.end()[0] == 0
+
+
+# pub and sub -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A server for all that follows; each test has a class of its own."""
+    with server() as (_, url):
+        yield url
+
+
+def test_what_is_published_is_printed(url: str) -> None:
+    assert run("pub", "11", "hello", "wörld", "--url", url) == (
+        0,
+        "",
+        "2 messages sent to class 11\n",
+    )
+    assert run("sub", "11", "--count", "2", "--url", url) == (0, "hello\nwörld\n", "")
+
+
+def test_each_line_of_the_input_is_a_message(url: str) -> None:
+    status, _, complained = run("pub", "12", "--url", url, given=b"one\n\n\xff\r\nlast")
+    assert (status, complained) == (0, "4 messages sent to class 12\n")
+    assert run("sub", "12", "--count", "4", SIMPLEBUS_URL=url) == (
+        0,
+        "one\n\n\\xff\\r\nlast\n",
+        "",
+    )
+
+
+def test_no_input_is_no_message(url: str) -> None:
+    assert run("pub", "13", "--url", url, given=b"") == (0, "", "0 messages sent to class 13\n")
+
+
+def test_raw_output_is_the_bytes_that_were_published(url: str) -> None:
+    content = b"\x1b[31m \xc3\xb6 \t"
+    run("pub", "14", "--url", url, given=content)
+    with program("sub", "14", "--raw", "--count", "1", "--url", url) as it:
+        out, _ = it.process.communicate(timeout=20)
+    assert out == content + b"\n"
+
+
+def test_a_subscriber_prints_messages_as_they_come(url: str) -> None:
+    with program("sub", "15", "--url", url) as it:
+        for text in ("first", "second"):
+            run("pub", "15", text, "--url", url)
+            assert it.line() == text
+        it.signal(signal.SIGINT)
+        assert it.end() == (130, "", "")
+
+
+def test_a_publisher_sends_a_line_as_soon_as_it_is_typed(url: str) -> None:
+    with (
+        program("sub", "16", "--url", url) as subscriber,
+        program("pub", "16", "--url", url) as publisher,
+    ):
+        assert publisher.process.stdin is not None
+        publisher.process.stdin.write(b"typed\n")
+        publisher.process.stdin.flush()
+        assert subscriber.line() == "typed"
+
+
+def test_what_is_beyond_the_count_is_left_to_the_next_one(url: str) -> None:
+    run("pub", "17", "a", "b", "c", "--url", url)
+    assert run("sub", "17", "--count", "2", "--url", url)[1] == "a\nb\n"
+    assert run("sub", "17", "--count", "1", "--url", url)[1] == "c\n"
+
+
+def test_what_is_not_acknowledged_is_left_to_the_next_one(url: str) -> None:
+    run("pub", "18", "a", "b", "--url", url)
+    assert run("sub", "18", "--no-ack", "--count", "2", "--url", url)[1] == "a\nb\n"
+    assert run("sub", "18", "--count", "2", "--url", url)[1] == "a\nb\n"
+
+
+def test_a_subscriber_whose_reader_goes_ends_quietly(url: str) -> None:
+    run("pub", "19", "--count", "100000", "--url", url)
+    with program("sub", "19", "--url", url) as it:
+        assert it.line().startswith("0000000000")
+        assert it.process.stdout is not None
+        it.process.stdout.close()
+        assert it.process.wait(20) == 1
+        assert it.process.stderr is not None
+        assert it.process.stderr.read() == b""
+
+
+def test_generated_messages_are_numbered_and_as_long_as_asked_for(url: str) -> None:
+    status, _, complained = run(
+        "pub", "9", "--count", "1200", "--size", "32", "--rate", "5000", "--url", url
+    )
+    assert (status, complained) == (0, "1,200 messages sent to class 9\n")
+    lines = run("sub", "9", "--count", "1200", "--url", url)[1].splitlines()
+    assert [int(line[:10]) for line in lines] == list(range(1200))
+    assert {len(line) for line in lines} == {32}
+
+
+def test_a_bus_that_is_not_there_is_one_sentence() -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        url = f"simplebus://127.0.0.1:{nobody.getsockname()[1]}"
+        for command in (["pub", "1", "x"], ["sub", "1"]):
+            status, said, complained = run(*command, "--url", url)
+            assert (status, said) == (1, "")
+            assert complained.startswith(f"simplebus: cannot connect to {url}: Connection refused")
+            assert len(complained.splitlines()) == 1
+
+
+def test_a_bus_that_goes_away_is_one_sentence() -> None:
+    with server() as (bus, url), program("sub", "1", "--url", url) as it:
+        run("pub", "1", "x", "--url", url)
+        assert it.line() == "x"
+        bus.process.kill()
+        status, _, complained = it.end()
+    assert status == 1
+    assert complained.startswith("simplebus: ")
+    assert len(complained.splitlines()) == 1
+
+
+# systemd-unit and start-up -----------------------------------------------------------------------
+
+
+def test_the_unit_runs_serve_with_the_options_given() -> None:
+    status, said, _ = invoke("systemd-unit", "--host", "0.0.0.0", "--drain-timeout", "31.5")
+    assert status == 0
+    assert (
+        f"ExecStart={sys.executable} -m simplebus serve --host 0.0.0.0 --drain-timeout 31.5" in said
+    )
+    assert "TimeoutStopSec=42" in said
+
+
+def test_the_command_line_itself_imports_no_server() -> None:
+    """Help is instant only if the heavy modules wait until they are needed."""
+    code = "import sys, simplebus.cli; print('trio' in sys.modules, 'rich.live' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout == "False False\n"

@@ -1,0 +1,47 @@
+"""How messages become lines; the rest of pub and sub is tested as a user has it, in test_cli."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.pipes import generated, line
+
+
+@given(st.binary())
+def test_a_message_is_one_line_without_control_characters(payload: bytes) -> None:
+    shown = line(payload, raw=False).decode()
+    assert shown.endswith("\n")
+    assert all(c == "\t" or c.isprintable() or ord(c) >= 0xA0 for c in shown[:-1])
+
+
+@given(st.text(st.characters(categories=["L", "N", "P", "Zs"])))
+def test_text_is_shown_as_it_is(text: str) -> None:
+    assert line(text.encode(), raw=False).decode() == text + "\n"
+
+
+@pytest.mark.parametrize(
+    ("payload", "shown"),
+    [
+        (b"a\r\nb", "a\\r\\nb\n"),
+        (b"\x1b[2J", "\\x1b[2J\n"),
+        (b"\x00\x7f\xff", "\\x00\\x7f\\xff\n"),
+        ("\u0085\u009b".encode(), "\\x85\\x9b\n"),
+    ],
+)
+def test_what_could_upset_a_terminal_is_escaped(payload: bytes, shown: str) -> None:
+    assert line(payload, raw=False).decode() == shown
+
+
+@given(st.binary())
+def test_raw_is_raw(payload: bytes) -> None:
+    assert line(payload, raw=True) == payload + b"\n"
+
+
+@given(st.integers(0, 10**9), st.integers(0, 200))
+def test_generated_payloads_have_their_size(number: int, size: int) -> None:
+    payload = generated(number, size)
+    assert len(payload) == size
+    if size >= 10:
+        assert int(payload[:10]) == number
