@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 import simplebus
+from simplebus.lines import standard_input
 
-_READ_BYTES = 256 * 1024
 _BATCH_BYTES = 256 * 1024
 _BATCHES_PER_SECOND = 100
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -47,25 +47,13 @@ async def publish_input(url: str, class_id: int) -> int:
     """Publish each line of standard input, without its line end. Returns how many."""
     count = 0
     async with simplebus.connect(url) as bus:
-        async for lines in _input_lines():
+        typed = standard_input()
+        while lines := await typed.some():
             await bus.publish_many(lines, class_id=class_id)
             await bus.flush()
             count += len(lines)
         await bus.drain()
     return count
-
-
-async def _input_lines() -> AsyncIterator[list[bytes]]:
-    """The lines that have come since the last time."""
-    rest = b""
-    while data := await trio.to_thread.run_sync(
-        os.read, sys.stdin.fileno(), _READ_BYTES, abandon_on_cancel=True
-    ):
-        *lines, rest = (rest + data).split(b"\n")
-        if lines:
-            yield lines
-    if rest:
-        yield [rest]
 
 
 async def publish_generated(

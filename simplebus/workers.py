@@ -9,7 +9,6 @@ Rule 2: Ctrl-C in the terminal is for the parent alone. It decides what becomes 
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -19,8 +18,8 @@ from pathlib import Path
 import trio
 
 from simplebus.core.errors import BusError
+from simplebus.lines import Lines, standard_input
 
-_READ_BYTES = 4096
 _END_SECONDS = 5.0
 
 
@@ -28,20 +27,9 @@ class WorkerError(BusError):
     """A worker did not do its part. The text is one sentence."""
 
 
-async def orders() -> AsyncIterator[str]:
-    """For a worker: the words it is told, until whoever tells them has gone or has no more."""
-    rest = b""
-    while data := await trio.to_thread.run_sync(
-        os.read, sys.stdin.fileno(), _READ_BYTES, abandon_on_cancel=True
-    ):
-        *words, rest = (rest + data).split(b"\n")
-        for word in words:
-            yield word.decode()
-
-
 async def end_with_input(scope: trio.CancelScope) -> None:
     """For a worker that needs no more words: cancel the scope when its parent lets go of it."""
-    async for _ in orders():
+    async for _ in standard_input():
         pass
     scope.cancel()
 
@@ -54,6 +42,9 @@ class Worker:
         self.process = process
         self.may_end = False
         """Whether its end is no surprise."""
+        assert process.stdout is not None
+        self.lines = Lines(process.stdout.receive_some)
+        """What it says, until it ends."""
         self._errors = errors
 
     async def say(self, word: str) -> None:
@@ -61,15 +52,6 @@ class Worker:
         assert self.process.stdin is not None
         with contextlib.suppress(trio.BrokenResourceError):  # It has ended: `watch` says so.
             await self.process.stdin.send_all(word.encode() + b"\n")
-
-    async def lines(self) -> AsyncIterator[str]:
-        """What it says, line by line, until it ends."""
-        assert self.process.stdout is not None
-        rest = b""
-        async for data in self.process.stdout:
-            *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
-                yield line.decode()
 
     async def watch(self) -> None:
         """Wait for its end. Raises WorkerError if that was not due yet, or if it ended badly."""

@@ -12,10 +12,10 @@ from simplebus.workers import WorkerError, Workers, open_workers, sentences
 
 ECHO = """
 import trio
-from simplebus.workers import orders
+from simplebus.lines import standard_input
 
 async def main():
-    async for word in orders():
+    async for word in standard_input():
         if word == "fail":
             raise ValueError("as told")
         print("heard", word, flush=True)
@@ -49,7 +49,7 @@ async def test_a_worker_hears_and_is_heard_until_its_input_ends(tmp_path: Path, 
             worker = await workers.start("echo", echo)
             await worker.say("one")
             await worker.say("two")
-            lines = worker.lines()
+            lines = worker.lines
             assert [await anext(lines), await anext(lines)] == ["heard one", "heard two"]
             await worker.finish()
             assert worker.process.returncode == 0
@@ -71,14 +71,18 @@ async def test_a_worker_that_fails_ends_the_block_with_its_last_words(
 
 
 async def test_no_worker_outlives_the_block(tmp_path: Path, echo: str) -> None:
-    with trio.fail_after(PATIENCE_SECONDS):
-        with pytest.raises(ExceptionGroup) as raised:
-            async with open_workers(tmp_path) as workers:
-                pid = (await workers.start("echo", echo)).process.pid
-                assert is_alive(pid)
-                raise KeyError
-        assert raised.group_contains(KeyError)
-        assert not is_alive(pid)
+    pids = []
+
+    async def job() -> None:
+        async with open_workers(tmp_path) as workers:
+            pids.append((await workers.start("echo", echo)).process.pid)
+            assert is_alive(pids[0])
+            raise KeyError
+
+    with trio.fail_after(PATIENCE_SECONDS), pytest.raises(ExceptionGroup) as raised:
+        await job()
+    assert raised.group_contains(KeyError)
+    assert not is_alive(pids[0])
 
 
 async def test_a_killed_worker_is_no_error(tmp_path: Path, echo: str) -> None:

@@ -23,6 +23,7 @@ from rich.progress import Progress
 
 import simplebus
 from simplebus.bench.traffic import PAYLOAD_BYTES_MIN, RUNS, payloads, quantiles
+from simplebus.lines import Lines
 from simplebus.pipes import progress
 from simplebus.workers import Worker, WorkerError, Workers, open_workers, sentences
 
@@ -31,7 +32,7 @@ _START_SECONDS = 30.0
 _SILENCE_SECONDS = 30.0
 _STOP_SECONDS = 15.0
 
-_ROUND_TRIPS = 5_000
+_ROUND_TRIPS = 3_000
 _WARM_UP = 500
 
 
@@ -146,14 +147,10 @@ async def _bus(url: str | None) -> AsyncIterator[str]:
 
 
 async def _address(process: trio.Process) -> str:
-    said = b""
+    line = ""
     assert process.stdout is not None
     with trio.move_on_after(_START_SECONDS):
-        async for data in process.stdout:
-            said += data
-            if b"\n" in said:
-                break
-    line = said.decode().partition("\n")[0]
+        line = await anext(Lines(process.stdout.receive_some), "")
     if not line.startswith(_READY):
         raise WorkerError(f"the server did not say that it is ready; it said {line!r}")
     return line.removeprefix(_READY).split()[0]
@@ -185,7 +182,7 @@ async def _throughput(
         while not all(watcher.is_done for watcher in watchers):
             await trio.sleep(0.1)
             bar.update(task, completed=sum(watcher.seen for watcher in watchers))
-    began = float(await anext(publisher.lines()))
+    began = float(await anext(publisher.lines))
     for watcher in watchers:
         await watcher.worker.finish()
     bar.remove_task(task)
@@ -207,13 +204,11 @@ class Watcher:
         """When its last message was there, on the machine's clock."""
         self.redelivered = 0
         self.leftovers = 0
-        self._lines = worker.lines()
 
     async def until_ready(self) -> None:
         with trio.move_on_after(_START_SECONDS):
-            async for line in self._lines:
-                if line == "ready":
-                    return
+            if await anext(self.worker.lines, "") == "ready":
+                return
         raise WorkerError(f"the {self.worker.name} did not come up")
 
     async def until_done(self) -> None:
@@ -221,7 +216,7 @@ class Watcher:
         while not self.is_done:
             line = ""
             with trio.move_on_after(_SILENCE_SECONDS):
-                line = await anext(self._lines, "")
+                line = await anext(self.worker.lines, "")
             match line.split(maxsplit=1):
                 case ["seen", count]:
                     self.seen = int(count)

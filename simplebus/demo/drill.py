@@ -142,7 +142,7 @@ class Drill:
         self._event("the second is back, as a new process; what it had left of class 2 comes again")
 
         self.waits_for = "the publisher to finish"
-        sent = _counts([line async for line in publisher.lines()])
+        sent = _counts([line async for line in publisher.lines])
         self._event("the publisher is done")
         await self._until(
             "everything to be acknowledged",

@@ -14,7 +14,8 @@ import trio
 
 import simplebus
 from simplebus.demo.records import payload
-from simplebus.workers import end_with_input, orders
+from simplebus.lines import standard_input
+from simplebus.workers import end_with_input
 
 _BATCHES_PER_SECOND = 50
 
@@ -26,7 +27,7 @@ async def publish(url: str, *, rate: int, seconds: float, class_ids: list[int]) 
     """
     sent = 0
     async with simplebus.connect(url) as bus:
-        async for word in orders():
+        async for word in standard_input():
             if word == "go":
                 break
         else:

@@ -16,7 +16,7 @@ import trio
 import simplebus
 from simplebus.client.bus import Bus
 from simplebus.demo.records import Notebook, number_in
-from simplebus.workers import orders
+from simplebus.lines import standard_input
 
 
 class Subscriber:
@@ -43,7 +43,7 @@ class Subscriber:
 
     async def obey(self) -> None:
         """Do as told, until nothing more can come."""
-        async for word in orders():
+        async for word in standard_input():
             if word == "withhold":
                 self._withholds = True
 

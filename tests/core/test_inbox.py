@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from core.pair import payloads, take, take_batches
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from oracles import build_frame
 from strategies import MESSAGE
 
+from core.pair import payloads, take, take_batches
 from simplebus.core.inbox import Inbox
 from simplebus.core.messages import Batch, Receipt
 from simplebus.core.outgoing import AckLog

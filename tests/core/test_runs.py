@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -109,9 +111,7 @@ def test_a_part_of_a_run_is_a_run(uneven: bool, count: int, data: st.DataObject)
 
 @given(st.lists(st.booleans(), max_size=20))
 def test_ranges_name_exactly_what_is_flagged(flags: list[bool]) -> None:
-    import numpy as np
-
     ranges = ranges_of(np.array(flags, np.bool_))
     named = [index for first, last in ranges for index in range(first, last)]
     assert named == [index for index, flag in enumerate(flags) if flag]
-    assert all(end < begin for (_, end), (begin, _) in zip(ranges, ranges[1:], strict=False))
+    assert all(end < begin for (_, end), (begin, _) in pairwise(ranges))

@@ -1,0 +1,56 @@
+"""Lines, in whatever pieces their bytes come."""
+
+from __future__ import annotations
+
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.lines import Lines
+
+PIECES = st.lists(st.text("ab\n", min_size=1, max_size=5).map(str.encode), max_size=8)
+
+
+def lines_of(pieces: list[bytes]) -> Lines:
+    left = [*pieces, b""]
+
+    async def receive() -> bytes:
+        await trio.lowlevel.checkpoint()
+        return left.pop(0)
+
+    return Lines(receive)
+
+
+def expected(pieces: list[bytes]) -> list[bytes]:
+    *whole, last = b"".join(pieces).split(b"\n")
+    return whole + [last] * bool(last)
+
+
+@given(PIECES)
+def test_lines_do_not_depend_on_the_pieces(pieces: list[bytes]) -> None:
+    async def main() -> list[bytes]:
+        return [line.encode() async for line in lines_of(pieces)]
+
+    assert trio.run(main) == expected(pieces)
+
+
+@given(PIECES)
+def test_some_are_at_least_one_until_the_end(pieces: list[bytes]) -> None:
+    async def main() -> list[bytes]:
+        lines, taken = lines_of(pieces), []
+        while some := await lines.some():
+            taken += some
+        assert await lines.some() == []
+        return taken
+
+    assert trio.run(main) == expected(pieces)
+
+
+async def test_a_line_is_there_before_the_next_piece_comes() -> None:
+    send, receive = trio.open_memory_channel[bytes](1)
+    lines = Lines(receive.receive)
+    await send.send(b"one\ntwo\nthr")
+    assert await anext(lines) == "one"
+    assert await anext(lines) == "two"
+    await send.send(b"ee\n")
+    assert await anext(lines) == "three"
