@@ -1,9 +1,9 @@
 """The demo's plot: a server, a publisher, two subscribers, and what is done to them.
 
-    seconds  0        2         3            5          6                          8
-    publish  ├─────────────────────────────────────────────────────────────────────┤
-    first    ├────────┬ withholds┴ is sent it again, acknowledges ──────────────────── …
-    second   ├───────────────────────────────┬ killed   ┬ back, as a new process ───── …
+    seconds  0          3           4       5                                  8
+    publish  ├─────────────────────────────────────────────────────────────────┤
+    first    ├──────────┬ withholds ┴ is sent it again, acknowledges ───────────── …
+    second   ├──────────┬ killed            ┬ back, as a new process ───────────── …
 
 Rule 1: every wait ends: with the deadline, if nothing else ends it.
 Rule 2: the workers say what they did in files; the server says what it did in its statistics.
@@ -126,18 +126,18 @@ class Drill:
         publisher.may_end = True
         await publisher.say("go")
         self._event(f"the publisher sends {PER_SECOND:,} messages a second of each class")
-        await trio.sleep(2)
-
-        self._event("the first stops acknowledging, until its messages are sent again")
-        await first.worker.say("withhold")
-        await self._until(
-            "messages to be sent again", lambda now: _class(now, SHARED).redelivered or None
-        )
-        self._event("the bus sends them again; the first acknowledges again")
-        await trio.sleep(1.5)
+        await trio.sleep(3)
 
         await self._kill(second)
-        await trio.sleep(1)
+        self._event("meanwhile the first stops acknowledging, until its messages are sent again")
+        before = _class(self._now(), SHARED).redelivered
+        await first.worker.say("withhold")
+        await self._until(
+            "messages to be sent again",
+            lambda now: _class(now, SHARED).redelivered > before or None,
+        )
+        self._event("the bus sends them again; the first acknowledges again")
+        await trio.sleep(0.5)
         heir = await self._subscribe("second", SHARED, OWN)
         self._event("the second is back, as a new process; what it had left of class 2 comes again")
 
