@@ -9,23 +9,33 @@ Rule 3: what goes wrong is one sentence on standard error and an exit status, ne
 from __future__ import annotations
 
 import contextlib
-import enum
-import math
+import os
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
 from simplebus.core.errors import BusError
-from simplebus.core.limits import CLASS_ID_MAX, RECEIVE_BYTES, RING_BYTES_MIN, Limits
-
-if TYPE_CHECKING:
-    from simplebus.core.broker import Settings
+from simplebus.core.limits import CLASS_ID_MAX
+from simplebus.options import (
+    ACKNOWLEDGEMENT,
+    DEFAULT,
+    DRAIN_SECONDS,
+    HOSTS,
+    MEMORY,
+    PATIENCE,
+    Full,
+    LogLevel,
+    option,
+    parse_size,
+    parse_url,
+    seconds_option,
+    settings,
+    show_size,
+    size_option,
+)
 
 URL = "simplebus://127.0.0.1:8888"
-CLASS_MEMORY_MIN = 4 * RING_BYTES_MIN
-_HOSTS = ("127.0.0.1", "::1")
-_DRAIN_SECONDS = 10.0
 
 _FROM_ENVIRONMENT = (
     "Each option can be set by an environment variable too: --port by SIMPLEBUS_PORT, and so on."
@@ -50,126 +60,7 @@ app = typer.Typer(
 )
 
 
-class Full(enum.StrEnum):
-    """What happens to a message for a class that is at its limit."""
-
-    BLOCK = "block"
-    DROP_OLDEST = "drop_oldest"
-    DROP_NEWEST = "drop_newest"
-
-
-class LogLevel(enum.StrEnum):
-    """How much the server says of itself."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-
-
-# Values ------------------------------------------------------------------------------------------
-
-_UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
-
-
-def parse_size(text: str | int) -> int:
-    """Bytes, from "65536", "64KiB", "16 MiB" or "1GiB". Raises typer.BadParameter."""
-    word = str(text).strip().lower()
-    digits = word.rstrip("bkmgi ")
-    unit = word[len(digits) :].strip()
-    if not (digits.isascii() and digits.isdigit()) or unit not in _UNITS:
-        raise typer.BadParameter(
-            f"{text!r} is no size; write a whole number of bytes, or one with KiB, MiB or GiB "
-            "behind it, such as 64MiB"
-        )
-    return int(digits) * _UNITS[unit]
-
-
-def parse_seconds(text: str | float) -> float:
-    """Seconds, from "10" or "0.5". Raises typer.BadParameter for anything but a finite number."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 <= seconds < math.inf:
-        raise typer.BadParameter(f"{text!r} is no number of seconds, such as 10 or 0.5")
-    return seconds
-
-
-def parse_url(text: str) -> str:
-    """The address of a bus, checked. Raises typer.BadParameter."""
-    from simplebus.client.dial import Address
-
-    try:
-        return str(Address.parse(text))
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-
-
-def show_size(size: int) -> str:
-    """Bytes as `parse_size` reads them, in the largest unit that leaves a whole number."""
-    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if size % factor == 0 and size:
-            return f"{size // factor}{unit}"
-    return str(size)
-
-
-# Options -----------------------------------------------------------------------------------------
-
-_DEFAULT = Limits()
-
-LIMIT_FLAGS = {
-    "frame_bytes": "--max-frame",
-    "class_messages": "--max-class-messages",
-    "class_bytes": "--max-class-memory",
-    "total_bytes": "--max-memory",
-    "pending_bytes": "--max-pending",
-    "connections": "--max-connections",
-    "classes": "--max-classes",
-    "hello_seconds": "--hello-timeout",
-    "frame_seconds": "--frame-timeout",
-    "stall_seconds": "--stall-timeout",
-}
-"""The option of each field of `Limits`."""
-
-_SETTING_FLAGS = {**LIMIT_FLAGS, "ack_timeout": "--ack-timeout", "tick_seconds": "--tick"}
-
-_RELATED = {
-    "frame_bytes": "a frame may take at most half of --max-class-memory",
-    "class_bytes": "a class may not take more than --max-memory, which all classes share",
-    "pending_bytes": "a whole frame of --max-frame and one read must fit into it",
-}
-"""Why the bounds of a limit are what they are, where another option decides."""
-
-
-def _option(flag: str, text: str, *, panel: str | None = None, **more: Any) -> Any:
-    """An option with the environment variable that its name makes."""
-    variable = "SIMPLEBUS_" + flag.removeprefix("--").replace("-", "_").upper()
-    return typer.Option(
-        flag, help=text, envvar=variable, show_envvar=False, rich_help_panel=panel, **more
-    )
-
-
-def _size(flag: str, text: str, default: str) -> Any:
-    return _option(
-        flag, text, panel=_MEMORY, parser=parse_size, metavar="SIZE", show_default=default
-    )
-
-
-def _seconds(flag: str, text: str, default: float, *, panel: str | None = None) -> Any:
-    return _option(
-        flag,
-        text,
-        panel=panel,
-        parser=parse_seconds,
-        metavar="SECONDS",
-        show_default=f"{default:g}",
-    )
-
-
-_MEMORY = "Memory"
-_PATIENCE = "Patience"
-_REDELIVERY = "Acknowledgement"
+# Options ------------------------------------------------------------------------------------------
 
 _CLASS_ID = typer.Argument(
     min=0,
@@ -178,7 +69,7 @@ _CLASS_ID = typer.Argument(
     show_default=False,
     help="The class of messages, a number from 0 to 65535.",
 )
-_URL = _option(
+_URL = option(
     "--url",
     "Where the bus listens, as simplebus://HOST:PORT.",
     metavar="URL",
@@ -227,7 +118,7 @@ def serve(
     context: typer.Context,
     host: Annotated[
         list[str] | None,
-        _option(
+        option(
             "--host",
             "An address or name to listen on; give it again for more than one. By default only "
             "programs on this machine can connect. 0.0.0.0 opens the bus to the network, where "
@@ -238,7 +129,7 @@ def serve(
     ] = None,
     port: Annotated[
         int,
-        _option(
+        option(
             "--port",
             "The TCP port. 0 picks a free one; the ready line tells which.",
             min=0,
@@ -248,139 +139,139 @@ def serve(
     ] = 8888,
     ack_timeout: Annotated[
         int,
-        _option(
+        option(
             "--ack-timeout",
             "Ticks after which a message that its subscriber has not acknowledged is sent again; "
             "each further pause is twice as long. Some clients acknowledge 1.5 seconds late, so "
             "stay above 2 seconds.",
-            panel=_REDELIVERY,
+            panel=ACKNOWLEDGEMENT,
             metavar="TICKS",
         ),
     ] = 6,
     tick: Annotated[
         float,
-        _seconds(
-            "--tick", "How long a tick is, the beat of the ack timer.", 1.0, panel=_REDELIVERY
+        seconds_option(
+            "--tick", "How long a tick is, the beat of the ack timer.", 1.0, panel=ACKNOWLEDGEMENT
         ),
     ] = 1.0,
     full: Annotated[
         Full,
-        _option(
+        option(
             "--full",
             "What happens to a message for a class that is at one of its limits. block: its "
             "publisher waits, nothing is lost. drop_oldest: the oldest message makes room. "
             "drop_newest: it is dropped itself. What is dropped is counted.",
-            panel=_MEMORY,
+            panel=MEMORY,
             metavar="POLICY",
         ),
     ] = Full.BLOCK,
     max_memory: Annotated[
         int,
-        _size(
+        size_option(
             "--max-memory",
             "Memory that the messages of all classes together may take. At this limit no class "
             "grows any more, and --full decides.",
-            show_size(_DEFAULT.total_bytes),
+            show_size(DEFAULT.total_bytes),
         ),
-    ] = _DEFAULT.total_bytes,
+    ] = DEFAULT.total_bytes,
     max_class_memory: Annotated[
         int | None,
-        _size(
+        size_option(
             "--max-class-memory",
             "Memory that the messages of one class may take. At this limit --full decides.",
-            f"{show_size(_DEFAULT.class_bytes)}, at most --max-memory",
+            f"{show_size(DEFAULT.class_bytes)}, at most --max-memory",
         ),
     ] = None,
     max_class_messages: Annotated[
         int,
-        _option(
+        option(
             "--max-class-messages",
             "Messages that one class may hold. At this limit --full decides.",
-            panel=_MEMORY,
+            panel=MEMORY,
             metavar="COUNT",
         ),
-    ] = _DEFAULT.class_messages,
+    ] = DEFAULT.class_messages,
     max_frame: Annotated[
         int | None,
-        _size(
+        size_option(
             "--max-frame",
             "The longest message accepted, with its 13 bytes of framing. Who sends a longer one is "
             "disconnected.",
-            f"{show_size(_DEFAULT.frame_bytes)}, at most half of --max-class-memory",
+            f"{show_size(DEFAULT.frame_bytes)}, at most half of --max-class-memory",
         ),
     ] = None,
     max_pending: Annotated[
         int | None,
-        _size(
+        size_option(
             "--max-pending",
             "Memory kept for one connection beside the classes: messages that wait for room, "
             "answers that its peer has not taken. Who needs more is disconnected.",
-            f"{show_size(_DEFAULT.pending_bytes)}, at least --max-frame and 512KiB",
+            f"{show_size(DEFAULT.pending_bytes)}, at least --max-frame and 512KiB",
         ),
     ] = None,
     max_connections: Annotated[
         int,
-        _option(
+        option(
             "--max-connections",
             "Connections open at once. One more is closed as soon as it comes.",
             metavar="COUNT",
         ),
-    ] = _DEFAULT.connections,
+    ] = DEFAULT.connections,
     max_classes: Annotated[
         int,
-        _option(
+        option(
             "--max-classes",
             "Classes in use. Who asks for one more is disconnected.",
             metavar="COUNT",
         ),
-    ] = _DEFAULT.classes,
+    ] = DEFAULT.classes,
     hello_timeout: Annotated[
         float,
-        _seconds(
+        seconds_option(
             "--hello-timeout",
             "How long a fresh connection may say nothing before it is closed.",
-            _DEFAULT.hello_seconds,
-            panel=_PATIENCE,
+            DEFAULT.hello_seconds,
+            panel=PATIENCE,
         ),
-    ] = _DEFAULT.hello_seconds,
+    ] = DEFAULT.hello_seconds,
     frame_timeout: Annotated[
         float,
-        _seconds(
+        seconds_option(
             "--frame-timeout",
             "How long a message may be under way, from its first byte to its last, before its "
             "sender is disconnected.",
-            _DEFAULT.frame_seconds,
-            panel=_PATIENCE,
+            DEFAULT.frame_seconds,
+            panel=PATIENCE,
         ),
-    ] = _DEFAULT.frame_seconds,
+    ] = DEFAULT.frame_seconds,
     stall_timeout: Annotated[
         float,
-        _seconds(
+        seconds_option(
             "--stall-timeout",
             "How long a subscriber that holds back a full class may take nothing before it is "
             "disconnected.",
-            _DEFAULT.stall_seconds,
-            panel=_PATIENCE,
+            DEFAULT.stall_seconds,
+            panel=PATIENCE,
         ),
-    ] = _DEFAULT.stall_seconds,
+    ] = DEFAULT.stall_seconds,
     drain_timeout: Annotated[
         float,
-        _seconds(
+        seconds_option(
             "--drain-timeout",
             "How long a server that was told to stop, by SIGTERM or Ctrl-C, waits for subscribers "
             "to take and acknowledge what is stored for them. What is left then is lost, and the "
             "log says so. A second signal stops at once.",
-            _DRAIN_SECONDS,
-            panel=_PATIENCE,
+            DRAIN_SECONDS,
+            panel=PATIENCE,
         ),
-    ] = _DRAIN_SECONDS,
+    ] = DRAIN_SECONDS,
     verbose: Annotated[
         bool,
-        _option("--verbose", "Print a line of rates every second, on standard error."),
+        option("--verbose", "Print a line of rates every second, on standard error."),
     ] = False,
     log_level: Annotated[
         LogLevel,
-        _option(
+        option(
             "--log-level",
             "Log on standard error from this level up: debug, info, warning or error.",
             metavar="LEVEL",
@@ -395,64 +286,17 @@ def serve(
     from simplebus.server.serve import ServeOptions, configure_logging
     from simplebus.server.serve import serve as serve_until_stopped
 
-    settings = _settings(**context.params)
+    try:
+        chosen = settings(**context.params)
+    except ValueError as error:
+        fail(str(error), status=2)
     configure_logging(log_level)
-    hosts = tuple(dict.fromkeys(host or _HOSTS))
+    hosts = tuple(dict.fromkeys(host or HOSTS))
     options = ServeOptions(hosts=hosts, port=port, drain_seconds=drain_timeout, verbose=verbose)
     try:
-        trio.run(partial(serve_until_stopped, settings, options, announce=_announce))
+        trio.run(partial(serve_until_stopped, chosen, options, announce=_announce))
     except socket.gaierror as error:
         fail(f"cannot listen on {' or '.join(hosts)}: {sentence(error)}")
-
-
-def _settings(
-    *,
-    ack_timeout: int,
-    tick: float,
-    full: Full,
-    max_memory: int,
-    max_class_memory: int | None,
-    max_class_messages: int,
-    max_frame: int | None,
-    max_pending: int | None,
-    max_connections: int,
-    max_classes: int,
-    hello_timeout: float,
-    frame_timeout: float,
-    stall_timeout: float,
-    **_: Any,
-) -> Settings:
-    """What the options of `serve` amount to. Ends the command when they contradict each other."""
-    from simplebus.core.broker import FullPolicy, Settings
-
-    if max_memory < CLASS_MEMORY_MIN:
-        fail(f"--max-memory must be at least {CLASS_MEMORY_MIN}, got {max_memory}", status=2)
-    if max_class_memory is None:
-        max_class_memory = min(_DEFAULT.class_bytes, max_memory)
-    if max_frame is None:
-        max_frame = min(_DEFAULT.frame_bytes, max_class_memory // 2)
-    if max_pending is None:
-        max_pending = max(_DEFAULT.pending_bytes, max_frame + RECEIVE_BYTES)
-    try:
-        return Settings(
-            limits=Limits(
-                frame_bytes=max_frame,
-                class_messages=max_class_messages,
-                class_bytes=max_class_memory,
-                total_bytes=max_memory,
-                pending_bytes=max_pending,
-                connections=max_connections,
-                classes=max_classes,
-                hello_seconds=hello_timeout,
-                frame_seconds=frame_timeout,
-                stall_seconds=stall_timeout,
-            ),
-            ack_timeout=ack_timeout,
-            tick_seconds=tick,
-            full_policy=FullPolicy(full),
-        )
-    except ValueError as error:
-        fail(in_options(str(error)), status=2)
 
 
 def _announce(line: str) -> None:
@@ -603,12 +447,9 @@ def sub(
 
     from simplebus import pipes
 
-    try:
-        ended_by = trio.run(
-            partial(pipes.print_messages, url, class_id, count=count, raw=raw, ack=not no_ack)
-        )
-    except* BrokenPipeError:  # Whoever read the lines has read enough.
-        raise typer.Exit(1) from None
+    ended_by = trio.run(
+        partial(pipes.print_messages, url, class_id, count=count, raw=raw, ack=not no_ack)
+    )
     if ended_by is not None:
         raise typer.Exit(128 + ended_by)
 
@@ -699,7 +540,10 @@ def systemd_unit(context: typer.Context) -> None:
     command = typer.main.get_group(app).commands["serve"]
     with command.make_context("simplebus serve", list(context.args)) as given:
         values = given.params
-        _settings(**values)
+    try:
+        settings(**values)
+    except ValueError as error:
+        fail(str(error), status=2)
     places = installation()
     for complaint in complaints(places):
         typer.echo(f"simplebus: {complaint}", err=True)
@@ -720,15 +564,6 @@ def fail(text: str, *, status: int = 1) -> NoReturn:
     """Say it on standard error and end the command."""
     typer.echo(f"simplebus: {text}", err=True)
     raise typer.Exit(status)
-
-
-def in_options(text: str) -> str:
-    """A sentence about a setting, with the setting's option instead of its name."""
-    for name, flag in _SETTING_FLAGS.items():
-        if f"{name} " in text:
-            why = f" ({_RELATED[name]})" if name in _RELATED and " from " in text else ""
-            return text.removeprefix("limit ").replace(f"{name} ", f"{flag} ", 1) + why
-    return text
 
 
 def sentence(error: BaseException) -> str:
@@ -755,5 +590,8 @@ def main() -> None:
             sys.exit(130)
         if not all(isinstance(cause, (BusError, OSError)) for cause in causes):
             raise  # A bug of ours: its traceback is wanted.
-        typer.echo(f"simplebus: {sentence(causes[0])}", err=True)
+        if isinstance(causes[0], BrokenPipeError):  # Whoever read what we print has read enough.
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the flush at exit.
+        else:
+            typer.echo(f"simplebus: {sentence(causes[0])}", err=True)
         sys.exit(1)

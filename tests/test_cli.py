@@ -9,24 +9,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
 import typer
-from hypothesis import given
-from hypothesis import strategies as st
 from programs import ROOT, environment, program, run, server
 from typer.testing import CliRunner
 
 import simplebus
 from simplebus import cli
-from simplebus.core.broker import FullPolicy, Settings
 from simplebus.core.errors import BusConnectionError
-from simplebus.core.limits import Limits
-from simplebus.server.serve import ServeOptions
 
 COMMANDS = typer.main.get_group(cli.app).commands
 
@@ -35,12 +28,6 @@ def invoke(*arguments: str, **variables: str) -> tuple[int, str, str]:
     """A command within this process: for what ends before anything is started."""
     result = CliRunner().invoke(cli.app, arguments, env=environment(**variables))
     return result.exit_code, result.stdout, result.stderr
-
-
-def given_to_serve(*arguments: str) -> dict[str, Any]:
-    """What the options of `serve` amount to."""
-    with COMMANDS["serve"].make_context("serve", list(arguments)) as context:
-        return dict(context.params)
 
 
 # Help --------------------------------------------------------------------------------------------
@@ -80,16 +67,6 @@ def test_every_option_of_serve_has_the_environment_variable_of_its_name() -> Non
             assert parameter.envvar == "SIMPLEBUS_" + flag[2:].upper().replace("-", "_")
 
 
-def test_environment_variables_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SIMPLEBUS_MAX_MEMORY", "2GiB")
-    monkeypatch.setenv("SIMPLEBUS_HOST", "127.0.0.1 ::1")
-    monkeypatch.setenv("SIMPLEBUS_FULL", "drop_oldest")
-    values = given_to_serve("--port", "7")
-    assert values["max_memory"] == 2 << 30
-    assert values["host"] == ["127.0.0.1", "::1"]
-    assert (values["full"], values["port"]) == (cli.Full.DROP_OLDEST, 7)
-
-
 def test_without_a_command_there_is_help() -> None:
     _, said, complained = invoke()
     assert "simplebus demo" in said + complained
@@ -102,103 +79,6 @@ def test_the_version_is_told() -> None:
 
 
 # Values ------------------------------------------------------------------------------------------
-
-
-def test_the_defaults_are_those_of_the_server() -> None:
-    values = given_to_serve()
-    assert cli._settings(**values) == Settings()
-    options = ServeOptions()
-    assert not values["host"]
-    assert options.hosts == cli._HOSTS
-    assert values["port"] == options.port
-    assert values["drain_timeout"] == options.drain_seconds
-
-
-def test_every_limit_has_an_option() -> None:
-    assert set(cli.LIMIT_FLAGS) == {field.name for field in fields(Limits)}
-    flags = {flag for parameter in COMMANDS["serve"].params for flag in parameter.opts}
-    assert set(cli.LIMIT_FLAGS.values()) <= flags
-
-
-def test_every_option_of_serve_reaches_the_settings() -> None:
-    given = (
-        "--ack-timeout 9 --tick 0.25 --full drop_newest --max-memory 4GiB --max-class-memory 2GiB "
-        "--max-class-messages 1000 --max-frame 2MiB --max-pending 32MiB --max-connections 5 "
-        "--max-classes 6 --hello-timeout 7 --frame-timeout 8 --stall-timeout 9.5"
-    )
-    values = given_to_serve(*given.split())
-    assert cli._settings(**values) == Settings(
-        limits=Limits(
-            frame_bytes=2 << 20,
-            class_messages=1000,
-            class_bytes=2 << 30,
-            total_bytes=4 << 30,
-            pending_bytes=32 << 20,
-            connections=5,
-            classes=6,
-            hello_seconds=7,
-            frame_seconds=8,
-            stall_seconds=9.5,
-        ),
-        ack_timeout=9,
-        tick_seconds=0.25,
-        full_policy=FullPolicy.DROP_NEWEST,
-    )
-
-
-def test_the_policies_are_those_of_the_broker() -> None:
-    assert [policy.value for policy in cli.Full] == [policy.value for policy in FullPolicy]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "limits"),
-    [
-        (["--max-memory", "64MiB"], {"total_bytes": 64 << 20, "class_bytes": 64 << 20}),
-        (
-            ["--max-memory", "1MiB"],
-            {"total_bytes": 1 << 20, "class_bytes": 1 << 20, "frame_bytes": 1 << 19},
-        ),
-        (
-            ["--max-frame", "128MiB"],
-            {"frame_bytes": 128 << 20, "pending_bytes": (128 << 20) + (512 << 10)},
-        ),
-    ],
-)
-def test_what_is_not_given_fits_what_is(arguments: list[str], limits: dict[str, int]) -> None:
-    assert cli._settings(**given_to_serve(*arguments)).limits == Limits(**limits)
-
-
-@given(st.integers(0, 1 << 50))
-def test_a_size_is_read_as_it_is_shown(size: int) -> None:
-    assert cli.parse_size(cli.show_size(size)) == size
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("0", 0),
-        ("65536", 65536),
-        ("512KiB", 512 << 10),
-        ("1MiB", 1 << 20),
-        ("16 mib", 16 << 20),
-        (" 2GIB ", 2 << 30),
-        ("7B", 7),
-    ],
-)
-def test_sizes(text: str, size: int) -> None:
-    assert cli.parse_size(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "MiB", "1MB", "1.5GiB", "-1", "1 MiB 2", "0x10", "１", "1kk"])
-def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(typer.BadParameter, match="is no size"):
-        cli.parse_size(text)
-
-
-@pytest.mark.parametrize("text", ["", "nan", "inf", "-1", "soon"])
-def test_what_is_no_time_is_refused(text: str) -> None:
-    with pytest.raises(typer.BadParameter, match="is no number of seconds"):
-        cli.parse_seconds(text)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from simplebus.lines import Lines
 from simplebus.pipes import progress
 from simplebus.workers import Worker, WorkerError, Workers, open_workers, sentences
 
+_SERVE = ("serve", "--host", "127.0.0.1", "--port", "0", "--log-level", "warning")
 _READY = "simplebus ready tcp="
 _START_SECONDS = 30.0
 _SILENCE_SECONDS = 30.0
@@ -128,7 +129,7 @@ async def _bus(url: str | None) -> AsyncIterator[str]:
         yield url
         return
     process = await trio.lowlevel.open_process(
-        [sys.executable, "-m", "simplebus", "serve", "--host", "127.0.0.1", "--port", "0"],
+        [sys.executable, "-m", "simplebus", *_SERVE],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         start_new_session=True,

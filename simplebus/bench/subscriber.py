@@ -43,6 +43,7 @@ async def follow(url: str, class_id: int, check: Check) -> None:
             messages.ack_batch(batch)
             now = time.monotonic()
             if check.is_done:
+                await bus.drain()  # The bus has applied every acknowledgement.
                 say("done", now, check.redelivered, check.leftovers)
                 return
             if now >= due:

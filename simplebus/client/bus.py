@@ -56,29 +56,31 @@ async def connect(
     failed = True
     with await _dial(where, timeout) as sock:
         wire = Wire(ClientCore(frame_bytes_max=frame_bytes), sock, where)
-        async with anyio.create_task_group() as tasks:
-            for task in (wire.read, wire.write, wire.beat):
-                tasks.start_soon(task)
-            try:
-                async with anyio.create_task_group() as handlers:
-                    bus = Bus(wire, handlers)
-                    try:
-                        with anyio.move_on_after(deadline - anyio.current_time()) as patience:
-                            await wire.sync()
-                        if patience.cancelled_caught:
-                            raise dial.unanswered(where, timeout, connected=True)
-                        yield bus
-                        failed = False
-                    except (Exception, KeyboardInterrupt, SystemExit) as error:
-                        failure = error
-                    handlers.cancel_scope.cancel()
-            finally:
-                seconds = _CLOSE_SECONDS_FAILED if failed else _CLOSE_SECONDS
-                await wire.close(seconds=seconds, shield=failed)
-                tasks.cancel_scope.cancel()
-    failure = failure or bus.failure() or wire.unwritten()
-    if failure is not None:
-        raise failure
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(wire.run)
+                try:
+                    async with anyio.create_task_group() as handlers:
+                        bus = Bus(wire, handlers)
+                        try:
+                            with anyio.move_on_after(deadline - anyio.current_time()) as patience:
+                                await wire.sync()
+                            if patience.cancelled_caught:
+                                raise dial.unanswered(where, timeout, connected=True)
+                            yield bus
+                            failed = False
+                        except (Exception, KeyboardInterrupt, SystemExit) as error:
+                            failure = error  # Kept out of the task groups, which would wrap it.
+                        handlers.cancel_scope.cancel()
+                finally:
+                    seconds = _CLOSE_SECONDS_FAILED if failed else _CLOSE_SECONDS
+                    await wire.close(seconds=seconds, shield=failed)
+        finally:
+            if failure is not None:
+                raise failure
+    problem = bus.failure() or wire.unwritten()
+    if problem is not None:
+        raise problem
 
 
 async def _dial(where: Address, timeout: float) -> socket.socket:

@@ -31,7 +31,7 @@ _READ_BYTES = 256 * 1024
 
 
 class Wire:
-    """Owns three tasks: `read`, `write` and `beat`. Whoever starts them closes the socket."""
+    """Whoever makes it runs `run`, ends it by `close`, and closes the socket."""
 
     def __init__(self, core: ClientCore, sock: socket.socket, address: dial.Address) -> None:
         self.core = core
@@ -42,6 +42,8 @@ class Wire:
         self.changed = Signal()
         """Set when bytes were written, a Connect was answered, a consumer ran out of messages, or
         the connection was lost."""
+        self._scope = anyio.CancelScope(shield=True)
+        """Around all tasks: a program that is cancelled still says goodbye."""
         self._socket = sock
         self._buffer = ReceiveBuffer(_READ_BYTES)
         self._subscriptions: dict[Inbox, Subscription] = {}
@@ -67,7 +69,14 @@ class Wire:
 
     # Tasks ---------------------------------------------------------------------------------------
 
-    async def read(self) -> None:
+    async def run(self) -> None:
+        """Move bytes until `close` has ended."""
+        with self._scope:
+            async with anyio.create_task_group() as tasks:
+                for task in (self._read, self._write, self._beat):
+                    tasks.start_soon(task)
+
+    async def _read(self) -> None:
         """Take what comes until the connection ends."""
         sock, core, buffer = self._socket, self.core, self._buffer
         error: Exception | None = None
@@ -102,7 +111,7 @@ class Wire:
         if patience.cancelled_caught:
             self.core.find_still(progress)
 
-    async def write(self) -> None:
+    async def _write(self) -> None:
         """Write what others left: what did not fit, and small messages."""
         while not self._loss:
             if not self._writing:
@@ -117,7 +126,7 @@ class Wire:
                 self.write_at = 0
             self.changed.set()
 
-    async def beat(self) -> None:
+    async def _beat(self) -> None:
         """Acknowledge what slow consumers have processed meanwhile."""
         while not self._loss:
             if not self._beating:
@@ -239,12 +248,17 @@ class Wire:
         """
         self._leaving = True
         self._room.set()
-        with anyio.move_on_after(seconds, shield=shield), suppress(BusConnectionError, OSError):
-            await self.flush()
-            self._socket.shutdown(socket.SHUT_WR)
-            while not self._loss:
-                await self.changed.wait()
-        self._lose(None)
+        if self.core.session_id is None:  # Nobody is there to hear it.
+            seconds = 0
+        try:
+            with anyio.move_on_after(seconds, shield=shield), suppress(BusConnectionError, OSError):
+                await self.flush()
+                self._socket.shutdown(socket.SHUT_WR)
+                while not self._loss:
+                    await self.changed.wait()
+        finally:
+            self._lose(None)
+            self._scope.cancel()
 
     def unwritten(self) -> BusConnectionError | None:
         """After `close`: an error if something was left that the bus did not take."""

@@ -322,6 +322,7 @@ class Broker:
         self._release(cls)
 
     def _publish(self, session: Session, class_id: int, batch: FrameBatch) -> None:
+        session.publishes = True
         cls = self.classes[class_id]
         if session.parked or cls.blocked:
             self._park(session, cls, batch)
@@ -338,6 +339,7 @@ class Broker:
                     self._append_dropping_oldest(cls, rest)
 
     def _publish_one(self, session: Session, class_id: int, frame: memoryview) -> None:
+        session.publishes = True
         cls = self.classes[class_id]
         timer_index = self.tick_number % self.settings.ack_timeout
         if session.parked or cls.blocked or not cls.ring.append_one(frame, timer_index):
@@ -389,6 +391,7 @@ class Broker:
         if subscription is None:
             self.refused[Reason.ACK_UNSUBSCRIBED] += event.firsts.size
             return
+        session.acknowledged += event.firsts.size
         window = subscription.window
         firsts, lasts = window.sequences(event.firsts, event.lasts)
         unsent = int(np.count_nonzero(lasts > window.cursor))
@@ -400,6 +403,7 @@ class Broker:
             self._release(self.classes[event.class_id])
 
     def _ack_one(self, session: Session, class_id: int, first_id: int, last_id: int) -> None:
+        session.acknowledged += last_id - first_id
         subscription = session.subscriptions.get(class_id)
         if subscription is None:
             self.refused[Reason.ACK_UNSUBSCRIBED] += 1
@@ -458,6 +462,11 @@ class Broker:
             if taken < batch.count:
                 if taken:
                     session.parked[0] = (class_id, batch.slice(taken, batch.count))
+                elif session.closed and not len(cls.ring):
+                    # Not even an empty ring takes it, perhaps because of what is kept here.
+                    self.budget.give(session.parked_bytes)
+                    self._drop_parked(session)
+                    return None
                 return cls
             session.parked.popleft()
         if not session.closed:
@@ -466,11 +475,13 @@ class Broker:
 
     def _keep_parked(self, session: Session) -> None:
         """A peer left messages behind that wait for room: keep them, if there is memory."""
-        if not session.parked or self.budget.take(session.parked_bytes):
-            return
+        if session.parked and not self.budget.take(session.parked_bytes):
+            self.classes[session.parked[0][0]].blocked.remove(session)
+            self._drop_parked(session)
+
+    def _drop_parked(self, session: Session) -> None:
         for class_id, batch in session.parked:
             self.classes[class_id].dropped[Reason.UNDELIVERED_AT_CLOSE] += batch.count
-        self.classes[session.parked[0][0]].blocked.remove(session)
         session.parked.clear()
         session.parked_bytes = 0
 
@@ -490,12 +501,12 @@ class Broker:
         limits, seconds = self.settings.limits, self.settings.tick_seconds
         overdue = []
         for session in self.sessions.values():
-            error = session.tick(limits, seconds, holds_back=self._holds_back(session))
+            error = session.tick(limits, seconds, holds_back=self.holds_back(session))
             if error is not None:
                 overdue.append((session, error))
         return overdue
 
-    def _holds_back(self, session: Session) -> bool:
+    def holds_back(self, session: Session) -> bool:
         """Whether somebody waits for this session's acknowledgements."""
         return any(
             cls.blocked and subscription.window.floor == cls.ring.floor

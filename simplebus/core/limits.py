@@ -40,6 +40,11 @@ REDELIVERY_BYTES = 256 * 1024
 TRICKLE_BYTES = 64 * 1024
 TRICKLE_SECONDS = 0.01
 
+# A peer that only acknowledges, and few messages at a time, is read no more often than this: its acks
+# then come in batches, and nobody's messages wait behind them.
+ACK_REST_SECONDS = 0.001
+ACK_REST_MESSAGES_MAX = 64
+
 # A ring starts this small and doubles on demand.
 RING_SLOTS_MIN = 256
 RING_BYTES_MIN = 64 * 1024

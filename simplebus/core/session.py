@@ -64,6 +64,10 @@ class Session:
         """Messages that wait for room in their class, in order, as (class id, frames)."""
         self.parked_bytes = 0
         self.closed = False
+        self.publishes = False
+        """Whether it ever published."""
+        self.acknowledged = 0
+        """Messages that its acks named since the driver last set this to 0."""
         self._silent_ticks = 0
         self._partial_ticks = 0
         self._stalled_ticks = 0

@@ -16,6 +16,7 @@ import trio
 
 from simplebus.core.broker import Broker, Settings
 from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.limits import ACK_REST_SECONDS
 from simplebus.core.receive import ReceiveBuffer
 from simplebus.core.session import Session
 from simplebus.server.connection import Connection
@@ -40,6 +41,7 @@ class Engine:
         self.accepted = 0
         self._nursery: trio.Nursery | None = None
         self._beaten = trio.Event()
+        self._resting = trio.lowlevel.ParkingLot()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled. Every connection is a task in here."""
@@ -82,6 +84,16 @@ class Engine:
                 connection.cut()
         while any(cls.subscriptions and len(cls.ring) for cls in self.broker.classes.values()):
             await self._beaten.wait()
+
+    async def rest(self) -> None:
+        """Wait for the common end of a short rest: see ACK_REST_SECONDS."""
+        if not self._resting:
+            self.start_soon(self._end_rest)
+        await self._resting.park()
+
+    async def _end_rest(self) -> None:
+        await trio.sleep(ACK_REST_SECONDS)
+        self._resting.unpark_all()
 
     def start_soon(self, task: Callable[[], Awaitable[object]]) -> None:
         assert self._nursery is not None, "the engine is not running"

@@ -455,6 +455,24 @@ def test_parked_messages_without_memory_to_keep_them_are_counted() -> None:
     assert peer.hear_ids(1) == list(range(stored))
 
 
+def test_kept_messages_that_take_the_memory_for_their_own_ring_do_not_block_the_class() -> None:
+    bus = full(
+        FullPolicy.BLOCK,
+        class_messages=4,
+        frame_bytes=100_000,
+        class_bytes=CLASS_BYTES_MIN,
+        total_bytes=CLASS_BYTES_MIN,
+    )
+    peer = bus.peer(connect(1), subscribe(1), publish(1, *numbered(4)))
+    bus.peer(publish(1, *numbered(2, size=95_000))).leave()
+    assert bus.statistics(1).dropped == {}
+    assert peer.hear_ids(1) == [0, 1, 2, 3]
+    peer.say(ack(1, 0, 4))
+    assert bus.statistics(1).dropped == {Reason.UNDELIVERED_AT_CLOSE: 2}
+    peer.say(publish(1, b"next"))
+    assert peer.hear_ids(1) == [4]
+
+
 def test_a_peer_that_leaves_may_make_the_room_for_its_own_messages() -> None:
     # It subscribes, acknowledges nothing, and has messages parked for the class it holds back.
     bus = full(FullPolicy.BLOCK)

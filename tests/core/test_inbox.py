@@ -159,9 +159,10 @@ class InboxMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 40))
     def take(self, count: int) -> None:
-        for message in take(self.inbox, count):
+        messages = take(self.inbox, count)
+        for message in messages:
             self.hand_out([message.message_id])
-        if not self.waiting:
+        if len(messages) < count:  # It asked once more.
             self.settle(current=True)
 
     @rule()

@@ -1,0 +1,208 @@
+"""What the words of the command line mean: sizes, times, addresses, and the settings of a server.
+
+Rule 1: nothing heavy is imported here, so that help is instant.
+Rule 2: a word that makes no sense raises typer.BadParameter; words that contradict each other raise
+ValueError. Both say it in a sentence, by the names of the options.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from simplebus.core.limits import RECEIVE_BYTES, RING_BYTES_MIN, Limits
+
+if TYPE_CHECKING:
+    from simplebus.core.broker import Settings
+
+HOSTS = ("127.0.0.1", "::1")
+DRAIN_SECONDS = 10.0
+CLASS_MEMORY_MIN = 4 * RING_BYTES_MIN
+
+DEFAULT = Limits()
+
+MEMORY, PATIENCE, ACKNOWLEDGEMENT = "Memory", "Patience", "Acknowledgement"
+"""Under which headings the help lists options."""
+
+LIMIT_FLAGS = {
+    "frame_bytes": "--max-frame",
+    "class_messages": "--max-class-messages",
+    "class_bytes": "--max-class-memory",
+    "total_bytes": "--max-memory",
+    "pending_bytes": "--max-pending",
+    "connections": "--max-connections",
+    "classes": "--max-classes",
+    "hello_seconds": "--hello-timeout",
+    "frame_seconds": "--frame-timeout",
+    "stall_seconds": "--stall-timeout",
+}
+"""The option of each field of `Limits`."""
+
+_SETTING_FLAGS = {**LIMIT_FLAGS, "ack_timeout": "--ack-timeout", "tick_seconds": "--tick"}
+
+_RELATED = {
+    "frame_bytes": "a frame may take at most half of --max-class-memory",
+    "class_bytes": "a class may not take more than --max-memory, which all classes share",
+    "pending_bytes": "a whole frame of --max-frame and one read must fit into it",
+}
+"""Why the bounds of a limit are what they are, where another option decides."""
+
+
+class Full(enum.StrEnum):
+    """What happens to a message for a class that is at its limit."""
+
+    BLOCK = "block"
+    DROP_OLDEST = "drop_oldest"
+    DROP_NEWEST = "drop_newest"
+
+
+class LogLevel(enum.StrEnum):
+    """How much the server says of itself."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+# Words -------------------------------------------------------------------------------------------
+
+_UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes, from "65536", "64KiB", "16 MiB" or "1GiB". Raises typer.BadParameter."""
+    word = str(text).strip().lower()
+    digits = word.rstrip("bkmgi ")
+    unit = word[len(digits) :].strip()
+    if not (digits.isascii() and digits.isdigit()) or unit not in _UNITS:
+        raise typer.BadParameter(
+            f"{text!r} is no size; write a whole number of bytes, or one with KiB, MiB or GiB "
+            "behind it, such as 64MiB"
+        )
+    return int(digits) * _UNITS[unit]
+
+
+def parse_seconds(text: str | float) -> float:
+    """Seconds, from "10" or "0.5". Raises typer.BadParameter for anything but a finite number."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise typer.BadParameter(f"{text!r} is no number of seconds, such as 10 or 0.5")
+    return seconds
+
+
+def parse_url(text: str) -> str:
+    """The address of a bus, checked. Raises typer.BadParameter."""
+    from simplebus.client.dial import Address
+
+    try:
+        return str(Address.parse(text))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def show_size(size: int) -> str:
+    """Bytes as `parse_size` reads them, in the largest unit that leaves a whole number."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size % factor == 0 and size:
+            return f"{size // factor}{unit}"
+    return str(size)
+
+
+# Options -----------------------------------------------------------------------------------------
+
+
+def option(flag: str, text: str, *, panel: str | None = None, **more: Any) -> Any:
+    """An option with the environment variable that its name makes."""
+    variable = "SIMPLEBUS_" + flag.removeprefix("--").replace("-", "_").upper()
+    return typer.Option(
+        flag, help=text, envvar=variable, show_envvar=False, rich_help_panel=panel, **more
+    )
+
+
+def size_option(flag: str, text: str, default: str) -> Any:
+    """An option that takes a size; its help shows `default`."""
+    return option(flag, text, panel=MEMORY, parser=parse_size, metavar="SIZE", show_default=default)
+
+
+def seconds_option(flag: str, text: str, default: float, *, panel: str | None = None) -> Any:
+    """An option that takes seconds."""
+    return option(
+        flag,
+        text,
+        panel=panel,
+        parser=parse_seconds,
+        metavar="SECONDS",
+        show_default=f"{default:g}",
+    )
+
+
+# Settings ----------------------------------------------------------------------------------------
+
+
+def settings(
+    *,
+    ack_timeout: int,
+    tick: float,
+    full: Full,
+    max_memory: int,
+    max_class_memory: int | None,
+    max_class_messages: int,
+    max_frame: int | None,
+    max_pending: int | None,
+    max_connections: int,
+    max_classes: int,
+    hello_timeout: float,
+    frame_timeout: float,
+    stall_timeout: float,
+    **_: Any,
+) -> Settings:
+    """What the options of `serve` amount to, those that are not given fitted to those that are.
+
+    Raises ValueError when they contradict each other.
+    """
+    from simplebus.core.broker import FullPolicy, Settings
+
+    if max_memory < CLASS_MEMORY_MIN:
+        raise ValueError(f"--max-memory must be at least {CLASS_MEMORY_MIN}, got {max_memory}")
+    if max_class_memory is None:
+        max_class_memory = min(DEFAULT.class_bytes, max_memory)
+    if max_frame is None:
+        max_frame = min(DEFAULT.frame_bytes, max_class_memory // 2)
+    if max_pending is None:
+        max_pending = max(DEFAULT.pending_bytes, max_frame + RECEIVE_BYTES)
+    try:
+        return Settings(
+            limits=Limits(
+                frame_bytes=max_frame,
+                class_messages=max_class_messages,
+                class_bytes=max_class_memory,
+                total_bytes=max_memory,
+                pending_bytes=max_pending,
+                connections=max_connections,
+                classes=max_classes,
+                hello_seconds=hello_timeout,
+                frame_seconds=frame_timeout,
+                stall_seconds=stall_timeout,
+            ),
+            ack_timeout=ack_timeout,
+            tick_seconds=tick,
+            full_policy=FullPolicy(full),
+        )
+    except ValueError as error:
+        raise ValueError(in_options(str(error))) from None
+
+
+def in_options(text: str) -> str:
+    """A sentence about a setting, with the setting's option instead of its name."""
+    for name, flag in _SETTING_FLAGS.items():
+        if f"{name} " in text:
+            why = f" ({_RELATED[name]})" if name in _RELATED and " from " in text else ""
+            return text.removeprefix("limit ").replace(f"{name} ", f"{flag} ", 1) + why
+    return text

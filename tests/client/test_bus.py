@@ -1,0 +1,663 @@
+"""The client under trio and asyncio, against a real server: what README promises a program."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+
+import anyio
+import pytest
+
+import simplebus
+from client.bus_server import PATIENCE_SECONDS, BusServer, deaf_listener, until
+from simplebus import Batch, BusConnectionError, LocalProtocolError, Message
+from simplebus.client import wire
+from simplebus.core import client as client_core
+
+NUMBERED = [b"message %d" % number for number in range(3000)]
+
+Main = Callable[[], Awaitable[None]]
+
+
+@pytest.fixture(params=["trio", "asyncio"])
+def run(request: pytest.FixtureRequest) -> Callable[[Main], None]:
+    """Run an async function to its end, within reason."""
+
+    async def bounded(main: Main) -> None:
+        with anyio.fail_after(PATIENCE_SECONDS):
+            await main()
+
+    return lambda main: anyio.run(bounded, main, backend=request.param)
+
+
+Run = Callable[[Main], None]
+
+
+async def collect(messages: simplebus.Subscription, count: int) -> list[bytes]:
+    """So many payloads. The last message counts as processed when the subscription is left."""
+    payloads: list[bytes] = []
+    async for message in messages:
+        payloads.append(message.payload)
+        if len(payloads) == count:
+            break
+    return payloads
+
+
+# Publishing and subscribing ----------------------------------------------------------------------
+
+
+def test_what_is_published_is_received_in_order_and_acknowledged(
+    run: Run, server: BusServer
+) -> None:
+    async def main() -> None:
+        async with simplebus.connect(server.address) as bus:
+            for payload in NUMBERED[:100]:
+                await bus.publish(payload, class_id=1)
+            await bus.publish_many(NUMBERED[100:], class_id=1)
+            async with bus.subscribe(1) as messages:
+                assert await collect(messages, 3000) == NUMBERED
+
+    run(main)
+    statistics = server.statistics()
+    assert (statistics.published, statistics.acknowledged) == (3000, 3000)
+    assert statistics.redelivered == 0
+
+
+def test_batches_hold_what_was_published(run: Run, server: BusServer) -> None:
+    async def main() -> None:
+        payloads: list[bytes] = []
+        async with simplebus.connect(server.address) as bus:
+            await bus.publish_many(NUMBERED, class_id=1)
+            async with bus.subscribe(1) as messages:
+                async for batch in messages.batches():
+                    assert isinstance(batch, Batch)
+                    assert batch.message_ids[0] == batch.first_id == len(payloads)
+                    payloads += batch.payloads
+                    if len(payloads) == 3000:
+                        break
+        assert payloads == NUMBERED
+
+    run(main)
+    assert server.statistics().acknowledged == 3000
+
+
+def test_a_subscription_holds_when_its_block_is_entered(run: Run, shared_server: BusServer) -> None:
+    async def main() -> None:
+        async with (
+            simplebus.connect(shared_server.address) as publisher,
+            simplebus.connect(shared_server.address) as first,
+            simplebus.connect(shared_server.address) as second,
+            first.subscribe(10) as some,
+            second.subscribe(10) as others,
+        ):
+            await publisher.publish(b"to both", class_id=10)
+            for messages in (some, others):
+                assert (await anext(messages)).payload == b"to both"
+
+    run(main)
+
+
+def test_a_small_message_leaves_as_soon_as_its_publisher_yields(
+    run: Run, shared_server: BusServer
+) -> None:
+    async def main() -> None:
+        async with simplebus.connect(shared_server.address) as bus:
+            await bus.publish(b"alone", class_id=11)
+            assert bus.statistics().queued_bytes > 0
+            await anyio.wait_all_tasks_blocked()
+            assert bus.statistics().queued_bytes == 0
+            await bus.publish(b"again", class_id=11)
+            await anyio.wait_all_tasks_blocked()
+            assert bus.statistics().queued_bytes == 0
+            async with bus.subscribe(11) as messages:
+                assert await collect(messages, 2) == [b"alone", b"again"]
+
+    run(main)
+
+
+def test_flush_writes_what_is_queued_and_drain_waits_until_it_is_applied(
+    run: Run, server: BusServer
+) -> None:
+    async def main() -> None:
+        async with simplebus.connect(server.address) as bus:
+            await bus.publish_many([b"x" * 1000] * 20_000, class_id=1)
+            await bus.publish(b"x", class_id=1)
+            await bus.flush()
+            assert bus.statistics().queued_bytes == 0
+            await bus.drain()
+            assert server.statistics().published == 20_001
+
+    run(main)
+
+
+def test_one_connection_publishes_and_subscribes_without_getting_stuck(
+    run: Run, server: BusServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with buffers far smaller than what is on the way."""
+    monkeypatch.setattr(client_core, "BUFFERED_BYTES_MAX", 64 * 1024)
+    count = 200_000
+
+    async def main() -> None:
+        async with simplebus.connect(server.address) as bus, bus.subscribe(1) as messages:
+            for number in range(count // 2):
+                await bus.publish(b"%d" % number, class_id=1)
+            await bus.publish_many([b"%d" % n for n in range(count // 2, count)], class_id=1)
+            expected = 0
+            async for message in messages:
+                assert message.payload == b"%d" % expected
+                expected += 1
+                if expected == count:
+                    break
+
+    run(main)
+    assert server.statistics().acknowledged == count
+
+
+def test_publishers_wait_while_the_bus_reads_nothing(run: Run) -> None:
+    async def main() -> None:
+        async with simplebus.connect(address) as bus:
+            with anyio.move_on_after(0.2):
+                while True:
+                    await bus.publish(b"x" * 10_000, class_id=1)
+            queued = bus.statistics().queued_bytes
+            assert 0 < queued < 1_000_000
+            with anyio.move_on_after(0.05):
+                await bus.publish(b"x", class_id=1)
+                pytest.fail("it did not wait")
+            assert bus.statistics().queued_bytes == queued, "cancelled is not published"
+            accepted[0].close()
+
+    with (
+        deaf_listener() as (address, accepted),
+        pytest.raises(BusConnectionError, match=r"\d+ bytes for the bus could not be written: "),
+    ):
+        run(main)
+
+
+# Acknowledging -----------------------------------------------------------------------------------
+
+
+def test_a_message_whose_body_raises_comes_again_to_the_next_subscription(
+    run: Run, impatient_server: BusServer
+) -> None:
+    async def main() -> None:
+        async with simplebus.connect(impatient_server.address) as bus:
+            await bus.publish_many([b"good", b"bad", b"later"], class_id=1)
+            with pytest.raises(ZeroDivisionError):  # noqa: PT012
+                async with bus.subscribe(1) as messages:
+                    async for message in messages:
+                        if message.payload == b"bad":
+                            raise ZeroDivisionError
+            async with bus.subscribe(1) as messages:
+                assert await collect(messages, 2) == [b"later", b"bad"]
+            await bus.drain()
+
+    run(main)
+    assert impatient_server.statistics().acknowledged == 3
+
+
+def test_another_loop_does_not_acknowledge_what_the_last_one_left(
+    run: Run, impatient_server: BusServer
+) -> None:
+    async def main() -> None:
+        async with simplebus.connect(impatient_server.address) as bus:
+            await bus.publish_many(NUMBERED[:3], class_id=1)
+            seen = []
+            async with bus.subscribe(1) as messages:
+                while len(seen) < 4:
+                    try:
+                        async for message in messages:
+                            seen.append((message.message_id, message.redelivered))
+                            if seen == [(0, False), (1, False)]:
+                                raise ValueError
+                            if len(seen) == 4:
+                                break
+                    except ValueError:
+                        continue
+        assert seen == [(0, False), (1, False), (2, False), (1, True)]
+
+    run(main)
+    assert impatient_server.statistics().acknowledged == 3
+
+
+def test_asking_for_the_next_message_acknowledges_the_one_before(
+    run: Run, server: BusServer
+) -> None:
+    async def main() -> None:
+        async with simplebus.connect(server.address) as bus:
+            await bus.publish_many(NUMBERED[:3], class_id=1)
+            async with bus.subscribe(1) as messages:
+                for expected in NUMBERED[:3]:
+                    assert (await anext(messages)).payload == expected
+                await bus.flush()
+                await bus.drain()
+                assert server.statistics().acknowledged == 2
+            await bus.drain()
+            assert server.statistics().acknowledged == 3
+
+    run(main)
+
+
+def test_acks_of_a_slow_consumer_do_not_wait_for_the_end_of_its_batch(
+    run: Run, server: BusServer
+) -> None:
+    async def main() -> None:
+        async with simplebus.connect(server.address) as bus:
+            await bus.publish_many(NUMBERED[:100], class_id=1)
+            async with bus.subscribe(1) as messages:
+                async for message in messages:
+                    if message.message_id == 50:
+                        break
+                await anyio.to_thread.run_sync(
+                    until, lambda: server.statistics().acknowledged >= 50
+                )
+                assert server.statistics().acknowledged == 50
+
+    run(main)
+
+
+def test_manual_acks_count_and_nothing_else_does(run: Run, impatient_server: BusServer) -> None:
+    async def main() -> None:
+        async with simplebus.connect(impatient_server.address) as bus:
+            await bus.publish_many(NUMBERED[:5], class_id=1)
+            async with bus.subscribe(1, auto_ack=False) as messages:
+                taken = [await anext(messages) for _ in range(5)]
+                messages.ack(taken[3])
+                messages.ack(taken[0])
+                again = [await anext(messages) for _ in range(3)]
+                assert [(m.message_id, m.redelivered) for m in again] == [
+                    (1, True),
+                    (2, True),
+                    (4, True),
+                ]
+                async for batch in messages.batches():
+                    messages.ack_batch(batch)
+                    if batch.message_ids[-1] == 4:
+                        break
+                for message in again:
+                    messages.ack(message)
+            await bus.drain()
+
+    run(main)
+    assert impatient_server.statistics().acknowledged == 5
+
+
+def test_a_message_is_acknowledged_where_it_came_from(run: Run, shared_server: BusServer) -> None:
+    async def main() -> None:
+        async with (
+            simplebus.connect(shared_server.address) as bus,
+            bus.subscribe(13) as some,
+            bus.subscribe(13) as others,
+        ):
+            await bus.publish(b"x", class_id=13)
+            message = await anext(some)
+            with pytest.raises(LocalProtocolError, match="came from another subscription"):
+                others.ack(message)
+            some.ack(message)
+            await anext(others)
+
+    run(main)
+
+
+def test_several_subscriptions_see_every_message_and_the_last_one_acknowledges(
+    run: Run, server: BusServer
+) -> None:
+    async def main() -> None:
+        async with (
+            simplebus.connect(server.address) as bus,
+            bus.subscribe(1) as some,
+            bus.subscribe(1) as others,
+        ):
+            await bus.publish_many(NUMBERED, class_id=1)
+            assert await collect(some, 3000) == NUMBERED
+            await bus.drain()
+            assert server.statistics().acknowledged == 0
+            assert await collect(others, 3000) == NUMBERED
+
+    run(main)
+    assert server.statistics().acknowledged == 3000
+
+
+# Cancellation ------------------------------------------------------------------------------------
+
+
+def test_a_cancelled_wait_loses_nothing(run: Run, server: BusServer) -> None:
+    async def main() -> None:
+        async with simplebus.connect(server.address) as bus, bus.subscribe(1) as messages:
+            for payload in NUMBERED[:20]:
+                with anyio.move_on_after(0.005):
+                    await anext(messages)
+                    pytest.fail("there was nothing")
+                await bus.publish(payload, class_id=1)
+                assert (await anext(messages)).payload == payload
+            with anyio.CancelScope() as scope:
+                scope.cancel()
+                await anext(messages)
+                pytest.fail("it was cancelled")
+            await bus.publish(b"last", class_id=1)
+            assert (await anext(messages)).payload == b"last"
+
+    run(main)
+    assert server.statistics().acknowledged == 21
+
+
+def test_a_message_whose_processing_is_cancelled_is_the_next_one(
+    run: Run, server: BusServer
+) -> None:
+    async def main() -> None:
+        async with simplebus.connect(server.address) as bus:
+            await bus.publish_many(NUMBERED[:3], class_id=1)
+            async with bus.subscribe(1) as messages:
+                with anyio.move_on_after(0.05):
+                    async for message in messages:
+                        if message.message_id == 1:
+                            await anyio.sleep_forever()
+                await bus.drain()
+                assert server.statistics().acknowledged == 1
+                assert await collect(messages, 2) == NUMBERED[1:3]
+
+    run(main)
+    assert server.statistics().acknowledged == 3
+
+
+def test_asyncio_s_own_timeouts_put_a_message_back_too(server: BusServer) -> None:
+    async def main() -> None:
+        async with simplebus.connect(server.address) as bus:
+            await bus.publish_many(NUMBERED[:2], class_id=1)
+            async with bus.subscribe(1) as messages:
+                with pytest.raises(TimeoutError):  # noqa: PT012
+                    async with asyncio.timeout(0.05):
+                        async for _ in messages.batches():
+                            await asyncio.sleep(60)
+                await bus.drain()
+                assert server.statistics().acknowledged == 0
+                assert await collect(messages, 2) == NUMBERED[:2]
+
+    asyncio.run(main())
+    assert server.statistics().acknowledged == 2
+
+
+def test_leaving_by_cancellation_acknowledges_what_was_processed(
+    run: Run, server: BusServer
+) -> None:
+    async def main() -> None:
+        with anyio.CancelScope() as scope:
+            async with simplebus.connect(server.address) as bus:
+                await bus.publish_many(NUMBERED[:3], class_id=1)
+                async with bus.subscribe(1) as messages:
+                    async for message in messages:
+                        if message.message_id == 2:
+                            scope.cancel()
+                            await anyio.sleep_forever()
+        assert scope.cancelled_caught
+
+    run(main)
+    until(lambda: server.statistics().acknowledged == 2)
+
+
+def test_leaving_can_be_cancelled(run: Run) -> None:
+    """Also while a bus that takes nothing is given its time."""
+
+    async def main() -> None:
+        with deaf_listener() as (address, _), anyio.move_on_after(0.2) as scope:
+            async with simplebus.connect(address) as bus:
+                await bus.publish_many([b"x" * 1000] * 20_000, class_id=1)
+        assert scope.cancelled_caught
+
+    run(main)
+
+
+def test_asyncio_s_own_cancellation_says_goodbye_too(server: BusServer) -> None:
+    async def main() -> None:
+        async with simplebus.connect(server.address) as bus:
+            await bus.publish_many(NUMBERED[:3], class_id=1)
+            async with bus.subscribe(1) as messages:
+                async for message in messages:
+                    if message.message_id == 2:
+                        await asyncio.sleep(60)
+
+    async def bounded() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(main(), 0.3)
+
+    asyncio.run(bounded())
+    until(lambda: server.statistics().acknowledged == 2)
+
+
+# Slow consumers ----------------------------------------------------------------------------------
+
+
+def test_a_subscription_that_nobody_reads_does_not_starve_another(
+    run: Run, server: BusServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_core, "BUFFERED_BYTES_MAX", 64 * 1024)
+    monkeypatch.setattr(wire, "STILL_SECONDS", 0.02)
+
+    async def main() -> None:
+        async with (
+            simplebus.connect(server.address) as bus,
+            bus.subscribe(1) as flooded,
+            bus.subscribe(2) as quiet,
+        ):
+            await bus.publish_many([b"x" * 1000] * 20_000, class_id=1)
+            await bus.publish(b"through", class_id=2)
+            assert (await anext(quiet)).payload == b"through"
+            assert bus.statistics().buffered_bytes < 1_000_000
+            assert bus.statistics().ignored > 0
+            assert (await anext(flooded)).message_id == 0
+
+    run(main)
+
+
+def test_a_slow_consumer_gets_everything_once(
+    run: Run, server: BusServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_core, "BUFFERED_BYTES_MAX", 64 * 1024)
+
+    async def main() -> None:
+        async with simplebus.connect(server.address) as bus, bus.subscribe(1) as messages:
+            await bus.publish_many([b"x" * 1000] * 20_000, class_id=1)
+            await anyio.sleep(0.1)
+            assert bus.statistics().buffered_bytes < 1_000_000
+            assert len(await collect(messages, 20_000)) == 20_000
+            assert bus.statistics().received == 20_000
+
+    run(main)
+
+
+# Handlers ----------------------------------------------------------------------------------------
+
+
+def test_handlers_are_called_and_a_message_is_acknowledged_when_all_returned(
+    run: Run, server: BusServer
+) -> None:
+    async def main() -> None:
+        slow, fast = [], []
+        may_go_on = anyio.Event()
+
+        async def slowly(message: Message) -> None:
+            await may_go_on.wait()
+            slow.append(message.payload)
+
+        async with simplebus.connect(server.address) as bus:
+            bus.handle(1, slowly)
+            bus.handle(1, lambda message: fast.append(message.payload))
+            await bus.publish_many(NUMBERED[:10], class_id=1)
+            await anyio.to_thread.run_sync(until, lambda: len(fast) == 10)
+            assert server.statistics().acknowledged == 0
+            may_go_on.set()
+            await bus.drain()
+            assert slow == fast == NUMBERED[:10]
+            assert server.statistics().acknowledged == 10
+
+    run(main)
+
+
+def test_a_handler_that_raises_gets_its_message_again_and_the_bus_goes_on(
+    run: Run, impatient_server: BusServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        seen: list[tuple[int, bool]] = []
+        done = anyio.Event()
+
+        async def handler(message: Message) -> None:
+            seen.append((message.message_id, message.redelivered))
+            if seen.count((1, False)) == 1 and len(seen) == 2:
+                raise ValueError("not today")
+            if (1, True) in seen:
+                done.set()
+
+        async with simplebus.connect(impatient_server.address) as bus:
+            bus.handle(1, handler)
+            await bus.publish_many(NUMBERED[:3], class_id=1)
+            await done.wait()
+            await bus.drain()
+            assert seen == [(0, False), (1, False), (2, False), (1, True)]
+
+    with (
+        caplog.at_level(logging.ERROR, "simplebus.client"),
+        pytest.raises(ExceptionGroup, match="handlers failed 1 times") as caught,
+    ):
+        run(main)
+    assert caught.group_contains(ValueError, match="not today")
+    assert "failed on <Message 1 of class 1" in caplog.text
+    assert impatient_server.statistics().acknowledged == 3
+
+
+def test_the_block_s_own_error_comes_through_as_it_is(run: Run, shared_server: BusServer) -> None:
+    async def main() -> None:
+        async with simplebus.connect(shared_server.address) as bus:
+            bus.handle(14, lambda message: 1 / 0)
+            await bus.publish(b"x", class_id=14)
+            await anyio.sleep(0.05)
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        run(main)
+
+
+# Mistakes and losses -----------------------------------------------------------------------------
+
+
+def test_payloads_that_cannot_travel_are_refused_and_the_bus_goes_on(
+    run: Run, shared_server: BusServer
+) -> None:
+    async def main() -> None:
+        async with simplebus.connect(shared_server.address) as bus:
+            with pytest.raises(LocalProtocolError, match="holds the delimiter"):
+                await bus.publish(b"a<\r\n>b", class_id=15)
+            with pytest.raises(LocalProtocolError, match="index 1 has 1048564 bytes"):
+                await bus.publish_many([b"", b"x" * 1048564], class_id=15)
+            with pytest.raises(TypeError, match="a payload is bytes, got str"):
+                await bus.publish("text", class_id=15)  # type: ignore[arg-type]
+            with pytest.raises(ValueError, match="got 65536"):
+                await bus.publish(b"", class_id=65536)
+            with pytest.raises(ValueError, match="got -1"):
+                bus.handle(-1, print)
+            await bus.publish(b"x" * 1048563, class_id=15)
+            async with bus.subscribe(15) as messages:
+                assert len((await anext(messages)).payload) == 1048563
+
+    run(main)
+
+
+def test_a_subscription_must_be_entered_and_only_once(run: Run, shared_server: BusServer) -> None:
+    async def main() -> None:
+        async with simplebus.connect(shared_server.address) as bus:
+            messages = bus.subscribe(16)
+            with pytest.raises(LocalProtocolError, match="begins with its block"):
+                await anext(messages)
+            async with messages:
+                pass
+            with pytest.raises(LocalProtocolError, match="entered once"):
+                async with messages:
+                    pass
+
+    run(main)
+
+
+def test_two_tasks_cannot_wait_for_one_subscription(run: Run, shared_server: BusServer) -> None:
+    async def main() -> None:
+        async with (
+            simplebus.connect(shared_server.address) as bus,
+            bus.subscribe(17) as messages,
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(messages.__anext__)
+            await anyio.wait_all_tasks_blocked()
+            with pytest.raises(LocalProtocolError, match="another task already waits"):
+                await anext(messages)
+            tasks.cancel_scope.cancel()
+
+    run(main)
+
+
+def test_a_port_where_nobody_listens_is_said_so(run: Run) -> None:
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+        async with simplebus.connect(f"127.0.0.1:{port}"):
+            pytest.fail("connected to nobody")
+
+    with pytest.raises(BusConnectionError, match=r"cannot connect to simplebus://127.0.0.1:\d+: "):
+        run(main)
+
+
+def test_a_host_that_does_not_exist_is_said_so(run: Run) -> None:
+    async def main() -> None:
+        async with simplebus.connect("nobody.invalid"):
+            pytest.fail("connected to nobody")
+
+    with pytest.raises(BusConnectionError, match=r"cannot connect to simplebus://nobody.invalid"):
+        run(main)
+
+
+def test_a_listener_that_is_no_bus_is_said_so(run: Run) -> None:
+    async def main() -> None:
+        with deaf_listener(answers=False) as (address, _):
+            async with simplebus.connect(address, timeout=0.1):
+                pytest.fail("connected to no bus")
+
+    with pytest.raises(BusConnectionError, match=r"no answer to the Connect frame .* 0\.1 s"):
+        run(main)
+
+
+def test_a_server_that_goes_away_ends_everything_that_waits(run: Run, server: BusServer) -> None:
+    async def main() -> None:
+        async with simplebus.connect(server.address) as bus, bus.subscribe(1) as messages:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(anyio.to_thread.run_sync, server.hang_up)
+                with pytest.raises(BusConnectionError, match="closed the connection"):
+                    await anext(messages)
+            with pytest.raises(BusConnectionError, match="closed the connection"):
+                await bus.publish(b"x", class_id=1)
+            with pytest.raises(BusConnectionError):
+                await bus.publish_many([b"x"], class_id=1)
+            with pytest.raises(BusConnectionError):
+                await bus.flush()
+            with pytest.raises(BusConnectionError):
+                bus.handle(2, print)
+
+    run(main)
+
+
+def test_a_bus_that_was_left_says_so(run: Run, shared_server: BusServer) -> None:
+    async def main() -> None:
+        async with simplebus.connect(shared_server.address) as bus:
+            pass
+        with pytest.raises(BusConnectionError, match="was left"):
+            await bus.publish(b"x", class_id=1)
+
+    run(main)
+
+
+def test_leaving_delivers_what_was_published_last(run: Run, server: BusServer) -> None:
+    async def main() -> None:
+        async with simplebus.connect(server.address) as bus:
+            for payload in NUMBERED:
+                await bus.publish(payload, class_id=1)
+
+    run(main)
+    assert server.statistics().published == 3000

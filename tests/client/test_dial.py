@@ -1,0 +1,77 @@
+"""Addresses, and what is said when nobody answers there."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from simplebus.client import dial
+from simplebus.client.dial import Address
+from simplebus.core.errors import Reason, RemoteProtocolError
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("simplebus://127.0.0.1:8888", "127.0.0.1", 8888),
+        ("simplebus://bus.example", "bus.example", 8888),
+        ("simplebus://bus.example/", "bus.example", 8888),
+        ("bus.example", "bus.example", 8888),
+        ("bus.example:1", "bus.example", 1),
+        ("[::1]:65535", "::1", 65535),
+        ("simplebus://[::1]", "::1", 8888),
+    ],
+)
+def test_an_address_is_read(text: str, host: str, port: int) -> None:
+    assert Address.parse(text) == Address(host, port)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "simplebus://",
+        ":8888",
+        "::1",
+        "[::1",
+        "host:0",
+        "host:65536",
+        "host:eight",
+        "http://host:8888",
+        "nats://host",
+        "simplebus://host/class",
+        "simplebus://host?class=1",
+        "simplebus://user@host",
+    ],
+)
+def test_anything_else_is_refused_with_what_was_expected(text: str) -> None:
+    with pytest.raises(ValueError, match="is no address of a bus") as caught:
+        Address.parse(text)
+    assert repr(text) in str(caught.value)
+    assert "expected simplebus://host:port" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["simplebus://127.0.0.1:8888", "simplebus://[::1]:1"])
+def test_an_address_is_shown_as_it_would_be_written(text: str) -> None:
+    assert str(Address.parse(text)) == text
+
+
+def test_a_number_needs_no_looking_up_and_a_name_does() -> None:
+    (info,) = dial.numeric(Address("127.0.0.1", 7))
+    assert info[4] == ("127.0.0.1", 7)
+    assert dial.numeric(Address("localhost", 7)) == []
+
+
+def test_a_loss_says_where_and_how() -> None:
+    where = Address("127.0.0.1", 7)
+    reset = ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+    broken = RemoteProtocolError(Reason.FRAME_TOO_LONG, "a frame is 9 bytes long")
+    for error, left, expected in (
+        (None, False, "the bus at simplebus://127.0.0.1:7 closed the connection; its log"),
+        (reset, False, "closed the connection (Connection reset by peer); its log"),
+        (OSError(errno.ETIMEDOUT, "timed out"), False, "127.0.0.1:7 is lost: timed out"),
+        (broken, False, "broke the protocol: frame_too_long: a frame is 9 bytes long"),
+        (None, True, "the connection to simplebus://127.0.0.1:7 was left"),
+    ):
+        assert expected in dial.lost(where, error, left=left)
