@@ -40,8 +40,8 @@ REDELIVERY_BYTES = 256 * 1024
 TRICKLE_BYTES = 64 * 1024
 TRICKLE_SECONDS = 0.01
 
-# A peer that only acknowledges, and few messages at a time, is read no more often than this: its acks
-# then come in batches, and nobody's messages wait behind them.
+# A peer that only acknowledges, and few messages at a time, is read no more often than this: its
+# acks then come in batches, and nobody's messages wait behind them.
 ACK_REST_SECONDS = 0.001
 ACK_REST_MESSAGES_MAX = 64
 
