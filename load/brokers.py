@@ -119,9 +119,7 @@ def _port_of(process: Process, words: str, pattern: str) -> int:
 
 
 def _output_of(command: Sequence[str]) -> str:
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=START_S, cwd=REPOSITORY
-    )
+    done = subprocess.run(command, capture_output=True, text=True, timeout=START_S, cwd=REPOSITORY)
     return done.stdout
 
 

@@ -43,26 +43,46 @@ SIDE = 0.14  # Width of one bar; the groups are 1 apart.
 
 def draw(figures: Figures, path: Path) -> None:
     """The picture of a run, written as PNG."""
-    plt.rcParams.update({"font.family": "DejaVu Sans", "text.color": INK, "axes.labelcolor": INK,
-                         "xtick.color": INK, "ytick.color": INK, "hatch.linewidth": 0.6})
+    plt.rcParams.update(
+        {
+            "font.family": "DejaVu Sans",
+            "text.color": INK,
+            "axes.labelcolor": INK,
+            "xtick.color": INK,
+            "ytick.color": INK,
+            "hatch.linewidth": 0.6,
+        }
+    )
     figure = plt.figure(figsize=(12, 9.2), dpi=110, facecolor="white")
     grid = figure.add_gridspec(
-        2, 2, height_ratios=(1.45, 1), width_ratios=(1.6, 1),
-        left=0.065, right=0.98, top=0.87, bottom=0.145, hspace=0.3, wspace=0.42,
+        2,
+        2,
+        height_ratios=(1.45, 1),
+        width_ratios=(1.6, 1),
+        left=0.065,
+        right=0.98,
+        top=0.87,
+        bottom=0.145,
+        hspace=0.3,
+        wspace=0.42,
     )
     _draw_rates(figure.add_subplot(grid[0, :]), figures)
     _draw_course(figure.add_subplot(grid[1, 0]), figures)
     _draw_cpu(figure.add_subplot(grid[1, 1]), figures)
     figure.text(0.065, 0.955, "simplebus, message by message", fontsize=19, weight="bold")
     figure.text(
-        0.065, 0.925, "One publisher, one subscriber, over loopback, every message verified. "
+        0.065,
+        0.925,
+        "One publisher, one subscriber, over loopback, every message verified. "
         "Solid: acknowledged (simplebus: in ranges). Hatched: nothing acknowledged.",
         fontsize=10.5,
     )
     figure.text(
-        0.065, 0.068,
+        0.065,
+        0.068,
         f"Median of {figures['rounds']} rounds, simplebus and its peers in turn; the lines on the "
-        "bars go from the least to the most.", fontsize=9,
+        "bars go from the least to the most.",
+        fontsize=9,
     )
     figure.text(0.065, 0.044, machine_line(figures["machine"], figures["versions"]), fontsize=9)
     figure.text(0.065, 0.02, figures["command"], fontsize=9, family="DejaVu Sans Mono")
@@ -93,14 +113,24 @@ def _draw_rates(axes: Axes, figures: Figures) -> None:
             middle, at = median(rates), group + (index - (len(samples) - 1) / 2) * SIDE
             color, unacked = LOOKS[name]
             axes.bar(
-                at, middle, SIDE * 0.9, color=color, hatch="////" if unacked else None,
-                edgecolor="white", linewidth=0.4,
+                at,
+                middle,
+                SIDE * 0.9,
+                color=color,
+                hatch="////" if unacked else None,
+                edgecolor="white",
+                linewidth=0.4,
                 yerr=[[middle - min(rates)], [max(rates) - middle]],
                 error_kw={"ecolor": INK, "elinewidth": 1.1, "capsize": 2.5},
             )
             axes.annotate(
-                short(middle), (at, max(rates)), (0, 4), textcoords="offset points", ha="center",
-                fontsize=9, weight="bold" if name == "simplebus" else "normal",
+                short(middle),
+                (at, max(rates)),
+                (0, 4),
+                textcoords="offset points",
+                ha="center",
+                fontsize=9,
+                weight="bold" if name == "simplebus" else "normal",
             )
     axes.set_yscale("log")
     axes.set_xticks(range(len(SIZES)), [f"{size:,} B" for size in SIZES], fontsize=11)
@@ -111,8 +141,12 @@ def _draw_rates(axes: Axes, figures: Figures) -> None:
     _plain(axes, "Messages per second, by payload (logarithmic)")
     shown = dict.fromkeys(name for size in SIZES for name in _samples(figures, size))
     handles = [
-        Patch(facecolor=LOOKS[name][0], hatch="////" if LOOKS[name][1] else None,
-              edgecolor="white", label=name)
+        Patch(
+            facecolor=LOOKS[name][0],
+            hatch="////" if LOOKS[name][1] else None,
+            edgecolor="white",
+            label=name,
+        )
         for name in shown
     ]
     axes.legend(handles=handles, ncols=len(handles), loc="upper right", frameon=False, fontsize=9)
@@ -126,8 +160,14 @@ def _draw_course(axes: Axes, figures: Figures) -> None:
             whole = sample["per_100ms"][:-1]  # The last is not a whole tenth.
             times = [(bucket + 0.5) / BUCKETS_PER_S for bucket in range(len(whole))]
             rates = [count * BUCKETS_PER_S / 1e6 for count in whole]
-            axes.plot(times, rates, color=LOOKS[name][0], alpha=0.75, linewidth=1.5,
-                      label=name if index == 0 else None)
+            axes.plot(
+                times,
+                rates,
+                color=LOOKS[name][0],
+                alpha=0.75,
+                linewidth=1.5,
+                label=name if index == 0 else None,
+            )
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
     axes.set_xlabel("seconds", fontsize=9)
@@ -145,8 +185,15 @@ def _draw_cpu(axes: Axes, figures: Figures) -> None:
     for at, (name, cost) in enumerate(zip(names, costs, strict=True)):
         color, unacked = LOOKS[name]
         axes.barh(at, cost, 0.7, color=color, hatch="////" if unacked else None, edgecolor="white")
-        axes.annotate(short(cost), (cost, at), (4, 0), textcoords="offset points", va="center",
-                      fontsize=9, weight="bold" if name == "simplebus" else "normal")
+        axes.annotate(
+            short(cost),
+            (cost, at),
+            (4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+            weight="bold" if name == "simplebus" else "normal",
+        )
     axes.set_yticks(range(len(names)), names, fontsize=9)
     axes.set_xscale("log")
     if costs:

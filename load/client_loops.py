@@ -31,9 +31,10 @@ def run(manner: Manner) -> list[Row]:
     """Rows: messages a second of a loop that publishes, and of one that receives."""
     count = QUICK_COUNT if manner.quick else COUNT
     published, received = [], []
-    with tempfile.NamedTemporaryFile() as file, running(
-        "simplebus", server_args=manner.server_args
-    ) as broker:
+    with (
+        tempfile.NamedTemporaryFile() as file,
+        running("simplebus", server_args=manner.server_args) as broker,
+    ):
         block = Path(file.name)
         _write_block(block)
         _publish_rate(broker, block, WARM_UP_COUNT)

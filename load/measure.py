@@ -68,8 +68,8 @@ class Sample:
     seconds: float
     rate: float
     subscriber_rate: float = 0.0  # From the first byte received to the last message verified.
-    cpu_us: float = 0.0           # Of the broker, per published message.
-    peak_bytes: int = 0           # Of the broker, while it was measured.
+    cpu_us: float = 0.0  # Of the broker, per published message.
+    peak_bytes: int = 0  # Of the broker, while it was measured.
     duplicates: int = 0
     messages_per_ack: float = 0.0
     p50_us: float = 0.0

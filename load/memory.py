@@ -44,9 +44,7 @@ def run(manner: Manner) -> list[Row]:
     ]
 
 
-def _row(
-    title: str, value: float, unit: str, at_least: float, reach: float, note: str = ""
-) -> Row:
+def _row(title: str, value: float, unit: str, at_least: float, reach: float, note: str = "") -> Row:
     return Row("memory", title, [value], unit, at_least, reach, less_is_better=True, note=note)
 
 

@@ -110,7 +110,11 @@ class Report:
             color = colors[row.verdict]
             title = f"{row.title} ({row.note})" if row.note else row.title
             table.add_row(
-                row.scenario, title, *values, spread(row.values), *wishes,
+                row.scenario,
+                title,
+                *values,
+                spread(row.values),
+                *wishes,
                 f"[{color}]{row.verdict}[/]",
             )
         return table
@@ -158,8 +162,12 @@ def machine() -> dict[str, Any]:
         if line.startswith("model name"):
             cpu = line.partition(":")[2].strip()
             break
-    return {"cpu": cpu, "cores": len(os.sched_getaffinity(0)), "system": platform.system(),
-            "kernel": platform.release().split("-")[0]}
+    return {
+        "cpu": cpu,
+        "cores": len(os.sched_getaffinity(0)),
+        "system": platform.system(),
+        "kernel": platform.release().split("-")[0],
+    }
 
 
 def machine_line(found: dict[str, Any], versions: dict[str, str]) -> str:

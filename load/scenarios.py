@@ -73,8 +73,14 @@ def _one_to_one(size_bytes: int, at_least: float, reach: float) -> Scenario:
     if size_bytes == 16:
         targets.append(
             Target(
-                "broker CPU per 16 B message", "simplebus", None, 0.25, 0.09,
-                quantity="cpu_us", unit="us", less_is_better=True,
+                "broker CPU per 16 B message",
+                "simplebus",
+                None,
+                0.25,
+                0.09,
+                quantity="cpu_us",
+                unit="us",
+                less_is_better=True,
             )
         )
     return Scenario(
@@ -113,12 +119,22 @@ SCENARIOS = (
         ),
         (
             Target(
-                "latency p50 against nats core", "simplebus", "nats core", 2.5, 1.3,
-                quantity="p50_us", less_is_better=True,
+                "latency p50 against nats core",
+                "simplebus",
+                "nats core",
+                2.5,
+                1.3,
+                quantity="p50_us",
+                less_is_better=True,
             ),
             Target(
-                "latency p99 against nats core", "simplebus", "nats core", None, None,
-                quantity="p99_us", less_is_better=True,
+                "latency p99 against nats core",
+                "simplebus",
+                "nats core",
+                None,
+                None,
+                quantity="p99_us",
+                less_is_better=True,
             ),
         ),
     ),

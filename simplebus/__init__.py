@@ -11,12 +11,15 @@ A map of the package:
     core/     the engine and the client's half of the protocol: pure, no I/O, no clock
     client/   bus (trio and asyncio) and blocking: thin drivers of the client core
     server/   listeners and connections around the engine, on trio
-    cli       the command line, `simplebus serve`
+    demo/     a drill with real processes, and a verdict on what it showed
+    bench/    how fast the bus is on this machine
+    cli       the command line over all of them; `pipes` is its pub and sub
 """
 
 from __future__ import annotations
 
-from simplebus.client.blocking import BlockingBus, BlockingSubscription, connect_blocking
+from simplebus.client.blocking import BlockingBus, connect_blocking
+from simplebus.client.blocking_subscription import BlockingSubscription
 from simplebus.client.bus import Bus, connect
 from simplebus.client.subscription import Subscription
 from simplebus.core.client import ClientStatistics

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from needs import needed
 
 from simplebus.unit import complaints, installation, quoted, unit, unreadable
 
@@ -28,8 +28,7 @@ def made(*arguments: str, installed_in: str = "/opt/x", port: int = 8888) -> dic
 
 def verified(text: str, folder: Path) -> str:
     """What systemd has to say against a unit."""
-    if shutil.which("systemd-analyze") is None:
-        pytest.fail("systemd-analyze is needed for this test: install the package systemd")
+    needed("systemd-analyze")
     path = folder / "simplebus.service"
     path.write_text(text)
     done = subprocess.run(

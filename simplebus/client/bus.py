@@ -20,7 +20,12 @@ from simplebus.client import dial
 from simplebus.client.dial import Address
 from simplebus.client.subscription import Subscription
 from simplebus.client.wire import Wire
-from simplebus.core.client import ClientCore, ClientStatistics
+from simplebus.core.client import (
+    CLOSE_SECONDS,
+    CLOSE_SECONDS_FAILED,
+    ClientCore,
+    ClientStatistics,
+)
 from simplebus.core.errors import BusConnectionError
 from simplebus.core.limits import Limits
 from simplebus.core.messages import Message
@@ -28,10 +33,6 @@ from simplebus.core.messages import Message
 log = logging.getLogger("simplebus.client")
 
 Handler = Callable[[Message], Awaitable[object] | object]
-
-# How long leaving may take, and how long when the block was left by an exception.
-_CLOSE_SECONDS = 5.0
-_CLOSE_SECONDS_FAILED = 1.0
 
 # Errors of handlers kept for the end; the log has all of them.
 _ERRORS_MAX = 100
@@ -73,7 +74,7 @@ async def connect(
                             failure = error  # Kept out of the task groups, which would wrap it.
                         handlers.cancel_scope.cancel()
                 finally:
-                    seconds = _CLOSE_SECONDS_FAILED if failed else _CLOSE_SECONDS
+                    seconds = CLOSE_SECONDS_FAILED if failed else CLOSE_SECONDS
                     await wire.close(seconds=seconds, shield=failed)
         finally:
             if failure is not None:

@@ -21,6 +21,7 @@ import anyio
 import anyio.lowlevel
 
 from simplebus.client.signal import Signal
+from simplebus.core.client import MESSAGES_PER_TURN
 from simplebus.core.errors import LocalProtocolError
 from simplebus.core.inbox import Inbox
 from simplebus.core.messages import Batch, Message
@@ -28,12 +29,15 @@ from simplebus.core.messages import Batch, Message
 if TYPE_CHECKING:
     from simplebus.client.wire import Wire
 
-# Messages prepared and handed out between two chances for other tasks.
-MESSAGES_PER_TURN = 1024
-
 
 class Subscription:
-    """The messages of one class. Enter it, then iterate; made by `Bus.subscribe`."""
+    """The messages of one class. Enter it, then iterate; made by `Bus.subscribe`.
+
+    A message is acknowledged when its loop comes round for the next one, and the last one when the
+    block is left without an exception. To have a failed message again, let the exception leave the
+    block, or begin another loop; an exception that is caught between loop and block, with no loop
+    behind it, counts as processed. What a cancelled body was at is put back by itself.
+    """
 
     def __init__(self, wire: Wire, class_id: int, *, auto_ack: bool) -> None:
         self.class_id = class_id
@@ -77,15 +81,12 @@ class Subscription:
 
     def ack(self, message: Message) -> None:
         """Acknowledge a message by hand, in any order; it is told to the bus within moments."""
-        self._acked(message.ack(self.inbox), message)
+        message.ack(self.inbox)
+        self._wire.acked()
 
     def ack_batch(self, batch: Batch) -> None:
         """Acknowledge a batch by hand."""
-        self._acked(batch.ack(self.inbox), batch)
-
-    def _acked(self, is_ours: bool, what: object) -> None:
-        if not is_ours:
-            raise LocalProtocolError(f"{what!r} came from another subscription; ack it there")
+        batch.ack(self.inbox)
         self._wire.acked()
 
     # For the loops and the bus -------------------------------------------------------------------
@@ -111,11 +112,7 @@ class Subscription:
 
     def close(self, *, processed: bool) -> None:
         """End. `processed` says what became of the last message."""
-        if processed:
-            self.inbox.settle(current=True)
-        else:
-            self.inbox.give_up()
-        self._wire.closed(self.inbox)
+        self._wire.closed(self.inbox, processed=processed)
 
     async def refill(self) -> None:
         """Return once there is something to hand out. What was handed out before is processed."""

@@ -18,7 +18,7 @@ import anyio.lowlevel
 from simplebus.client import dial
 from simplebus.client.signal import Signal
 from simplebus.client.subscription import Subscription
-from simplebus.core.client import ACK_SECONDS, STILL_SECONDS, ClientCore
+from simplebus.core.client import ACK_SECONDS, READ_BYTES, STILL_SECONDS, ClientCore
 from simplebus.core.errors import BusConnectionError, RemoteProtocolError
 from simplebus.core.inbox import Inbox
 from simplebus.core.receive import ReceiveBuffer
@@ -27,7 +27,6 @@ from simplebus.core.receive import ReceiveBuffer
 WRITE_BYTES = 64 * 1024
 # Written in one turn before other tasks get theirs.
 _TURN_BYTES = 1024 * 1024
-_READ_BYTES = 256 * 1024
 
 
 class Wire:
@@ -45,7 +44,7 @@ class Wire:
         self._scope = anyio.CancelScope(shield=True)
         """Around all tasks: a program that is cancelled still says goodbye."""
         self._socket = sock
-        self._buffer = ReceiveBuffer(_READ_BYTES)
+        self._buffer = ReceiveBuffer(READ_BYTES)
         self._subscriptions: dict[Inbox, Subscription] = {}
         self._loss = ""
         """What became of the connection; empty while it is there."""
@@ -213,9 +212,9 @@ class Wire:
         self.push_soon()
         return inbox
 
-    def closed(self, inbox: Inbox) -> None:
+    def closed(self, inbox: Inbox, *, processed: bool) -> None:
         """A subscription has ended."""
-        self.core.unsubscribe(inbox)
+        self.core.unsubscribe(inbox, processed=processed)
         self._subscriptions.pop(inbox, None)
         self.push()
         self._room.set()
@@ -229,8 +228,7 @@ class Wire:
 
     def acked(self) -> None:
         """A consumer has acknowledged by hand."""
-        if self.core.acks_are_due:
-            self.push()
+        self.push_due_acks()
         self._beat_soon()
 
     def _beat_soon(self) -> None:
@@ -263,9 +261,7 @@ class Wire:
     def unwritten(self) -> BusConnectionError | None:
         """After `close`: an error if something was left that the bus did not take."""
         left = self.core.outgoing.queued_bytes
-        if not left:
-            return None
-        return dial.unwritten(left, self._loss)
+        return dial.unwritten(left, self._loss) if left else None
 
     def _lose(self, error: Exception | None) -> None:
         """The connection is gone: whoever waits for it learns so."""

@@ -48,6 +48,13 @@ STILL_SECONDS = 1.0
 ACKS_MAX = 4096
 ACK_SECONDS = 0.05
 
+# How drivers pace themselves: one read, messages between two looks at anything else, and how long
+# leaving may take, in peace and after an error.
+READ_BYTES = 256 * 1024
+MESSAGES_PER_TURN = 1024
+CLOSE_SECONDS = 5.0
+CLOSE_SECONDS_FAILED = 1.0
+
 _SESSION_ID_BYTES = 4
 _HALF = 1 << (MESSAGE_ID_BITS - 1)
 
@@ -155,13 +162,19 @@ class ClientCore:
         feed.inboxes.append(inbox)
         return inbox
 
-    def unsubscribe(self, inbox: Inbox) -> None:
-        """A local subscription ends. To the bus the class stays subscribed: version 1 has no word
-        for anything else."""
+    def unsubscribe(self, inbox: Inbox, *, processed: bool) -> None:
+        """A local subscription ends; `processed` says what became of its last message.
+
+        To the bus the class stays subscribed: version 1 has no word for anything else.
+        """
         feed = self._feeds[inbox.class_id]
         if inbox not in feed.inboxes:
             return
         feed.inboxes.remove(inbox)
+        if processed:
+            inbox.settle(current=True)
+        else:
+            inbox.give_up()
         left = inbox.close()
         for batch in left:
             if feed.inboxes:  # The others decide now.

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterator
 from operator import length_hint
 
+from simplebus.core.errors import LocalProtocolError
 from simplebus.core.messages import Batch, Message
 
 
@@ -45,10 +46,13 @@ class Inbox:
         self._taken_before = 0
         """Messages handed out of earlier batches."""
         self._still_at = -1
+        self._is_closed = False
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to hand out."""
+        """Whether there is nothing to hand out. Raises LocalProtocolError once it is closed."""
+        if self._is_closed:
+            raise LocalProtocolError("the subscription was left; subscribe again")
         return not self._queue and (self._batch is None or self._handed == len(self._batch))
 
     @property
@@ -145,10 +149,11 @@ class Inbox:
         left = list(self._queue)
         if self._batch is not None and self._prepared < len(self._batch):
             left.insert(0, self._batch.part(self._prepared, len(self._batch)))
-            self._prepared = len(self._batch)
-        self._settled = self._prepared
+        self._batch = None
+        self._settled = self._prepared = 0
         self._queue.clear()
         self.buffered_bytes = 0
+        self._is_closed = True
         return left
 
     def waiting_ids(self) -> Iterator[range]:

@@ -18,6 +18,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from simplebus.core.errors import LocalProtocolError
 from simplebus.core.frames import Flags
 from simplebus.core.runs import Run, ranges_of
 
@@ -80,6 +81,10 @@ class Receipt:
         """A receipt for a part of the run, owed by another subscription alone."""
         return Receipt(owner, self._acks, run=run, redelivered=self.redelivered)
 
+    def check_owner(self, owner: object, what: object) -> None:
+        if owner is not self.owner:
+            raise LocalProtocolError(f"{what!r} came from another subscription; ack it there")
+
     def ack(self, first_id: int, last_id: int) -> None:
         """The owner has processed the message ids first_id..last_id-1 of this run."""
         if self._shares is None or self._owed is None:
@@ -120,12 +125,10 @@ class Message:
         """Whether it came behind a later message of its class: perhaps it was processed before."""
         return self._receipt.redelivered
 
-    def ack(self, owner: object) -> bool:
-        """Acknowledge it for its subscription; False when the owner is another one."""
-        if self._receipt.owner is not owner:
-            return False
+    def ack(self, owner: object) -> None:
+        """Acknowledge it for its subscription. Raises LocalProtocolError if that is another."""
+        self._receipt.check_owner(owner, self)
         self._receipt.ack(self.message_id, self.message_id + 1)
-        return True
 
     def __repr__(self) -> str:
         payload = self.payload
@@ -189,12 +192,10 @@ class Batch:
         """The same messages, owed by another subscription alone."""
         return Batch(self._run, self._receipt.for_owner(owner, self._run))
 
-    def ack(self, owner: object) -> bool:
-        """Acknowledge all of it for its subscription; False when the owner is another one."""
-        if self._receipt.owner is not owner:
-            return False
+    def ack(self, owner: object) -> None:
+        """Acknowledge all for its subscription. Raises LocalProtocolError if that is another."""
+        self._receipt.check_owner(owner, self)
         self.ack_part(0, self._run.count)
-        return True
 
     def ack_part(self, first: int, last: int) -> None:
         """Acknowledge the messages with these indexes, first..last-1."""

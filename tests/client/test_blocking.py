@@ -199,6 +199,8 @@ def test_a_subscription_must_be_entered_and_only_once(shared_server: BusServer) 
             next(iter(messages))
         with messages:
             pass
+        with pytest.raises(LocalProtocolError, match="was left"):
+            next(iter(messages))
         with pytest.raises(LocalProtocolError, match="entered once"), messages:
             pass
 
@@ -231,7 +233,7 @@ def test_a_listener_that_is_no_bus_is_said_so() -> None:
 
 
 def test_leaving_with_bytes_that_nobody_takes_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simplebus.client.blocking._CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr("simplebus.client.blocking.CLOSE_SECONDS", 0.1)
     with (
         deaf_listener() as (address, _),
         pytest.raises(BusConnectionError, match=r"\d+ bytes for the bus could not be written"),

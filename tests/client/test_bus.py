@@ -571,6 +571,8 @@ def test_a_subscription_must_be_entered_and_only_once(run: Run, shared_server: B
                 await anext(messages)
             async with messages:
                 pass
+            with pytest.raises(LocalProtocolError, match="was left"):
+                await anext(messages)
             with pytest.raises(LocalProtocolError, match="entered once"):
                 async with messages:
                     pass

@@ -152,14 +152,26 @@ class BrokerMachine(RuleBasedStateMachine):
     ) -> None:
         self.world.ack_nonsense(self.talker(who), class_id, *(ranges * times))
 
-    @rule(ticks=st.sampled_from([1, 6, 20]), patient=st.booleans())
-    def time_passes_and_everybody_listens(self, ticks: int, patient: bool) -> None:
+    @precondition(lambda self: self.somebody_is_there)
+    @rule(who=anybody, run=runs, ticks=st.sampled_from([1, 6, 20]), random=randoms)
+    def publish_and_everybody_listens_for_a_while(
+        self, who: int, run: tuple[int, int, int], ticks: int, random: Random
+    ) -> None:
+        world = self.world
+        world.publish(self.talker(who), *self.known([run]))
         for _ in range(ticks):
-            self.world.tick()
-            for talker in list(self.world.talkers):
-                self.world.take(talker, 1 << 40)
-                if not patient:
-                    self.world.ack_everything(talker)
+            for talker in list(world.talkers):
+                world.take(talker, 1 << 40)
+                if random.random() < 0.1:
+                    world.ack(talker, random.choice(sorted(world.kinds)), random)
+            world.tick()
+
+    @precondition(lambda self: self.somebody_is_there)
+    @rule(who=anybody)
+    def take_and_acknowledge_everything(self, who: int) -> None:
+        talker = self.talker(who)
+        self.world.take(talker, 1 << 40)
+        self.world.ack_everything(talker)
 
     @rule(times=st.sampled_from([1, 1, 1, 7, 31]))
     def tick(self, times: int) -> None:

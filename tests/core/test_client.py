@@ -219,9 +219,8 @@ def test_a_subscription_that_leaves_leaves_the_decision_to_the_others() -> None:
     pair.core.publish_many(NUMBERED[:10], 1)
     pair.exchange()
     take(leaving, 3)
-    leaving.give_up()
-    pair.core.unsubscribe(leaving)
-    pair.core.unsubscribe(leaving)
+    pair.core.unsubscribe(leaving, processed=False)
+    pair.core.unsubscribe(leaving, processed=True)
     assert acked_ids(pair) == []
     take(staying)
     settle_all(pair, staying)
@@ -234,8 +233,7 @@ def test_what_nobody_was_handed_waits_for_the_next_subscription() -> None:
     pair.core.publish_many(NUMBERED[:10], 1)
     pair.exchange()
     take(inbox, 3)
-    inbox.settle(current=True)
-    pair.core.unsubscribe(inbox)
+    pair.core.unsubscribe(inbox, processed=True)
     pair.core.publish_many(NUMBERED[10:20], 1)
     pair.exchange()
     assert acked_ids(pair) == [0, 1, 2]
@@ -406,7 +404,7 @@ def test_a_consumer_that_moves_is_waited_for(small: int) -> None:
 
 def test_without_any_subscription_nothing_is_dropped_and_reading_pauses(small: int) -> None:
     core = connected()
-    core.unsubscribe(core.subscribe(1))
+    core.unsubscribe(core.subscribe(1), processed=True)
     for first in range(0, 200, 50):
         fill(core, 1, first=first)
     assert core.is_full
@@ -416,7 +414,7 @@ def test_without_any_subscription_nothing_is_dropped_and_reading_pauses(small: i
 def test_what_nobody_wants_does_not_fill_the_memory_while_others_read_on(small: int) -> None:
     core = connected()
     core.subscribe(2)
-    core.unsubscribe(core.subscribe(1))
+    core.unsubscribe(core.subscribe(1), processed=True)
     for first in range(0, 200, 50):
         fill(core, 1, first=first)
     assert not core.is_full

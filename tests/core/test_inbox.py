@@ -10,6 +10,7 @@ from oracles import build_frame
 from strategies import MESSAGE
 
 from core.pair import payloads, take, take_batches
+from simplebus.core.errors import LocalProtocolError
 from simplebus.core.inbox import Inbox
 from simplebus.core.messages import Batch, Receipt
 from simplebus.core.outgoing import AckLog
@@ -116,9 +117,10 @@ def test_without_auto_ack_nothing_is_acknowledged_but_by_hand() -> None:
     messages = take(inbox)
     inbox.settle(current=True)
     assert log.ids == []
-    assert messages[3].ack(inbox)
-    assert messages[1].ack(inbox)
-    assert not messages[0].ack(Inbox(1, auto_ack=False))
+    messages[3].ack(inbox)
+    messages[1].ack(inbox)
+    with pytest.raises(LocalProtocolError, match="came from another subscription"):
+        messages[0].ack(Inbox(1, auto_ack=False))
     assert log.ids == [3, 1]
 
 
@@ -129,6 +131,14 @@ def test_an_iterator_that_is_kept_past_its_time_gives_nothing() -> None:
     inbox.settle(current=True)
     inbox.take_batch()
     assert list(kept) == []
+
+
+def test_a_subscription_that_was_left_has_nothing_more() -> None:
+    inbox, _ = inbox_with(5)
+    take(inbox, 1)
+    assert [len(batch) for batch in inbox.close()] == [4]
+    with pytest.raises(LocalProtocolError, match="was left; subscribe again"):
+        assert inbox.is_empty
 
 
 def test_asking_for_more_before_the_last_is_settled_is_our_bug() -> None:

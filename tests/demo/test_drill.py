@@ -66,8 +66,8 @@ def test_ctrl_c_ends_the_demo_and_all_that_it_has_started() -> None:
             os.kill(pid, 0)
 
 
-def test_no_worker_outlives_a_demo_that_is_killed() -> None:
-    with program("demo") as it:
+def test_no_worker_outlives_a_demo_that_is_killed(tmp_path: Path) -> None:
+    with program("demo", TMPDIR=str(tmp_path)) as it:
         while "subscribers are up" not in it.line():
             pass
         started = children(it.process.pid)

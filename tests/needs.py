@@ -1,0 +1,23 @@
+"""Programs that some tests need beside Python."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+
+def needed(*names: str) -> str:
+    """The first of these programs that is there.
+
+    Without any, the test is skipped on a machine that has only Python; in CI, which installs them
+    first, that is a failure.
+    """
+    for name in names:
+        if shutil.which(name):
+            return name
+    sentence = f"this test needs one of {', '.join(names)}"
+    if os.environ.get("CI"):
+        pytest.fail(sentence)
+    pytest.skip(sentence)
