@@ -63,6 +63,11 @@ class BusServer:
         classes = self.ask(lambda up: up.engine.broker.statistics().classes)
         return next(cls for cls in classes if cls.class_id == class_id)
 
+    def tick(self, times: int = 1) -> None:
+        """Let so many beats of the ack timer pass."""
+        for _ in range(times):
+            self.ask(lambda up: up.engine.tick())
+
     def hang_up(self) -> None:
         """Close every connection, as a server that goes does."""
         self.ask(lambda up: [connection.cut() for connection in up.engine.connections.values()])

@@ -24,7 +24,7 @@ def server() -> Iterator[BusServer]:
 
 
 @pytest.fixture
-def impatient_server() -> Iterator[BusServer]:
-    """Sends again after a tenth of a second what is not acknowledged."""
-    with bus_server(Settings(ack_timeout=1, tick_seconds=0.1)) as server:
+def clockless_server() -> Iterator[BusServer]:
+    """Sends again what is not acknowledged when the test says `tick`, and never by itself."""
+    with bus_server(Settings(ack_timeout=1, tick_seconds=86_400.0)) as server:
         yield server
