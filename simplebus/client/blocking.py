@@ -19,14 +19,9 @@ from simplebus.client import dial
 from simplebus.client.blocking_subscription import BlockingSubscription
 from simplebus.client.blocking_wire import BlockingWire
 from simplebus.client.dial import Address
-from simplebus.core.client import (
-    CLOSE_SECONDS,
-    CLOSE_SECONDS_FAILED,
-    ClientCore,
-    ClientStatistics,
-)
+from simplebus.core.client import ClientCore, ClientStatistics
 from simplebus.core.errors import BusConnectionError
-from simplebus.core.limits import Limits
+from simplebus.core.limits import CLOSE_SECONDS, CLOSE_SECONDS_FAILED, Limits
 
 
 @contextmanager

@@ -16,14 +16,14 @@ from types import TracebackType
 from typing import Self
 
 from simplebus.client.blocking_wire import BlockingWire
-from simplebus.core.client import (
+from simplebus.core.errors import BusConnectionError, LocalProtocolError
+from simplebus.core.inbox import Inbox
+from simplebus.core.limits import (
     ACK_SECONDS,
     CLOSE_SECONDS,
     CLOSE_SECONDS_FAILED,
     MESSAGES_PER_TURN,
 )
-from simplebus.core.errors import BusConnectionError, LocalProtocolError
-from simplebus.core.inbox import Inbox
 from simplebus.core.messages import Batch, Message
 
 

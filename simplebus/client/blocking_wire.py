@@ -15,8 +15,9 @@ from selectors import EVENT_READ, EVENT_WRITE
 from time import monotonic
 
 from simplebus.client import dial
-from simplebus.core.client import READ_BYTES, ClientCore
+from simplebus.core.client import ClientCore
 from simplebus.core.errors import BusConnectionError, RemoteProtocolError
+from simplebus.core.limits import READ_BYTES
 from simplebus.core.receive import ReceiveBuffer
 
 

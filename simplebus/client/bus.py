@@ -20,14 +20,9 @@ from simplebus.client import dial
 from simplebus.client.dial import Address
 from simplebus.client.subscription import Subscription
 from simplebus.client.wire import Wire
-from simplebus.core.client import (
-    CLOSE_SECONDS,
-    CLOSE_SECONDS_FAILED,
-    ClientCore,
-    ClientStatistics,
-)
+from simplebus.core.client import ClientCore, ClientStatistics
 from simplebus.core.errors import BusConnectionError
-from simplebus.core.limits import Limits
+from simplebus.core.limits import CLOSE_SECONDS, CLOSE_SECONDS_FAILED, Limits
 from simplebus.core.messages import Message
 
 log = logging.getLogger("simplebus.client")

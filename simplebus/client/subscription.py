@@ -21,9 +21,9 @@ import anyio
 import anyio.lowlevel
 
 from simplebus.client.signal import Signal
-from simplebus.core.client import MESSAGES_PER_TURN
 from simplebus.core.errors import LocalProtocolError
 from simplebus.core.inbox import Inbox
+from simplebus.core.limits import MESSAGES_PER_TURN
 from simplebus.core.messages import Batch, Message
 
 if TYPE_CHECKING:

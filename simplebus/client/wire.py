@@ -18,9 +18,10 @@ import anyio.lowlevel
 from simplebus.client import dial
 from simplebus.client.signal import Signal
 from simplebus.client.subscription import Subscription
-from simplebus.core.client import ACK_SECONDS, READ_BYTES, STILL_SECONDS, ClientCore
+from simplebus.core.client import ClientCore
 from simplebus.core.errors import BusConnectionError, RemoteProtocolError
 from simplebus.core.inbox import Inbox
+from simplebus.core.limits import ACK_SECONDS, READ_BYTES, STILL_SECONDS
 from simplebus.core.receive import ReceiveBuffer
 
 # A publisher goes on without a thought until so much waits to be written.

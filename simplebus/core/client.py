@@ -25,6 +25,8 @@ from simplebus.core.errors import LocalProtocolError, Reason, RemoteProtocolErro
 from simplebus.core.frames import DELIMITER
 from simplebus.core.inbox import Inbox
 from simplebus.core.limits import (
+    ACKS_MAX,
+    BUFFERED_BYTES_MAX,
     CLASS_ID_MAX,
     DELIMITER_BYTES,
     FRAME_BYTES_MIN,
@@ -36,24 +38,6 @@ from simplebus.core.messages import Batch, Receipt, Shares
 from simplebus.core.outgoing import Outgoing
 from simplebus.core.receive import FrameReceiver, ReceiveBuffer
 from simplebus.core.runs import Run, ranges_of, runs
-
-# Bytes that wait for one consumer: reading pauses here, and goes on below half of it.
-BUFFERED_BYTES_MAX = 4 * 1024 * 1024
-
-# A consumer that takes nothing for so long stands still.
-STILL_SECONDS = 1.0
-
-# At the latest when so many messages are processed, or this long after the first of them, their
-# acknowledgements are written.
-ACKS_MAX = 4096
-ACK_SECONDS = 0.05
-
-# How drivers pace themselves: one read, messages between two looks at anything else, and how long
-# leaving may take, in peace and after an error.
-READ_BYTES = 256 * 1024
-MESSAGES_PER_TURN = 1024
-CLOSE_SECONDS = 5.0
-CLOSE_SECONDS_FAILED = 1.0
 
 _SESSION_ID_BYTES = 4
 _HALF = 1 << (MESSAGE_ID_BITS - 1)

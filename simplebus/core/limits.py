@@ -58,6 +58,25 @@ REDELIVERY_PAUSE_TICKS_MAX = 60
 # A bulk of messages in flight must be addressable by the nearest-id rule: half the id space.
 MESSAGES_MAX = 1 << (MESSAGE_ID_BITS - 2)
 
+# The client.
+# Bytes that wait for one consumer: reading pauses here, and goes on below half of it.
+BUFFERED_BYTES_MAX = 4 * 1024 * 1024
+
+# A consumer that takes nothing for so long stands still.
+STILL_SECONDS = 1.0
+
+# At the latest when so many messages are processed, or this long after the first of them, their
+# acknowledgements are written.
+ACKS_MAX = 4096
+ACK_SECONDS = 0.05
+
+# How drivers pace themselves: one read, messages between two looks at anything else, and how long
+# leaving may take, in peace and after an error.
+READ_BYTES = 256 * 1024
+MESSAGES_PER_TURN = 1024
+CLOSE_SECONDS = 5.0
+CLOSE_SECONDS_FAILED = 1.0
+
 assert FRAME_BYTES_MIN == 13
 assert RING_SLOTS_MIN.bit_count() == 1
 assert TRICKLE_BYTES <= RECEIVE_BYTES

@@ -15,6 +15,7 @@ from simplebus.core.broker import Settings
 from simplebus.core.client import ClientCore
 from simplebus.core.errors import LocalProtocolError, Reason, RemoteProtocolError
 from simplebus.core.inbox import Inbox
+from simplebus.core.limits import ACKS_MAX
 from simplebus.core.receive import ReceiveBuffer
 
 NUMBERED = [b"message %d" % number for number in range(200)]
@@ -97,9 +98,9 @@ def test_acks_of_a_busy_consumer_are_few() -> None:
 def test_acks_are_due_once_so_many_messages_are_processed() -> None:
     pair = Pair(chunk=1 << 20)
     inbox = pair.core.subscribe(1)
-    pair.core.publish_many([b""] * (client_module.ACKS_MAX + 100), 1)
+    pair.core.publish_many([b""] * (ACKS_MAX + 100), 1)
     pair.exchange()
-    take(inbox, client_module.ACKS_MAX)
+    take(inbox, ACKS_MAX)
     inbox.settle(current=False)
     assert not pair.core.acks_are_due
     inbox.settle(current=True)
