@@ -30,7 +30,12 @@ from simplebus.core.events import (
     Subscribed,
 )
 from simplebus.core.frames import FrameBatch
-from simplebus.core.limits import PLAIN_FRAMES_MAX, Limits
+from simplebus.core.limits import (
+    ACK_REST_MESSAGES_MAX,
+    PLAIN_FRAMES_MAX,
+    PUBLISHER_TICKS,
+    Limits,
+)
 from simplebus.core.receive import ReceiveBuffer
 from simplebus.core.ring import MemoryBudget, Ring, RingStatistics
 from simplebus.core.session import Session
@@ -322,7 +327,7 @@ class Broker:
         self._release(cls)
 
     def _publish(self, session: Session, class_id: int, batch: FrameBatch) -> None:
-        session.publishes = True
+        session.published_tick = self.tick_number
         cls = self.classes[class_id]
         if session.parked or cls.blocked:
             self._park(session, cls, batch)
@@ -339,7 +344,7 @@ class Broker:
                     self._append_dropping_oldest(cls, rest)
 
     def _publish_one(self, session: Session, class_id: int, frame: memoryview) -> None:
-        session.publishes = True
+        session.published_tick = self.tick_number
         cls = self.classes[class_id]
         timer_index = self.tick_number % self.settings.ack_timeout
         if session.parked or cls.blocked or not cls.ring.append_one(frame, timer_index):
@@ -432,6 +437,8 @@ class Broker:
                 session = cls.blocked[0]
                 goes_on_in = self._unpark(session, cls)
                 if goes_on_in is cls:
+                    if self._give_way(cls):
+                        continue
                     break
                 cls.blocked.popleft()
                 if goes_on_in is not None:
@@ -462,11 +469,6 @@ class Broker:
             if taken < batch.count:
                 if taken:
                     session.parked[0] = (class_id, batch.slice(taken, batch.count))
-                elif session.closed and not len(cls.ring):
-                    # Not even an empty ring takes it, perhaps because of what is kept here.
-                    self.budget.give(session.parked_bytes)
-                    self._drop_parked(session)
-                    return None
                 return cls
             session.parked.popleft()
         if not session.closed:
@@ -478,6 +480,19 @@ class Broker:
         if session.parked and not self.budget.take(session.parked_bytes):
             self.classes[session.parked[0][0]].blocked.remove(session)
             self._drop_parked(session)
+
+    def _give_way(self, cls: MessageClass) -> bool:
+        """Drop what a peer left behind here, when such messages take all the memory in use: no ring
+        could make room for those that wait in front of them, or for themselves."""
+        if len(cls.ring) or self.budget.used > self._kept_bytes():
+            return False
+        session = next((s for s in reversed(cls.blocked) if s.closed), None)
+        if session is None:
+            return False
+        cls.blocked.remove(session)
+        self.budget.give(session.parked_bytes)
+        self._drop_parked(session)
+        return True
 
     def _drop_parked(self, session: Session) -> None:
         for class_id, batch in session.parked:
@@ -506,6 +521,19 @@ class Broker:
                 overdue.append((session, error))
         return overdue
 
+    def may_rest(self, session: Session) -> bool:
+        """Whether reading this session's acks a little later delays nobody. Asked after each read.
+
+        So it is for a peer that acknowledges few messages at a time, has not published lately, and
+        holds back no full class.
+        """
+        acknowledged, session.acknowledged = session.acknowledged, 0
+        return (
+            0 < acknowledged <= ACK_REST_MESSAGES_MAX
+            and self.tick_number - session.published_tick >= PUBLISHER_TICKS
+            and not self.holds_back(session)
+        )
+
     def holds_back(self, session: Session) -> bool:
         """Whether somebody waits for this session's acknowledgements."""
         return any(
@@ -526,8 +554,11 @@ class Broker:
             for session in cls.blocked:
                 assert session.parked
                 assert session.parked[0][0] == cls.class_id
-        kept = sum(s.parked_bytes for s in self._blocked_sessions() if s.closed)
-        assert memory + kept == self.budget.used <= self.budget.limit
+        assert memory + self._kept_bytes() == self.budget.used <= self.budget.limit
+
+    def _kept_bytes(self) -> int:
+        """Memory of what peers that are gone have parked."""
+        return sum(s.parked_bytes for s in self._blocked_sessions() if s.closed)
 
     def _blocked_sessions(self) -> list[Session]:
         return [session for cls in self.classes.values() for session in cls.blocked]

@@ -44,6 +44,8 @@ TRICKLE_SECONDS = 0.01
 # acks then come in batches, and nobody's messages wait behind them.
 ACK_REST_SECONDS = 0.001
 ACK_REST_MESSAGES_MAX = 64
+# Who published so many ticks ago, or less, may be about to publish again: its acks are not put off.
+PUBLISHER_TICKS = 2
 
 # A ring starts this small and doubles on demand.
 RING_SLOTS_MIN = 256

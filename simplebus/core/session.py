@@ -34,6 +34,7 @@ from simplebus.core.limits import (
     DELIMITER_BYTES,
     HEADER_BYTES,
     PLAIN_FRAMES_MAX,
+    PUBLISHER_TICKS,
     Limits,
 )
 from simplebus.core.receive import FrameReceiver, ReceiveBuffer
@@ -64,10 +65,10 @@ class Session:
         """Messages that wait for room in their class, in order, as (class id, frames)."""
         self.parked_bytes = 0
         self.closed = False
-        self.publishes = False
-        """Whether it ever published."""
+        self.published_tick = -PUBLISHER_TICKS
+        """The tick of its last message."""
         self.acknowledged = 0
-        """Messages that its acks named since the driver last set this to 0."""
+        """Messages that its acks named since it was last asked whether it may rest."""
         self._silent_ticks = 0
         self._partial_ticks = 0
         self._stalled_ticks = 0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from simplebus.core.errors import RemoteProtocolError
-from simplebus.core.limits import ACK_REST_MESSAGES_MAX, TRICKLE_BYTES, TRICKLE_SECONDS
+from simplebus.core.limits import TRICKLE_BYTES, TRICKLE_SECONDS
 from simplebus.core.session import Session
 
 if TYPE_CHECKING:
@@ -59,11 +59,8 @@ class Connection:
                     engine.receive(session, count)
                     if session.parked:
                         await self._wait_for_room()
-                    elif session.acknowledged:
-                        few = session.acknowledged <= ACK_REST_MESSAGES_MAX
-                        session.acknowledged = 0
-                        if few and not (session.publishes or engine.broker.holds_back(session)):
-                            await engine.rest()
+                    elif engine.broker.may_rest(session):
+                        await engine.rest()
         except RemoteProtocolError as error:
             reason = error
         except OSError as error:

@@ -455,7 +455,12 @@ def test_parked_messages_without_memory_to_keep_them_are_counted() -> None:
     assert peer.hear_ids(1) == list(range(stored))
 
 
-def test_kept_messages_that_take_the_memory_for_their_own_ring_do_not_block_the_class() -> None:
+@pytest.mark.parametrize("somebody_waits", [False, True])
+def test_what_is_kept_for_those_who_left_gives_way_before_it_blocks_a_class_for_good(
+    somebody_waits: bool,
+) -> None:
+    # Two messages are kept that would leave too little memory for the ring to take either of them,
+    # or the long message in front of them.
     bus = full(
         FullPolicy.BLOCK,
         class_messages=4,
@@ -464,13 +469,17 @@ def test_kept_messages_that_take_the_memory_for_their_own_ring_do_not_block_the_
         total_bytes=CLASS_BYTES_MIN,
     )
     peer = bus.peer(connect(1), subscribe(1), publish(1, *numbered(4)))
+    if somebody_waits:
+        bus.peer(publish(1, b"y" * 90_000))
     bus.peer(publish(1, *numbered(2, size=95_000))).leave()
-    assert bus.statistics(1).dropped == {}
     assert peer.hear_ids(1) == [0, 1, 2, 3]
     peer.say(ack(1, 0, 4))
+    assert bus.statistics(1).dropped == {}
+    bus.tick(2 * RING_IDLE_TICKS)
     assert bus.statistics(1).dropped == {Reason.UNDELIVERED_AT_CLOSE: 2}
     peer.say(publish(1, b"next"))
-    assert peer.hear_ids(1) == [4]
+    heard = payloads(peer)
+    assert heard == [b"y" * 90_000, b"next"][1 - somebody_waits :]
 
 
 def test_a_peer_that_leaves_may_make_the_room_for_its_own_messages() -> None:

@@ -1,0 +1,47 @@
+"""When a peer's acks may be read a little later: only where nobody waits for them."""
+
+from __future__ import annotations
+
+from core.talk import Bus, ack, connect, publish, subscribe
+from simplebus.core.limits import ACK_REST_MESSAGES_MAX, PUBLISHER_TICKS
+
+
+def test_a_peer_that_acknowledged_a_little_may_rest_once() -> None:
+    bus = Bus()
+    publisher, subscriber = bus.peer(connect(1)), bus.peer(connect(1), subscribe(1))
+    assert not bus.broker.may_rest(subscriber.session)
+    publisher.say(publish(1, b"a", b"b"))
+    subscriber.hear()
+    subscriber.say(ack(1, 0, 2))
+    assert bus.broker.may_rest(subscriber.session)
+    assert not bus.broker.may_rest(subscriber.session)
+
+
+def test_a_peer_that_acknowledged_much_may_not_rest() -> None:
+    bus = Bus()
+    count = ACK_REST_MESSAGES_MAX + 1
+    publisher, subscriber = bus.peer(connect(1)), bus.peer(connect(1), subscribe(1))
+    publisher.say(publish(1, *[b"x"] * count))
+    subscriber.hear()
+    subscriber.say(ack(1, 0, count))
+    assert not bus.broker.may_rest(subscriber.session)
+
+
+def test_a_peer_that_published_lately_may_not_rest() -> None:
+    bus = Bus()
+    peer = bus.peer(connect(1), subscribe(1), publish(1, b"to myself", b"again"))
+    peer.hear()
+    peer.say(ack(1, 0, 1))
+    assert not bus.broker.may_rest(peer.session)
+    bus.tick(PUBLISHER_TICKS)
+    peer.say(ack(1, 1, 2))
+    assert bus.broker.may_rest(peer.session)
+
+
+def test_a_peer_that_holds_back_a_full_class_may_not_rest() -> None:
+    bus = Bus(class_messages=2)
+    publisher, subscriber = bus.peer(connect(1)), bus.peer(connect(1), subscribe(1))
+    publisher.say(publish(1, b"a", b"b", b"waits", b"waits too"))
+    subscriber.hear()
+    subscriber.say(ack(1, 0, 1))
+    assert not bus.broker.may_rest(subscriber.session)
