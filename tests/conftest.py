@@ -11,14 +11,14 @@ import os
 from hypothesis import HealthCheck, settings
 
 # A state machine's first example pays for imports and numpy's warm-up: that is not slowness.
-_COMMON = {
-    "deadline": None,
-    "print_blob": True,
-    "suppress_health_check": [HealthCheck.too_slow],
-}
-
-settings.register_profile("dev", max_examples=50, **_COMMON)
-settings.register_profile("ci", max_examples=500, **_COMMON)
+settings.register_profile(
+    "dev",
+    max_examples=50,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("ci", settings.get_profile("dev"), max_examples=500)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 

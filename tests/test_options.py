@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from simplebus import cli, options
 from simplebus.core.broker import FullPolicy, Settings
-from simplebus.core.limits import Limits
+from simplebus.core.limits import RECEIVE_BYTES, Limits
 from simplebus.server.serve import ServeOptions
 
 SERVE = typer.main.get_group(cli.app).commands["serve"]
@@ -80,7 +80,7 @@ def test_the_policies_are_those_of_the_broker() -> None:
         ),
         (
             ["--max-frame", "128MiB"],
-            {"frame_bytes": 128 << 20, "pending_bytes": (128 << 20) + (512 << 10)},
+            {"frame_bytes": 128 << 20, "pending_bytes": (128 << 20) + RECEIVE_BYTES},
         ),
     ],
 )

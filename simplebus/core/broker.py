@@ -182,7 +182,7 @@ class Broker:
         self._early_subscribers: dict[int, list[Session]] = {}
         """Who subscribed to classes that nobody has named yet."""
         self._ready: dict[int, None] = {}
-        self._unblocked: list[Session] = []
+        self._unblocked: dict[Session, None] = {}
 
     # Sessions ------------------------------------------------------------------------------------
 
@@ -237,8 +237,6 @@ class Broker:
         session.closed = True
         self._keep_parked(session)
         self._ready.pop(session.session_id, None)
-        if session in self._unblocked:
-            self._unblocked.remove(session)
 
     def take_ready(self) -> list[int]:
         """Ids of sessions whose outbox has something new. Each is named once until taken."""
@@ -248,7 +246,8 @@ class Broker:
 
     def take_unblocked(self) -> list[Session]:
         """Sessions none of whose messages wait for room any longer."""
-        unblocked, self._unblocked = self._unblocked, []
+        unblocked = [s for s in self._unblocked if not (s.parked or s.closed)]
+        self._unblocked.clear()
         return unblocked
 
     # Events --------------------------------------------------------------------------------------
@@ -396,7 +395,7 @@ class Broker:
         if subscription is None:
             self.refused[Reason.ACK_UNSUBSCRIBED] += event.firsts.size
             return
-        session.acknowledged += event.firsts.size
+        session.acknowledged += int((event.lasts - event.firsts).sum())
         window = subscription.window
         firsts, lasts = window.sequences(event.firsts, event.lasts)
         unsent = int(np.count_nonzero(lasts > window.cursor))
@@ -472,7 +471,7 @@ class Broker:
                 return cls
             session.parked.popleft()
         if not session.closed:
-            self._unblocked.append(session)
+            self._unblocked[session] = None
         return None
 
     def _keep_parked(self, session: Session) -> None:

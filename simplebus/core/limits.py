@@ -23,8 +23,11 @@ ACK_DIGITS_MAX = 10
 # Below this many frames a plain loop beats the fixed cost of array operations.
 PLAIN_FRAMES_MAX = 50
 
-# One read from a socket. Large enough that the array path pays, small enough to stay in L2 cache.
-RECEIVE_BYTES = 512 * 1024
+# One read from a socket. Short frames are best taken in pieces that stay in the cache; for long
+# ones the fixed cost of a batch counts more.
+RECEIVE_BYTES = 1024 * 1024
+RECEIVE_BYTES_SHORT = 512 * 1024
+LONG_FRAME_BYTES = 512
 
 # A partial frame up to this long is copied in front of the next read; a longer one is assembled.
 HEADROOM_BYTES = 64 * 1024

@@ -22,6 +22,7 @@ from simplebus.core.limits import (
     FRAME_BYTES_MIN,
     HEADER_BYTES,
     HEADROOM_BYTES,
+    LONG_FRAME_BYTES,
     RECEIVE_BYTES,
 )
 
@@ -49,6 +50,8 @@ class FrameReceiver:
         self.frame_bytes_max = frame_bytes_max
         self.frames = 0
         """Whole frames received so far."""
+        self.long_frames = False
+        """Whether the frames of the last batches were long ones, on average."""
         self._tail = bytearray()
 
     @property
@@ -76,6 +79,7 @@ class FrameReceiver:
         frames before the offending one.
         """
         first, last = HEADROOM_BYTES, HEADROOM_BYTES + count
+        before = self.frames
         if self._tail:
             if len(self._tail) <= HEADROOM_BYTES:
                 begin = first - len(self._tail)
@@ -89,6 +93,7 @@ class FrameReceiver:
         while (batch := split(buffer.raw, first, last, buffer.scratch)) is not None:
             first += batch.data.size
             yield from self._checked(batch)
+        self.long_frames = count >= LONG_FRAME_BYTES * max(1, self.frames - before)
         self._tail += buffer.view[first:last]
         if len(self._tail) > self.frame_bytes_max:
             raise self._too_long(len(self._tail), "and has not ended")

@@ -35,6 +35,9 @@ from simplebus.core.limits import (
     HEADER_BYTES,
     PLAIN_FRAMES_MAX,
     PUBLISHER_TICKS,
+    RECEIVE_BYTES,
+    RECEIVE_BYTES_SHORT,
+    TRICKLE_BYTES,
     Limits,
 )
 from simplebus.core.receive import FrameReceiver, ReceiveBuffer
@@ -80,6 +83,13 @@ class Session:
     def pending_bytes(self) -> int:
         """Bytes kept for this session beside the rings."""
         return self.parked_bytes + self.outbox.pending_bytes + self.receiver.tail_bytes
+
+    @property
+    def read_bytes(self) -> int:
+        """How much to read from this peer at once."""
+        if self.parked:
+            return TRICKLE_BYTES
+        return RECEIVE_BYTES if self.receiver.long_frames else RECEIVE_BYTES_SHORT
 
     def receive(self, buffer: ReceiveBuffer, count: int) -> Iterator[Event]:
         """Yield the events of `count` fresh bytes in the buffer.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from simplebus.core.errors import RemoteProtocolError
-from simplebus.core.limits import TRICKLE_BYTES, TRICKLE_SECONDS
+from simplebus.core.limits import TRICKLE_SECONDS
 from simplebus.core.session import Session
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Connection:
                 while True:
                     await trio.lowlevel.wait_readable(sock)
                     try:
-                        count = sock.recv_into(space[:TRICKLE_BYTES] if session.parked else space)
+                        count = sock.recv_into(space[: session.read_bytes])
                     except BlockingIOError:
                         continue
                     if count == 0:

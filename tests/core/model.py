@@ -24,7 +24,7 @@ from strategies import CONNECT, MESSAGE
 from core.talk import Bus, Peer, ack, connect, heartbeat, publish, subscribe
 from simplebus.core.broker import FullPolicy, Settings
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.limits import RING_IDLE_TICKS, Limits
+from simplebus.core.limits import RECEIVE_BYTES, RING_IDLE_TICKS, Limits
 
 FRAME_BYTES = 100_000
 
@@ -67,7 +67,7 @@ class Flight:
         """Ticks until it is sent again."""
         if self.attempts == 0:
             return 0
-        return max(ack_timeout, min(60, ack_timeout * 2 ** (self.attempts - 1)))
+        return max(ack_timeout, min(60, ack_timeout << (self.attempts - 1)))
 
 
 @dataclass
@@ -156,7 +156,7 @@ class World:
             class_messages=class_messages,
             class_bytes=1 << 18,
             total_bytes=total_bytes,
-            pending_bytes=FRAME_BYTES + 512 * 1024,
+            pending_bytes=FRAME_BYTES + RECEIVE_BYTES,
             hello_seconds=1e9,
             frame_seconds=1e9,
             stall_seconds=1e9,

@@ -145,8 +145,8 @@ class Peer:
         """Every message there is to hear. Replies to Connects are passed over."""
         parsed = [parse_frame(frame) for frame in self.hear_frames()]
         assert self.partial == b"", "the last frame is not whole"
-        assert {frame_type for frame_type, *_ in parsed} <= {MESSAGE, CONNECT}
-        return [Delivered(*fields) for frame_type, *fields in parsed if frame_type == MESSAGE]
+        assert {fields[0] for fields in parsed} <= {MESSAGE, CONNECT}
+        return [Delivered(*fields[1:]) for fields in parsed if fields[0] == MESSAGE]
 
     def hear_ids(self, class_id: int) -> list[int]:
         """The ids of every message of this class that there is to hear, and of no other class."""

@@ -13,6 +13,7 @@ from simplebus.core.errors import Reason
 from simplebus.core.limits import (
     MESSAGES_MAX,
     PLAIN_FRAMES_MAX,
+    RECEIVE_BYTES,
     RING_BYTES_MIN,
     RING_IDLE_TICKS,
     Limits,
@@ -143,9 +144,9 @@ def test_early_subscribers_are_served_in_the_order_they_came() -> None:
 
 def test_more_replies_than_may_be_pending_end_the_session() -> None:
     # Each Connect has 15 bytes, and its reply 17.
-    bus = Bus(frame_bytes=1000, pending_bytes=1000 + 512 * 1024)
-    peer = bus.peer(connect() * 30_000)
-    assert peer.is_refused(connect() * 5_000) is Reason.PENDING_LIMIT
+    bus = Bus(frame_bytes=1000, pending_bytes=1000 + RECEIVE_BYTES)
+    peer = bus.peer(connect() * (RECEIVE_BYTES // 17))
+    assert peer.is_refused(connect() * 100) is Reason.PENDING_LIMIT
 
 
 # Messages ----------------------------------------------------------------------------------------
@@ -235,8 +236,8 @@ def test_a_message_cut_off_in_the_middle_goes_to_the_next_subscription() -> None
 # Acks --------------------------------------------------------------------------------------------
 
 
-def heard_ten(**limits: int) -> tuple[Bus, Peer]:
-    bus = Bus(**limits)
+def heard_ten() -> tuple[Bus, Peer]:
+    bus = Bus()
     peer = bus.peer(connect(1), subscribe(1), publish(1, *numbered(10)))
     assert peer.hear_ids(1) == list(range(10))
     return bus, peer
@@ -411,18 +412,30 @@ def test_acks_behind_a_blocked_publishers_messages_are_applied_at_once() -> None
     assert not peer.session.parked
 
 
+def test_who_is_blocked_again_in_the_same_read_is_not_unblocked() -> None:
+    bus = full(FullPolicy.BLOCK)
+    peer = bus.peer(connect(1), subscribe(1), publish(1, *numbered(10)))
+    assert len(peer.hear()) == 10
+    again = publish(1, b"a") + ack(1, 0, 1) + publish(1, b"b") + ack(1, 1, 2) + publish(1, b"c")
+    peer.say(again)
+    assert peer.session.parked
+    assert bus.broker.take_unblocked() == []
+    peer.say(ack(1, 2, 3))
+    assert bus.broker.take_unblocked() == [peer.session]
+
+
 def test_more_parked_bytes_than_allowed_end_the_session_but_not_its_messages() -> None:
-    bus = full(FullPolicy.BLOCK, frame_bytes=100_000, pending_bytes=100_000 + 512 * 1024)
+    bus = full(FullPolicy.BLOCK, frame_bytes=100_000, pending_bytes=100_000 + RECEIVE_BYTES)
     peer = bus.peer(connect(1), subscribe(1))
     publisher = bus.peer()
-    data = publish(1, *numbered(20, size=90_000))
-    assert publisher.is_refused(data) is Reason.PENDING_LIMIT
+    sent = numbered(15 + 2 * RECEIVE_BYTES // 90_000, size=90_000)
+    assert publisher.is_refused(publish(1, *sent)) is Reason.PENDING_LIMIT
     received = publisher.session.receiver.frames
     heard: list[bytes] = []
     while messages := peer.hear():
         heard += [message.payload for message in messages]
         peer.say(ack(1, messages[0].message_id, messages[-1].message_id + 1))
-    assert heard == numbered(20, size=90_000)[:received]
+    assert heard == sent[:received]
 
 
 def test_messages_parked_by_a_peer_that_left_are_stored_when_there_is_room() -> None:

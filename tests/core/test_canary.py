@@ -6,6 +6,7 @@ The broker's own checks are left out, so that it is the model that notices, and 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import Phase, settings
@@ -142,4 +143,4 @@ def test_the_model_notices_an_engine_that(
                 report_multiple_bugs=False,
             ),
         )
-    assert caught.traceback[-1].path.name == "model.py"
+    assert Path(caught.traceback[-1].path).name == "model.py"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -179,9 +180,9 @@ class CountingBytes(bytearray):
 
     looked_at = 0
 
-    def find(self, sub: object, start: int = 0, end: int | None = None, /) -> int:  # type: ignore[override]
+    def find(self, sub: Any, start: Any = 0, end: Any = None, /) -> int:
         self.looked_at += (len(self) if end is None else end) - start
-        return super().find(sub, start, end)  # type: ignore[call-overload]
+        return super().find(sub, start, end)
 
 
 def test_a_long_frame_in_small_chunks_is_not_searched_again_and_again() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from core.talk import Bus, ack, connect, publish, subscribe
-from simplebus.core.limits import ACK_REST_MESSAGES_MAX, PUBLISHER_TICKS
+from simplebus.core.limits import ACK_REST_MESSAGES_MAX, PLAIN_FRAMES_MAX, PUBLISHER_TICKS
 
 
 def test_a_peer_that_acknowledged_a_little_may_rest_once() -> None:
@@ -24,6 +24,17 @@ def test_a_peer_that_acknowledged_much_may_not_rest() -> None:
     publisher.say(publish(1, *[b"x"] * count))
     subscriber.hear()
     subscriber.say(ack(1, 0, count))
+    assert not bus.broker.may_rest(subscriber.session)
+
+
+def test_many_acks_in_one_read_count_by_their_messages() -> None:
+    bus = Bus()
+    ranges = [(i * 10, i * 10 + 10) for i in range(PLAIN_FRAMES_MAX + 1)]
+    bus.peer(connect(1), publish(1, *[b"x"] * 10 * len(ranges)))
+    subscriber = bus.peer(subscribe(1))
+    subscriber.hear()
+    subscriber.say(b"".join(ack(1, first, last) for first, last in ranges))
+    assert subscriber.session.acknowledged == 10 * len(ranges)
     assert not bus.broker.may_rest(subscriber.session)
 
 

@@ -59,8 +59,10 @@ def hear(session: Session, *chunks: bytes) -> tuple[list[Fact], Reason | None]:
     """What a session understands of this, and why it ends, if it does."""
     heard: list[Fact] = []
     try:
-        for chunk in chunks:
-            for event in session.receive(BUFFER, BUFFER.fill(chunk)):
+        for chunk in filter(None, chunks):
+            count = BUFFER.fill(chunk)
+            single = session.receive_one(BUFFER, count)
+            for event in session.receive(BUFFER, count) if single is None else [single]:
                 heard += facts(event)
     except RemoteProtocolError as error:
         return heard, error.reason
@@ -92,6 +94,48 @@ def test_the_fields_that_the_protocol_ignores_are_ignored() -> None:
     assert understood(wild(SUBSCRIBE, b"from=5")) == [("subscribed", 0x0A3E)]
     assert understood(wild(MESSAGE, b"m"), known=[0x0A3E]) == [("published", 0x0A3E, b"m")]
     assert understood(wild(ord("3"), b"4-5")) == [("acked", 0x0A3E, 4, 5)]
+
+
+def test_a_single_message_or_ack_is_understood_without_arrays() -> None:
+    for known, said, expected in (
+        ((7,), publish(7, b"hi"), [("published", 7, b"hi")]),
+        ((), ack(7, 5, 6), [("acked", 7, 5, 6)]),
+    ):
+        session = session_of(*known)
+        event = session.receive_one(BUFFER, BUFFER.fill(said))
+        assert event is not None
+        assert facts(event) == expected
+        assert session.receiver.frames == 1
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"1",
+        b"3",
+        publish(7, b"hi")[:-1],
+        ack(7, 5, 6)[:-1],
+        publish(7, b"hi", b"ho"),
+        ack(7, 5, 6) * 2,
+        publish(7, b"hi") + b"1",
+        publish(8, b"of an unknown class"),
+        publish(7, b"long" * 5000),
+        heartbeat(),
+        subscribe(7),
+        connect(7),
+        build_frame(0x39),
+    ],
+)
+def test_anything_but_a_single_message_or_ack_is_left_alone(said: bytes) -> None:
+    session = session_of(7)
+    assert session.receive_one(BUFFER, BUFFER.fill(said)) is None
+    assert session.receiver.frames == 0
+
+
+def test_the_end_of_a_frame_is_no_single_message() -> None:
+    session = session_of(7)
+    outer = publish(7, publish(7, b"inner")[:-4])
+    assert hear(session, outer[:9], outer[9:]) == ([("published", 7, outer[9:-4])], None)
 
 
 @pytest.mark.parametrize("count", [1, 2, PLAIN_FRAMES_MAX, MANY])
