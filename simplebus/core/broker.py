@@ -32,6 +32,8 @@ from simplebus.core.events import (
 from simplebus.core.frames import FrameBatch
 from simplebus.core.limits import (
     ACK_REST_MESSAGES_MAX,
+    MESSAGE_ID_MASK,
+    PARKED_PIECE_BYTES,
     PLAIN_FRAMES_MAX,
     PUBLISHER_TICKS,
     Limits,
@@ -39,6 +41,9 @@ from simplebus.core.limits import (
 from simplebus.core.receive import ReceiveBuffer
 from simplebus.core.ring import MemoryBudget, Ring, RingStatistics
 from simplebus.core.session import Session
+
+# Its Connect reply would hold the delimiter, and could not be told from an empty one.
+_SESSION_ID_UNSENDABLE = int.from_bytes(frames.DELIMITER, "little")
 
 
 class FullPolicy(enum.StrEnum):
@@ -92,6 +97,8 @@ class ClassStatistics:
     """Messages not kept, by reason."""
     blocked_sessions: int
     """Sessions with messages that wait for room."""
+    parked: int
+    """Messages that wait for room here, as far as those sessions were read."""
     subscriptions: tuple[SubscriptionStatistics, ...]
 
 
@@ -129,6 +136,10 @@ class BrokerStatistics:
     def in_flight(self) -> int:
         return sum(c.in_flight for c in self.classes)
 
+    @property
+    def dropped(self) -> int:
+        return sum(sum(c.dropped.values()) for c in self.classes)
+
 
 class MessageClass:
     """One class: its ring, and everybody who has to do with it."""
@@ -164,6 +175,12 @@ class MessageClass:
             in_flight=sum(s.in_flight for s in subscriptions),
             dropped=dict(self.dropped),
             blocked_sessions=len(self.blocked),
+            parked=sum(
+                batch.count
+                for session in self.blocked
+                for class_id, batch in session.parked
+                if class_id == self.class_id
+            ),
             subscriptions=subscriptions,
         )
 
@@ -179,7 +196,7 @@ class Broker:
         self.refused: Counter[Reason] = Counter()
         self.budget = MemoryBudget(self.settings.limits.total_bytes)
         self._next_session_id = 0
-        self._early_subscribers: dict[int, list[Session]] = {}
+        self._early_subscribers: dict[int, dict[Session, None]] = {}
         """Who subscribed to classes that nobody has named yet."""
         self._ready: dict[int, None] = {}
         self._unblocked: dict[Session, None] = {}
@@ -188,15 +205,16 @@ class Broker:
 
     def open(self, peer: str = "") -> Session:
         """A peer has connected."""
-        if self._next_session_id.to_bytes(4, "little") == frames.DELIMITER:
-            self._next_session_id += 1  # Its Connect reply could not be told from an empty one.
+        session_id = self._next_session_id
+        while session_id in self.sessions or session_id == _SESSION_ID_UNSENDABLE:
+            session_id = (session_id + 1) & MESSAGE_ID_MASK
+        self._next_session_id = (session_id + 1) & MESSAGE_ID_MASK
         session = Session(
-            self._next_session_id,
+            session_id,
             frame_bytes_max=self.settings.limits.frame_bytes,
             known_classes=self.classes.keys(),
-            peer=peer or f"session {self._next_session_id}",
+            peer=peer or f"session {session_id}",
         )
-        self._next_session_id += 1
         self.sessions[session.session_id] = session
         return session
 
@@ -228,9 +246,11 @@ class Broker:
         if session.closed:
             return
         del self.sessions[session.session_id]
-        for waiting in self._early_subscribers.values():
-            if session in waiting:
-                waiting.remove(session)
+        for class_id in session.early:
+            waiting = self._early_subscribers.get(class_id, {})
+            waiting.pop(session, None)
+            if not waiting:
+                self._early_subscribers.pop(class_id, None)
         for subscription in session.subscriptions.values():
             self._unsubscribe(subscription)  # What is parked may find the room that this makes.
         session.subscriptions.clear()
@@ -289,7 +309,8 @@ class Broker:
             messages_max=limits.class_messages, bytes_max=limits.class_bytes, budget=self.budget
         )
         self.classes[class_id] = MessageClass(class_id, ring)
-        for session in self._early_subscribers.pop(class_id, ()):
+        for session in self._early_subscribers.pop(class_id, {}):
+            session.early.discard(class_id)
             self._subscribe(session, class_id)
 
     def _subscribe(self, session: Session, class_id: int) -> None:
@@ -297,9 +318,14 @@ class Broker:
             return
         cls = self.classes.get(class_id)
         if cls is None:
-            early = self._early_subscribers.setdefault(class_id, [])
-            if session not in early:
-                early.append(session)
+            session.early.add(class_id)
+            if len(session.early) > self.settings.limits.classes:
+                raise RemoteProtocolError(
+                    Reason.TOO_MANY_CLASSES,
+                    f"the peer subscribed to {len(session.early)} classes that nobody has named; "
+                    f"{self.settings.limits.classes} classes may exist",
+                )
+            self._early_subscribers.setdefault(class_id, {})[session] = None
             return
         window = AckWindow(floor=cls.ring.head) if cls.subscriptions else cls.waiting
         subscription = Subscription(
@@ -448,8 +474,13 @@ class Broker:
         """Keep messages aside until their class has room."""
         if not session.parked:
             cls.blocked.append(session)
-        session.parked.append((cls.class_id, batch.copy()))
         session.parked_bytes += batch.data.size
+        if session.parked and session.parked[-1][0] == cls.class_id:
+            last = session.parked[-1][1]
+            if last.data.size < PARKED_PIECE_BYTES:
+                session.parked[-1] = (cls.class_id, last.join(batch))
+                return
+        session.parked.append((cls.class_id, batch.copy()))
 
     def _unpark(self, session: Session, cls: MessageClass) -> MessageClass | None:
         """Store what a session has parked, in order, as far as it is for `cls` and fits.
@@ -535,10 +566,13 @@ class Broker:
 
     def holds_back(self, session: Session) -> bool:
         """Whether somebody waits for this session's acknowledgements."""
+        short_of_memory = any(
+            cls.blocked and len(cls.ring) < cls.ring.messages_max for cls in self.classes.values()
+        )
         return any(
-            cls.blocked and subscription.window.floor == cls.ring.floor
-            for subscription in session.subscriptions.values()
-            if (cls := self.classes[subscription.class_id])
+            window.floor == cls.ring.floor < cls.ring.head and (cls.blocked or short_of_memory)
+            for class_id, subscription in session.subscriptions.items()
+            if (cls := self.classes[class_id]) and (window := subscription.window)
         )
 
     def check(self) -> None:

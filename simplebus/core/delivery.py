@@ -16,7 +16,12 @@ from collections import deque
 from dataclasses import dataclass
 
 from simplebus.core.acks import AckWindow
-from simplebus.core.limits import REDELIVERY_BYTES, REDELIVERY_PAUSE_TICKS_MAX, SEND_BYTES
+from simplebus.core.limits import (
+    REDELIVERY_BYTES,
+    REDELIVERY_MESSAGES,
+    REDELIVERY_PAUSE_TICKS_MAX,
+    SEND_BYTES,
+)
 from simplebus.core.ring import Ring
 
 
@@ -75,7 +80,9 @@ class Subscription:
         self._entered = window.in_flight
         self._dropped_in_flight = 0
         self._wheel: dict[int, list[Span]] = {}
-        self._again = deque(Span(*left, 0) for left in window.unacked(window.floor, window.cursor))
+        self._again: deque[Span] = deque()
+        if window.floor < window.cursor:
+            self._again.append(Span(window.floor, window.cursor, 0))
 
     @property
     def acknowledged(self) -> int:
@@ -115,23 +122,34 @@ class Subscription:
         """
         pieces: list[memoryview] = []
         space = REDELIVERY_BYTES
-        while self._again and space > 0:
+        while self._again and not pieces:
             span = self._again[0]
-            todo = self.window.unacked(span.first, span.last)
-            if not todo:
-                self._again.popleft()
-                continue
-            first, last = todo[0]
-            self.ring.stamp(first, last, tick % self.ack_timeout)
-            piece, last = self.ring.piece(first, last, space)
-            pieces.append(piece)
-            space -= len(piece)
-            span.first = last
+            first = max(span.first, self.window.floor)
+            last = min(span.last, first + REDELIVERY_MESSAGES)
+            todo = self.window.unacked(first, last)
+            if todo:
+                self.ring.stamp(todo[0][0], todo[-1][1], tick % self.ack_timeout)
+            count = 0
+            for begin, end in todo:
+                while begin < end and space > 0:
+                    piece, after = self.ring.piece(begin, end, space)
+                    pieces.append(piece)
+                    space -= len(piece)
+                    count += after - begin
+                    begin = after
+                if begin < end:
+                    last = begin
+                    break
+            if count:
+                # One span for all of them: what is acknowledged within it is left out when due.
+                self._expect(first, last, span.attempts + 1, tick)
             if span.attempts:
-                self.redelivered += last - first
+                self.redelivered += count
             else:
-                self.delivered += last - first
-            self._expect(first, last, span.attempts + 1, tick)
+                self.delivered += count
+            span.first = last
+            if span.first >= span.last:
+                self._again.popleft()
         return b"".join(pieces)
 
     def peek(self, tick: int) -> memoryview:
@@ -177,8 +195,8 @@ class Subscription:
     def tick(self, tick: int) -> None:
         """Queue what is due at this tick and not acknowledged."""
         for span in self._wheel.pop(tick, ()):
-            for first, last in self.window.unacked(span.first, span.last):
-                self._again.append(Span(first, last, span.attempts))
+            if span.last > self.window.floor:
+                self._again.append(span)
         if self._again:
             self.outbox.wake(self)
         self.window.release_memory()

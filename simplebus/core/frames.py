@@ -147,6 +147,14 @@ class FrameBatch:
         data = np.frombuffer(frame, np.uint8)
         return cls(data, np.array([data.size], np.int64), data.size)
 
+    def join(self, other: FrameBatch) -> FrameBatch:
+        """These frames and the other ones behind them, in memory of their own."""
+        return FrameBatch(
+            np.concatenate([self.data, other.data]),
+            np.concatenate([self.ends, other.ends + self.data.size]),
+            self.stride if self.stride == other.stride else 0,
+        )
+
     def copy(self) -> FrameBatch:
         """The same frames in memory of their own."""
         return FrameBatch(self.data.copy(), self.ends.copy(), self.stride)

@@ -37,18 +37,25 @@ SEND_BYTES = 1024 * 1024
 
 # Frames sent again are copied, this many bytes at a time.
 REDELIVERY_BYTES = 256 * 1024
+# And from so many sequences at a time, so that a window full of holes does not hold the loop.
+REDELIVERY_MESSAGES = 4096
+
+# Parked messages are joined to pieces at least this long: many small ones cost what they weigh.
+PARKED_PIECE_BYTES = 64 * 1024
 
 # What a peer whose messages wait for a full class may still send per pause, so that acks behind
 # them get through: about 6 MiB/s.
 TRICKLE_BYTES = 64 * 1024
 TRICKLE_SECONDS = 0.01
+# How often it is looked whether one that cannot make the room has hung up.
+HUNG_UP_SECONDS = 0.5
 
 # A peer that only acknowledges, and few messages at a time, is read no more often than this: its
 # acks then come in batches, and nobody's messages wait behind them.
 ACK_REST_SECONDS = 0.001
 ACK_REST_MESSAGES_MAX = 64
 # Who published so many ticks ago, or less, may be about to publish again: its acks are not put off.
-PUBLISHER_TICKS = 2
+PUBLISHER_TICKS = 1
 
 # A ring starts this small and doubles on demand.
 RING_SLOTS_MIN = 256

@@ -109,7 +109,7 @@ class Ring:
         self._stamped_from = 0
         """Sequences at or above it carry the timer index `_stamp`."""
         self._stamp = 0
-        self._set_arrays(0, 0)
+        self._set_arrays(allocate(0, _BYTE), allocate(0, _POSITION))
 
     def __len__(self) -> int:
         return self.head - self.floor
@@ -384,7 +384,13 @@ class Ring:
     def _resize(self, slots: int, size: int) -> bool:
         """Move everything kept into new arrays, oldest frame first."""
         memory = size + slots * _POSITION.itemsize
-        if not self._budget.take(max(0, memory - self._memory())):
+        more = max(0, memory - self._memory())
+        if not self._budget.take(more):
+            return False
+        try:
+            arena, position = allocate(size, _BYTE), allocate(slots, _POSITION)
+        except (OSError, MemoryError):  # The system has less than the budget promised.
+            self._budget.give(more)
             return False
         old_arena, old_position = self._arena, self._position
         old_pieces = self._pieces(self.floor, self.head) if len(self) else []
@@ -394,7 +400,7 @@ class Ring:
         bounds = [(self._begin(a), self._end(b - 1)) for a, b in segments if a < b]
         positions = np.concatenate([old_position[:0]] + [old_position[a:b] for a, b in old_pieces])
         give = max(0, self._memory() - memory)
-        self._set_arrays(slots, size)
+        self._set_arrays(arena, position)
         self._budget.give(give)
         at = 0
         done = 0
@@ -409,12 +415,11 @@ class Ring:
         self._wrap = self.floor
         return True
 
-    def _set_arrays(self, slots: int, size: int) -> None:
-        assert slots == 0 or slots.bit_count() == 1, slots
-        self._slots, self._size, self._mask = slots, size, slots - 1
-        self._arena = allocate(size, _BYTE)
-        self._view = self._arena.data
-        self._position = allocate(slots, _POSITION)
+    def _set_arrays(self, arena: npt.NDArray[np.uint8], position: npt.NDArray[np.int64]) -> None:
+        assert position.size == 0 or position.size.bit_count() == 1, position.size
+        self._arena, self._position = arena, position
+        self._view = arena.data
+        self._slots, self._size, self._mask = position.size, arena.size, position.size - 1
 
     def check(self) -> None:
         """Raise AssertionError unless the invariants hold."""

@@ -64,6 +64,8 @@ class Session:
         self.outbox = Outbox(session_id)
         self.subscriptions: dict[int, Subscription] = {}
         """By class id."""
+        self.early: set[int] = set()
+        """Classes that it subscribed to before anybody named them."""
         self.parked: deque[tuple[int, FrameBatch]] = deque()
         """Messages that wait for room in their class, in order, as (class id, frames)."""
         self.parked_bytes = 0

@@ -7,6 +7,8 @@ of its own. Reading pauses while this peer's messages wait for room: that is all
 
 from __future__ import annotations
 
+import logging
+import select
 import socket
 import struct
 from typing import TYPE_CHECKING
@@ -14,11 +16,13 @@ from typing import TYPE_CHECKING
 import trio
 
 from simplebus.core.errors import RemoteProtocolError
-from simplebus.core.limits import TRICKLE_SECONDS
+from simplebus.core.limits import HUNG_UP_SECONDS, TRICKLE_SECONDS
 from simplebus.core.session import Session
 
 if TYPE_CHECKING:
     from simplebus.server.engine import Engine
+
+log = logging.getLogger("simplebus.server")
 
 # Pieces sent in one turn before other connections get theirs.
 _PIECES_PER_TURN = 4
@@ -54,6 +58,9 @@ class Connection:
                         count = sock.recv_into(space[: session.read_bytes])
                     except BlockingIOError:
                         continue
+                    except OSError as error:
+                        reason = f"lost: {error.strerror or error}"
+                        break
                     if count == 0:
                         break
                     engine.receive(session, count)
@@ -63,8 +70,10 @@ class Connection:
                         await engine.rest()
         except RemoteProtocolError as error:
             reason = error
-        except OSError as error:
-            reason = f"lost: {error.strerror or error}"
+        except Exception:
+            # A fault of ours costs this peer its connection, and nobody else anything.
+            log.exception("%s: disconnected by an internal error", session.peer)
+            reason = "internal error"
         finally:
             engine.closed(self, reason)
             trio.lowlevel.notify_closing(sock)
@@ -79,13 +88,20 @@ class Connection:
         self._room.set()
 
     async def _wait_for_room(self) -> None:
-        """Pause reading. A peer that subscribes is read on slowly: its acks may make the room."""
+        """Pause reading. A peer whose acks may make the room is read on slowly. Of one that has
+        hung up, what it left is read, so that its socket is not kept."""
         self._room = trio.Event()
-        if self.session.subscriptions:
-            with trio.move_on_after(TRICKLE_SECONDS):
+        seconds = TRICKLE_SECONDS if self.session.subscriptions else HUNG_UP_SECONDS
+        while self.session.parked and not self._has_hung_up():
+            with trio.move_on_after(seconds):
                 await self._room.wait()
-        else:
-            await self._room.wait()
+            if self._engine.broker.holds_back(self.session):
+                return
+
+    def _has_hung_up(self) -> bool:
+        poll = select.poll()
+        poll.register(self.socket, select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     def flush(self) -> None:
         """Send what can be sent without waiting; a task of its own sends the rest."""
@@ -122,6 +138,9 @@ class Connection:
                     return
         except (trio.ClosedResourceError, OSError):
             return
+        except Exception:
+            log.exception("%s: disconnected by an internal error", self.session.peer)
+            self.cut()
         finally:
             self._writing = False
 

@@ -40,7 +40,8 @@ class Engine:
         """Connections closed by us, by reason."""
         self.accepted = 0
         self._nursery: trio.Nursery | None = None
-        self._beaten = trio.Event()
+        self._settled = trio.Event()
+        self._said: Counter[str] = Counter()
         self._resting = trio.lowlevel.ParkingLot()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -57,9 +58,13 @@ class Engine:
         while True:
             await trio.sleep_until(due)
             due = max(due + tick_seconds, trio.current_time() + tick_seconds / 2)
-            self.tick()
+            try:
+                self.tick()
+            except Exception:
+                log.exception("a beat of the ack timer failed")
 
     def tick(self) -> None:
+        self._say_what_was_lost()
         for session, error in self.broker.tick():
             self._cut(self.connections[session.session_id], error)
         if self.broker.tick_number % _UNANSWERED_CHECK_TICKS == 0:
@@ -73,17 +78,26 @@ class Engine:
                         ),
                     )
         self.settle()
-        self._beaten.set()
-        self._beaten = trio.Event()
+
+    def _say_what_was_lost(self) -> None:
+        """One line for each reason that counted something since the last beat."""
+        counts = Counter({f"acks were ignored ({r})": n for r, n in self.broker.refused.items()})
+        for cls in self.broker.classes.values():
+            for reason, count in cls.dropped.items():
+                counts[f"messages of class {cls.class_id} were dropped ({reason})"] = count
+        for what, count in (counts - self._said).items():
+            log.warning("%d %s", count, what)
+        self._said = counts
 
     async def drained(self) -> None:
         """Stop reading from peers that only publish; wait until all that is stored for
-        subscribers is acknowledged. Looks once per beat."""
+        subscribers is acknowledged."""
         for connection in self.connections.values():
             if not connection.session.subscriptions:
                 connection.cut()
         while any(cls.subscriptions and len(cls.ring) for cls in self.broker.classes.values()):
-            await self._beaten.wait()
+            self._settled = trio.Event()
+            await self._settled.wait()
 
     async def rest(self) -> None:
         """Wait for the common end of a short rest: see ACK_REST_SECONDS."""
@@ -121,6 +135,7 @@ class Engine:
 
     def settle(self) -> None:
         """Send what became ready, and let those read on whose messages found room."""
+        self._settled.set()
         broker, connections = self.broker, self.connections
         for session_id in broker.take_ready():
             connections[session_id].flush()

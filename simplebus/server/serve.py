@@ -69,28 +69,40 @@ async def serve(
     sockets = await _bind_all(options)
     _keep_temporary_arrays_mapped()
     engine = Engine(settings)
-    async with trio.open_nursery() as engines:
-        await engines.start(engine.run)
-        async with trio.open_nursery() as doors:
-            for sock in sockets:
-                doors.start_soon(listeners.accept, sock, engine.serve)
-            addresses = tuple(listeners.name(sock.getsockname()) for sock in sockets)
-            gc.collect()
-            gc.freeze()  # What exists now lives for ever: no collection needs to look at it.
-            with _stop_signals() as signals:  # Who reads that we are ready may stop us at once.
-                announce(f"simplebus ready tcp={addresses[0]}")
-                notify("READY=1", f"STATUS=listening on {', '.join(addresses)}")
-                task_status.started(Serving(engine, addresses))
-                if options.verbose:
-                    doors.start_soon(_print_rates, engine, announce)
-                async for number in signals:
-                    log.info("%s: draining", signal.Signals(number).name)
-                    break
-            doors.cancel_scope.cancel()
-        notify("STOPPING=1", "STATUS=draining")
-        await _drain(engine, options.drain_seconds)
-        engines.cancel_scope.cancel()
-    _say_farewell(engine)
+    # Signals are caught before anything is announced: who reads that we are ready may stop us.
+    with _stop_signals() as signals:
+        async with trio.open_nursery() as engines:
+            await engines.start(engine.run)
+            await _keep_open(engine, sockets, options, signals, announce, task_status)
+            notify("STOPPING=1", "STATUS=draining")
+            await _drain(engine, options.drain_seconds, signals)
+            _say_farewell(engine)
+            engines.cancel_scope.cancel()
+
+
+async def _keep_open(
+    engine: Engine,
+    sockets: list[socket.socket],
+    options: ServeOptions,
+    signals: AsyncIterator[int],
+    announce: Callable[[str], None],
+    task_status: trio.TaskStatus[Serving],
+) -> None:
+    """Accept connections until the first signal."""
+    async with trio.open_nursery() as doors:
+        for sock in sockets:
+            doors.start_soon(listeners.accept, sock, engine.serve)
+        addresses = tuple(listeners.name(sock.getsockname()) for sock in sockets)
+        gc.collect()
+        gc.freeze()  # What exists now lives for ever: no collection needs to look at it.
+        announce(f"simplebus ready tcp={addresses[0]}")
+        notify("READY=1", f"STATUS=listening on {', '.join(addresses)}")
+        task_status.started(Serving(engine, addresses))
+        if options.verbose:
+            doors.start_soon(_print_rates, engine, announce)
+        number = await anext(signals)
+        log.info("%s: draining", signal.Signals(number).name)
+        doors.cancel_scope.cancel()
 
 
 def _keep_temporary_arrays_mapped() -> None:
@@ -141,10 +153,20 @@ async def _no_signals() -> AsyncIterator[int]:
     yield 0
 
 
-async def _drain(engine: Engine, seconds: float) -> None:
-    """Wait until every subscriber has acknowledged what is stored for it, up to the deadline."""
+async def _drain(engine: Engine, seconds: float, signals: AsyncIterator[int]) -> None:
+    """Wait until every subscriber has acknowledged what is stored for it, up to the deadline or a
+    second signal."""
     with trio.move_on_after(seconds):
-        await engine.drained()
+        async with trio.open_nursery() as nursery:
+
+            async def stop_at_once() -> None:
+                number = await anext(signals)
+                log.info("%s: stopping at once", signal.Signals(number).name)
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(stop_at_once)
+            await engine.drained()
+            nursery.cancel_scope.cancel()
 
 
 async def _print_rates(engine: Engine, announce: Callable[[str], None]) -> None:
@@ -164,17 +186,19 @@ def rates_line(before: BrokerStatistics, now: BrokerStatistics) -> str:
         f"Received: {now.published - before.published:,}. Send: {sent:,}. "
         f"Acknowledged: {now.acknowledged - before.acknowledged:,}. "
         f"Redelivered: {now.redelivered - before.redelivered:,}. In flight: {now.in_flight:,}. "
+        f"Dropped: {now.dropped - before.dropped:,}. "
         f"Sessions: {now.sessions}. Memory: {now.memory_bytes >> 20} MiB."
     )
 
 
 def _say_farewell(engine: Engine) -> None:
     for cls in engine.broker.statistics().classes:
-        if cls.ring.messages:
+        lost = cls.ring.messages + cls.parked
+        if lost:
             log.warning(
                 "class %d: %d stored messages are lost: nothing keeps them past the process",
                 cls.class_id,
-                cls.ring.messages,
+                lost,
             )
     notify("STATUS=stopped")
 

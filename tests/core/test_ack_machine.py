@@ -106,5 +106,5 @@ class AckMachine(RuleBasedStateMachine):
         assert moved == (self.floor != before)
 
 
-AckMachine.TestCase.settings = settings(stateful_step_count=40)
+AckMachine.TestCase.settings = settings(stateful_step_count=30)
 TestTheWindowIsASetOfInts = AckMachine.TestCase

@@ -700,7 +700,8 @@ def test_memory_goes_back_when_everything_is_acknowledged() -> None:
         peer.say(publish(class_id, *numbered(1000, size=300)))
     assert len(peer.hear()) == 2000
     for class_id in (1, 2):
-        peer.say(*(ack(class_id, i, i + 1) for i in range(500, 1000)), ack(class_id, 0, 500))
+        peer.say(b"".join(ack(class_id, i, i + 1) for i in range(500, 1000)))
+        peer.say(ack(class_id, 0, 500))
     bus.tick(2 * RING_IDLE_TICKS)
     assert bus.broker.statistics().memory_bytes == 0
     assert [cls.waiting.marks_bytes for cls in bus.broker.classes.values()] == [0, 0]
