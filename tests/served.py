@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Callable
 import trio
 
 from simplebus.core import frames
-from simplebus.core.broker import ClassStatistics, Settings
+from simplebus.core.broker import Settings
+from simplebus.core.statistics import ClassStatistics
 from simplebus.server.serve import ServeOptions, Serving, serve
 
 PATIENCE_SECONDS = 10.0

@@ -18,7 +18,7 @@ import numpy as np
 
 from simplebus.core import frames
 from simplebus.core.acks import AckWindow, nearest_sequence
-from simplebus.core.delivery import Subscription, SubscriptionStatistics
+from simplebus.core.delivery import Subscription
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.events import (
     Acked,
@@ -39,8 +39,9 @@ from simplebus.core.limits import (
     Limits,
 )
 from simplebus.core.receive import ReceiveBuffer
-from simplebus.core.ring import MemoryBudget, Ring, RingStatistics
+from simplebus.core.ring import MemoryBudget, Ring
 from simplebus.core.session import Session
+from simplebus.core.statistics import BrokerStatistics, ClassStatistics
 
 # Its Connect reply would hold the delimiter, and could not be told from an empty one.
 _SESSION_ID_UNSENDABLE = int.from_bytes(frames.DELIMITER, "little")
@@ -75,70 +76,6 @@ class Settings:
             raise ValueError(f"ack_timeout must be from 1 to 65535 ticks, got {self.ack_timeout}")
         if not self.tick_seconds > 0:
             raise ValueError(f"tick_seconds must be above 0, got {self.tick_seconds}")
-
-
-@dataclass(frozen=True, slots=True)
-class ClassStatistics:
-    """A snapshot of one class."""
-
-    class_id: int
-    ring: RingStatistics
-    published: int
-    """Messages accepted since the class exists."""
-    delivered: int
-    """First deliveries, over all subscriptions there ever were."""
-    redelivered: int
-    """Repeated deliveries, over all subscriptions there ever were."""
-    acknowledged: int
-    """Acknowledgements, over all subscriptions there ever were."""
-    in_flight: int
-    """Sent and not acknowledged, over all subscriptions."""
-    dropped: dict[Reason, int]
-    """Messages not kept, by reason."""
-    blocked_sessions: int
-    """Sessions with messages that wait for room."""
-    parked: int
-    """Messages that wait for room here, as far as those sessions were read."""
-    subscriptions: tuple[SubscriptionStatistics, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerStatistics:
-    """A snapshot of everything. Counters only grow."""
-
-    sessions: int
-    """Sessions open."""
-    memory_bytes: int
-    """Memory of all rings."""
-    parked_bytes: int
-    """Memory of messages that wait for room."""
-    refused: dict[Reason, int]
-    """What peers did wrong and what was dropped, by reason."""
-    classes: tuple[ClassStatistics, ...]
-
-    @property
-    def published(self) -> int:
-        return sum(c.published for c in self.classes)
-
-    @property
-    def delivered(self) -> int:
-        return sum(c.delivered for c in self.classes)
-
-    @property
-    def redelivered(self) -> int:
-        return sum(c.redelivered for c in self.classes)
-
-    @property
-    def acknowledged(self) -> int:
-        return sum(c.acknowledged for c in self.classes)
-
-    @property
-    def in_flight(self) -> int:
-        return sum(c.in_flight for c in self.classes)
-
-    @property
-    def dropped(self) -> int:
-        return sum(sum(c.dropped.values()) for c in self.classes)
 
 
 class MessageClass:

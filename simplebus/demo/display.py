@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from simplebus.core.broker import BrokerStatistics
+from simplebus.core.statistics import BrokerStatistics
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 
 import trio
 
-from simplebus.core.broker import BrokerStatistics, Settings
+from simplebus.core.broker import Settings
+from simplebus.core.statistics import BrokerStatistics
 from simplebus.server import listeners
 from simplebus.server.engine import Engine
 from simplebus.server.notify import notify

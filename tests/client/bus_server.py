@@ -11,7 +11,8 @@ from typing import TypeVar
 
 import trio
 
-from simplebus.core.broker import ClassStatistics, Settings
+from simplebus.core.broker import Settings
+from simplebus.core.statistics import ClassStatistics
 from simplebus.server.serve import ServeOptions, Serving, serve
 
 T = TypeVar("T")

@@ -6,11 +6,12 @@ Rule 2: a consumer here does what a driver's loop does: it settles before it ask
 
 from __future__ import annotations
 
-from simplebus.core.broker import Broker, ClassStatistics, Settings
+from simplebus.core.broker import Broker, Settings
 from simplebus.core.client import ClientCore
 from simplebus.core.inbox import Inbox
 from simplebus.core.messages import Batch, Message
 from simplebus.core.receive import ReceiveBuffer
+from simplebus.core.statistics import ClassStatistics
 
 
 class Pair:

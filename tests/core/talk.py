@@ -14,12 +14,13 @@ import pytest
 from oracles import build_frame, parse_frame, split_frames
 from strategies import ACK, CONNECT, HEARTBEAT, MESSAGE, SUBSCRIBE
 
-from simplebus.core.broker import Broker, ClassStatistics, Settings
+from simplebus.core.broker import Broker, Settings
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.frames import FrameBatch
 from simplebus.core.limits import Limits
 from simplebus.core.receive import ReceiveBuffer
 from simplebus.core.session import Session
+from simplebus.core.statistics import ClassStatistics
 
 
 def connect(*class_ids: int) -> bytes:

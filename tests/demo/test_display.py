@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from simplebus.core.broker import BrokerStatistics, ClassStatistics
 from simplebus.core.ring import RingStatistics
+from simplebus.core.statistics import BrokerStatistics, ClassStatistics
 from simplebus.demo.display import LiveDisplay, PlainDisplay, line, rates, table
 
 
@@ -23,6 +23,7 @@ def statistics(*, published: int, redelivered: int, class_id: int = 1) -> Broker
         in_flight=7,
         dropped={},
         blocked_sessions=0,
+        parked=0,
         subscriptions=(),
     )
     return BrokerStatistics(sessions=1, memory_bytes=0, parked_bytes=0, refused={}, classes=(cls,))

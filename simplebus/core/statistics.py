@@ -1,0 +1,76 @@
+"""Snapshots of the bus: what operators, tests and the demo look at.
+
+Rule 1: a snapshot never changes; counters in it only grow from one to the next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simplebus.core.delivery import SubscriptionStatistics
+from simplebus.core.errors import Reason
+from simplebus.core.ring import RingStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class ClassStatistics:
+    """A snapshot of one class."""
+
+    class_id: int
+    ring: RingStatistics
+    published: int
+    """Messages accepted since the class exists."""
+    delivered: int
+    """First deliveries, over all subscriptions there ever were."""
+    redelivered: int
+    """Repeated deliveries, over all subscriptions there ever were."""
+    acknowledged: int
+    """Acknowledgements, over all subscriptions there ever were."""
+    in_flight: int
+    """Sent and not acknowledged, over all subscriptions."""
+    dropped: dict[Reason, int]
+    """Messages not kept, by reason."""
+    blocked_sessions: int
+    """Sessions with messages that wait for room."""
+    parked: int
+    """Messages that wait for room here, as far as those sessions were read."""
+    subscriptions: tuple[SubscriptionStatistics, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerStatistics:
+    """A snapshot of everything. Counters only grow."""
+
+    sessions: int
+    """Sessions open."""
+    memory_bytes: int
+    """Memory of all rings."""
+    parked_bytes: int
+    """Memory of messages that wait for room."""
+    refused: dict[Reason, int]
+    """What peers did wrong and what was dropped, by reason."""
+    classes: tuple[ClassStatistics, ...]
+
+    @property
+    def published(self) -> int:
+        return sum(c.published for c in self.classes)
+
+    @property
+    def delivered(self) -> int:
+        return sum(c.delivered for c in self.classes)
+
+    @property
+    def redelivered(self) -> int:
+        return sum(c.redelivered for c in self.classes)
+
+    @property
+    def acknowledged(self) -> int:
+        return sum(c.acknowledged for c in self.classes)
+
+    @property
+    def in_flight(self) -> int:
+        return sum(c.in_flight for c in self.classes)
+
+    @property
+    def dropped(self) -> int:
+        return sum(sum(c.dropped.values()) for c in self.classes)
