@@ -123,6 +123,13 @@ def test_giving_up_more_than_was_sent_moves_the_cursor() -> None:
     assert (window.floor, window.cursor, window.in_flight) == (15, 15, 0)
 
 
+def test_giving_up_far_more_than_was_sent_counts_all_of_it() -> None:
+    window = window_of(0, 1000, (2, 4), (998, 999))
+    assert window.skip_to(5000) == 4997
+    window.check()
+    assert (window.floor, window.cursor, window.in_flight) == (5000, 5000, 0)
+
+
 def test_giving_up_reaches_on_over_what_is_acknowledged_behind_it() -> None:
     window = window_of(0, 10, (2, 4), (6, 7))
     assert window.skip_to(2) == 2

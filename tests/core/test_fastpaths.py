@@ -123,6 +123,17 @@ def test_a_delimiter_in_the_content_ends_the_frame_on_every_path(count: int) -> 
     assert_splits(DELIMITER * count)
 
 
+@given(st.binary(max_size=20), st.integers(0, 29), st.integers(0, MANY), st.integers(1, 3))
+def test_a_delimiter_written_over_a_frame_of_one_length_is_found(
+    content: bytes, place: int, at: int, count: int
+) -> None:
+    # The lengths stay the same: only looking for every delimiter tells that frames end elsewhere.
+    frame = build_frame(MESSAGE, content=content.replace(b"<", b"x"))
+    place = min(place, len(frame) - 4)
+    broken = frame[:place] + DELIMITER + frame[place + 4 :]
+    assert_splits(frame * at + broken * count + frame * (MANY - at))
+
+
 def test_bytes_beyond_the_last_one_asked_for_are_not_looked_at() -> None:
     frame = build_frame(MESSAGE, content=b"x")
     for count in (1, 17, MANY):
@@ -167,6 +178,7 @@ def test_a_slice_is_the_slice_of_the_frames(some: list[bytes], data: st.DataObje
     last = data.draw(st.integers(first + 1, len(some)))
     part = batch_of(*some).slice(first, last)
     part.check()
+    assert part.stride == batch_of(*some).stride, "the strided paths are lost"
     assert frames_of(part) == some[first:last]
     again = part.slice(0, part.count)
     assert frames_of(again) == some[first:last]
