@@ -30,9 +30,10 @@ def test_a_repeated_message_is_counted() -> None:
     canary.check_repeat()
 
 
-@pytest.mark.parametrize("fault", canary.FAULTS)
+# An invented message behind the last one is noticed only if it comes before the generator leaves.
+@pytest.mark.parametrize("fault", sorted(set(canary.FAULTS) - {"invent"}))
 def test_a_fault_is_named(fault: str) -> None:
-    assert str(canary.STRICKEN) in canary.check_fault(fault) or fault == "invent"
+    assert str(canary.STRICKEN) in canary.check_fault(fault)
 
 
 def test_a_short_run_against_the_real_server_reports_a_verified_rate(tmp_path: Path) -> None:
