@@ -97,7 +97,7 @@ def test_the_version_is_told() -> None:
         ),
         (
             "--max-pending 1MiB",
-            "--max-pending must be from 2097152 to 1099511627776, got 1048576 (a whole frame of "
+            "--max-pending must be from 3145728 to 1099511627776, got 1048576 (a whole frame of "
             "--max-frame and one read must fit into it)",
         ),
         ("--max-class-messages 0", "--max-class-messages must be above 0, got 0"),

@@ -243,7 +243,10 @@ class Broker:
     def _open_class(self, class_id: int) -> None:
         limits = self.settings.limits
         ring = Ring(
-            messages_max=limits.class_messages, bytes_max=limits.class_bytes, budget=self.budget
+            class_id=class_id,
+            messages_max=limits.class_messages,
+            bytes_max=limits.class_bytes,
+            budget=self.budget,
         )
         self.classes[class_id] = MessageClass(class_id, ring)
         for session in self._early_subscribers.pop(class_id, {}):
@@ -429,7 +432,7 @@ class Broker:
             if class_id != cls.class_id:
                 return self.classes[class_id]
             taken = self._append(cls, batch)
-            stored = int(batch.ends[taken - 1]) if taken else 0
+            stored = int(batch.bounds[taken])
             session.parked_bytes -= stored
             if session.closed:
                 self.budget.give(stored)

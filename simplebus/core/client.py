@@ -237,7 +237,7 @@ class ClientCore:
         self._received_bytes += count
         woken: dict[Inbox, None] = {}
         if self._receiver.lone_frame(buffer, count):
-            self._take(Run(bytes(buffer.space[:count]), count=1, stride=count, ends=None), woken)
+            self._take(Run(bytes(buffer.space[:count]), count=1, stride=count, bounds=None), woken)
         else:
             for batch in self._receiver.receive(buffer, count):
                 for run in runs(batch):

@@ -52,9 +52,14 @@ _ID_AND_TIMER = struct.Struct(">iH")
 _WORD: np.dtype[np.uint32] = np.dtype("<u4")
 _LONG: np.dtype[np.uint64] = np.dtype("<u8")
 _DELIMITER_WORD = np.uint32(int.from_bytes(DELIMITER, "little"))
-_LESS_THAN = np.uint8(DELIMITER[0])
+_LESS_THAN = DELIMITER[:1]
+_LESS_THAN_BYTE = np.uint8(DELIMITER[0])
 _DASH = np.uint8(ord("-"))
 _KEY_MASK = np.uint32(0xFFFFFF)
+_ONE = np.uint64(1)
+_BYTE_OF_FLAG = np.uint64(0x0001020304050607)
+"""A word in which only byte n is 1, times this, has n in its top byte."""
+_TOP_BYTE = np.uint64(56)
 _ACK_CONTENT = re.compile(rb"([0-9]{1,10})-([0-9]{1,10}|-2147483648)")
 """The second form is how the original writes 2**31, as a signed 32-bit number."""
 
@@ -94,21 +99,22 @@ class FrameBatch:
 
     data: Bytes
     """Exactly the frames' bytes."""
-    ends: Integers
-    """Where each frame ends in data; ends[-1] == data.size."""
+    bounds: Integers
+    """Shape (count+1,): frame n is data[bounds[n] : bounds[n+1]]; from 0 to data.size."""
     stride: int
     """Length of every frame when all are equal, else 0."""
 
     @property
     def count(self) -> int:
-        return self.ends.size
+        return self.bounds.size - 1
 
     @property
     def starts(self) -> Integers:
-        starts = np.empty_like(self.ends)
-        starts[0] = 0
-        starts[1:] = self.ends[:-1]
-        return starts
+        return self.bounds[:-1]
+
+    @property
+    def ends(self) -> Integers:
+        return self.bounds[1:]
 
     @property
     def lengths(self) -> Integers:
@@ -124,45 +130,46 @@ class FrameBatch:
 
     def slice(self, first: int, last: int) -> FrameBatch:
         """Frames first..last-1, without a copy."""
-        at = int(self.ends[first - 1]) if first else 0
-        ends = self.ends[first:last]
-        return FrameBatch(self.data[at : ends[-1]], ends - at if at else ends, self.stride)
+        bounds = self.bounds[first : last + 1]
+        at, end = int(bounds[0]), int(bounds[-1])
+        return FrameBatch(self.data[at:end], bounds - at if at else bounds, self.stride)
 
     def take(self, order: npt.NDArray[np.intp]) -> FrameBatch:
         """The frames at these indexes, in that order, as a copy. One index at least."""
         if self.stride:
             rows = self.data.reshape(self.count, self.stride).take(order, axis=0)
-            return FrameBatch(rows.reshape(-1), self.ends[: order.size], self.stride)
+            return FrameBatch(rows.reshape(-1), self.bounds[: order.size + 1], self.stride)
         # Frames of many lengths: neighbours are copied together.
         breaks = np.flatnonzero(order[1:] != order[:-1] + 1) + 1
         firsts = self.starts[order[np.r_[0, breaks]]].tolist()
         lasts = self.ends[order[np.r_[breaks - 1, order.size - 1]]].tolist()
         view = self.data.data
         joined = b"".join([view[a:b] for a, b in zip(firsts, lasts, strict=True)])
-        return FrameBatch(np.frombuffer(joined, np.uint8), np.cumsum(self.lengths[order]), 0)
+        return FrameBatch(np.frombuffer(joined, np.uint8), _bounds(self.lengths[order]), 0)
 
     @classmethod
     def of_one(cls, frame: memoryview) -> FrameBatch:
         """A batch of a single frame."""
         data = np.frombuffer(frame, np.uint8)
-        return cls(data, np.array([data.size], np.int64), data.size)
+        return cls(data, np.array([0, data.size], np.int64), data.size)
 
     def join(self, other: FrameBatch) -> FrameBatch:
         """These frames and the other ones behind them, in memory of their own."""
         return FrameBatch(
             np.concatenate([self.data, other.data]),
-            np.concatenate([self.ends, other.ends + self.data.size]),
+            np.concatenate([self.bounds, other.ends + self.data.size]),
             self.stride if self.stride == other.stride else 0,
         )
 
     def copy(self) -> FrameBatch:
         """The same frames in memory of their own."""
-        return FrameBatch(self.data.copy(), self.ends.copy(), self.stride)
+        return FrameBatch(self.data.copy(), self.bounds.copy(), self.stride)
 
     def check(self) -> None:
         """Raise AssertionError unless the columns describe data."""
         assert self.count > 0
-        assert self.ends[-1] == self.data.size, (self.ends[-1], self.data.size)
+        assert self.bounds[0] == 0
+        assert self.bounds[-1] == self.data.size, (self.bounds[-1], self.data.size)
         assert (self.lengths >= FRAME_BYTES_MIN).all()
         assert self.stride == 0 or (self.lengths == self.stride).all()
 
@@ -188,7 +195,7 @@ def split(
 
     May stop early, at a change from frames of one length to others: call again from the end of what
     came back. What remains when it returns None is the beginning of one frame. `scratch`, of
-    last-first flags at least, saves allocating as many for each call.
+    last-first+8 flags at least, saves allocating as many for each call.
     """
     end = buffer.find(DELIMITER, first + HEADER_BYTES, last)
     if end < 0:
@@ -202,66 +209,86 @@ def split(
             return uniform
     if likely > PLAIN_FRAMES_MAX or last - first > _PLAIN_BYTES_MAX:
         return _split_arrays(np.frombuffer(buffer, np.uint8, last - first, first), scratch)
-    ends = []
+    bounds = [0]
     while end >= 0:
         at = end + DELIMITER_BYTES
-        ends.append(at - first)
+        bounds.append(at - first)
         end = buffer.find(DELIMITER, at + HEADER_BYTES, last)
-    same = stride * len(ends) == ends[-1] and ends == list(range(stride, ends[-1] + 1, stride))
-    data = np.frombuffer(buffer, np.uint8, ends[-1], first)
-    return FrameBatch(data, np.array(ends, np.int64), stride if same else 0)
+    size = bounds[-1]
+    same = stride * (len(bounds) - 1) == size and bounds == list(range(0, size + 1, stride))
+    data = np.frombuffer(buffer, np.uint8, size, first)
+    return FrameBatch(data, np.array(bounds, np.int64), stride if same else 0)
 
 
 def _split_uniform(
     data: Bytes, stride: int, likely: int, scratch: Flags | None
 ) -> FrameBatch | None:
-    """Frames of one length at the front of data, if they are a good part of it.
-
-    Delimiters at every multiple of the stride are all there are when no other `<` exists; then no
-    position needs to be searched for.
-    """
+    """Frames of one length at the front of data, if they are a good part of it."""
     offset = stride - DELIMITER_BYTES
     here = _strided(data, _WORD, offset, stride, likely) == _DELIMITER_WORD
     count = likely if np.count_nonzero(here) == likely else int(here.argmin())
     if count < min(likely // 2, _UNIFORM_FRAMES_ENOUGH) or count < _UNIFORM_FRAMES_MIN:
         return None
     block = data[: count * stride]
-    less_than = _find_less_than(block, scratch)
-    less_than[offset::stride] = False
-    if less_than.any():
+    # Where the first `<` after each header begins the delimiter at the stride, no other can be.
+    first_less_than = np.strings.find(block.view(f"S{stride}"), _LESS_THAN, HEADER_BYTES)
+    if np.count_nonzero(first_less_than == offset) < count:
+        flags = _less_than(block, scratch)
+        flags[offset::stride] = False
         # The last delimiter ends the block, so that a whole word stands at every other candidate.
-        words = unaligned(block, _WORD)[np.flatnonzero(less_than[:-DELIMITER_BYTES])]
+        words = unaligned(block, _WORD)[np.flatnonzero(flags[:-DELIMITER_BYTES])]
         if (words == _DELIMITER_WORD).any():
             return None
-    return FrameBatch(block, np.arange(stride, block.size + 1, stride, dtype=np.int64), stride)
+    return FrameBatch(block, np.arange(0, block.size + 1, stride, dtype=np.int64), stride)
 
 
 def _split_arrays(data: Bytes, scratch: Flags | None) -> FrameBatch:
     """All whole frames at the front of data, which holds one at least."""
-    whole_words = data.size - DELIMITER_BYTES + 1
-    candidates = np.flatnonzero(_find_less_than(data[:whole_words], scratch))
-    words = unaligned(data, _WORD)[candidates]
-    delimiters = candidates[words == _DELIMITER_WORD]
-    if delimiters[0] < HEADER_BYTES or (np.diff(delimiters) < FRAME_BYTES_MIN).any():
-        delimiters = _outside_headers(delimiters)
-    ends = delimiters.astype(np.int64, copy=False) + DELIMITER_BYTES
-    return FrameBatch(data[: ends[-1]], ends, 0)
+    candidates = _find_less_than(data[: 1 - DELIMITER_BYTES], scratch)
+    here = unaligned(data, _WORD)[candidates] == _DELIMITER_WORD
+    delimiters = candidates if np.count_nonzero(here) == here.size else candidates[here]
+    bounds = np.empty(delimiters.size + 1, np.int64)
+    bounds[0] = 0
+    np.add(delimiters, DELIMITER_BYTES, out=bounds[1:])
+    if (bounds[1:] - bounds[:-1]).min() < FRAME_BYTES_MIN:
+        bounds = _outside_headers(delimiters)
+    return FrameBatch(data[: bounds[-1]], bounds, 0)
 
 
-def _find_less_than(data: Bytes, scratch: Flags | None) -> Flags:
+def _less_than(data: Bytes, scratch: Flags | None) -> Flags:
     """Which bytes are `<`, the delimiter's first: shape of data, in scratch if given."""
-    return np.equal(data, _LESS_THAN, out=None if scratch is None else scratch[: data.size])
+    return np.equal(data, _LESS_THAN_BYTE, out=None if scratch is None else scratch[: data.size])
 
 
-def _outside_headers(delimiters: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-    """Those delimiters that end a frame: each at least a header after the last one's end."""
-    kept = []
-    earliest = HEADER_BYTES
+def _find_less_than(data: Bytes, scratch: Flags | None) -> Integers:
+    """Where `<` stands in data: ascending."""
+    size = -(-data.size // _LONG.itemsize) * _LONG.itemsize
+    flags = np.empty(size, np.bool_) if scratch is None else scratch[:size]
+    _less_than(data, flags)
+    flags[data.size :] = False
+    # Eight flags are looked at as one word, which has one of them at most as a rule.
+    words = flags.view(_LONG)
+    found = np.flatnonzero(words != 0)
+    words = words[found]
+    if np.bitwise_and(words, words - _ONE).any():
+        return np.flatnonzero(flags)
+    return found * _LONG.itemsize + ((words * _BYTE_OF_FLAG) >> _TOP_BYTE).view(np.int64)
+
+
+def _outside_headers(delimiters: Integers) -> Integers:
+    """The bounds that those delimiters make that end a frame: each at least a header after the last
+    one's end."""
+    bounds = [0]
     for at in delimiters.tolist():
-        if at >= earliest:
-            kept.append(at)
-            earliest = at + FRAME_BYTES_MIN
-    return np.array(kept, np.intp)
+        if at >= bounds[-1] + HEADER_BYTES:
+            bounds.append(at + DELIMITER_BYTES)
+    return np.array(bounds, np.int64)
+
+
+def _bounds(lengths: Integers) -> Integers:
+    bounds = np.zeros(lengths.size + 1, np.int64)
+    np.cumsum(lengths, out=bounds[1:])
+    return bounds
 
 
 # Ack ranges --------------------------------------------------------------------------------------

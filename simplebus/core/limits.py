@@ -23,17 +23,15 @@ ACK_DIGITS_MAX = 10
 # Below this many frames a plain loop beats the fixed cost of array operations.
 PLAIN_FRAMES_MAX = 50
 
-# One read from a socket. Short frames are best taken in pieces that stay in the cache; for long
-# ones the fixed cost of a batch counts more.
-RECEIVE_BYTES = 1024 * 1024
-RECEIVE_BYTES_SHORT = 512 * 1024
-LONG_FRAME_BYTES = 512
+# One read from a socket. A batch has a fixed cost, which its copying has just pushed out of the
+# caches: smaller pieces, which would stay there themselves, are dearer.
+RECEIVE_BYTES = 2 * 1024 * 1024
 
 # A partial frame up to this long is copied in front of the next read; a longer one is assembled.
 HEADROOM_BYTES = 64 * 1024
 
 # One write to a socket, so that no subscriber holds the loop for long.
-SEND_BYTES = 1024 * 1024
+SEND_BYTES = 2 * 1024 * 1024
 
 # Frames sent again are copied, this many bytes at a time.
 REDELIVERY_BYTES = 256 * 1024

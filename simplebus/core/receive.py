@@ -22,7 +22,6 @@ from simplebus.core.limits import (
     FRAME_BYTES_MIN,
     HEADER_BYTES,
     HEADROOM_BYTES,
-    LONG_FRAME_BYTES,
     RECEIVE_BYTES,
 )
 
@@ -32,7 +31,7 @@ class ReceiveBuffer:
 
     def __init__(self, size: int = RECEIVE_BYTES) -> None:
         self.raw = bytearray(HEADROOM_BYTES + size)
-        self.scratch: Flags = np.empty(len(self.raw), np.bool_)
+        self.scratch: Flags = np.empty(len(self.raw) + 8, np.bool_)
         self.view = memoryview(self.raw)
         self.space = self.view[HEADROOM_BYTES:]
         """Where to read into; what was read is raw[HEADROOM_BYTES : HEADROOM_BYTES + count]."""
@@ -50,8 +49,6 @@ class FrameReceiver:
         self.frame_bytes_max = frame_bytes_max
         self.frames = 0
         """Whole frames received so far."""
-        self.long_frames = False
-        """Whether the frames of the last batches were long ones, on average."""
         self._tail = bytearray()
 
     @property
@@ -79,7 +76,6 @@ class FrameReceiver:
         frames before the offending one.
         """
         first, last = HEADROOM_BYTES, HEADROOM_BYTES + count
-        before = self.frames
         if self._tail:
             if len(self._tail) <= HEADROOM_BYTES:
                 begin = first - len(self._tail)
@@ -93,7 +89,6 @@ class FrameReceiver:
         while (batch := split(buffer.raw, first, last, buffer.scratch)) is not None:
             first += batch.data.size
             yield from self._checked(batch)
-        self.long_frames = count >= LONG_FRAME_BYTES * max(1, self.frames - before)
         self._tail += buffer.view[first:last]
         if len(self._tail) > self.frame_bytes_max:
             raise self._too_long(len(self._tail), "and has not ended")
@@ -109,17 +104,16 @@ class FrameReceiver:
         if end < 0:
             return None, last
         length = end + DELIMITER_BYTES
-        frame = np.frombuffer(bytes(self._tail[:length]), np.uint8)
+        frame = FrameBatch.of_one(memoryview(bytes(self._tail[:length])))
         self._tail.clear()
-        return FrameBatch(frame, np.array([length], np.int64), length), first + length - searched
+        return frame, first + length - searched
 
     def _checked(self, batch: FrameBatch) -> Iterator[FrameBatch]:
         """The batch, up to a frame that is too long."""
         if batch.data.size > self.frame_bytes_max:
             lengths = batch.lengths
-            long = lengths > self.frame_bytes_max
-            if long.any():
-                at = int(long.argmax())
+            if (batch.stride or lengths.max()) > self.frame_bytes_max:
+                at = int((lengths > self.frame_bytes_max).argmax())
                 if at:
                     self.frames += at
                     yield batch.slice(0, at)

@@ -28,12 +28,15 @@ from simplebus.core.limits import (
     RING_SLOTS_MIN,
 )
 
-_ID_AT = 3
+_HEADER_AT = 1
+"""Where class, message id and timer index stand in a frame: eight bytes, written as one word."""
 _TIMER_AT = 7
 _BYTE: np.dtype[np.uint8] = np.dtype(np.uint8)
 _POSITION: np.dtype[np.int64] = np.dtype(np.int64)
-_ID: np.dtype[np.uint32] = np.dtype(np.uint32)
+_WORD: np.dtype[np.uint64] = np.dtype(np.uint64)
 _TIMER: np.dtype[np.uint16] = np.dtype(">u2")
+_ID_SHIFT = np.uint64(16)
+_NO_ID_OVERFLOW = np.uint64(~((MESSAGE_ID_MASK + 1) << 16) & 0xFFFFFFFFFFFFFFFF)
 
 
 class MemoryBudget:
@@ -91,7 +94,11 @@ class Ring:
     `messages_max` and `bytes_max` bound what it may grow to; `budget` bounds all rings together.
     """
 
-    def __init__(self, *, messages_max: int, bytes_max: int, budget: MemoryBudget) -> None:
+    def __init__(
+        self, *, class_id: int, messages_max: int, bytes_max: int, budget: MemoryBudget
+    ) -> None:
+        self.class_id = class_id
+        """What the frames that it is given carry already."""
         self.messages_max = messages_max
         self.bytes_max = bytes_max
         self.floor = 0
@@ -211,9 +218,9 @@ class Ring:
         self._arena[at : at + size] = batch.data
         if batch.stride:
             self._fill(head, np.arange(at, at + size, batch.stride))
-            strides = (batch.stride,)
-            np.ndarray((count,), _ID, self._arena, at + _ID_AT, strides)[:] = _wire_ids(head, count)
-            np.ndarray((count,), _TIMER, self._arena, at + _TIMER_AT, strides)[:] = self._stamp
+            stride = (batch.stride,)
+            headers = np.ndarray((count,), _WORD, self._arena, at + _HEADER_AT, stride)
+            headers[:] = self._headers(head, count)
         elif count <= PLAIN_FRAMES_MAX:
             start = at
             for sequence, end in enumerate(batch.ends.tolist(), head):
@@ -223,10 +230,21 @@ class Ring:
         else:
             starts = batch.starts + at
             self._fill(head, starts)
-            unaligned(self._arena, _ID)[starts + _ID_AT] = _wire_ids(head, count)
-            unaligned(self._arena, _TIMER)[starts + _TIMER_AT] = self._stamp
+            headers = unaligned(self._arena[_HEADER_AT:], _WORD)
+            headers[starts] = self._headers(head, count)
         self._write = at + size
         self.head = head + count
+
+    def _headers(self, first: int, count: int) -> npt.NDArray[np.uint64]:
+        """Class, message id and timer index of `count` frames, their bytes in the wire's order."""
+        message_id = first & MESSAGE_ID_MASK
+        word = self.class_id << 48 | message_id << 16 | self._stamp
+        words = np.arange(count, dtype=_WORD)
+        words <<= _ID_SHIFT
+        words += np.uint64(word)
+        if message_id + count > MESSAGE_ID_MASK + 1:
+            words &= _NO_ID_OVERFLOW
+        return words.byteswap(inplace=True)
 
     def _fill(self, first: int, positions: Integers) -> None:
         """Note where the frames from sequence `first` on begin, around the column's end."""
@@ -438,18 +456,9 @@ class Ring:
             at = end
             assert end - begin >= FRAME_BYTES_MIN
             assert self._view[end - len(DELIMITER) : end] == DELIMITER, (sequence, begin, end)
-            message_id = int.from_bytes(self._view[begin + _ID_AT : begin + _TIMER_AT], "big")
+            message_id = int.from_bytes(self._view[begin + 3 : begin + _TIMER_AT], "big")
             assert message_id == sequence & MESSAGE_ID_MASK, (sequence, message_id)
         assert total == self.frame_bytes, (total, self.frame_bytes)
-
-
-def _wire_ids(first: int, count: int) -> npt.NDArray[np.uint32]:
-    """The message ids of `count` sequences, their bytes in the wire's order."""
-    message_id = first & MESSAGE_ID_MASK
-    ids = np.arange(message_id, message_id + count, dtype=_ID)
-    if message_id + count > MESSAGE_ID_MASK + 1:
-        ids &= MESSAGE_ID_MASK
-    return ids.byteswap(inplace=True)
 
 
 def _at_least(least: int, wanted: int) -> int:

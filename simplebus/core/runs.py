@@ -10,6 +10,7 @@ Rule 2: a run owns its bytes; nothing here is a view of a receive buffer.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 
@@ -34,9 +35,9 @@ class Run:
     """Frames of one type and class, with consecutive ids and one timer index, and their bytes."""
 
     __slots__ = (
+        "bounds",
         "class_id",
         "count",
-        "ends",
         "first_id",
         "frame_type",
         "raw",
@@ -44,7 +45,7 @@ class Run:
         "timer_index",
     )
 
-    def __init__(self, raw: bytes, *, count: int, stride: int, ends: Integers | None) -> None:
+    def __init__(self, raw: bytes, *, count: int, stride: int, bounds: Integers | None) -> None:
         """Reads the first frame's header; the caller knows that the others follow from it."""
         fields: tuple[int, int, int, int] = frames.HEADER.unpack_from(raw)
         self.frame_type, self.class_id, self.first_id, self.timer_index = fields
@@ -53,8 +54,9 @@ class Run:
         self.count = count
         self.stride = stride
         """How long each frame is, when all are equal."""
-        self.ends = ends
-        """Where each frame ends in raw; None when all are as long as the stride."""
+        self.bounds = bounds
+        """Where each frame begins in raw and the last one ends; None when all are as long as the
+        stride."""
 
     @property
     def is_deliverable(self) -> bool:
@@ -72,18 +74,18 @@ class Run:
         """Frames first..last-1, with bytes of their own."""
         if first == 0 and last == self.count:
             return self
-        if self.ends is None:
-            begin, end, ends = first * self.stride, last * self.stride, None
+        bounds = None
+        if self.bounds is None:
+            begin, end = first * self.stride, last * self.stride
         else:
-            begin = int(self.ends[first - 1]) if first else 0
-            end = int(self.ends[last - 1])
-            ends = self.ends[first:last] - begin
-        return Run(self.raw[begin:end], count=last - first, stride=self.stride, ends=ends)
+            begin, end = int(self.bounds[first]), int(self.bounds[last])
+            bounds = self.bounds[first : last + 1] - begin
+        return Run(self.raw[begin:end], count=last - first, stride=self.stride, bounds=bounds)
 
     def contents(self, first: int, last: int) -> list[bytes]:
         """What stands between header and delimiter of frames first..last-1."""
         raw, stride = self.raw, self.stride
-        if self.ends is None:
+        if self.bounds is None:
             length = stride - FRAME_BYTES_MIN
             start = first * stride + HEADER_BYTES
             if last - first > PLAIN_FRAMES_MAX and length:
@@ -93,12 +95,9 @@ class Run:
                 ).tolist()
                 return contents
             return [raw[at : at + length] for at in range(start, last * stride, stride)]
-        begins = [int(self.ends[first - 1]) if first else 0]
-        ends = self.ends[first:last].tolist()
-        begins += ends[:-1]
         return [
             raw[begin + HEADER_BYTES : end - DELIMITER_BYTES]
-            for begin, end in zip(begins, ends, strict=True)
+            for begin, end in pairwise(self.bounds[first : last + 1].tolist())
         ]
 
 
@@ -122,8 +121,8 @@ def runs(batch: FrameBatch) -> Iterator[Run]:
 
 
 def _run(batch: FrameBatch) -> Run:
-    ends = None if batch.stride else batch.ends
-    return Run(batch.data.tobytes(), count=batch.count, stride=batch.stride, ends=ends)
+    bounds = None if batch.stride else batch.bounds
+    return Run(batch.data.tobytes(), count=batch.count, stride=batch.stride, bounds=bounds)
 
 
 def ranges_of(flags: Flags) -> list[tuple[int, int]]:

@@ -36,7 +36,6 @@ from simplebus.core.limits import (
     PLAIN_FRAMES_MAX,
     PUBLISHER_TICKS,
     RECEIVE_BYTES,
-    RECEIVE_BYTES_SHORT,
     TRICKLE_BYTES,
     Limits,
 )
@@ -89,9 +88,7 @@ class Session:
     @property
     def read_bytes(self) -> int:
         """How much to read from this peer at once."""
-        if self.parked:
-            return TRICKLE_BYTES
-        return RECEIVE_BYTES if self.receiver.long_frames else RECEIVE_BYTES_SHORT
+        return TRICKLE_BYTES if self.parked else RECEIVE_BYTES
 
     def receive(self, buffer: ReceiveBuffer, count: int) -> Iterator[Event]:
         """Yield the events of `count` fresh bytes in the buffer.

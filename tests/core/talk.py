@@ -53,7 +53,8 @@ def batch_of(*whole: bytes) -> FrameBatch:
     data = b"".join(whole)
     lengths = [len(frame) for frame in whole]
     stride = lengths[0] if len(set(lengths)) == 1 else 0
-    return FrameBatch(np.frombuffer(data, np.uint8), np.cumsum(lengths, dtype=np.int64), stride)
+    bounds = np.cumsum([0, *lengths], dtype=np.int64)
+    return FrameBatch(np.frombuffer(data, np.uint8), bounds, stride)
 
 
 class Delivered(NamedTuple):

@@ -13,7 +13,6 @@ from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from core.test_broker_machine import BlockMachine
-from simplebus.core import ring as ring_module
 from simplebus.core.acks import AckWindow
 from simplebus.core.broker import Broker, MessageClass
 from simplebus.core.delivery import Subscription
@@ -63,8 +62,8 @@ def acknowledges_one_too_many(patch: Patch) -> None:
 
 
 def numbers_wrongly(patch: Patch) -> None:
-    wire_ids = ring_module._wire_ids
-    patch.setattr(ring_module, "_wire_ids", lambda first, count: wire_ids(first + 1, count))
+    headers = Ring._headers
+    patch.setattr(Ring, "_headers", lambda self, first, count: headers(self, first + 1, count))
 
 
 def stores_in_another_order(patch: Patch) -> None:

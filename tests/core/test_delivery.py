@@ -19,7 +19,9 @@ class Line:
     """One class's ring, one subscription to it, and the outbox at its end."""
 
     def __init__(self, *, window: AckWindow | None = None, outbox: Outbox | None = None) -> None:
-        self.ring = Ring(messages_max=1 << 20, bytes_max=1 << 26, budget=MemoryBudget(1 << 26))
+        self.ring = Ring(
+            class_id=1, messages_max=1 << 20, bytes_max=1 << 26, budget=MemoryBudget(1 << 26)
+        )
         self.outbox = outbox or Outbox(5)
         self.subscription = self.subscribe(window or AckWindow(floor=0))
         self.tick_number = 0

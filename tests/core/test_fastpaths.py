@@ -356,6 +356,11 @@ def test_ranges_that_touch_leave_the_window_as_each_of_them_does(
 # Rings -------------------------------------------------------------------------------------------
 
 MESSAGES_MAX = 3000
+CLASS_ID = 0x8C0D
+
+
+def stored(content: bytes) -> bytes:
+    return build_frame(MESSAGE, class_id=CLASS_ID, content=content)
 
 
 class Rings:
@@ -363,7 +368,12 @@ class Rings:
 
     def __init__(self, *, first: int = 0, bytes_max: int = 1 << 22) -> None:
         self.batched, self.single = (
-            Ring(messages_max=MESSAGES_MAX, bytes_max=bytes_max, budget=MemoryBudget(1 << 30))
+            Ring(
+                class_id=CLASS_ID,
+                messages_max=MESSAGES_MAX,
+                bytes_max=bytes_max,
+                budget=MemoryBudget(1 << 30),
+            )
             for _ in range(2)
         )
         self.oracle = RingOracle(floor=first)
@@ -450,7 +460,7 @@ def test_a_ring_filled_by_batches_is_one_filled_one_by_one(
     rings = Rings(first=first)
     for runs, released, timer_index in steps:
         some = [
-            build_frame(MESSAGE, class_id=number, content=b"%d" % number + b"y" * size)
+            stored(b"%d" % number + b"y" * size)
             for number, (size, count) in enumerate(runs)
             for _ in range(count)
         ]
@@ -465,27 +475,25 @@ def test_a_ring_that_wraps_and_grows_and_shrinks_is_one_filled_one_by_one(
     # A backlog of `count` frames or two: the arena wraps again and again, and grows when it must.
     rings = Rings(first=ID_COUNT - 2 * count)
     for turn in range(8):
-        some = [
-            build_frame(MESSAGE, content=b"z" * (size + (turn * i) % uneven)) for i in range(count)
-        ]
+        some = [stored(b"z" * (size + (turn * i) % uneven)) for i in range(count)]
         rings.append(some, timer_index=turn % 3)
         if turn != 3:
             rings.release(count - turn)
     rings.stamp(rings.oracle.floor + 1, rings.oracle.head - 1, 5)
     rings.release(len(rings.batched) - 2)
     rings.tick(2 * RING_IDLE_TICKS)
-    rings.append([build_frame(MESSAGE, content=b"more")] * MANY, timer_index=5)
+    rings.append([stored(b"more")] * MANY, timer_index=5)
     rings.release(1 << 30)
     rings.tick(2 * RING_IDLE_TICKS)
     assert rings.batched.statistics().memory_bytes == 0
-    rings.append([build_frame(MESSAGE, content=b"again")] * 3, timer_index=1)
+    rings.append([stored(b"again")] * 3, timer_index=1)
 
 
 @pytest.mark.parametrize("size", [0, 1000, 30_000])
 def test_a_full_ring_takes_as_many_by_batches_as_one_by_one(size: int) -> None:
     # Full by messages, by bytes, and by bytes with a useless rest at the arena's end.
     rings = Rings(bytes_max=1 << 18)
-    frame = build_frame(MESSAGE, content=b"f" * size)
+    frame = stored(b"f" * size)
     for turn in range(3):
         rings.append([frame] * (MESSAGES_MAX + 10), timer_index=turn)
         assert 0 < len(rings.batched) <= MESSAGES_MAX
@@ -493,8 +501,8 @@ def test_a_full_ring_takes_as_many_by_batches_as_one_by_one(size: int) -> None:
 
 
 def test_ids_wrap_inside_one_batch_on_every_path() -> None:
-    same = [build_frame(MESSAGE, content=b"s")] * MANY
-    uneven = [build_frame(MESSAGE, content=b"u" * (i % 5)) for i in range(MANY)]
+    same = [stored(b"s")] * MANY
+    uneven = [stored(b"u" * (i % 5)) for i in range(MANY)]
     for some in (same, uneven, uneven[:10]):
         rings = Rings(first=ID_COUNT - 5)
         rings.append(some, timer_index=2)
@@ -503,8 +511,8 @@ def test_ids_wrap_inside_one_batch_on_every_path() -> None:
 
 
 def test_slots_wrap_inside_one_batch_on_every_path() -> None:
-    same = [build_frame(MESSAGE, content=b"s")] * MANY
-    uneven = [build_frame(MESSAGE, content=b"u" * (i % 5)) for i in range(MANY)]
+    same = [stored(b"s")] * MANY
+    uneven = [stored(b"u" * (i % 5)) for i in range(MANY)]
     for some in (same, uneven, uneven[:10]):
         rings = Rings(first=RING_SLOTS_MIN - 5)
         rings.append(some, timer_index=2)

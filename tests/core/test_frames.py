@@ -135,9 +135,9 @@ def test_keys_tell_types_and_classes_apart_and_nothing_else() -> None:
 
 def test_a_batch_whose_columns_do_not_fit_is_noticed() -> None:
     data = np.frombuffer(SMALLEST * 2, np.uint8)
-    for ends, stride in (([13], 13), ([5, 26], 0), ([13, 26], 12)):
+    for bounds, stride in (([0, 13], 13), ([0, 5, 26], 0), ([0, 13, 26], 12), ([1, 26], 0)):
         with pytest.raises(AssertionError):
-            FrameBatch(data, np.array(ends, np.int64), stride).check()
+            FrameBatch(data, np.array(bounds, np.int64), stride).check()
 
 
 @pytest.mark.parametrize(

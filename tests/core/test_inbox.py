@@ -35,7 +35,7 @@ def batch_of(owner: object, log: AckLog, first_id: int, count: int) -> Batch:
         build_frame(MESSAGE, class_id=1, message_id=message_id, content=b"%06d" % message_id)
         for message_id in range(first_id, first_id + count)
     )
-    run = Run(raw, count=count, stride=len(raw) // count, ends=None)
+    run = Run(raw, count=count, stride=len(raw) // count, bounds=None)
     return Batch(run, Receipt(owner, log, run=run, redelivered=False))
 
 

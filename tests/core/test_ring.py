@@ -15,10 +15,17 @@ SLOT_BYTES = 8
 
 
 def ring_of(
-    *, messages_max: int = 100_000, bytes_max: int = 1 << 24, budget: MemoryBudget | None = None
+    *,
+    class_id: int = 1,
+    messages_max: int = 100_000,
+    bytes_max: int = 1 << 24,
+    budget: MemoryBudget | None = None,
 ) -> Ring:
     return Ring(
-        messages_max=messages_max, bytes_max=bytes_max, budget=budget or MemoryBudget(1 << 30)
+        class_id=class_id,
+        messages_max=messages_max,
+        bytes_max=bytes_max,
+        budget=budget or MemoryBudget(1 << 30),
     )
 
 
@@ -74,14 +81,21 @@ def test_messages_are_numbered_from_zero_without_a_gap() -> None:
 
 
 def test_everything_but_id_and_timer_index_is_kept_as_it_came() -> None:
-    ring = ring_of()
-    came = build_frame(
-        MESSAGE, class_id=0x3C0D, message_id=77, timer_index=8, content=b"<\r\n\x00\xff\r\n"
-    )
-    append(ring, came, timer_index=5)
-    assert ring.frame(0) == build_frame(
-        MESSAGE, class_id=0x3C0D, message_id=0, timer_index=5, content=b"<\r\n\x00\xff\r\n"
-    )
+    def frame(number: int, *, message_id: int, timer_index: int) -> bytes:
+        content = b"<\r\n\x00\xff\r\n" + bytes(number % 3)
+        return build_frame(
+            MESSAGE,
+            class_id=0xFC0D,
+            message_id=message_id,
+            timer_index=timer_index,
+            content=content,
+        )
+
+    for count in (1, 3, 100):  # Alone, in a loop and as arrays.
+        ring = ring_of(class_id=0xFC0D)
+        append(ring, *[frame(n, message_id=77, timer_index=8) for n in range(count)], timer_index=5)
+        for n in range(count):
+            assert ring.frame(n) == frame(n, message_id=n, timer_index=5)
 
 
 def test_the_frames_given_are_copied() -> None:

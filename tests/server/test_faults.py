@@ -77,7 +77,7 @@ async def test_publishers_that_hang_up_while_they_wait_do_not_keep_their_sockets
 
 
 async def test_a_publisher_that_subscribes_elsewhere_waits_and_loses_nothing() -> None:
-    limits = Limits(class_messages=100, pending_bytes=2 << 20, frame_bytes=64 << 10)
+    limits = Limits(class_messages=100, pending_bytes=3 << 20, frame_bytes=64 << 10)
     count = 4000
     async with serving(Settings(limits)) as server:
         slow = await connect(server, [1, 2])
