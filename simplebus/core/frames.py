@@ -1,8 +1,8 @@
 r"""Bytes to frames and back: the wire of protocol version 1 (protocol/binary.md).
 
 Rule 1: this file knows bytes, never classes' contents, sessions or sockets.
-Rule 2: `split` and `ack_ranges` choose between a plain loop and arrays by size alone; both give the
-same answer, and a property test holds them together.
+Rule 2: `ack_ranges` chooses between a plain loop and arrays by size alone; both give the same
+answer, and a property test holds them together.
 
     0      1         3            7             9                n-4        n
     ├ type ┼ class ──┼ message id ┼ timer index ┼ content … ─────┼ <\r\n> ──┤
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -39,6 +39,8 @@ Flags = npt.NDArray[np.bool_]
 """Shape (n,)."""
 Words = npt.NDArray[np.uint64]
 """Shape (n,): eight characters each, the first one in the lowest byte."""
+Keys = npt.NDArray[np.uint32]
+"""Shape (n,): type and class of a frame, which are its first three bytes, the first one lowest."""
 
 Item = TypeVar("Item", bound=np.generic)
 
@@ -51,25 +53,10 @@ HEARTBEAT, MESSAGE, SUBSCRIBE, ACK, CONNECT = b"01234"
 _ID_AND_TIMER = struct.Struct(">iH")
 _WORD: np.dtype[np.uint32] = np.dtype("<u4")
 _LONG: np.dtype[np.uint64] = np.dtype("<u8")
-_DELIMITER_WORD = np.uint32(int.from_bytes(DELIMITER, "little"))
-_LESS_THAN = DELIMITER[:1]
-_LESS_THAN_BYTE = np.uint8(DELIMITER[0])
 _DASH = np.uint8(ord("-"))
-_KEY_MASK = np.uint32(0xFFFFFF)
-_ONE = np.uint64(1)
-_BYTE_OF_FLAG = np.uint64(0x0001020304050607)
-"""A word in which only byte n is 1, times this, has n in its top byte."""
-_TOP_BYTE = np.uint64(56)
+KEY_MASK = np.uint32(0xFFFFFF)
 _ACK_CONTENT = re.compile(rb"([0-9]{1,10})-([0-9]{1,10}|-2147483648)")
 """The second form is how the original writes 2**31, as a signed 32-bit number."""
-
-# A plain search for each delimiter passes over long frames slower than arrays do.
-_PLAIN_BYTES_MAX = 16 * 1024
-
-# From this many frames of one length on, looking for nothing else beats searching.
-_UNIFORM_FRAMES_MIN = 16
-# A run this long is worth a call of its own, however much follows it.
-_UNIFORM_FRAMES_ENOUGH = 256
 
 assert HEADER.size == HEADER_BYTES
 assert len(DELIMITER) == DELIMITER_BYTES
@@ -103,6 +90,8 @@ class FrameBatch:
     """Shape (count+1,): frame n is data[bounds[n] : bounds[n+1]]; from 0 to data.size."""
     stride: int
     """Length of every frame when all are equal, else 0."""
+    keys_found: Keys | None = None
+    """What `keys` answers, where it has been found out already."""
 
     @property
     def count(self) -> int:
@@ -120,13 +109,15 @@ class FrameBatch:
     def lengths(self) -> Integers:
         return self.ends - self.starts
 
-    def keys(self) -> npt.NDArray[np.uint32]:
+    def keys(self) -> Keys:
         """Type and class of each frame as one number: the header's first three bytes, unordered."""
+        if self.keys_found is not None:
+            return self.keys_found
         if self.stride:
-            words = _strided(self.data, _WORD, 0, self.stride, self.count)
+            words = strided(self.data, _WORD, 0, self.stride, self.count)
         else:
             words = unaligned(self.data, _WORD)[self.starts]
-        return words & _KEY_MASK
+        return words & KEY_MASK
 
     def slice(self, first: int, last: int) -> FrameBatch:
         """Frames first..last-1, without a copy."""
@@ -172,6 +163,14 @@ class FrameBatch:
         assert self.bounds[-1] == self.data.size, (self.bounds[-1], self.data.size)
         assert (self.lengths >= FRAME_BYTES_MIN).all()
         assert self.stride == 0 or (self.lengths == self.stride).all()
+        if self.keys_found is not None:
+            assert (self.keys_found == replace(self, keys_found=None).keys()).all()
+
+
+def _bounds(lengths: Integers) -> Integers:
+    bounds = np.zeros(lengths.size + 1, np.int64)
+    np.cumsum(lengths, out=bounds[1:])
+    return bounds
 
 
 def unaligned(data: Bytes, dtype: np.dtype[Item]) -> npt.NDArray[Item]:
@@ -179,116 +178,11 @@ def unaligned(data: Bytes, dtype: np.dtype[Item]) -> npt.NDArray[Item]:
     return np.ndarray((data.size - dtype.itemsize + 1,), dtype, buffer=data, strides=(1,))
 
 
-def _strided(
+def strided(
     data: Bytes, dtype: np.dtype[Item], offset: int, stride: int, count: int
 ) -> npt.NDArray[Item]:
+    """One item of each of `count` equal frames, `offset` bytes into it: shape (count,), a view."""
     return np.ndarray((count,), dtype, buffer=data, offset=offset, strides=(stride,))
-
-
-# Splitting ---------------------------------------------------------------------------------------
-
-
-def split(
-    buffer: bytes | bytearray, first: int, last: int, scratch: Flags | None = None
-) -> FrameBatch | None:
-    """The whole frames at the front of buffer[first:last], or None when there is none.
-
-    May stop early, at a change from frames of one length to others: call again from the end of what
-    came back. What remains when it returns None is the beginning of one frame. `scratch`, of
-    last-first+8 flags at least, saves allocating as many for each call.
-    """
-    end = buffer.find(DELIMITER, first + HEADER_BYTES, last)
-    if end < 0:
-        return None
-    stride = end + DELIMITER_BYTES - first
-    likely = (last - first) // stride
-    if likely >= _UNIFORM_FRAMES_MIN and buffer.startswith(DELIMITER, end + stride):
-        data = np.frombuffer(buffer, np.uint8, last - first, first)
-        uniform = _split_uniform(data, stride, likely, scratch)
-        if uniform is not None:
-            return uniform
-    if likely > PLAIN_FRAMES_MAX or last - first > _PLAIN_BYTES_MAX:
-        return _split_arrays(np.frombuffer(buffer, np.uint8, last - first, first), scratch)
-    bounds = [0]
-    while end >= 0:
-        at = end + DELIMITER_BYTES
-        bounds.append(at - first)
-        end = buffer.find(DELIMITER, at + HEADER_BYTES, last)
-    size = bounds[-1]
-    same = stride * (len(bounds) - 1) == size and bounds == list(range(0, size + 1, stride))
-    data = np.frombuffer(buffer, np.uint8, size, first)
-    return FrameBatch(data, np.array(bounds, np.int64), stride if same else 0)
-
-
-def _split_uniform(
-    data: Bytes, stride: int, likely: int, scratch: Flags | None
-) -> FrameBatch | None:
-    """Frames of one length at the front of data, if they are a good part of it."""
-    offset = stride - DELIMITER_BYTES
-    here = _strided(data, _WORD, offset, stride, likely) == _DELIMITER_WORD
-    count = likely if np.count_nonzero(here) == likely else int(here.argmin())
-    if count < min(likely // 2, _UNIFORM_FRAMES_ENOUGH) or count < _UNIFORM_FRAMES_MIN:
-        return None
-    block = data[: count * stride]
-    # Where the first `<` after each header begins the delimiter at the stride, no other can be.
-    first_less_than = np.strings.find(block.view(f"S{stride}"), _LESS_THAN, HEADER_BYTES)
-    if np.count_nonzero(first_less_than == offset) < count:
-        flags = _less_than(block, scratch)
-        flags[offset::stride] = False
-        # The last delimiter ends the block, so that a whole word stands at every other candidate.
-        words = unaligned(block, _WORD)[np.flatnonzero(flags[:-DELIMITER_BYTES])]
-        if (words == _DELIMITER_WORD).any():
-            return None
-    return FrameBatch(block, np.arange(0, block.size + 1, stride, dtype=np.int64), stride)
-
-
-def _split_arrays(data: Bytes, scratch: Flags | None) -> FrameBatch:
-    """All whole frames at the front of data, which holds one at least."""
-    candidates = _find_less_than(data[: 1 - DELIMITER_BYTES], scratch)
-    here = unaligned(data, _WORD)[candidates] == _DELIMITER_WORD
-    delimiters = candidates if np.count_nonzero(here) == here.size else candidates[here]
-    bounds = np.empty(delimiters.size + 1, np.int64)
-    bounds[0] = 0
-    np.add(delimiters, DELIMITER_BYTES, out=bounds[1:])
-    if (bounds[1:] - bounds[:-1]).min() < FRAME_BYTES_MIN:
-        bounds = _outside_headers(delimiters)
-    return FrameBatch(data[: bounds[-1]], bounds, 0)
-
-
-def _less_than(data: Bytes, scratch: Flags | None) -> Flags:
-    """Which bytes are `<`, the delimiter's first: shape of data, in scratch if given."""
-    return np.equal(data, _LESS_THAN_BYTE, out=None if scratch is None else scratch[: data.size])
-
-
-def _find_less_than(data: Bytes, scratch: Flags | None) -> Integers:
-    """Where `<` stands in data: ascending."""
-    size = -(-data.size // _LONG.itemsize) * _LONG.itemsize
-    flags = np.empty(size, np.bool_) if scratch is None else scratch[:size]
-    _less_than(data, flags)
-    flags[data.size :] = False
-    # Eight flags are looked at as one word, which has one of them at most as a rule.
-    words = flags.view(_LONG)
-    found = np.flatnonzero(words != 0)
-    words = words[found]
-    if np.bitwise_and(words, words - _ONE).any():
-        return np.flatnonzero(flags)
-    return found * _LONG.itemsize + ((words * _BYTE_OF_FLAG) >> _TOP_BYTE).view(np.int64)
-
-
-def _outside_headers(delimiters: Integers) -> Integers:
-    """The bounds that those delimiters make that end a frame: each at least a header after the last
-    one's end."""
-    bounds = [0]
-    for at in delimiters.tolist():
-        if at >= bounds[-1] + HEADER_BYTES:
-            bounds.append(at + DELIMITER_BYTES)
-    return np.array(bounds, np.int64)
-
-
-def _bounds(lengths: Integers) -> Integers:
-    bounds = np.zeros(lengths.size + 1, np.int64)
-    np.cumsum(lengths, out=bounds[1:])
-    return bounds
 
 
 # Ack ranges --------------------------------------------------------------------------------------
@@ -362,9 +256,9 @@ def _decimals_in_columns(batch: FrameBatch, end: int, digits: int) -> tuple[Inte
     """The number in the `digits` characters before offset `end` of every frame, and which are
     decimal. All frames have the same length."""
     data, stride, count = batch.data, batch.stride, batch.count
-    values, good = _eight_digits(_strided(data, _LONG, end - 8, stride, count), min(digits, 8))
+    values, good = _eight_digits(strided(data, _LONG, end - 8, stride, count), min(digits, 8))
     if digits > 8:
-        words = _strided(data, _LONG, end - 16, stride, count)
+        words = strided(data, _LONG, end - 16, stride, count)
         above, decimal = _eight_digits(words, digits - 8)
         values += above * 100_000_000
         good &= decimal

@@ -30,6 +30,9 @@ RECEIVE_BYTES = 2 * 1024 * 1024
 # A partial frame up to this long is copied in front of the next read; a longer one is assembled.
 HEADROOM_BYTES = 64 * 1024
 
+# Behind what is received a buffer has this many bytes more, so that words can be read whole.
+SPARE_BYTES = 16
+
 # One write to a socket, so that no subscriber holds the loop for long.
 SEND_BYTES = 2 * 1024 * 1024
 
@@ -54,6 +57,9 @@ ACK_REST_SECONDS = 0.001
 ACK_REST_MESSAGES_MAX = 64
 # Who published so many ticks ago, or less, may be about to publish again: its acks are not put off.
 PUBLISHER_TICKS = 1
+
+# Memory blocks from here on are asked to be huge pages: scattered access misses fewer of them.
+HUGE_BYTES_MIN = 2 * 1024 * 1024
 
 # A ring starts this small and doubles on demand.
 RING_SLOTS_MIN = 256

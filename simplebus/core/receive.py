@@ -13,27 +13,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.frames import DELIMITER, Flags, FrameBatch, split
+from simplebus.core.frames import DELIMITER, FrameBatch
 from simplebus.core.limits import (
     DELIMITER_BYTES,
     FRAME_BYTES_MIN,
     HEADER_BYTES,
     HEADROOM_BYTES,
     RECEIVE_BYTES,
+    SPARE_BYTES,
 )
+from simplebus.core.split import Scratch, split
 
 
 class ReceiveBuffer:
     """The one buffer that every connection of an engine reads into, with headroom for a tail."""
 
     def __init__(self, size: int = RECEIVE_BYTES) -> None:
-        self.raw = bytearray(HEADROOM_BYTES + size)
-        self.scratch: Flags = np.empty(len(self.raw) + 8, np.bool_)
+        self.raw = bytearray(HEADROOM_BYTES + size + SPARE_BYTES)
+        self.scratch = Scratch(len(self.raw))
         self.view = memoryview(self.raw)
-        self.space = self.view[HEADROOM_BYTES:]
+        self.space = self.view[HEADROOM_BYTES:-SPARE_BYTES]
         """Where to read into; what was read is raw[HEADROOM_BYTES : HEADROOM_BYTES + count]."""
 
     def fill(self, data: bytes) -> int:

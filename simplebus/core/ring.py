@@ -21,6 +21,7 @@ import numpy.typing as npt
 from simplebus.core.frames import DELIMITER, FrameBatch, Integers, Item, stamp, unaligned
 from simplebus.core.limits import (
     FRAME_BYTES_MIN,
+    HUGE_BYTES_MIN,
     MESSAGE_ID_MASK,
     PLAIN_FRAMES_MAX,
     RING_BYTES_MIN,
@@ -85,7 +86,10 @@ def allocate(count: int, dtype: np.dtype[Item]) -> npt.NDArray[Item]:
     size = count * dtype.itemsize
     if size < RING_BYTES_MIN:
         return np.empty(count, dtype)
-    return np.frombuffer(mmap.mmap(-1, size), dtype)
+    memory = mmap.mmap(-1, size)
+    if size >= HUGE_BYTES_MIN and hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, dtype)
 
 
 class Ring:

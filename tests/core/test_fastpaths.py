@@ -8,6 +8,7 @@ change of a threshold would silently take the arrays out of all of these tests.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 from random import Random
@@ -40,22 +41,23 @@ from core.talk import Bus, ack, batch_of, connect, heartbeat, numbered, publish,
 from simplebus.core import frames as wire
 from simplebus.core.acks import AckWindow
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.frames import FrameBatch, ack_ranges, split
+from simplebus.core.frames import FrameBatch, ack_ranges
 from simplebus.core.limits import PLAIN_FRAMES_MAX, RING_IDLE_TICKS, RING_SLOTS_MIN
 from simplebus.core.ring import MemoryBudget, Ring
+from simplebus.core.split import Scratch, find_delimiters, split
 
 MANY = 4 * PLAIN_FRAMES_MAX
 
 # Splitting ---------------------------------------------------------------------------------------
 
 
-def split_all(data: bytes, *, scratch: bool) -> tuple[list[FrameBatch], bytes]:
+def split_all(data: bytes, *, before: bytes = DELIMITER) -> tuple[list[FrameBatch], bytes]:
     """All batches that split finds in the middle of a larger buffer, and what is left over."""
-    buffer = bytearray(b"<\r\n>" + data + b"<\r\n>")
-    flags = np.empty(len(buffer), np.bool_) if scratch else None
-    first, last = 4, 4 + len(data)
+    buffer = bytearray(before + data + DELIMITER * 4)
+    scratch = Scratch(len(buffer))
+    first, last = len(before), len(before) + len(data)
     batches = []
-    while (batch := split(buffer, first, last, flags)) is not None:
+    while (batch := split(buffer, first, last, scratch)) is not None:
         batch.check()
         batches.append(batch.copy())
         first += batch.data.size
@@ -70,8 +72,8 @@ def frames_of(batch: FrameBatch) -> list[bytes]:
 
 def assert_splits(data: bytes) -> None:
     expected = split_frames(data)
-    for scratch in (False, True):
-        batches, leftover = split_all(data, scratch=scratch)
+    for before in (b"", DELIMITER, DELIMITER + b"<\r\n", b"<<<<<\r\n"):  # Aligned, and not.
+        batches, leftover = split_all(data, before=before)
         assert ([frame for batch in batches for frame in frames_of(batch)], leftover) == expected
 
 
@@ -96,13 +98,13 @@ def test_a_stranger_among_frames_of_one_length_is_found(
 
 def test_frames_of_one_length_engage_the_uniform_path() -> None:
     frame = build_frame(MESSAGE, content=b"<x" * 8)
-    batches, _ = split_all(frame * MANY, scratch=True)
+    batches, _ = split_all(frame * MANY)
     assert [(batch.stride, batch.count) for batch in batches] == [(len(frame), MANY)]
 
 
 def test_frames_of_many_lengths_engage_the_array_path() -> None:
     data = b"".join(build_frame(MESSAGE, content=b"x" * (i % 7)) for i in range(MANY))
-    batches, _ = split_all(data, scratch=True)
+    batches, _ = split_all(data)
     assert [(batch.stride, batch.count) for batch in batches] == [(0, MANY)]
 
 
@@ -134,12 +136,29 @@ def test_a_delimiter_written_over_a_frame_of_one_length_is_found(
     assert_splits(frame * at + broken * count + frame * (MANY - at))
 
 
+@given(st.lists(st.sampled_from([*b"<<<<\r\n>x=\xbd\0"]), max_size=200), st.data())
+def test_delimiters_are_found_where_a_plain_search_finds_them(
+    some: list[int], data: st.DataObject
+) -> None:
+    # Of letters that delimiters are made of, and that look like them to arithmetic on whole words.
+    text = bytes(some).replace(b"x", DELIMITER)
+    first = data.draw(st.integers(0, min(9, len(text))))
+    last = data.draw(st.integers(max(first, len(text) - 9), len(text)))
+    buffer = bytearray(text + DELIMITER * 4)
+    positions, words = find_delimiters(buffer, first, last, Scratch(len(buffer)))
+    expected = [found.start() for found in re.finditer(DELIMITER, text[first:last])]
+    assert positions.tolist() == expected
+    assert words.astype("<u8").tobytes() == b"".join(
+        buffer[first + at : first + at + 8] for at in expected
+    )
+
+
 def test_bytes_beyond_the_last_one_asked_for_are_not_looked_at() -> None:
     frame = build_frame(MESSAGE, content=b"x")
     for count in (1, 17, MANY):
         data = frame * count
         for last in range(len(data) - len(frame), len(data) + 1):
-            batch = split(data + frame * 3, 0, last)
+            batch = split(bytearray(data + frame * 3), 0, last, Scratch(last))
             found = 0 if batch is None else batch.count
             assert found == last // len(frame)
 

@@ -11,9 +11,17 @@ from core.talk import batch_of
 from simplebus.core import frames
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.frames import FrameBatch
+from simplebus.core.limits import SPARE_BYTES
+from simplebus.core.split import Scratch
+from simplebus.core.split import split as split_buffer
 
 SMALLEST = build_frame(HEARTBEAT)
 HEADER_FULL_OF_DELIMITER = bytes.fromhex("313c0d0a3e3c0d0a3e") + b"hi" + DELIMITER
+
+
+def split(data: bytes, first: int = 0, last: int | None = None) -> FrameBatch | None:
+    buffer = bytearray(data + bytes(SPARE_BYTES))
+    return split_buffer(buffer, first, len(data) if last is None else last, Scratch(len(buffer)))
 
 
 def test_a_frame_is_encoded_as_the_protocol_draws_it() -> None:
@@ -43,30 +51,30 @@ def test_what_is_encoded_reads_back(message_id: int) -> None:
 @pytest.mark.parametrize("length", range(13))
 def test_fewer_than_thirteen_bytes_are_no_frame(length: int) -> None:
     for frame in (SMALLEST, HEADER_FULL_OF_DELIMITER):
-        assert frames.split(frame[:length], 0, length) is None
+        assert split(frame[:length]) is None
 
 
 def test_nothing_before_offset_nine_ends_a_frame() -> None:
     for at in range(6):
         frame = (b"1" * at + DELIMITER).ljust(9, b"1") + b"body" + DELIMITER
-        batch = frames.split(frame, 0, len(frame))
+        batch = split(frame)
         assert batch is not None
         assert batch.data.tobytes() == frame
 
 
 def test_only_the_bytes_asked_for_are_looked_at() -> None:
     buffer = b"junk" + SMALLEST + SMALLEST
-    batch = frames.split(buffer, 4, 4 + 13 + 12)
+    batch = split(buffer, 4, 4 + 13 + 12)
     assert batch is not None
     assert batch.data.tobytes() == SMALLEST
-    assert frames.split(buffer, 4, 4 + 12) is None
+    assert split(buffer, 4, 4 + 12) is None
 
 
 def test_what_remains_is_left_for_the_next_call() -> None:
     data = SMALLEST + HEADER_FULL_OF_DELIMITER + b"31"
     at = 0
     found: list[bytes] = []
-    while (batch := frames.split(data, at, len(data))) is not None:
+    while (batch := split(data, at)) is not None:
         batch.check()
         found += [batch.slice(i, i + 1).data.tobytes() for i in range(batch.count)]
         at += batch.data.size
@@ -74,10 +82,10 @@ def test_what_remains_is_left_for_the_next_call() -> None:
 
 
 def test_frames_of_one_length_have_a_stride_and_others_have_none() -> None:
-    alike = frames.split(SMALLEST * 3, 0, 39)
+    alike = split(SMALLEST * 3, 0, 39)
     assert alike is not None
     assert (alike.stride, alike.count) == (13, 3)
-    mixed = frames.split(SMALLEST + HEADER_FULL_OF_DELIMITER, 0, 28)
+    mixed = split(SMALLEST + HEADER_FULL_OF_DELIMITER, 0, 28)
     assert mixed is not None
     assert (mixed.stride, mixed.count) == (0, 2)
 
@@ -106,8 +114,8 @@ def test_a_slice_holds_the_frames_asked_for_without_a_copy() -> None:
 
 
 def test_a_copy_outlives_the_buffer() -> None:
-    buffer = bytearray(SMALLEST * 2)
-    batch = frames.split(buffer, 0, len(buffer))
+    buffer = bytearray(SMALLEST * 2 + bytes(SPARE_BYTES))
+    batch = split_buffer(buffer, 0, 2 * len(SMALLEST), Scratch(len(buffer)))
     assert batch is not None
     copy = batch.copy()
     buffer[:] = bytes(len(buffer))
