@@ -54,7 +54,9 @@ _ID_AND_TIMER = struct.Struct(">iH")
 _WORD: np.dtype[np.uint32] = np.dtype("<u4")
 _LONG: np.dtype[np.uint64] = np.dtype("<u8")
 _DASH = np.uint8(ord("-"))
-KEY_MASK = np.uint32(0xFFFFFF)
+_KEY_MASK = np.uint32(0xFFFFFF)
+_KEY_SHIFT = np.uint64(32)
+KEY_BITS = np.uint64(0xFFFFFF << 32)
 _ACK_CONTENT = re.compile(rb"([0-9]{1,10})-([0-9]{1,10}|-2147483648)")
 """The second form is how the original writes 2**31, as a signed 32-bit number."""
 
@@ -90,8 +92,8 @@ class FrameBatch:
     """Shape (count+1,): frame n is data[bounds[n] : bounds[n+1]]; from 0 to data.size."""
     stride: int
     """Length of every frame when all are equal, else 0."""
-    keys_found: Keys | None = None
-    """What `keys` answers, where it has been found out already."""
+    found_keys: Words | None = None
+    """In bits 32 to 55, what `keys` answers, where it has been found out already."""
 
     @property
     def count(self) -> int:
@@ -111,13 +113,18 @@ class FrameBatch:
 
     def keys(self) -> Keys:
         """Type and class of each frame as one number: the header's first three bytes, unordered."""
-        if self.keys_found is not None:
-            return self.keys_found
+        if self.found_keys is not None:
+            return (self.found_keys >> _KEY_SHIFT).astype(np.uint32)
         if self.stride:
             words = strided(self.data, _WORD, 0, self.stride, self.count)
         else:
             words = unaligned(self.data, _WORD)[self.starts]
-        return words & KEY_MASK
+        return words & _KEY_MASK
+
+    def is_run(self) -> bool:
+        """Whether all frames are of one type and class."""
+        keys: Keys | Words = self.keys() if self.found_keys is None else self.found_keys
+        return bool(np.count_nonzero(keys == keys[0]) == keys.size)
 
     def slice(self, first: int, last: int) -> FrameBatch:
         """Frames first..last-1, without a copy."""
@@ -163,8 +170,8 @@ class FrameBatch:
         assert self.bounds[-1] == self.data.size, (self.bounds[-1], self.data.size)
         assert (self.lengths >= FRAME_BYTES_MIN).all()
         assert self.stride == 0 or (self.lengths == self.stride).all()
-        if self.keys_found is not None:
-            assert (self.keys_found == replace(self, keys_found=None).keys()).all()
+        if self.found_keys is not None:
+            assert (self.keys() == replace(self, found_keys=None).keys()).all()
 
 
 def _bounds(lengths: Integers) -> Integers:

@@ -36,7 +36,6 @@ _BYTE: np.dtype[np.uint8] = np.dtype(np.uint8)
 _POSITION: np.dtype[np.int64] = np.dtype(np.int64)
 _WORD: np.dtype[np.uint64] = np.dtype(np.uint64)
 _TIMER: np.dtype[np.uint16] = np.dtype(">u2")
-_ID_SHIFT = np.uint64(16)
 _NO_ID_OVERFLOW = np.uint64(~((MESSAGE_ID_MASK + 1) << 16) & 0xFFFFFFFFFFFFFFFF)
 
 
@@ -221,7 +220,7 @@ class Ring:
         at, size, count, head = self._write, batch.data.size, batch.count, self.head
         self._arena[at : at + size] = batch.data
         if batch.stride:
-            self._fill(head, np.arange(at, at + size, batch.stride))
+            self._place(head, batch.starts, at)
             stride = (batch.stride,)
             headers = np.ndarray((count,), _WORD, self._arena, at + _HEADER_AT, stride)
             headers[:] = self._headers(head, count)
@@ -232,8 +231,7 @@ class Ring:
                 self._position[sequence & self._mask] = start
                 start = at + end
         else:
-            starts = batch.starts + at
-            self._fill(head, starts)
+            starts = self._place(head, batch.starts, at)
             headers = unaligned(self._arena[_HEADER_AT:], _WORD)
             headers[starts] = self._headers(head, count)
         self._write = at + size
@@ -243,22 +241,22 @@ class Ring:
         """Class, message id and timer index of `count` frames, their bytes in the wire's order."""
         message_id = first & MESSAGE_ID_MASK
         word = self.class_id << 48 | message_id << 16 | self._stamp
-        words = np.arange(count, dtype=_WORD)
-        words <<= _ID_SHIFT
-        words += np.uint64(word)
+        words = np.arange(word, word + (count << 16), 1 << 16, dtype=_WORD)
         if message_id + count > MESSAGE_ID_MASK + 1:
             words &= _NO_ID_OVERFLOW
         return words.byteswap(inplace=True)
 
-    def _fill(self, first: int, positions: Integers) -> None:
-        """Note where the frames from sequence `first` on begin, around the column's end."""
+    def _place(self, first: int, starts: Integers, at: int) -> Integers:
+        """Note that the frames from sequence `first` on begin at `starts` behind `at`, around the
+        column's end. Returns where that is."""
         start = first & self._mask
-        before_end = self._slots - start
-        if positions.size <= before_end:
-            self._position[start : start + positions.size] = positions
-        else:
-            self._position[start:] = positions[:before_end]
-            self._position[: positions.size - before_end] = positions[before_end:]
+        column = self._position[start : start + starts.size]
+        if column.size == starts.size:
+            return np.add(starts, at, out=column)
+        positions = starts + at
+        column[:] = positions[: column.size]
+        self._position[: starts.size - column.size] = positions[column.size :]
+        return positions
 
     # Reading -------------------------------------------------------------------------------------
 
@@ -432,7 +430,7 @@ class Ring:
             done += last - first
             at += end - begin
         if positions.size:
-            self._fill(self.floor, positions)
+            self._place(self.floor, positions, 0)
         self._write = at
         self._wrap = self.floor
         return True

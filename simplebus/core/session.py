@@ -146,13 +146,10 @@ class Session:
         return None
 
     def _events(self, batch: FrameBatch) -> Iterator[Event]:
-        if batch.count == 1:
+        if batch.count == 1 or batch.is_run():
             yield from self._run(batch)
             return
         keys = batch.keys()
-        if np.count_nonzero(keys == keys[0]) == batch.count:
-            yield from self._run(batch)
-            return
         changes = np.flatnonzero(keys[1:] != keys[:-1]) + 1
         if changes.size <= _RUNS_MAX:
             yield from self._runs(batch, changes)

@@ -16,7 +16,7 @@ import numpy as np
 
 from simplebus.core.frames import (
     DELIMITER,
-    KEY_MASK,
+    KEY_BITS,
     Bytes,
     Flags,
     FrameBatch,
@@ -55,7 +55,7 @@ _EVERY_ONE = np.uint64(0x0101010101010101)
 _EVERY_TOP = np.uint64(0x8080808080808080)
 _EIGHT_TIMES_BYTE = np.uint64(0x0008101820283038)
 """A word in which only byte n is 1, times this, has 8 n in its top byte."""
-_NONE, _ONE, _THREE, _SEVEN, _HALF, _TOP_BYTE, _BITS = map(np.uint64, (0, 1, 3, 7, 32, 56, 64))
+_NONE, _ONE, _THREE, _SEVEN, _TOP_BYTE, _BITS = map(np.uint64, (0, 1, 3, 7, 56, 64))
 
 
 class Scratch:
@@ -127,10 +127,9 @@ def _split_arrays(buffer: bytearray, first: int, last: int, scratch: Scratch) ->
     if (bounds[1:] - bounds[:-1]).min() < FRAME_BYTES_MIN:
         bounds = _outside_headers(delimiters)
     else:  # What stands behind each delimiter begins the next frame.
-        keys = np.empty(words.size, np.uint32)
-        keys[0] = int.from_bytes(buffer[first : first + 3], "little")
-        keys[1:] = words[:-1] >> _HALF
-        keys &= KEY_MASK
+        keys = np.empty(words.size, _WORD)
+        keys[0] = int.from_bytes(buffer[first : first + 3], "little") << 32
+        np.bitwise_and(words[:-1], KEY_BITS, out=keys[1:])
     size = int(bounds[-1])
     return FrameBatch(np.frombuffer(buffer, np.uint8, size, first), bounds, 0, keys)
 
@@ -156,25 +155,47 @@ def find_delimiters(
     data = np.frombuffer(buffer, np.uint8, count * _SIZE, begin)
     words = np.frombuffer(buffer, _WORD, count + 1, begin)
     at = _words_with_less_than(data, scratch)
-    low = words[at]
-    differs = low ^ _EVERY_LESS_THAN
-    marks = (differs - _EVERY_ONE) & ~differs & _EVERY_TOP  # At a word's first `<`, if not others.
-    if np.bitwise_and(marks, marks - _ONE).any():
+    found = words[at]
+    shift = _shift_of_less_than(found)
+    if shift is None:
         every = np.flatnonzero(data == _LESS_THAN)
         at = every >> 3
-        low = words[at]
+        found = words[at]
         shift = ((every & 7) << 3).view(np.uint64)
-    else:
-        shift = ((marks >> _SEVEN) * _EIGHT_TIMES_BYTE) >> _TOP_BYTE
-    found = (low >> shift) | (words[at + 1] << (_BITS - shift))
-    positions = (at << 3) + (shift >> _THREE).view(np.int64) + (begin - first)
-    good = (found & _LOW_HALF) == _DELIMITER_WORD
+    # In place from here on: an array less is one that stays in the cache.
+    found >>= shift
+    above = words[1:][at]
+    above <<= _BITS - shift
+    found |= above
+    shift >>= _THREE
+    positions = at
+    positions <<= 3
+    positions += shift.view(np.int64)
+    positions += begin - first
+    good = np.bitwise_and(found, _LOW_HALF, out=above) == _DELIMITER_WORD
     # The first and the last words reach over what was asked for.
     good[:_SIZE] &= positions[:_SIZE] >= 0
     good[-2 * _SIZE :] &= positions[-2 * _SIZE :] <= last - first - DELIMITER_BYTES
     if np.count_nonzero(good) < good.size:
         return positions[good], found[good]
     return positions, found
+
+
+def _shift_of_less_than(words: Words) -> Words | None:
+    """How many bits lie below the `<` in each word, or None if it is not plain which one it is."""
+    marks = words ^ _EVERY_LESS_THAN
+    below = marks - _EVERY_ONE
+    np.invert(marks, out=marks)
+    marks &= below
+    marks &= _EVERY_TOP  # The top bit of a word's first `<`, and perhaps of bytes above it.
+    np.subtract(marks, _ONE, out=below)
+    below &= marks
+    if below.any():
+        return None
+    marks >>= _SEVEN
+    marks *= _EIGHT_TIMES_BYTE
+    marks >>= _TOP_BYTE
+    return marks
 
 
 def _words_with_less_than(data: Bytes, scratch: Scratch) -> Integers:
