@@ -54,8 +54,13 @@ class AckWindow:
 
     def sequences(self, firsts: Integers, lasts: Integers) -> tuple[Integers, Integers]:
         """Ack ranges of wire ids as ranges of sequences, by the nearest-id rule."""
-        begins = ((firsts - self.floor + _HALF) & MESSAGE_ID_MASK) - _HALF + self.floor
-        return begins, begins + (lasts - firsts)
+        lowest = self.floor - _HALF
+        begins = firsts - lowest
+        begins &= MESSAGE_ID_MASK
+        begins += lowest
+        ends = lasts - firsts
+        ends += begins
+        return begins, ends
 
     def ack(self, firsts: Integers, lasts: Integers) -> bool:
         """Acknowledge the ranges firsts[i]..lasts[i]-1: sent, below the floor, or empty.

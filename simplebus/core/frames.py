@@ -56,6 +56,7 @@ _LONG: np.dtype[np.uint64] = np.dtype("<u8")
 _DASH = np.uint8(ord("-"))
 _KEY_MASK = np.uint32(0xFFFFFF)
 _KEY_SHIFT = np.uint64(32)
+
 KEY_BITS = np.uint64(0xFFFFFF << 32)
 _ACK_CONTENT = re.compile(rb"([0-9]{1,10})-([0-9]{1,10}|-2147483648)")
 """The second form is how the original writes 2**31, as a signed 32-bit number."""
@@ -321,17 +322,27 @@ def _eight_digits(words: Words, digits: Integers | int) -> tuple[Integers, Flags
     """
     u64 = np.uint64
     unused = u64((8 - digits) * 8) if isinstance(digits, int) else ((8 - digits) * 8).astype(u64)
-    values = ((words ^ u64(0x3030303030303030)) >> unused) << unused
+    values = words ^ u64(0x3030303030303030)
+    values >>= unused
+    values <<= unused
     # Adding 0x76 carries a byte above 9 into its top bit.
-    low_bits = values & u64(0x7F7F7F7F7F7F7F7F)
-    above_nine = ((low_bits + u64(0x7676767676767676)) | values) & u64(0x8080808080808080)
-    values = values * u64(10) + (values >> u64(8))
+    other = values & u64(0x7F7F7F7F7F7F7F7F)
+    other += u64(0x7676767676767676)
+    other |= values
+    other &= u64(0x8080808080808080)
+    good = other == 0
+    np.right_shift(values, u64(8), out=other)
+    values *= u64(10)
+    values += other  # Two digits in every other byte.
     pairs = u64(0x000000FF000000FF)
-    values = (
-        (values & pairs) * u64(100 + (1_000_000 << 32))
-        + ((values >> u64(16)) & pairs) * u64(1 + (10_000 << 32))
-    ) >> u64(32)
-    return values.view(np.int64), above_nine == 0
+    np.bitwise_and(values, pairs, out=other)
+    other *= u64(100 + (1_000_000 << 32))
+    values >>= u64(16)
+    values &= pairs
+    values *= u64(1 + (10_000 << 32))
+    values += other
+    values >>= u64(32)
+    return values.view(np.int64), good
 
 
 # Stamping ----------------------------------------------------------------------------------------

@@ -40,6 +40,9 @@ _UNIFORM_FRAMES_MIN = 16
 # A run this long is worth a call of its own, however much follows it.
 _UNIFORM_FRAMES_ENOUGH = 256
 
+# From this length on, searching each frame is cheaper than looking at all bytes at once.
+_LONG_FRAME_BYTES = 192
+
 # A block and its flags fit into a processor's second cache together.
 _BLOCK_WORDS = 32 * 1024
 
@@ -80,7 +83,7 @@ def split(buffer: bytearray, first: int, last: int, scratch: Scratch) -> FrameBa
     stride = end + DELIMITER_BYTES - first
     likely = (last - first) // stride
     if likely >= _UNIFORM_FRAMES_MIN and buffer.startswith(DELIMITER, end + stride):
-        uniform = _split_uniform(buffer, first, stride, likely)
+        uniform = _split_uniform(buffer, first, stride, likely, scratch)
         if uniform is not None:
             return uniform
     if likely > _ARRAYS_FRAMES_MIN or last - first > _ARRAYS_BYTES_MIN:
@@ -96,7 +99,9 @@ def split(buffer: bytearray, first: int, last: int, scratch: Scratch) -> FrameBa
     return FrameBatch(data, np.array(bounds, np.int64), stride if same else 0)
 
 
-def _split_uniform(buffer: bytearray, first: int, stride: int, likely: int) -> FrameBatch | None:
+def _split_uniform(
+    buffer: bytearray, first: int, stride: int, likely: int, scratch: Scratch
+) -> FrameBatch | None:
     """Up to `likely` frames of one length at the front, if they are a good part of them."""
     data = np.frombuffer(buffer, np.uint8, likely * stride, first)
     offset = stride - DELIMITER_BYTES
@@ -105,9 +110,7 @@ def _split_uniform(buffer: bytearray, first: int, stride: int, likely: int) -> F
     if count < min(likely // 2, _UNIFORM_FRAMES_ENOUGH) or count < _UNIFORM_FRAMES_MIN:
         return None
     block = data[: count * stride]
-    # Where the first `<` after each header begins the delimiter at the stride, no other can be.
-    first_less_than = np.strings.find(block.view(f"S{stride}"), DELIMITER[:1], HEADER_BYTES)
-    if np.count_nonzero(first_less_than == offset) < count:
+    if not _is_plain(block, stride, scratch):
         less_than = block == _LESS_THAN
         less_than[offset::stride] = False
         # The last delimiter ends the block, so that a whole word stands at every other candidate.
@@ -115,6 +118,20 @@ def _split_uniform(buffer: bytearray, first: int, stride: int, likely: int) -> F
         if (unaligned(block, _HALF_WORD)[candidates] == _DELIMITER_HALF).any():
             return None
     return FrameBatch(block, np.arange(0, block.size + 1, stride, dtype=np.int64), stride)
+
+
+def _is_plain(block: Bytes, stride: int, scratch: Scratch) -> bool:
+    """Whether frames, which have a delimiter each at the stride, hold no other `<`: then they hold
+    no other delimiter. False means only that one has to look closer."""
+    count = block.size // stride
+    if stride >= _LONG_FRAME_BYTES:
+        at = np.strings.find(block.view(f"S{stride}"), DELIMITER[:1], HEADER_BYTES)
+        return bool(np.count_nonzero(at == stride - DELIMITER_BYTES) == count)
+    found: int | np.signedinteger = 0
+    for first in range(0, block.size, scratch.flags.size):
+        part = block[first : first + scratch.flags.size]
+        found += np.count_nonzero(np.equal(part, _LESS_THAN, out=scratch.flags[: part.size]))
+    return found == count
 
 
 def _split_arrays(buffer: bytearray, first: int, last: int, scratch: Scratch) -> FrameBatch:
