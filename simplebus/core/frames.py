@@ -122,10 +122,11 @@ class FrameBatch:
             words = unaligned(self.data, _WORD)[self.starts]
         return words & _KEY_MASK
 
-    def is_run(self) -> bool:
-        """Whether all frames are of one type and class."""
+    def changes(self) -> Flags:
+        """Whether each frame but the first differs in type or class from the one before it."""
         keys: Keys | Words = self.keys() if self.found_keys is None else self.found_keys
-        return bool(np.count_nonzero(keys == keys[0]) == keys.size)
+        flags: Flags = keys[1:] != keys[:-1]
+        return flags
 
     def slice(self, first: int, last: int) -> FrameBatch:
         """Frames first..last-1, without a copy."""
@@ -255,9 +256,28 @@ def _ranges_in_columns(batch: FrameBatch) -> tuple[Integers, Integers, Flags] | 
         return None
     if np.count_nonzero(data[dash::stride] == _DASH) < count:
         return None
-    firsts, firsts_good = _decimals_in_columns(batch, dash, digits[0])
+    firsts, good = _decimals_in_columns(batch, dash, digits[0])
+    if digits[0] == digits[1] and _goes_on(batch, dash, end, digits[0]):
+        lasts = np.empty_like(firsts)
+        lasts[:-1] = firsts[1:]
+        lasts[-1:], good[-1:] = _decimals_in_columns(batch.slice(count - 1, count), end, digits[1])
+        return firsts, lasts, good
     lasts, lasts_good = _decimals_in_columns(batch, end, digits[1])
-    return firsts, lasts, firsts_good & lasts_good
+    return firsts, lasts, good & lasts_good
+
+
+def _goes_on(batch: FrameBatch, dash: int, end: int, digits: int) -> bool:
+    """Whether what each ack ends with is, to the letter, what the next one begins with."""
+    data, stride, count = batch.data, batch.stride, batch.count
+    for behind in range(0, digits, 8):
+        unused = np.uint64(max(0, 8 - (digits - behind)) * 8)
+        lasts = strided(data, _LONG, end - behind - 8, stride, count)[:-1]
+        firsts = strided(data, _LONG, dash - behind - 8, stride, count)[1:]
+        differ = lasts ^ firsts
+        differ >>= unused
+        if differ.any():
+            return False
+    return True
 
 
 def _decimals_in_columns(batch: FrameBatch, end: int, digits: int) -> tuple[Integers, Flags]:

@@ -146,14 +146,14 @@ class Session:
         return None
 
     def _events(self, batch: FrameBatch) -> Iterator[Event]:
-        if batch.count == 1 or batch.is_run():
+        if batch.count == 1:
             yield from self._run(batch)
             return
-        keys = batch.keys()
-        changes = np.flatnonzero(keys[1:] != keys[:-1]) + 1
-        if changes.size <= _RUNS_MAX:
-            yield from self._runs(batch, changes)
+        changes = batch.changes()
+        if np.count_nonzero(changes) <= _RUNS_MAX:
+            yield from self._runs(batch, np.flatnonzero(changes) + 1)
             return
+        keys = batch.keys()
         types = keys & 0xFF
         sortable = (types == frames.MESSAGE) | (types == frames.ACK) | (types == frames.HEARTBEAT)
         others = np.flatnonzero(~sortable)
@@ -183,10 +183,15 @@ class Session:
         events: list[Event] = []
         bad = batch.count
         for frame_type in (frames.ACK, frames.MESSAGE):
-            order = np.flatnonzero(types == frame_type)
-            if not order.size:
+            here = types == frame_type
+            count = np.count_nonzero(here)
+            if count == here.size:
+                order = np.argsort(classes, kind="stable")
+            elif count:
+                order = np.flatnonzero(here)
+                order = order[np.argsort(classes[order], kind="stable")]
+            else:
                 continue
-            order = order[np.argsort(classes[order], kind="stable")]
             sorted_classes = classes[order]
             gathered = batch.take(order)
             first = 0

@@ -172,16 +172,16 @@ def find_delimiters(
     data = np.frombuffer(buffer, np.uint8, count * _SIZE, begin)
     words = np.frombuffer(buffer, _WORD, count + 1, begin)
     at = _words_with_less_than(data, scratch)
-    found = words[at]
+    found = words.take(at)
     shift = _shift_of_less_than(found)
     if shift is None:
         every = np.flatnonzero(data == _LESS_THAN)
         at = every >> 3
-        found = words[at]
+        found = words.take(at)
         shift = ((every & 7) << 3).view(np.uint64)
     # In place from here on: an array less is one that stays in the cache.
     found >>= shift
-    above = words[1:][at]
+    above = words[1:].take(at)
     above <<= _BITS - shift
     found |= above
     shift >>= _THREE
@@ -228,6 +228,9 @@ def _words_with_less_than(data: Bytes, scratch: Scratch) -> Integers:
         np.not_equal(here.view(_WORD), _NONE, out=hits[at : at + block])
     by_group = hits.view(_WORD)
     found = np.flatnonzero(by_group != _NONE)
-    within = np.flatnonzero(by_group[found].view(np.bool_))
-    words: Integers = (found[within >> 3] << 3) + (within & 7)
+    within = np.flatnonzero(by_group.take(found).view(np.bool_))
+    words: Integers = found.take(within >> 3)
+    words <<= 3
+    within &= 7
+    words += within
     return words
