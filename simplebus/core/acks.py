@@ -18,6 +18,9 @@ from simplebus.core.limits import MESSAGE_ID_BITS, MESSAGE_ID_MASK, PLAIN_FRAMES
 _HALF = 1 << (MESSAGE_ID_BITS - 1)
 _MARKS_MIN = 1024
 
+# Ranges of more messages than this, on average, are marked one range after the other.
+_LONG_RANGE = 64
+
 
 def nearest_sequence(message_id: int, floor: int) -> int:
     """The sequence with this message id that is nearest to the floor: protocol section "Acks"."""
@@ -82,7 +85,12 @@ class AckWindow:
             firsts = np.maximum(firsts, self.floor)
             counts = np.maximum(lasts - firsts, 0)
             ends = np.cumsum(counts)
-            firsts = np.repeat(firsts - (ends - counts), counts) + np.arange(counts.sum())
+            if ends[-1] > _LONG_RANGE * ends.size:  # An index for each message would cost memory.
+                for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+                    if first < last:
+                        self.ack_range(first, last)
+                return self.floor != before
+            firsts = np.repeat(firsts - (ends - counts), counts) + np.arange(ends[-1])
         else:
             firsts = firsts[firsts >= self.floor]
         if firsts.size:

@@ -383,7 +383,11 @@ class ClientCore:
 
 def check_class_id(class_id: int) -> None:
     """Raise ValueError unless this is a class id."""
-    if not isinstance(class_id, int) or not 0 <= class_id <= CLASS_ID_MAX:
+    if (
+        isinstance(class_id, bool)
+        or not isinstance(class_id, int)
+        or not 0 <= class_id <= CLASS_ID_MAX
+    ):
         raise ValueError(f"a class id is a number from 0 to {CLASS_ID_MAX}, got {class_id!r}")
 
 

@@ -46,6 +46,11 @@ class MemoryBudget:
         self.limit = limit
         self.used = 0
 
+    @property
+    def left(self) -> int:
+        """Bytes not taken."""
+        return self.limit - self.used
+
     def take(self, size: int) -> bool:
         """Take size bytes, if they are left."""
         if self.used + size > self.limit:
@@ -387,7 +392,12 @@ class Ring:
             size = max(RING_BYTES_MIN, 2 * size)
             while size - self.frame_bytes < longest_next:
                 size *= 2
-        size = min(size, self.bytes_max - slots * _POSITION.itemsize)
+        column = slots * _POSITION.itemsize
+        size = min(size, self.bytes_max - column)
+        # Where the budget does not pay for twice as much, it may pay for enough to be worth a move.
+        affordable = self._memory() + self._budget.left - column
+        if self._size + self._size // 8 < affordable < size:
+            size = affordable
         if (slots, size) == (self._slots, self._size) or size - self.frame_bytes < longest_next:
             return False
         return self._resize(slots, size)

@@ -171,7 +171,7 @@ def test_an_answer_says_that_everything_before_is_applied() -> None:
     assert other.statistics().published == 1
 
 
-@pytest.mark.parametrize("class_id", [-1, 65536, 1.5, "1", None])
+@pytest.mark.parametrize("class_id", [-1, 65536, 1.5, "1", None, True])
 def test_a_class_id_out_of_range_is_refused(class_id: int) -> None:
     core = ClientCore()
     for use in (

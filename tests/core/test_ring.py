@@ -233,13 +233,27 @@ def test_memory_stays_within_the_rings_limit() -> None:
 
 
 def test_memory_stays_within_the_budget_of_all_rings() -> None:
-    budget = MemoryBudget(3 * RING_BYTES_MIN)
+    column = RING_SLOTS_MIN * SLOT_BYTES
+    budget = MemoryBudget(2 * RING_BYTES_MIN + 2 * column)
     one, two = ring_of(budget=budget), ring_of(budget=budget)
     fill(one, 2, size=40_000)
-    assert budget.used == one.statistics().memory_bytes > 2 * RING_BYTES_MIN
+    assert budget.used == one.statistics().memory_bytes == 2 * RING_BYTES_MIN + column
     assert append(two, message("no")) == 0
     assert two.statistics().memory_bytes == 0
     assert budget.used <= budget.limit
+
+
+def test_the_last_step_takes_what_the_budget_leaves() -> None:
+    # 4 units are held, 8 would be the next step, 6.5 are there.
+    column = 2 * RING_SLOTS_MIN * SLOT_BYTES
+    budget = MemoryBudget(6 * RING_BYTES_MIN + RING_BYTES_MIN // 2 + column)
+    ring = ring_of(budget=budget)
+    taken = fill(ring, 1000, size=1000)
+    assert taken * len(message(0, size=1000)) > 6 * RING_BYTES_MIN
+    assert budget.limit - 2 * len(message(0, size=1000)) < budget.used <= budget.limit
+    ring.check()
+    budget.limit += RING_BYTES_MIN // 4  # Too little to move everything for it.
+    assert append(ring, message("no", size=1000)) == 0
 
 
 def test_a_budget_never_gives_more_than_it_has() -> None:
