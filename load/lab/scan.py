@@ -1,4 +1,5 @@
-"""Five ways to find the frames in a read. The server uses the first; the others are why.
+"""Ways to find the frames in a read. The server uses the first for frames of many lengths, one of
+the next two where all seem to be equally long, and the last for a few frames; the others are why.
 
     python load/lab/scan.py
 
@@ -8,51 +9,89 @@ Rule 1: every way must find the same ends before its time is told.
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 
 import numpy as np
+import numpy.typing as npt
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # So that it runs by its path.
+
+from simplebus.core.limits import SPARE_BYTES
+from simplebus.core.split import Scratch, find_delimiters
 
 DELIMITER = b"<\r\n>"
 HEADER_BYTES = 9
-READ_BYTES = 1 << 19
-ROUNDS = 7
+READ_BYTES = 1 << 21
+ROUNDS = 15
+SCRATCH = Scratch(2 * READ_BYTES)
 
-Ends = list[int]
+Ends = list[int] | npt.NDArray[np.int64]
 
 
-def one_unaligned_view(data: bytes) -> Ends:
+def blocks_words_groups(data: bytearray) -> Ends:
+    """Flags of a block, a flag for eight of them, another one for eight of those."""
+    return find_delimiters(data, 0, len(data) - SPARE_BYTES, SCRATCH)[0]
+
+
+def stride_and_count(data: bytearray) -> Ends:
+    """If there is one '<' a frame, and a delimiter at each multiple of the first one's end."""
+    stride, octets = _strides(data)
+    assert np.count_nonzero(octets == DELIMITER[0]) == octets.size // stride
+    return np.arange(stride - len(DELIMITER), octets.size, stride)
+
+
+def stride_and_string_search(data: bytearray) -> Ends:
+    """The same, the first '<' of each frame looked for by itself."""
+    stride, octets = _strides(data)
+    at = np.strings.find(octets.view(f"S{stride}"), DELIMITER[:1], HEADER_BYTES)
+    assert (at == stride - len(DELIMITER)).all()
+    return np.arange(stride - len(DELIMITER), octets.size, stride)
+
+
+def _strides(data: bytearray) -> tuple[int, npt.NDArray[np.uint8]]:
+    stride = data.find(DELIMITER, HEADER_BYTES) + len(DELIMITER)
+    size = (len(data) - SPARE_BYTES) // stride * stride
+    octets = np.frombuffer(data, np.uint8, size)
+    words: np.ndarray = np.ndarray((size // stride,), "<u4", data, stride - 4, (stride,))
+    assert (words == int.from_bytes(DELIMITER, "little")).all()
+    return stride, octets
+
+
+def one_unaligned_view(data: bytearray) -> Ends:
     """Candidates are the '<'; an overlapping view of 4-byte words confirms each at once."""
     octets = np.frombuffer(data, np.uint8)
     words: np.ndarray = np.ndarray((len(data) - 3,), "<u4", buffer=octets, strides=(1,))
     candidates = np.flatnonzero(octets[:-3] == DELIMITER[0])
     wanted = int.from_bytes(DELIMITER, "little")
-    return list(candidates[words[candidates] == wanted])
+    return candidates[words[candidates] == wanted]
 
 
-def four_gathers(data: bytes) -> Ends:
+def four_gathers(data: bytearray) -> Ends:
     """The same, with each of the other three bytes gathered on its own."""
     octets = np.frombuffer(data, np.uint8)
     found = np.flatnonzero(octets[:-3] == DELIMITER[0])
     for offset in (1, 2, 3):
         found = found[octets[found + offset] == DELIMITER[offset]]
-    return list(found)
+    return found
 
 
-def four_comparisons(data: bytes) -> Ends:
+def four_comparisons(data: bytearray) -> Ends:
     """Four whole-array comparisons, joined."""
     octets = np.frombuffer(data, np.uint8)
     size = len(data) - 3
     masks = [octets[i : i + size] == DELIMITER[i] for i in range(4)]
-    return list(np.flatnonzero(masks[0] & masks[1] & masks[2] & masks[3]))
+    return np.flatnonzero(masks[0] & masks[1] & masks[2] & masks[3])
 
 
-def regular_expression(data: bytes) -> Ends:
+def regular_expression(data: bytearray) -> Ends:
     return [match.start() for match in re.finditer(re.escape(DELIMITER), data)]
 
 
-def plain_loop(data: bytes) -> Ends:
+def plain_loop(data: bytearray) -> Ends:
     """The shortest, and the best below some fifty frames."""
     ends, at = [], data.find(DELIMITER, HEADER_BYTES)
     while at >= 0:
@@ -61,7 +100,10 @@ def plain_loop(data: bytes) -> Ends:
     return ends
 
 
-WAYS: tuple[Callable[[bytes], Ends], ...] = (
+WAYS: tuple[Callable[[bytearray], Ends], ...] = (
+    blocks_words_groups,
+    stride_and_count,
+    stride_and_string_search,
     one_unaligned_view,
     four_gathers,
     four_comparisons,
@@ -70,15 +112,18 @@ WAYS: tuple[Callable[[bytes], Ends], ...] = (
 )
 
 
-def frames(size_bytes: int) -> bytes:
-    """A read full of whole frames with random printable payloads without a '<'."""
-    count = READ_BYTES // (HEADER_BYTES + size_bytes + len(DELIMITER))
-    letters = np.random.default_rng(1).integers(64, 127, (count, size_bytes), np.uint8)
+def frames(least: int, most: int) -> bytearray:
+    """A read full of whole frames with printable payloads without a '<', and spare bytes."""
+    random = np.random.default_rng(1)
+    frame_bytes = HEADER_BYTES + (least + most) // 2 + len(DELIMITER)
+    sizes = random.integers(least, most + 1, READ_BYTES // frame_bytes - 100)
+    letters = random.integers(64, 127, READ_BYTES, np.uint8).tobytes()
     header = b"1\0\1\0\0\0\0\0\0"
-    return b"".join(header + row.tobytes() + DELIMITER for row in letters)
+    whole = b"".join(header + letters[at : 2 * at] + DELIMITER for at in sizes)
+    return bytearray(whole + bytes(SPARE_BYTES))
 
 
-def ns_per_frame(way: Callable[[bytes], Ends], data: bytes, count: int) -> float:
+def ns_per_frame(way: Callable[[bytearray], Ends], data: bytearray, count: int) -> float:
     times = []
     for _ in range(ROUNDS):
         begun = time.perf_counter_ns()
@@ -88,16 +133,23 @@ def ns_per_frame(way: Callable[[bytes], Ends], data: bytes, count: int) -> float
 
 
 def main() -> None:
-    sizes = (16, 128, 1024)
-    reads = {size: frames(size) for size in sizes}
-    expected = {size: plain_loop(reads[size]) for size in sizes}
-    print("ns a frame".ljust(22) + "".join(f"{size:>8} B" for size in sizes))
+    reads = {
+        "16 B": frames(16, 16),
+        "128 B": frames(128, 128),
+        "1 KiB": frames(1024, 1024),
+        "1 to 300 B": frames(1, 300),
+    }
+    print("ns a frame".ljust(26) + "".join(f"{name:>12}" for name in reads))
     for way in WAYS:
         cells = ""
-        for size in sizes:
-            assert way(reads[size]) == expected[size], f"{way.__name__} finds other frames"
-            cells += f"{ns_per_frame(way, reads[size], len(expected[size])):>10.1f}"
-        print(way.__name__.ljust(22) + cells)
+        for name, data in reads.items():
+            if name == "1 to 300 B" and way in (stride_and_count, stride_and_string_search):
+                cells += f"{'-':>12}"
+                continue
+            expected = plain_loop(data)
+            assert list(way(data)) == expected, f"{way.__name__} finds other frames"
+            cells += f"{ns_per_frame(way, data, len(expected)):>12.1f}"
+        print(way.__name__.ljust(26) + cells)
 
 
 if __name__ == "__main__":
