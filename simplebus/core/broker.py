@@ -81,8 +81,8 @@ class Settings:
 class MessageClass:
     """One class: its ring, and everybody who has to do with it."""
 
-    def __init__(self, class_id: int, ring: Ring) -> None:
-        self.class_id = class_id
+    def __init__(self, ring: Ring) -> None:
+        self.class_id = ring.class_id
         self.ring = ring
         self.subscriptions: list[Subscription] = []
         self.waiting = AckWindow(floor=0)
@@ -248,7 +248,7 @@ class Broker:
             bytes_max=limits.class_bytes,
             budget=self.budget,
         )
-        self.classes[class_id] = MessageClass(class_id, ring)
+        self.classes[class_id] = MessageClass(ring)
         for session in self._early_subscribers.pop(class_id, {}):
             session.early.discard(class_id)
             self._subscribe(session, class_id)
@@ -395,9 +395,9 @@ class Broker:
     def _release(self, cls: MessageClass) -> None:
         """Let go of what nobody needs any longer, and let the blocked ones in."""
         cls.ring.release(cls.floor())
-        todo = [cls]
-        while todo:
-            cls = todo.pop()
+        with_room = [cls]
+        while with_room:
+            cls = with_room.pop()
             while cls.blocked:
                 session = cls.blocked[0]
                 goes_on_in = self._unpark(session, cls)
@@ -408,7 +408,7 @@ class Broker:
                 cls.blocked.popleft()
                 if goes_on_in is not None:
                     goes_on_in.blocked.append(session)
-                    todo.append(goes_on_in)
+                    with_room.append(goes_on_in)
 
     def _park(self, session: Session, cls: MessageClass, batch: FrameBatch) -> None:
         """Keep messages aside until their class has room."""

@@ -126,11 +126,11 @@ class Subscription:
             span = self._again[0]
             first = max(span.first, self.window.floor)
             last = min(span.last, first + REDELIVERY_MESSAGES)
-            todo = self.window.unacked(first, last)
-            if todo:
-                self.ring.stamp(todo[0][0], todo[-1][1], tick % self.ack_timeout)
+            unacked = self.window.unacked(first, last)
+            if unacked:
+                self.ring.stamp(unacked[0][0], unacked[-1][1], tick % self.ack_timeout)
             count = 0
-            for begin, end in todo:
+            for begin, end in unacked:
                 while begin < end and space > 0:
                     piece, after = self.ring.piece(begin, end, space)
                     pieces.append(piece)

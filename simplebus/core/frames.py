@@ -58,6 +58,7 @@ _KEY_MASK = np.uint32(0xFFFFFF)
 _KEY_SHIFT = np.uint64(32)
 
 KEY_BITS = np.uint64(0xFFFFFF << 32)
+"""Where the next frame's type and class stand in the eight bytes that a delimiter begins."""
 _ACK_CONTENT = re.compile(rb"([0-9]{1,10})-([0-9]{1,10}|-2147483648)")
 """The second form is how the original writes 2**31, as a signed 32-bit number."""
 
@@ -94,7 +95,7 @@ class FrameBatch:
     stride: int
     """Length of every frame when all are equal, else 0."""
     found_keys: Words | None = None
-    """In bits 32 to 55, what `keys` answers, where it has been found out already."""
+    """In KEY_BITS, what `keys` answers, where it has been found out already."""
 
     @property
     def count(self) -> int:
