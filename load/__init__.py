@@ -15,8 +15,11 @@ simplebus, by the same generator, and no rate is printed for work that was not v
     measure.py     one measurement
     scenarios.py   what is measured, against what, and what is wanted
     memory.py      the measurements of memory
-    client_loops.py  the measurements of the Python client, message by message
-    client_worker.py the programs that they time
+    sdk.py         the measurements of Python programs, of simplebus and of nats-py
+    sdk_job.py     what such a program is told, and how it answers
+    sdk_worker.py  the programs of simplebus
+    sdk_peer.py    those of nats-py
+    matching.py    how long a match takes and what a subscription costs
     report.py      medians, spreads, the table and the JSON
     chart.py       rps.png
     canary.py      a broker that fails on purpose: the generator must notice

@@ -4,6 +4,7 @@
 
 Rule 1: the broker here is as simple as can be, one message at a time; it is never measured.
 Rule 2: each fault is done to one message, and the generator's sentence must name that message.
+Rule 3: what may go wrong in both versions of the protocol is done in both.
 """
 
 from __future__ import annotations
@@ -24,15 +25,20 @@ from load.brokers import HOST
 from load.generators import Generator
 from load.processes import LoadError
 
-HEADER = struct.Struct(">cHiH")
+HEADER = struct.Struct(">cHIH")
 DELIMITER = b"<\r\n>"
 COUNT = 500
 STRICKEN = 321  # The number of the message that a fault is done to.
-FIRST_ID = (1 << 31) - 200  # The ids wrap on the way.
+IDS = 1 << 31
+FIRST_ID = IDS - 200  # The ids wrap on the way,
+FIRST_NUMBER = IDS - 300  # and so do a publisher's numbers.
 PER_TICK = 50  # Messages that share a timer index.
 CLASS, ECHO = 7, 60_000
+CHANNEL = "load.canary"
+CREDIT_BYTES = 1_000
 TIMEOUT_S = 3
 ACK_MODES = ("ranges", "single", "random")
+VERSIONS = (1, 2)
 
 FAULTS = {
     "lose": f"message number {STRICKEN} has id",
@@ -49,14 +55,32 @@ FAULTS = {
 }
 """Each fault, and what the generator must say of it."""
 
+FAULTS_OF_2 = FAULTS | {
+    "mark again": f"message number {STRICKEN} came for the first time",
+    "repeat unmarked": f"message number {STRICKEN} came again",
+    "misdeliver": f"after {STRICKEN} messages a Deliver of class",
+    "move": f"message number {STRICKEN} (id",
+    "refuse": "the broker sent an Error",
+    "leave unconfirmed": f"{STRICKEN} confirmed",
+    "confirm unsent": "came as confirmed",
+}
+"""The same for version 2: Deliver, Confirm and Error can be wrong too."""
 
-def frame(kind: bytes, class_id: int, message_id: int, timer: int, content: bytes) -> bytes:
-    return HEADER.pack(kind, class_id, message_id, timer) + content + DELIMITER
+TO_PUBLISHER = {"refuse", "leave unconfirmed", "confirm unsent"}
+"""Of these the publisher is to complain; of all others the subscriber."""
+
+
+def faults(version: int) -> dict[str, str]:
+    return FAULTS if version == 1 else FAULTS_OF_2
+
+
+def frame(kind: bytes, key: int, number: int, last: int, content: bytes) -> bytes:
+    return HEADER.pack(kind, key, number, last) + content + DELIMITER
 
 
 @dataclass
 class FaultyBroker:
-    """Speaks protocol version 1 to one publisher and one subscriber, with one fault."""
+    """Speaks version 1 to one publisher and one subscriber, with one fault."""
 
     fault: str = ""
     acked: dict[int, int] = field(default_factory=dict)  # Id to how often it was acknowledged.
@@ -64,6 +88,7 @@ class FaultyBroker:
     mistimed: int = 0  # Acks that named another timer index.
     published: int = 0
     held_back: bytes = b""
+    ack_key: int = CLASS
 
     def __post_init__(self) -> None:
         self.listener = socket.create_server((HOST, 0))
@@ -81,17 +106,44 @@ class FaultyBroker:
     def _serve(self) -> None:
         peer, _ = self.listener.accept()
         with peer, suppress(OSError):
-            for kind, class_id, message_id, timer, content in _frames(peer):
-                if kind == b"4":
-                    peer.sendall(frame(b"4", 0, 0, 0, struct.pack("<i", 1)))
-                elif kind == b"2" and class_id == CLASS:
-                    self.subscriber = peer
-                elif kind == b"3" and class_id == CLASS:
-                    self._note_ack(content, timer)
-                elif kind == b"1" and class_id == ECHO:
-                    peer.sendall(frame(b"1", ECHO, message_id, 0, content))
-                elif kind == b"1":
-                    self._deliver(content)
+            for kind, key, number, last, content in _frames(peer):
+                if kind == b"3" and key == self.ack_key:
+                    self._note_ack(content, last)
+                elif kind in b"15" and key == CLASS:
+                    self.take(peer, kind, number, content)
+                else:
+                    self.answer(peer, kind, key, number, last, content)
+
+    def answer(
+        self, peer: socket.socket, kind: bytes, key: int, number: int, last: int, content: bytes
+    ) -> None:
+        """What is neither a message nor an ack."""
+        if kind == b"4":
+            peer.sendall(frame(b"4", 0, 0, 0, struct.pack("<i", 1)))
+        elif kind == b"2" and key == CLASS:
+            self.subscriber = peer
+        elif kind == b"1" and key == ECHO:
+            peer.sendall(frame(b"1", ECHO, number, 0, content))
+
+    def take(self, peer: socket.socket, kind: bytes, number: int, content: bytes) -> None:
+        """A message: it goes to the subscriber, unless this is the one."""
+        assert self.subscriber is not None
+        n = self.published
+        self.published += 1
+        message_id, timer = (FIRST_ID + n) % IDS, self.timer_of(n)
+        self.timers[message_id] = timer
+        sent = frame(kind, CLASS, message_id, timer, content)
+        if self.fault and n == STRICKEN:
+            self._strike(kind, message_id, timer, content, sent)
+        elif self.fault != "silence" or n < STRICKEN:
+            self.subscriber.sendall(sent + self.held_back)
+            self.held_back = b""
+        if self.fault == "invent" and n == COUNT - 1:
+            self.subscriber.sendall(frame(kind, CLASS, message_id + 1, timer, content))
+
+    def timer_of(self, n: int) -> int:
+        """The last field of message n's header, and of an ack that names it."""
+        return n // PER_TICK
 
     def _note_ack(self, content: bytes, timer: int) -> None:
         first, last = map(int, content.split(b"-"))
@@ -99,33 +151,11 @@ class FaultyBroker:
             self.acked[message_id] = self.acked.get(message_id, 0) + 1
             self.mistimed += self.timers[message_id] != timer
 
-    def _deliver(self, content: bytes) -> None:
+    def _strike(
+        self, kind: bytes, message_id: int, timer: int, content: bytes, sent: bytes
+    ) -> None:
         assert self.subscriber is not None
-        n = self.published
-        self.published += 1
-        message_id, timer = (FIRST_ID + n) % (1 << 31), n // PER_TICK
-        self.timers[message_id] = timer
-        sent = frame(b"1", CLASS, message_id, timer, content)
-        if self.fault and n == STRICKEN:
-            self._strike(message_id, timer, content, sent)
-        elif self.fault != "silence" or n < STRICKEN:
-            self.subscriber.sendall(sent + self.held_back)
-            self.held_back = b""
-        if self.fault == "invent" and n == COUNT - 1:
-            self.subscriber.sendall(frame(b"1", CLASS, message_id + 1, timer, content))
-
-    def _strike(self, message_id: int, timer: int, content: bytes, sent: bytes) -> None:
-        assert self.subscriber is not None
-        changed = {
-            "repeat": sent + sent,
-            "damage": frame(b"1", CLASS, message_id, timer, bytes([content[0] ^ 1]) + content[1:]),
-            "cut": frame(b"1", CLASS, message_id, timer, content[:-1]),
-            "grow": frame(b"1", CLASS, message_id, timer, content + b"!"),
-            "renumber": frame(b"1", CLASS, message_id + 1, timer, content),
-            "foreign": frame(b"1", CLASS + 1, message_id, timer, content),
-            "garbage": b"?" + sent[1:],
-            "invent": sent,
-        }
+        changed = self.changed(kind, message_id, timer, content, sent)
         if self.fault == "swap":
             self.held_back = sent
         elif self.fault == "hang up":
@@ -133,29 +163,114 @@ class FaultyBroker:
         elif self.fault in changed:
             self.subscriber.sendall(changed[self.fault])
 
+    def changed(
+        self, kind: bytes, message_id: int, timer: int, content: bytes, sent: bytes
+    ) -> dict[str, bytes]:
+        """By fault, what is sent instead of a message."""
+        damaged = content[:-1] + bytes([content[-1] ^ 1])
+        return {
+            "repeat": sent + sent,
+            "damage": frame(kind, CLASS, message_id, timer, damaged),
+            "cut": frame(kind, CLASS, message_id, timer, content[:-1]),
+            "grow": frame(kind, CLASS, message_id, timer, content + b"!"),
+            "renumber": frame(kind, CLASS, message_id + 1, timer, content),
+            "foreign": frame(kind, CLASS + 1, message_id, timer, content),
+            "garbage": b"?" + sent[1:],
+            "invent": sent,
+        }
+
+
+@dataclass
+class FaultyBroker2(FaultyBroker):
+    """The same in version 2. It confirms as late as the publisher's credit allows."""
+
+    misnumbered: int = 0  # Messages that carried another number than the next one.
+    overdrawn: int = 0  # Messages beyond the credit.
+    confirmed: int = 0
+    unconfirmed_bytes: int = 0
+
+    def answer(
+        self, peer: socket.socket, kind: bytes, key: int, number: int, last: int, content: bytes
+    ) -> None:
+        if kind == b"4":
+            reply = b'{"session":1,"next":%d,"credit":%d}' % (FIRST_NUMBER, CREDIT_BYTES)
+            peer.sendall(frame(b"4", 0, number, 0, reply))
+        elif kind == b"2":
+            self.subscriber, self.ack_key = peer, last
+            peer.sendall(frame(b"2", key, number, last, b"{}") + self.deliver())
+
+    def deliver(self, *, attempt: int = 1) -> bytes:
+        return frame(b"7", CLASS, attempt, self.ack_key, b"")
+
+    def timer_of(self, n: int) -> int:
+        return 0
+
+    def take(self, peer: socket.socket, kind: bytes, number: int, content: bytes) -> None:
+        self.misnumbered += number != (FIRST_NUMBER + self.published) % IDS
+        super().take(peer, kind, number, content)
+        size = HEADER.size + len(content) + len(DELIMITER)
+        self.unconfirmed_bytes += size
+        self.overdrawn += self.unconfirmed_bytes > CREDIT_BYTES
+        if self.fault == "refuse" and self.published == STRICKEN:
+            peer.sendall(frame(b"E", CLASS, number, ord(kind), b'{"code":"class_full"}'))
+        elif self.fault == "confirm unsent" and self.published == COUNT:
+            peer.sendall(self.confirm(self.published + 1))
+        elif self.unconfirmed_bytes + size > CREDIT_BYTES or self.published == COUNT:
+            peer.sendall(self.confirm(self.published))
+            self.unconfirmed_bytes = 0
+
+    def confirm(self, count: int) -> bytes:
+        if self.fault == "leave unconfirmed":
+            count = min(count, STRICKEN)
+        return frame(b"6", 0, (FIRST_NUMBER + count) % IDS, 0, b"")
+
+    def changed(
+        self, kind: bytes, message_id: int, timer: int, content: bytes, sent: bytes
+    ) -> dict[str, bytes]:
+        again, first = self.deliver(attempt=2), self.deliver()
+        return {
+            **super().changed(kind, message_id, timer, content, sent),
+            "repeat": sent + again + sent + first,
+            "mark again": again + sent,
+            "repeat unmarked": sent + sent,
+            "misdeliver": frame(b"7", CLASS, 1, self.ack_key + 1, b"") + sent,
+            "move": sent.replace(CHANNEL.encode(), CHANNEL.upper().encode()),
+            "refuse": sent,
+            "leave unconfirmed": sent,
+            "confirm unsent": sent,
+        }
+
+
+BROKERS = {1: FaultyBroker, 2: FaultyBroker2}
+PROTOCOLS = {1: "simplebus", 2: "simplebus-2"}
+
 
 def _frames(peer: socket.socket) -> Iterator[tuple[bytes, int, int, int, bytes]]:
     data = b""
     while some := peer.recv(65536):
         data += some
         while (end := data.find(DELIMITER, HEADER.size)) >= 0:
-            kind, class_id, message_id, timer = HEADER.unpack_from(data)
-            yield kind, class_id, message_id, timer, data[HEADER.size : end]
+            kind, key, number, last = HEADER.unpack_from(data)
+            yield kind, key, number, last, data[HEADER.size : end]
             data = data[end + len(DELIMITER) :]
 
 
-def try_fault(fault: str, *, acks: str = "ranges") -> tuple[FaultyBroker, int]:
+def try_fault(fault: str, *, acks: str = "ranges", version: int = 1) -> tuple[FaultyBroker, int]:
     """A run against a broker with this fault: the broker, and the duplicates counted.
 
     Raises LoadError with the generator's sentence when the generator noticed.
     """
-    broker = FaultyBroker(fault)
+    broker, protocol = BROKERS[version](fault), PROTOCOLS[version]
     common: dict[str, Any] = {"timeout_s": TIMEOUT_S, "count": COUNT, "classes": CLASS}
+    if version == 2:
+        common["channel"] = CHANNEL
     options = {**common, "acks": acks, "echo_class": ECHO, "shuffle": 64}
     try:
-        with Generator("subscribe", "simplebus", broker.port, **options) as subscriber:
+        with Generator("subscribe", protocol, broker.port, **options) as subscriber:
             subscriber.wait_ready()
-            with Generator("publish", "simplebus", broker.port, **common) as publisher:
+            with Generator("publish", protocol, broker.port, **common) as publisher:
+                if fault in TO_PUBLISHER:
+                    publisher.result()
                 duplicates = int(subscriber.result()["duplicates"])
                 publisher.result()
     finally:
@@ -163,41 +278,50 @@ def try_fault(fault: str, *, acks: str = "ranges") -> tuple[FaultyBroker, int]:
     return broker, duplicates
 
 
-def check_honest(acks: str) -> None:
-    """An honest broker passes, and gets exactly one ack for every message, with its timer index."""
-    broker, duplicates = try_fault("", acks=acks)
+def check_honest(acks: str, version: int = 1) -> None:
+    """An honest broker passes, and gets exactly one ack for every message, with its timer index;
+    in version 2 also messages with their numbers, as many as the credit allows."""
+    broker, duplicates = try_fault("", acks=acks, version=version)
     if duplicates or broker.mistimed or set(broker.acked.values()) != {1}:
         raise LoadError(f"{broker.mistimed} acks ({acks}) named a wrong timer index, or repeated")
     if len(broker.acked) != COUNT:
         raise LoadError(f"{len(broker.acked)} messages were acknowledged, expected {COUNT}")
+    if isinstance(broker, FaultyBroker2) and (broker.misnumbered or broker.overdrawn):
+        raise LoadError(
+            f"{broker.misnumbered} messages carried a wrong number, "
+            f"{broker.overdrawn} were beyond the credit"
+        )
 
 
-def check_repeat() -> None:
+def check_repeat(version: int = 1) -> None:
     """A message that comes again is not an error; it is counted and acknowledged again."""
-    broker, duplicates = try_fault("repeat")
+    broker, duplicates = try_fault("repeat", version=version)
     if duplicates != 1 or sum(broker.acked.values()) != COUNT + 1:
         raise LoadError(f"{duplicates} duplicates were counted, expected 1")
 
 
-def check_fault(fault: str) -> str:
+def check_fault(fault: str, version: int = 1) -> str:
     """The sentence with which the generator noticed; LoadError when it did not."""
+    expected = faults(version)[fault]
     try:
-        try_fault(fault)
+        try_fault(fault, version=version)
     except LoadError as noticed:
-        if FAULTS[fault] in str(noticed):
+        if expected in str(noticed):
             return str(noticed)
-        raise LoadError(f"said {str(noticed)!r}, expected {FAULTS[fault]!r}") from None
+        raise LoadError(f"said {str(noticed)!r}, expected {expected!r}") from None
     raise LoadError(f"a broker with the fault {fault!r} passed")
 
 
 def main() -> None:
-    for acks in ACK_MODES:
-        check_honest(acks)
-        print(f"honest, acks {acks}: passed, each message acknowledged once")
-    check_repeat()
-    print("repeat: passed, one duplicate counted")
-    for fault in FAULTS:
-        print(f"{fault}: {check_fault(fault).partition('generator: ')[2]}")
+    for version in VERSIONS:
+        for acks in ACK_MODES:
+            check_honest(acks, version)
+            print(f"{version}: honest, acks {acks}: passed, each message acknowledged once")
+        check_repeat(version)
+        print(f"{version}: repeat: passed, one duplicate counted")
+        for fault in faults(version):
+            said = check_fault(fault, version).partition("generator: ")[2]
+            print(f"{version}: {fault}: {said}")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -38,7 +39,7 @@ def _compile(sources: list[Path], target: Path) -> None:
     if compiler is None:
         raise LoadError("the load generator is written in C, and no compiler (cc) was found")
     target.parent.mkdir(exist_ok=True)
-    unfinished = target.with_suffix(".new")
+    unfinished = target.with_suffix(f".{os.getpid()}")  # Others may compile it too.
     command = [compiler, *FLAGS, "-o", str(unfinished), *map(str, sources)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     if done.returncode != 0:

@@ -21,8 +21,9 @@ REPLY_S = 10.0
 
 
 @contextmanager
-def stream(broker: Broker, *, subjects: list[str], ack_all: bool) -> Iterator[None]:
-    """A stream in memory with one push consumer, gone at the end of the block."""
+def stream(broker: Broker, *, subjects: list[str], ack_all: bool | None = None) -> Iterator[None]:
+    """A stream in memory, gone at the end of the block, with one push consumer that acknowledges
+    all up to a message, or each; with none for `ack_all` None."""
     with _connection(broker) as peer:
         _request(
             peer,
@@ -30,7 +31,8 @@ def stream(broker: Broker, *, subjects: list[str], ack_all: bool) -> Iterator[No
             {"name": STREAM, "subjects": subjects, "storage": "memory", "num_replicas": 1},
         )
         try:
-            _request(peer, f"CONSUMER.DURABLE.CREATE.{STREAM}.{CONSUMER}", _consumer(ack_all))
+            if ack_all is not None:
+                _request(peer, f"CONSUMER.DURABLE.CREATE.{STREAM}.{CONSUMER}", _consumer(ack_all))
             yield
         finally:
             _request(peer, f"STREAM.DELETE.{STREAM}", {})

@@ -1,8 +1,8 @@
 """One measurement: a flow of messages through one broker, or round trips through it.
 
 Rule 1: a rate is verified messages per second between the publisher's first send and the moment
-when the broker has taken the last subscriber's last ack. Nothing that is buffered on the way, of
-messages or of acks, can make it look faster.
+when the broker has taken the last subscriber's last ack, and has confirmed the last message where
+it confirms any. Nothing that is buffered on the way can make it look faster.
 Rule 2: after a simplebus flow a probe shows that nothing stayed in flight.
 """
 
@@ -31,6 +31,10 @@ class Flow:
     subscribers: int = 1
     acks: str = "ranges"
     ack_every: int = 1
+    channel: str = ""
+    """Version 2: messages are envelopes with this channel."""
+    binding: str = ""
+    """Version 2: the subscribers' pattern of channels."""
 
     def shape(self) -> dict[str, object]:
         """What both sides must agree on."""
@@ -41,6 +45,8 @@ class Flow:
             options["size"] = self.size_bytes
         if self.angle:
             options["angle"] = True
+        if self.channel:
+            options["channel"] = self.channel
         return options
 
 
@@ -85,7 +91,7 @@ def measure(broker: Broker, protocol: str, work: Flow | RoundTrips, *, count: in
         return _round_trips(broker, protocol, work, count=count)
     with _prepared(broker, protocol, work):
         sample = _flow(broker, protocol, work, count=count)
-    if protocol == "simplebus" and work.acks != "none":
+    if broker.kind == "simplebus" and work.acks != "none":
         probe_nothing_in_flight(broker, work.classes)
     return sample
 
@@ -106,6 +112,9 @@ def _prepared(broker: Broker, protocol: str, flow: Flow) -> Any:
 def _subscriber_options(protocol: str, flow: Flow, index: int) -> dict[str, object]:
     if protocol == "simplebus":
         return {"acks": flow.acks, "echo_class": ECHO_CLASS + index}
+    if protocol == "simplebus-2":
+        binding = {"binding": flow.binding} if flow.binding else {}
+        return {"acks": flow.acks, **binding}
     if protocol == "nats-jetstream":
         return {"deliver": DELIVER, "ack_every": flow.ack_every}
     return {}
@@ -126,7 +135,8 @@ def _flow(broker: Broker, protocol: str, flow: Flow, *, count: int) -> Sample:
         heard = [subscriber.result() for subscriber in subscribers]
         sent = publisher.result()
         cpu_s = broker.process.cpu_s() - cpu_before
-    seconds = max(result["settled"] for result in heard) - sent["started"]
+    settled = max(result["settled"] for result in heard)
+    seconds = max(settled, sent["confirmed"]) - sent["started"]
     return Sample(
         messages=count,
         seconds=seconds,

@@ -24,6 +24,20 @@ CORES_WANTED = 3  # Publisher, broker and subscriber, each with its own.
 
 
 @dataclass(frozen=True)
+class Target:
+    """A wish: a quantity of one variant, or its ratio to another's in the same round."""
+
+    title: str
+    of: str
+    against: str | None
+    at_least: float | None
+    reach: float | None
+    quantity: str = "rate"
+    unit: str = "x"
+    less_is_better: bool = False
+
+
+@dataclass(frozen=True)
 class Row:
     """One claim: what was found, and what was wanted."""
 

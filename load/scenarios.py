@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from load import client_loops, memory
+from load import memory, sdk
 from load.measure import Flow, Manner, RoundTrips
-from load.report import Row
+from load.report import Row, Target
 
-FULL_S = 2.5  # What one measurement of a subject should take,
-PEER_S = 1.2  # and of a peer that is only shown.
+FULL_S = 2.0  # What one measurement of a subject should take,
+PEER_S = 1.0  # and of a peer that is only shown.
+ENVELOPES = Flow(size_bytes=128, channel="load.flow.1")
 
 
 @dataclass(frozen=True)
@@ -29,20 +30,6 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Target:
-    """A wish: a quantity of one variant, or its ratio to another's in the same round."""
-
-    title: str
-    of: str
-    against: str | None
-    at_least: float | None
-    reach: float | None
-    quantity: str = "rate"
-    unit: str = "x"
-    less_is_better: bool = False
-
-
-@dataclass(frozen=True)
 class Scenario:
     name: str
     title: str
@@ -54,6 +41,10 @@ class Scenario:
 
 def _simplebus(name: str, work: Flow | RoundTrips) -> Variant:
     return Variant(name, "simplebus", "simplebus", work)
+
+
+def _version_2(name: str, work: Flow) -> Variant:
+    return Variant(name, "simplebus", "simplebus-2", work)
 
 
 def _nats(work: Flow | RoundTrips) -> Variant:
@@ -178,6 +169,21 @@ SCENARIOS = (
         ),
         (Target("a '<' in every payload against none", "with '<'", "plain", None, None),),
     ),
-    Scenario("client", "16 B, the Python client, message by message", special=client_loops.run),
+    Scenario(
+        "version-2",
+        "128 B, versions 1 and 2 of the protocol",
+        (
+            _simplebus("version 1", Flow(size_bytes=128)),
+            _version_2("version 2", Flow(size_bytes=128)),
+            _version_2("envelopes", ENVELOPES),
+            _version_2("bound to all", replace(ENVELOPES, binding="load.#")),
+        ),
+        (
+            Target("version 2 against version 1", "version 2", "version 1", None, None),
+            Target("version 2, envelopes, against version 1", "envelopes", "version 1", 0.6, 0.8),
+            Target("the same, bound to all", "bound to all", "version 1", None, None),
+        ),
+    ),
+    Scenario("sdk", "Python programs, beside those of nats-py", special=sdk.run),
     Scenario("memory", "memory of the server", special=memory.run),
 )

@@ -1,15 +1,20 @@
 """simplebus: a message bus that acknowledges every message.
 
+    @simplebus.message(name="greetings")
+    class Greeting(msgspec.Struct):
+        text: str
+
     async with simplebus.connect("simplebus://127.0.0.1:8888") as bus:
-        await bus.publish(b"hello", class_id=1)
-        async with bus.subscribe(1) as messages:
-            async for message in messages:
-                print(message.payload)
+        async with bus.subscribe(Greeting) as greetings:
+            await bus.publish(Greeting("hello"))
+            async for greeting in greetings:
+                print(greeting.text)
 
 A map of the package:
 
     core/     the engine and the client's half of the protocol: pure, no I/O, no clock
-    client/   bus (trio and asyncio) and blocking: thin drivers of the client core
+    client/   bus (trio and asyncio) and blocking: thin drivers of the client core; types and codecs
+    memory    a bus in this process: engine and client without a socket
     server/   listeners and connections around the engine, on trio
     demo/     a drill with real processes, and a verdict on what it showed
     bench/    how fast the bus is on this machine
@@ -19,10 +24,15 @@ A map of the package:
 from __future__ import annotations
 
 from simplebus.client.blocking import BlockingBus, connect_blocking
-from simplebus.client.blocking_subscription import BlockingSubscription
-from simplebus.client.bus import Bus, connect
-from simplebus.client.subscription import Subscription
-from simplebus.core.client import ClientStatistics
+from simplebus.client.blocking_subscription import BlockingRawSubscription, BlockingSubscription
+from simplebus.client.bus import Bus
+from simplebus.client.codecs import Codec, DecodeError
+from simplebus.client.connecting import connect
+from simplebus.client.outbound import BusFullError
+from simplebus.client.registry import Binding, Registry, UnboundTypeError, bind, message
+from simplebus.client.subscription import RawSubscription, Subscription
+from simplebus.core.asking import RefusedError
+from simplebus.core.client_statistics import ClientStatistics
 from simplebus.core.errors import (
     BusConnectionError,
     BusError,
@@ -31,20 +41,35 @@ from simplebus.core.errors import (
     RemoteProtocolError,
 )
 from simplebus.core.messages import Batch, Message
+from simplebus.core.requests import Start
+from simplebus.memory import MemoryBus
 
 __all__ = [
     "Batch",
+    "Binding",
     "BlockingBus",
+    "BlockingRawSubscription",
     "BlockingSubscription",
     "Bus",
     "BusConnectionError",
     "BusError",
+    "BusFullError",
     "ClientStatistics",
+    "Codec",
+    "DecodeError",
     "LocalProtocolError",
+    "MemoryBus",
     "Message",
+    "RawSubscription",
     "Reason",
+    "RefusedError",
+    "Registry",
     "RemoteProtocolError",
+    "Start",
     "Subscription",
+    "UnboundTypeError",
+    "bind",
     "connect",
     "connect_blocking",
+    "message",
 ]

@@ -16,7 +16,7 @@ import typer
 from simplebus.core.limits import RECEIVE_BYTES, RING_BYTES_MIN, Limits
 
 if TYPE_CHECKING:
-    from simplebus.core.broker import Settings
+    from simplebus.core.settings import Settings
 
 HOSTS = ("127.0.0.1", "::1")
 DRAIN_SECONDS = 10.0
@@ -35,13 +35,21 @@ LIMIT_FLAGS = {
     "pending_bytes": "--max-pending",
     "connections": "--max-connections",
     "classes": "--max-classes",
+    "subscriptions": "--max-subscriptions",
+    "durables": "--max-durables",
+    "credit_bytes": "--max-credit",
     "hello_seconds": "--hello-timeout",
     "frame_seconds": "--frame-timeout",
     "stall_seconds": "--stall-timeout",
 }
 """The option of each field of `Limits`."""
 
-_SETTING_FLAGS = {**LIMIT_FLAGS, "ack_timeout": "--ack-timeout", "tick_seconds": "--tick"}
+_SETTING_FLAGS = {
+    **LIMIT_FLAGS,
+    "ack_timeout": "--ack-timeout",
+    "tick_seconds": "--tick",
+    "heartbeat_seconds": "--heartbeat",
+}
 
 _RELATED = {
     "frame_bytes": "a frame may take at most half of --max-class-memory",
@@ -161,13 +169,20 @@ def settings(
     hello_timeout: float,
     frame_timeout: float,
     stall_timeout: float,
+    heartbeat: float,
+    keep_messages: int,
+    keep_memory: int,
+    keep_seconds: float,
+    max_credit: int,
+    max_subscriptions: int,
+    max_durables: int,
     **_: Any,
 ) -> Settings:
     """What the options of `serve` amount to, those that are not given fitted to those that are.
 
     Raises ValueError when they contradict each other.
     """
-    from simplebus.core.broker import FullPolicy, Settings
+    from simplebus.core.settings import FullPolicy, Keep, Settings
 
     if max_memory < CLASS_MEMORY_MIN:
         raise ValueError(f"--max-memory must be at least {CLASS_MEMORY_MIN}, got {max_memory}")
@@ -187,6 +202,9 @@ def settings(
                 pending_bytes=max_pending,
                 connections=max_connections,
                 classes=max_classes,
+                subscriptions=max_subscriptions,
+                durables=max_durables,
+                credit_bytes=max_credit,
                 hello_seconds=hello_timeout,
                 frame_seconds=frame_timeout,
                 stall_seconds=stall_timeout,
@@ -194,6 +212,8 @@ def settings(
             ack_timeout=ack_timeout,
             tick_seconds=tick,
             full_policy=FullPolicy(full),
+            keep=Keep(messages=keep_messages, bytes=keep_memory, seconds=keep_seconds),
+            heartbeat_seconds=heartbeat,
         )
     except ValueError as error:
         raise ValueError(in_options(str(error))) from None

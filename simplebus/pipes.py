@@ -35,7 +35,7 @@ _ESCAPES = {
 
 async def publish_texts(url: str, class_id: int, texts: Sequence[str]) -> int:
     """Publish each text as a message. Returns how many."""
-    async with simplebus.connect(url) as bus:
+    async with simplebus.connect(url, reconnect=None) as bus:
         await bus.publish_many(
             [text.encode("utf-8", "surrogateescape") for text in texts], class_id=class_id
         )
@@ -46,11 +46,10 @@ async def publish_texts(url: str, class_id: int, texts: Sequence[str]) -> int:
 async def publish_input(url: str, class_id: int) -> int:
     """Publish each line of standard input, without its line end. Returns how many."""
     count = 0
-    async with simplebus.connect(url) as bus:
+    async with simplebus.connect(url, reconnect=None) as bus:
         typed = standard_input()
         while lines := await typed.some():
-            await bus.publish_many(lines, class_id=class_id)
-            await bus.flush()
+            await bus.publish_many(lines, class_id=class_id, confirm=False)
             count += len(lines)
         await bus.drain()
     return count
@@ -64,7 +63,7 @@ async def publish_generated(
     most = max(1, _BATCH_BYTES // (size + 1))
     if rate is not None:
         most = min(most, max(1, int(rate / _BATCHES_PER_SECOND)))
-    async with simplebus.connect(url) as bus:
+    async with simplebus.connect(url, reconnect=None) as bus:
         with progress() as bar:
             task = bar.add_task("publishing", total=count)
             began = trio.current_time()
@@ -72,7 +71,9 @@ async def publish_generated(
             while sent < count:
                 until = min(sent + most, count)
                 await bus.publish_many(
-                    [generated(number, size) for number in range(sent, until)], class_id=class_id
+                    [generated(number, size) for number in range(sent, until)],
+                    class_id=class_id,
+                    confirm=False,
                 )
                 sent = until
                 bar.update(task, completed=sent)
@@ -114,7 +115,7 @@ async def print_messages(
     with trio.open_signal_receiver(*_SIGNALS) as signals:
         ended_by: list[signal.Signals] = []
         async with (
-            simplebus.connect(url) as bus,
+            simplebus.connect(url, reconnect=None) as bus,
             bus.subscribe(class_id, auto_ack=False) as messages,
             trio.open_nursery() as nursery,
         ):

@@ -13,7 +13,8 @@ sys.path.insert(0, str(ROOT))
 
 from needs import needed  # noqa: E402
 
-from load import canary  # noqa: E402
+from load import canary, sdk  # noqa: E402
+from load.measure import Manner  # noqa: E402
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -21,19 +22,33 @@ def _compiler() -> None:
     needed("cc", "gcc", "clang")
 
 
+@pytest.mark.parametrize("version", canary.VERSIONS)
 @pytest.mark.parametrize("acks", canary.ACK_MODES)
-def test_an_honest_broker_passes(acks: str) -> None:
-    canary.check_honest(acks)
+def test_an_honest_broker_passes(acks: str, version: int) -> None:
+    canary.check_honest(acks, version)
 
 
-def test_a_repeated_message_is_counted() -> None:
-    canary.check_repeat()
+@pytest.mark.parametrize("version", canary.VERSIONS)
+def test_a_repeated_message_is_counted(version: int) -> None:
+    canary.check_repeat(version)
 
 
 # An invented message behind the last one is noticed only if it comes before the generator leaves.
-@pytest.mark.parametrize("fault", sorted(set(canary.FAULTS) - {"invent"}))
-def test_a_fault_is_named(fault: str) -> None:
-    assert str(canary.STRICKEN) in canary.check_fault(fault)
+@pytest.mark.parametrize(
+    ("version", "fault"),
+    [(v, fault) for v in canary.VERSIONS for fault in canary.faults(v) if fault != "invent"],
+)
+def test_a_fault_is_named(version: int, fault: str) -> None:
+    assert canary.faults(version)[fault] in canary.check_fault(fault, version)
+
+
+def test_every_program_that_is_timed_verifies_what_comes() -> None:
+    has_peer = sdk.peer_is_there()
+    with sdk.open_bench(Manner(rounds=1), has_peer=has_peer) as bench:
+        for measure in sdk.measures():
+            is_shown_already = "1024 B" in measure.name or "asyncio" in measure.name
+            if not is_shown_already and (has_peer or measure.kind == "simplebus"):
+                assert measure.take(bench, 500) > 0, measure.name
 
 
 def test_a_short_run_against_the_real_server_reports_a_verified_rate(tmp_path: Path) -> None:

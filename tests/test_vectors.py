@@ -70,7 +70,7 @@ def pairs(ranges: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
     return [(first, last) for first, last in ranges]
 
 
-@pytest.mark.parametrize("path", sorted(VECTORS.glob("*.json")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(VECTORS.glob("[!v]*.json")), ids=lambda path: path.name)
 def test_a_file_says_what_it_holds_and_names_every_vector_once(path: Path) -> None:
     file = json.loads(path.read_text())
     assert file.pop("protocol") == 1
@@ -241,10 +241,12 @@ def test_a_connect_names_its_classes(vector: Vector) -> None:
 @vectors("connects", "invalid")
 def test_a_connect_that_names_no_classes_is_refused(vector: Vector) -> None:
     content = bytes_of(vector, "content_")
+    assert parse_connect(content) is None
+    if vector["version_1_only"]:  # This server speaks version 2 as well.
+        return
     bus = Bus(classes=65536)
     assert bus.peer().is_refused(build_frame(CONNECT, content=content)) == vector["reason"]
     assert bus.broker.classes == {}
-    assert parse_connect(content) is None
 
 
 # Acks --------------------------------------------------------------------------------------------

@@ -52,16 +52,47 @@ static uint64_t position(const Pieces *wire, uint64_t n) {
     return n / wire->count * wire->bytes.end + wire->offset[n % wire->count];
 }
 
-/* The first frame boundary at or after this stream position: where an answer may be put between. */
-static uint64_t boundary(const Pieces *wire, uint64_t at) {
-    uint64_t period = wire->bytes.end, turn = at / period * period;
-    size_t low = 0, high = wire->count;
-    while (low < high) {
+/* How many whole messages lie before this stream position. */
+static uint64_t whole_before(const Pieces *wire, uint64_t at) {
+    uint64_t period = wire->bytes.end, within = at % period;
+    size_t low = 0, high = wire->count; /* offset[low] <= within < offset[high], or high at the end. */
+    while (high - low > 1) {
         size_t middle = (low + high) / 2;
-        if (turn + wire->offset[middle] < at) low = middle + 1;
+        if (wire->offset[middle] <= within) low = middle;
         else high = middle;
     }
-    return turn + wire->offset[low];
+    return at / period * wire->count + low;
+}
+
+/* The first frame boundary at or after this stream position: where an answer may be put between. */
+static uint64_t boundary(const Pieces *wire, uint64_t at) {
+    uint64_t whole = whole_before(wire, at);
+    return position(wire, whole) < at ? position(wire, whole + 1) : at;
+}
+
+/* How many messages may be sent before more of them are confirmed. */
+static uint64_t allowed(const Peer *peer, const Pieces *wire) {
+    const Options *options = peer->options;
+    uint64_t most = options->count, confirmed = peer->confirmed;
+    if (peer->protocol->windowed && most > confirmed + options->window)
+        most = confirmed + options->window;
+    if (peer->credit_bytes > 0) {
+        uint64_t within = whole_before(wire, position(wire, confirmed) + peer->credit_bytes);
+        if (within == confirmed) within += 1; /* One may always be under way. */
+        if (most > within) most = within;
+    }
+    return most;
+}
+
+/* Marks the messages that come next, as far as the wire has room beside those being sent. */
+static uint64_t number_ahead(Peer *peer, Pieces *wire, uint64_t sent, uint64_t most) {
+    uint64_t room = whole_before(wire, sent) + wire->count;
+    if (most > room) most = room;
+    for (; peer->numbered < most; peer->numbered++) {
+        uint8_t *frame = wire->bytes.data + wire->offset[peer->numbered % wire->count];
+        peer->protocol->number(peer, frame, peer->numbered);
+    }
+    return most;
 }
 
 /* Offers the stream from `at` up to `end` to the socket; returns the bytes it took, 0 if none. */
@@ -97,14 +128,13 @@ static void hear_replies(Peer *peer, bool all_sent) {
 
 /* One write and one read, or a wait when neither moved anything. An answer that is due (PONG) goes
  * out between two frames: until it has, the stream's end is the next frame boundary. */
-static uint64_t publish_once(Peer *peer, const Pieces *wire, uint64_t sent) {
-    const Options *options = peer->options;
-    uint64_t allowed = options->count, confirmed = peer->confirmed;
-    if (peer->protocol->windowed && allowed > confirmed + options->window)
-        allowed = confirmed + options->window;
+static uint64_t publish_once(Peer *peer, Pieces *wire, uint64_t sent) {
+    uint64_t most = allowed(peer, wire), confirmed = peer->confirmed;
+    if (peer->protocol->number) most = number_ahead(peer, wire, sent, most);
     size_t answers = peer->out.end - peer->out.start;
-    uint64_t end = answers > 0 ? boundary(wire, sent) : position(wire, allowed);
+    uint64_t end = answers > 0 ? boundary(wire, sent) : position(wire, most);
     uint64_t took = sent < end ? send_stream(peer, wire, sent, end) : 0;
+    peer->sent = whole_before(wire, sent + took);
     if (sent + took == end) send_some(peer);
     hear_replies(peer, false);
     size_t answers_left = peer->out.end - peer->out.start;
@@ -244,7 +274,9 @@ void run_latency(const Options *options, const Protocol *protocol) {
     double *trips = allocate(options->count * sizeof *trips);
     for (uint64_t n = 0; n < options->count; n++) {
         double begun = clock_s();
+        if (protocol->number) number_ahead(&publisher, &wire, position(&wire, n), n + 1);
         bytes_append(&publisher.out, piece(&wire, n % wire.count), piece_size(&wire, n % wire.count));
+        publisher.sent = n + 1;
         send_all(&publisher);
         while (subscriber.verified == n) {
             if (receive_some(&subscriber, true) == 0)

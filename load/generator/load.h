@@ -45,6 +45,8 @@ typedef struct {
     uint64_t ack_every;    /* JetStream: one ack for so many messages; 1 = each. */
     uint64_t window;       /* JetStream: unconfirmed messages a publisher may have out. */
     const char *deliver;   /* JetStream: the push consumer's deliver subject. */
+    const char *channel;   /* simplebus-2: messages are Envelopes with this channel; NULL = plain. */
+    const char *binding;   /* simplebus-2: the subscriber's pattern of channels; NULL = all. */
     double timeout_s;
 } Options;
 
@@ -73,7 +75,10 @@ typedef struct {
     Bytes in, out;
     uint64_t verified;     /* Messages that came once, in order, byte for byte as published. */
     uint64_t duplicates;   /* Messages that came again. */
-    uint64_t confirmed;    /* Publisher: messages the broker has confirmed. */
+    uint64_t numbered;     /* Publisher: messages marked with a number, */
+    uint64_t sent;         /* whole ones that the socket has taken, */
+    uint64_t confirmed;    /* and those that the broker has confirmed. */
+    uint64_t credit_bytes; /* Publisher: what may be sent and not confirmed; 0 = everything. */
     uint64_t acks;         /* Ack frames or commands written. */
     void *state;           /* The protocol's own. */
 } Peer;
@@ -87,6 +92,7 @@ struct Protocol {
     void (*encode)(Bytes *out, const Options *options, size_t index, const uint8_t *payload,
                    size_t size);
     void (*open)(Peer *peer, Role role);
+    void (*number)(const Peer *peer, uint8_t *frame, uint64_t n); /* Marks message n; NULL = no. */
     size_t (*hear_reply)(Peer *peer, const uint8_t *data, size_t size);
     size_t (*hear_message)(Peer *peer, const uint8_t *data, size_t size);
     void (*settle)(Peer *peer, bool last);  /* Queues the acks that are due; all of them if `last`. */
@@ -96,7 +102,7 @@ struct Protocol {
     bool eof_confirms;                      /* The broker's orderly close confirms a publisher. */
 };
 
-extern const Protocol simplebus_protocol, nats_protocol, jetstream_protocol;
+extern const Protocol simplebus_protocol, version2_protocol, nats_protocol, jetstream_protocol;
 extern const Protocol redis_protocol, redis_stream_protocol, raw_protocol;
 
 /* block.c */
@@ -134,7 +140,7 @@ size_t take_expected(Peer *peer, const uint8_t *data, size_t size, bool *deviate
 _Noreturn void fail_expected(const Peer *peer, const uint8_t *data, size_t size);
 size_t hear_expected(Peer *peer, const uint8_t *data, size_t size);
 
-/* simplebus.c */
+/* version1.c */
 void run_probe(const Options *options);
 
 #endif

@@ -20,7 +20,7 @@ static const char usage[] =
     "usage: generator MODE PROTOCOL --port N --count N [options]\n"
     "  MODE      publish | subscribe | latency | block (the payloads, to stdout)\n"
     "            | probe (simplebus: is anything left in flight?)\n"
-    "  PROTOCOL  simplebus | nats | nats-jetstream | redis | redis-stream | raw\n"
+    "  PROTOCOL  simplebus | simplebus-2 | nats | nats-jetstream | redis | redis-stream | raw\n"
     "  --host A        127.0.0.1\n"
     "  --size N        payload bytes (16)\n"
     "  --mixed         payloads of 1 to 300 bytes instead\n"
@@ -28,6 +28,8 @@ static const char usage[] =
     "  --seed N        of the content; both sides need the same (1)\n"
     "  --classes A,B   frame by frame in turn (1)\n"
     "  --echo-class N  simplebus: a class no one else uses, to know that it is subscribed\n"
+    "  --channel NAME  simplebus-2: messages are Envelopes with this channel\n"
+    "  --binding P     simplebus-2: subscribe to channels that match, not to all\n"
     "  --acks WAY      simplebus: ranges | single | random | none\n"
     "  --shuffle N     messages whose acks are shuffled together (4096)\n"
     "  --ack-every N   JetStream: one ack for so many messages (1)\n"
@@ -86,13 +88,16 @@ static void parse_option(Options *options, const char *name, const char *value) 
     else if (!strcmp(name, "--ack-every")) options->ack_every = number(name, value, 1, 1 << 20);
     else if (!strcmp(name, "--window")) options->window = number(name, value, 1, 1 << 20);
     else if (!strcmp(name, "--deliver")) options->deliver = value;
+    else if (!strcmp(name, "--channel")) options->channel = value;
+    else if (!strcmp(name, "--binding")) options->binding = value;
     else if (!strcmp(name, "--timeout")) options->timeout_s = (double)number(name, value, 1, 3600);
     else misuse("unknown option", name);
 }
 
 static const Protocol *find_protocol(const char *name) {
-    static const Protocol *all[] = {&simplebus_protocol, &nats_protocol, &jetstream_protocol,
-                                    &redis_protocol, &redis_stream_protocol, &raw_protocol};
+    static const Protocol *all[] = {&simplebus_protocol, &version2_protocol, &nats_protocol,
+                                    &jetstream_protocol, &redis_protocol, &redis_stream_protocol,
+                                    &raw_protocol};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (strcmp(name, all[i]->name) == 0) return all[i];
     misuse("unknown protocol", name);

@@ -23,12 +23,12 @@ async def main() -> None:
     url = sys.argv[1]
     class_id, run, count, size = map(int, sys.argv[2:])
     most = max(1, _BATCH_BYTES // size)
-    async with simplebus.connect(url) as bus, trio.open_nursery() as nursery:
+    async with simplebus.connect(url, reconnect=None) as bus, trio.open_nursery() as nursery:
         nursery.start_soon(end_with_input, nursery.cancel_scope)
         print(time.monotonic(), flush=True)
         for first in range(0, count, most):
             batch = payloads(run=run, first=first, count=min(most, count - first), size=size)
-            await bus.publish_many(batch, class_id=class_id)
+            await bus.publish_many(batch, class_id=class_id, confirm=False)
         await bus.flush()
         nursery.cancel_scope.cancel()
 

@@ -16,6 +16,7 @@ import trio
 
 import simplebus
 from simplebus.bench.traffic import Check, TrafficError
+from simplebus.core.limits import MESSAGE_ID_MASK
 from simplebus.workers import end_with_input
 
 _SAY_SECONDS = 0.2
@@ -24,7 +25,7 @@ _SAY_SECONDS = 0.2
 async def follow(url: str, class_id: int, check: Check) -> None:
     """Check messages until all were there, or one is wrong."""
     async with (
-        simplebus.connect(url) as bus,
+        simplebus.connect(url, reconnect=None) as bus,
         bus.subscribe(class_id, auto_ack=False) as messages,
     ):
         say("ready")
@@ -33,9 +34,9 @@ async def follow(url: str, class_id: int, check: Check) -> None:
             try:
                 check.take(
                     batch.data,
-                    first_id=batch.first_id,
+                    first_id=int(batch.sequences[0]) & MESSAGE_ID_MASK,
                     count=len(batch),
-                    redelivered=batch.redelivered,
+                    redelivered=batch.attempt > 1,
                 )
             except TrafficError as error:
                 say("failed", error)

@@ -1,132 +1,255 @@
 """The client without an event loop: every call does its own reading and writing, in its thread.
 
-Rule 1: no thread, no loop, no timer: acknowledgements leave when the program asks for the next
-message, and before it waits. A bus belongs to one thread at a time.
-Rule 2: when a call that publishes raises ValueError, TypeError or LocalProtocolError, nothing of
-it was published.
+Rule 1: no thread, no loop, no timer: what is to be written leaves when the program calls something,
+and a lost connection is replaced then. A bus belongs to one thread at a time.
+Rule 2: the verbs, their arguments and errors are those of `simplebus.Bus`.
 """
 
 from __future__ import annotations
 
-import selectors
-import socket
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from selectors import EVENT_WRITE
+from functools import partial
 from time import monotonic
+from typing import Any, TypeVar, Unpack, overload
 
-from simplebus.client import dial
-from simplebus.client.blocking_subscription import BlockingSubscription
+from simplebus.client import dial, replies
+from simplebus.client.blocking_handling import BlockingHandling
+from simplebus.client.blocking_publisher import BlockingPublisher
+from simplebus.client.blocking_subscription import BlockingRawSubscription, BlockingSubscription
 from simplebus.client.blocking_wire import BlockingWire
-from simplebus.client.dial import Address
-from simplebus.core.client import ClientCore, ClientStatistics
-from simplebus.core.errors import BusConnectionError
-from simplebus.core.limits import CLOSE_SECONDS, CLOSE_SECONDS_FAILED, Limits
+from simplebus.client.failures import Failures, Handler, raise_any
+from simplebus.client.fetching import Fetching
+from simplebus.client.identity import client_core
+from simplebus.client.options import Options, subscribe_request
+from simplebus.client.outbound import About
+from simplebus.client.registry import DEFAULT, Registry
+from simplebus.client.replies import Replies
+from simplebus.client.retry import Schedule
+from simplebus.client.target import Target
+from simplebus.core.limits import (
+    CLOSE_SECONDS,
+    CLOSE_SECONDS_FAILED,
+    FETCH_MESSAGES_MAX,
+    Limits,
+)
+from simplebus.core.messages import Message
+
+T = TypeVar("T")
 
 
 @contextmanager
 def connect_blocking(
-    address: str, *, timeout: float = 5.0, frame_bytes: int = Limits().frame_bytes
+    address: str | Iterable[str],
+    *,
+    name: str | None = None,
+    timeout: float = 5.0,
+    registry: Registry = DEFAULT,
+    heartbeat: float = 0.0,
+    reconnect: float | None = 60.0,
+    frame_bytes: int = Limits().frame_bytes,
 ) -> Iterator[BlockingBus]:
     """Connect to a bus: `with simplebus.connect_blocking("simplebus://127.0.0.1:8888") as bus`.
 
-    Arguments, resource handling and errors are those of `simplebus.connect`.
+    Arguments, resource handling and errors are those of `simplebus.connect`; but silence is no
+    matter by default, for a program that computes is silent.
     """
-    where = Address.parse(address)
-    deadline = monotonic() + timeout
-    with _dial(where, timeout) as sock, selectors.DefaultSelector() as selector:
-        wire = BlockingWire(ClientCore(frame_bytes_max=frame_bytes), sock, selector, where)
-        if not wire.sync(deadline):
-            raise dial.unanswered(where, timeout, connected=True)
-        try:
-            yield BlockingBus(wire)
-        except BaseException:
-            wire.close(CLOSE_SECONDS_FAILED)
-            raise
-        wire.close(CLOSE_SECONDS)
-        problem = wire.unwritten()
-        if problem is not None:
-            raise problem
-
-
-def _dial(where: Address, timeout: float) -> socket.socket:
-    """A connected socket. Raises BusConnectionError."""
-    deadline = monotonic() + timeout
-    problem: OSError | None = None
+    addresses = dial.addresses(address)
+    core = client_core(name=name, heartbeat=heartbeat, frame_bytes=frame_bytes)
+    schedule = Schedule(len(addresses), timeout=timeout, reconnect=reconnect, now=monotonic())
+    wire = BlockingWire(core, addresses, schedule)
+    bus = BlockingBus(wire, registry)
+    seconds = CLOSE_SECONDS_FAILED
     try:
-        infos = dial.numeric(where) or socket.getaddrinfo(
-            where.host, where.port, type=socket.SOCK_STREAM
-        )
-    except OSError as error:
-        raise dial.refused(where, error) from error
-    for info in infos:
-        try:
-            sock = dial.start(info)
-        except OSError as error:
-            problem = error
-            continue
-        try:
-            with selectors.DefaultSelector() as selector:
-                selector.register(sock, EVENT_WRITE)
-                if not selector.select(max(0.0, deadline - monotonic())):
-                    raise dial.unanswered(where, timeout, connected=False)
-            dial.finish(sock)
-        except BusConnectionError:
-            sock.close()
-            raise
-        except OSError as error:
-            sock.close()
-            problem = error
-        else:
-            return sock
-    raise dial.refused(where, problem) from problem
+        wire.open()
+        yield bus
+        seconds = CLOSE_SECONDS
+    finally:
+        wire.close(seconds)
+    raise_any(bus.failures.all(), wire.confirms.take_unclaimed(), wire.unconfirmed())
 
 
-class BlockingBus:
-    """A connection to a bus; made by `connect_blocking`."""
+class BlockingBus(BlockingPublisher):
+    """A bus that a program is connected to; made by `connect_blocking`."""
 
-    def __init__(self, wire: BlockingWire) -> None:
-        self._wire = wire
-        self._core = wire.core
+    def __init__(self, wire: BlockingWire, registry: Registry) -> None:
+        super().__init__(wire, registry)
+        self.failures = Failures()
+        """What handlers raised. For this package."""
+        self._handled: list[BlockingHandling] = []
+        self._replies: tuple[Replies, BlockingRawSubscription] | None = None
+        """None before the first request."""
 
-    def publish(self, payload: bytes, *, class_id: int) -> None:
-        """Hand a message to the socket. Blocks while the bus takes bytes slower than they come.
+    # Subscribing ---------------------------------------------------------------------------------
 
-        Raises what `simplebus.Bus.publish` does.
-        """
-        self._wire.check()
-        self._core.publish(payload, class_id)
-        self._wire.write()
+    @overload
+    def subscribe(
+        self,
+        what: type[T],
+        *channels: str,
+        auto_ack: bool = True,
+        idle_seconds: float | None = None,
+        **options: Unpack[Options],
+    ) -> BlockingSubscription[T]: ...
 
-    def publish_many(self, payloads: Iterable[bytes], *, class_id: int) -> None:
-        """Hand many messages to the socket at once: all, or, when it raises, none."""
-        self._wire.check()
-        self._core.publish_many(payloads, class_id)
-        self._wire.write()
-
-    def flush(self) -> None:
-        """Write everything published and acknowledged so far."""
-        self._wire.check()
-        self._core.settle_processed()
-        self._wire.write()
-
-    def drain(self) -> None:
-        """Wait until the bus has applied everything sent so far."""
-        self.flush()
-        self._wire.sync()
+    @overload
+    def subscribe(
+        self,
+        what: int | str,
+        *channels: str,
+        auto_ack: bool = True,
+        idle_seconds: float | None = None,
+        **options: Unpack[Options],
+    ) -> BlockingRawSubscription: ...
 
     def subscribe(
-        self, class_id: int, *, auto_ack: bool = True, idle_seconds: float | None = None
-    ) -> BlockingSubscription:
-        """Messages of a class: `with bus.subscribe(1) as messages`, then iterate.
+        self,
+        what: Any,
+        *channels: str,
+        auto_ack: bool = True,
+        idle_seconds: float | None = None,
+        **options: Unpack[Options],
+    ) -> BlockingSubscription[Any] | BlockingRawSubscription:
+        """Messages of a class: `with bus.subscribe(ShopCreated) as shops`, then iterate.
 
         With `idle_seconds` a loop ends when nothing has come for so long. Otherwise as
         `simplebus.Bus.subscribe`.
         """
-        return BlockingSubscription(
-            self._wire, class_id, auto_ack=auto_ack, idle_seconds=idle_seconds
-        )
+        target = Target.of(what, self._registry)
+        request = subscribe_request(channels, **options)
+        kind = BlockingRawSubscription if target.decode is None else BlockingSubscription[Any]
+        return kind(self, target, request, auto_ack=auto_ack, idle_seconds=idle_seconds)
 
-    def statistics(self) -> ClientStatistics:
-        """A snapshot of this connection."""
-        return self._core.statistics()
+    @overload
+    def handle(
+        self,
+        what: type[T],
+        handler: Callable[[T], object],
+        *channels: str,
+        **options: Unpack[Options],
+    ) -> None: ...
+
+    @overload
+    def handle(
+        self,
+        what: int | str,
+        handler: Callable[[Message[bytes]], object],
+        *channels: str,
+        **options: Unpack[Options],
+    ) -> None: ...
+
+    def handle(
+        self, what: Any, handler: Handler, *channels: str, **options: Unpack[Options]
+    ) -> None:
+        """Have `handler(value)`, or `handler(message)` for a class by id or name, called for all
+        that comes while the program is in `run` or `drain`. Otherwise as `simplebus.Bus.handle`."""
+        subscription = self.subscribe(what, *channels, auto_ack=False, **options)
+        subscription.__enter__()  # Until the bus is left.
+        self._handled.append(BlockingHandling(self, subscription, handler, self.failures))
+
+    def run(self, seconds: float | None = None) -> None:
+        """Call handlers for what comes, for so long, or for ever."""
+        deadline = math.inf if seconds is None else monotonic() + seconds
+        while self.wire.wait_until(self._has_work, deadline):
+            self._work()
+
+    def drain(self) -> None:
+        """Have handlers process what came, then flush, and wait until the bus has applied it all.
+
+        Not to be called by a handler.
+        """
+        while self._has_work():
+            self._work()
+        self.flush()
+        self.wire.ask(self._core.sync)
+
+    def _has_work(self) -> bool:
+        return any(handling.has_work for handling in self._handled)
+
+    def _work(self) -> None:
+        """A message for each handler that has one."""
+        for handling in self._handled:
+            if handling.has_work:
+                handling.work()
+        if self._core.acks_are_due or not self._has_work():
+            self.wire.push()
+
+    # Asking --------------------------------------------------------------------------------------
+
+    @overload
+    def request(
+        self,
+        message: object,
+        *,
+        class_id: int | str | None = None,
+        timeout: float = 5.0,
+        as_: type[T],
+        **about: Unpack[About],
+    ) -> T: ...
+
+    @overload
+    def request(
+        self,
+        message: object,
+        *,
+        class_id: int | str | None = None,
+        timeout: float = 5.0,
+        as_: None = None,
+        **about: Unpack[About],
+    ) -> Message[bytes]: ...
+
+    def request(
+        self,
+        message: object,
+        *,
+        class_id: int | str | None = None,
+        timeout: float = 5.0,
+        as_: Any = None,
+        **about: Unpack[About],
+    ) -> Any:
+        """Publish a message and return the first reply to it, as `simplebus.Bus.request`."""
+        decode = None if as_ is None else self._registry.bindings[as_].decode
+        deadline = monotonic() + timeout
+        asking, inbox = self._replies_open()
+        asked = asking.ask(about, timeout=timeout, wake=lambda: None)
+        try:
+            self.publish(message, class_id=class_id, **asked.about)
+            while asked.reply is None:
+                reply = inbox.take(1, deadline - monotonic())
+                if not reply:
+                    raise replies.unanswered(message, class_id, timeout)
+                asking.take(reply[0])
+        finally:
+            asking.forget(asked)
+        return asked.reply if decode is None else decode(asked.reply.payload)
+
+    def reply(self, message: Message[Any], value: object) -> None:
+        """Answer a request. Raises LocalProtocolError for a message that asks for no reply."""
+        class_id, envelope = replies.reply_to(message)
+        self._publish(self._outbound.payload(value), class_id, envelope, confirm=True)
+
+    def _replies_open(self) -> tuple[Replies, BlockingRawSubscription]:
+        """The subscription that replies to this bus come to; made by the first request."""
+        if self._replies is None:
+            asking = Replies(self.class_of(replies.CLASS))
+            subscription = self.subscribe(asking.class_id, asking.channel, start="new")
+            subscription.__enter__()  # Until the bus is left.
+            self._replies = asking, subscription
+        return self._replies
+
+    @overload
+    def fetch(self, what: type[T], first: int = 0, count: int = ...) -> list[Message[T]]: ...
+
+    @overload
+    def fetch(self, what: int | str, first: int = 0, count: int = ...) -> list[Message[bytes]]: ...
+
+    def fetch(
+        self, what: Any, first: int = 0, count: int = FETCH_MESSAGES_MAX
+    ) -> list[Message[Any]]:
+        """Messages of a class that the bus still holds, as `simplebus.Bus.fetch`."""
+        target = Target.of(what, self._registry)
+        fetching = Fetching(self.class_of(target.what), target, first, count)
+        while not fetching.is_done:
+            fetching.take(self.wire.ask(partial(fetching.ask, self._core)))
+        return fetching.messages

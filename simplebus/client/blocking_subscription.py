@@ -1,4 +1,4 @@
-"""A subscription without an event loop: loops over messages, or over batches.
+"""A subscription without an event loop: one by one, in batches, as values or as messages.
 
 Rule 1: asking for the next message says that the one before is processed. So does leaving the
 subscription's block without an exception.
@@ -12,12 +12,12 @@ import math
 from collections.abc import Iterator
 from contextlib import suppress
 from time import monotonic
-from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
-from simplebus.client.blocking_wire import BlockingWire
-from simplebus.core.errors import BusConnectionError, LocalProtocolError
-from simplebus.core.inbox import Inbox
+from simplebus.client.codecs import DecodeError
+from simplebus.client.entry import Entry
+from simplebus.client.target import Target, nothing_came, undecodable
+from simplebus.core.errors import BusConnectionError
 from simplebus.core.limits import (
     ACK_SECONDS,
     CLOSE_SECONDS,
@@ -25,30 +25,44 @@ from simplebus.core.limits import (
     MESSAGES_PER_TURN,
 )
 from simplebus.core.messages import Batch, Message
+from simplebus.core.requests import SubscribeRequest
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from simplebus.client.blocking import BlockingBus
+
+T = TypeVar("T")
 
 
-class BlockingSubscription:
-    """The messages of one class. Enter it, then iterate; made by `BlockingBus.subscribe`."""
+class BlockingBaseSubscription(Entry[T]):
+    """The messages of one class whose values are of one type; see `simplebus.Subscription`."""
 
     def __init__(
-        self, wire: BlockingWire, class_id: int, *, auto_ack: bool, idle_seconds: float | None
+        self,
+        bus: BlockingBus,
+        target: Target,
+        request: SubscribeRequest,
+        *,
+        auto_ack: bool,
+        idle_seconds: float | None = None,
     ) -> None:
-        self.class_id = class_id
-        self._wire = wire
-        self._auto_ack = auto_ack
+        super().__init__(bus.wire.core, target, request, auto_ack=auto_ack)
+        self._bus = bus
+        self._wire = bus.wire
         self._idle_seconds = math.inf if idle_seconds is None else idle_seconds
-        self._entered: Inbox | None = None
         self._ack_at = 0.0
+        """When acknowledgements leave, however few they are."""
 
     def __enter__(self) -> Self:
-        if self._entered is not None:
-            raise LocalProtocolError("a subscription can be entered once; subscribe again")
+        self.check_fresh()
+        class_id = self._bus.class_of(self.target.what)
         self._wire.check()
-        self._entered = self._wire.core.subscribe(self.class_id, auto_ack=self._auto_ack)
+        inbox = self.enter(class_id)
         try:
-            self._wire.sync()
+            self._wire.answered(inbox.request)
         except BaseException:
-            self._wire.core.unsubscribe(self._entered, processed=False)
+            self.leave(processed=False)
             raise
         return self
 
@@ -58,67 +72,103 @@ class BlockingSubscription:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._wire.core.unsubscribe(self._inbox, processed=kind is None)
+        self.leave(processed=kind is None)
         with suppress(BusConnectionError):  # Who needs the connection next will hear of it.
-            self._wire.check()
             patience = CLOSE_SECONDS if kind is None else CLOSE_SECONDS_FAILED
             self._wire.write(monotonic() + patience)
 
-    def __iter__(self) -> Iterator[Message]:
-        inbox = self._inbox
+    def messages(self) -> Iterator[Message[T]]:
+        """Iterate over messages: what came with a value, and the value."""
+        inbox = self.inbox
         inbox.give_up()
-        while self._refill():
+        while self._refill(self._idle_seconds):
             inbox.prepare(MESSAGES_PER_TURN)
             for message in inbox.ready:
                 yield message
                 if monotonic() >= self._ack_at:
-                    inbox.settle(current=True)
-                    self._push_if_due()
+                    self._push_acks()
 
     def batches(self) -> Iterator[Batch]:
         """Iterate over batches: many messages at the price of one."""
-        inbox = self._inbox
+        inbox = self.inbox
         inbox.give_up()
-        while self._refill():
+        while self._refill(self._idle_seconds):
             batch = inbox.take_batch()
             assert batch is not None, "refill returned, and there was nothing"
             yield batch
 
-    def ack(self, message: Message) -> None:
-        """Acknowledge a message by hand, in any order."""
-        message.ack(self._inbox)
-        self._push_if_due()
+    def get(self, timeout: float | None = None) -> Message[T]:
+        """The next message. Says that the one before is processed.
 
-    def ack_batch(self, batch: Batch) -> None:
-        """Acknowledge a batch by hand."""
-        batch.ack(self._inbox)
-        self._push_if_due()
+        Raises TimeoutError when none came in so many seconds.
+        """
+        inbox = self.inbox
+        for message in inbox.ready:
+            if monotonic() >= self._ack_at:
+                self._push_acks(handing_out=True)
+            return message
+        seconds = math.inf if timeout is None else timeout
+        if not self._refill(seconds):
+            raise nothing_came(self.target, seconds)
+        inbox.prepare(MESSAGES_PER_TURN)
+        return next(inbox.ready)
 
-    @property
-    def _inbox(self) -> Inbox:
-        if self._entered is None:
-            raise LocalProtocolError(
-                "a subscription begins with its block: with bus.subscribe(…) as messages"
-            )
-        return self._entered
+    def take(self, most: int, timeout: float | None = None) -> list[Message[T]]:
+        """The messages that are there, up to `most`; otherwise the first that come, or, after so
+        many seconds, none. Says that those before are processed."""
+        if most < 1:
+            raise ValueError(f"take needs a number of messages from 1 on, got {most}")
+        if not self._refill(math.inf if timeout is None else timeout):
+            return []
+        return list(self.inbox.take_batch(most) or ())
 
-    def _refill(self) -> bool:
+    def _refill(self, seconds: float) -> bool:
         """Wait until there is something to hand out. What was handed out before is processed."""
-        inbox, wire = self._inbox, self._wire
+        inbox, wire = self.inbox, self._wire
         inbox.settle(current=True)
         if not inbox.is_empty:
             wire.check()
-            self._push_if_due()
+            if wire.core.acks_are_due or monotonic() >= self._ack_at:
+                self._push_acks()
             return True
         inbox.is_awaited = True
         try:
-            return wire.read_until(lambda: not inbox.is_empty, monotonic() + self._idle_seconds)
+            return wire.wait_until(lambda: not inbox.is_empty, monotonic() + seconds)
         finally:
             inbox.is_awaited = False
 
-    def _push_if_due(self) -> None:
-        """Have acknowledgements leave when they are many, or the last ones left a while ago."""
-        now = monotonic()
-        if now >= self._ack_at or self._wire.core.acks_are_due:
-            self._ack_at = now + ACK_SECONDS
-            self._wire.write()
+    def _push_acks(self, *, handing_out: bool = False) -> None:
+        """Have acknowledgements leave: the last ones left a while ago."""
+        self.inbox.settle(current=not handing_out)
+        self._ack_at = monotonic() + ACK_SECONDS
+        self._wire.push()
+
+
+class BlockingSubscription(BlockingBaseSubscription[T]):
+    """The values of one type: `with bus.subscribe(ShopCreated) as shops`, then iterate."""
+
+    def __iter__(self) -> Iterator[T]:
+        """Values, one by one. Raises DecodeError, whose `message` will come again, for what is
+        none; another loop goes on behind it."""
+        inbox = self.inbox
+        decode = inbox.decode
+        assert decode is not None
+        inbox.give_up()
+        try:
+            while self._refill(self._idle_seconds):
+                inbox.prepare(MESSAGES_PER_TURN)
+                for value in map(decode, inbox.payloads):
+                    yield value
+                    if monotonic() >= self._ack_at:
+                        self._push_acks()
+        except DecodeError as error:
+            message = inbox.current()
+            inbox.give_up()
+            raise undecodable(error, message) from None
+
+
+class BlockingRawSubscription(BlockingBaseSubscription[bytes]):
+    """The messages of one class: `with bus.subscribe(1) as messages`, then iterate."""
+
+    def __iter__(self) -> Iterator[Message[bytes]]:
+        return self.messages()

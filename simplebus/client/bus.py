@@ -1,204 +1,244 @@
-"""The client under trio and asyncio: what a program calls.
+"""The client under trio and asyncio: what a program calls to subscribe and to ask.
 
-Rule 1: when a call that publishes raises, nothing of it was published; when it is cancelled, too.
-Rule 2: what goes wrong in a handler is the handler's: the bus goes on, and tells when it is left.
+Rule 1: no decisions here. How a subscription is asked for is the business of `options`, what a
+request carries that of `replies`; the wire waits.
 """
 
 from __future__ import annotations
 
-import inspect
-import logging
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar, Unpack, overload
 
 import anyio
 import anyio.abc
-import anyio.lowlevel
 
-from simplebus.client import dial
-from simplebus.client.dial import Address
-from simplebus.client.subscription import Subscription
+from simplebus.client import replies
+from simplebus.client.failures import Failures, Handler
+from simplebus.client.fetching import Fetching
+from simplebus.client.handling import Handling
+from simplebus.client.options import Options, subscribe_request
+from simplebus.client.outbound import About
+from simplebus.client.publisher import Publisher
+from simplebus.client.registry import Registry
+from simplebus.client.replies import Replies
+from simplebus.client.subscription import RawSubscription, Subscription
+from simplebus.client.target import Target
 from simplebus.client.wire import Wire
-from simplebus.core.client import ClientCore, ClientStatistics
 from simplebus.core.errors import BusConnectionError
-from simplebus.core.limits import CLOSE_SECONDS, CLOSE_SECONDS_FAILED, Limits
+from simplebus.core.limits import FETCH_MESSAGES_MAX
 from simplebus.core.messages import Message
 
-log = logging.getLogger("simplebus.client")
-
-Handler = Callable[[Message], Awaitable[object] | object]
-
-# Errors of handlers kept for the end; the log has all of them.
-_ERRORS_MAX = 100
+T = TypeVar("T")
 
 
-@asynccontextmanager
-async def connect(
-    address: str, *, timeout: float = 5.0, frame_bytes: int = Limits().frame_bytes
-) -> AsyncIterator[Bus]:
-    """Connect to a bus: `async with simplebus.connect("simplebus://127.0.0.1:8888") as bus`.
+class Bus(Publisher):
+    """A bus that a program is connected to; made by `connect`."""
 
-    Args: the address as `simplebus://host:port` or `host:port`; the seconds that connecting may
-    take; the longest frame to send and to accept.
-    Resource handling: leaving the block ends handlers, writes what is queued, and closes.
-    Error handling: raises ValueError for what is no address, and BusConnectionError when no bus
-    answers, or when leaving finds bytes that could not be written. What handlers raised comes as
-    an ExceptionGroup, unless the block itself raises.
-    """
-    where = Address.parse(address)
-    deadline = anyio.current_time() + timeout
-    failure: BaseException | None = None
-    failed = True
-    with await _dial(where, timeout) as sock:
-        wire = Wire(ClientCore(frame_bytes_max=frame_bytes), sock, where)
-        try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(wire.run)
-                try:
-                    async with anyio.create_task_group() as handlers:
-                        bus = Bus(wire, handlers)
-                        try:
-                            with anyio.move_on_after(deadline - anyio.current_time()) as patience:
-                                await wire.sync()
-                            if patience.cancelled_caught:
-                                raise dial.unanswered(where, timeout, connected=True)
-                            yield bus
-                            failed = False
-                        except (Exception, KeyboardInterrupt, SystemExit) as error:
-                            failure = error  # Kept out of the task groups, which would wrap it.
-                        handlers.cancel_scope.cancel()
-                finally:
-                    seconds = CLOSE_SECONDS_FAILED if failed else CLOSE_SECONDS
-                    await wire.close(seconds=seconds, shield=failed)
-        finally:
-            if failure is not None:
-                raise failure
-    problem = bus.failure() or wire.unwritten()
-    if problem is not None:
-        raise problem
+    def __init__(self, wire: Wire, registry: Registry, tasks: anyio.abc.TaskGroup) -> None:
+        super().__init__(wire, registry)
+        self.failures = Failures()
+        """What handlers raised. For this package."""
+        self._tasks = tasks
+        """Where handlers run."""
+        self._replies: Replies | None = None
+        """None before the first request."""
+        self._opening_replies = anyio.Lock()
 
+    # Subscribing ---------------------------------------------------------------------------------
 
-async def _dial(where: Address, timeout: float) -> socket.socket:
-    """A connected socket. Raises BusConnectionError."""
-    problem: OSError | None = None
-    with anyio.move_on_after(timeout):
-        try:
-            infos = dial.numeric(where) or await anyio.getaddrinfo(
-                where.host, where.port, type=socket.SOCK_STREAM
-            )
-        except OSError as error:
-            raise dial.refused(where, error) from error
-        for info in infos:
-            try:
-                sock = dial.start(info)
-            except OSError as error:
-                problem = error
-                continue
-            try:
-                await anyio.wait_writable(sock)
-                dial.finish(sock)
-            except BaseException as error:
-                sock.close()
-                if not isinstance(error, OSError):
-                    raise
-                problem = error
-            else:
-                return sock
-        raise dial.refused(where, problem) from problem
-    raise dial.unanswered(where, timeout, connected=False)
+    @overload
+    def subscribe(
+        self, what: type[T], *channels: str, auto_ack: bool = True, **options: Unpack[Options]
+    ) -> Subscription[T]: ...
 
+    @overload
+    def subscribe(
+        self, what: int | str, *channels: str, auto_ack: bool = True, **options: Unpack[Options]
+    ) -> RawSubscription: ...
 
-class Bus:
-    """A connection to a bus; made by `connect`."""
+    def subscribe(
+        self, what: Any, *channels: str, auto_ack: bool = True, **options: Unpack[Options]
+    ) -> Subscription[Any] | RawSubscription:
+        """Messages of a class: `async with bus.subscribe(ShopCreated) as shops`, then iterate.
 
-    def __init__(self, wire: Wire, handlers: anyio.abc.TaskGroup) -> None:
-        self._wire = wire
-        self._core = wire.core
-        self._outgoing = wire.core.outgoing
-        self._handlers = handlers
-        self._handled: list[Subscription] = []
-        self._errors: list[Exception] = []
-        self._error_count = 0
-
-    async def publish(self, payload: bytes, *, class_id: int) -> None:
-        """Hand a message over for sending. Waits while the bus takes bytes slower than they come.
-
-        Raises LocalProtocolError for a payload that the protocol cannot carry, ValueError for what
-        is no class id, TypeError for what is not bytes, BusConnectionError when the bus is gone.
+        Args: a type, whose values the loop gives, or a class by id or name, whose messages it
+        gives; patterns of channels, none for all messages; whether asking for the next message
+        acknowledges the one before, or you do; how the bus is to serve it.
+        Every subscription gets every message that is for it. Raises RefusedError on entering when
+        the bus refuses it, UnboundTypeError and ValueError at once.
         """
-        if self._outgoing.queued_bytes >= self._wire.write_at:
-            await self._wire.make_room()
-        self._core.publish(payload, class_id)
+        target = Target.of(what, self._registry)
+        request = subscribe_request(channels, **options)
+        kind = RawSubscription if target.decode is None else Subscription[Any]
+        return kind(self, target, request, auto_ack=auto_ack)
 
-    async def publish_many(self, payloads: Iterable[bytes], *, class_id: int) -> None:
-        """Hand many messages over at once: all, or, when it raises what `publish` does, none."""
-        await anyio.lowlevel.checkpoint()
-        await self._wire.make_room()
-        self._core.publish_many(payloads, class_id)
-        self._wire.push()
+    @overload
+    def handle(
+        self,
+        what: type[T],
+        handler: Callable[[T], Awaitable[object] | object],
+        *channels: str,
+        concurrency: int = 1,
+        **options: Unpack[Options],
+    ) -> None: ...
 
-    async def flush(self) -> None:
-        """Wait until everything published and acknowledged so far is written to the socket."""
-        await self._wire.flush()
+    @overload
+    def handle(
+        self,
+        what: int | str,
+        handler: Callable[[Message[bytes]], Awaitable[object] | object],
+        *channels: str,
+        concurrency: int = 1,
+        **options: Unpack[Options],
+    ) -> None: ...
+
+    def handle(
+        self,
+        what: Any,
+        handler: Handler,
+        *channels: str,
+        concurrency: int = 1,
+        **options: Unpack[Options],
+    ) -> None:
+        """Call `handler(value)`, or `handler(message)` for a class by id or name, for all that
+        comes, `concurrency` at a time, until the bus is left. What it returns answers a request.
+
+        A message is acknowledged when its handler has returned. When that raises, it comes again
+        after a pause; the error is logged, and raised when the bus is left. Several handlers of a
+        class get every message each.
+        """
+        if concurrency < 1:
+            raise ValueError(f"concurrency is a number of tasks from 1 on, got {concurrency}")
+        self.wire.check()
+        subscription = self.subscribe(what, *channels, auto_ack=False, **options)
+        handling = Handling(
+            self, subscription, handler, failures=self.failures, concurrency=concurrency
+        )
+        known = self._outbound.known_id(subscription.target.what)
+        if known is not None:
+            handling.open(known)
+        self._handled.append(handling)
+        self._tasks.start_soon(handling.run)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether handlers are through with everything that came. For this package."""
+        return all(handling.is_idle for handling in self._handled)
 
     async def drain(self) -> None:
-        """Wait until handlers have processed what came, and the bus has applied what was sent.
+        """Wait until handlers have processed what came, then flush, and wait until the bus has
+        applied it all.
 
         What subscriptions hold that are no handlers' is their consumers' to process. Not to be
         called by a handler: it would wait for itself.
         """
-        while not all(subscription.is_idle for subscription in self._handled):
-            self._wire.check()
-            await self._wire.changed.wait()
-        await self._wire.flush()
-        await self._wire.sync()
+        while not self.is_idle:
+            self.wire.check()
+            await self.wire.changed.wait()
+        await self.flush()
+        await self.wire.ask(self._core.sync)
 
-    def subscribe(self, class_id: int, *, auto_ack: bool = True) -> Subscription:
-        """Messages of a class: `async with bus.subscribe(1) as messages`, then iterate.
+    # Asking --------------------------------------------------------------------------------------
 
-        Several subscriptions to one class see every message each; it is acknowledged to the bus
-        when all of them have. With `auto_ack=False` acknowledge by `messages.ack(message)`.
+    @overload
+    async def request(
+        self,
+        message: object,
+        *,
+        class_id: int | str | None = None,
+        timeout: float = 5.0,
+        as_: type[T],
+        **about: Unpack[About],
+    ) -> T: ...
+
+    @overload
+    async def request(
+        self,
+        message: object,
+        *,
+        class_id: int | str | None = None,
+        timeout: float = 5.0,
+        as_: None = None,
+        **about: Unpack[About],
+    ) -> Message[bytes]: ...
+
+    async def request(
+        self,
+        message: object,
+        *,
+        class_id: int | str | None = None,
+        timeout: float = 5.0,
+        as_: Any = None,
+        **about: Unpack[About],
+    ) -> Any:
+        """Publish a message and return the first reply to it: as a value of the type `as_`, or the
+        message. It expires when nobody waits for its reply any longer.
+
+        Raises TimeoutError when none came in time, and what `publish` does.
         """
-        return Subscription(self._wire, class_id, auto_ack=auto_ack)
+        decode = None if as_ is None else self._registry.bindings[as_].decode
+        answered = anyio.Event()
+        with anyio.move_on_after(timeout):
+            asking = await self._replies_open()
+            asked = asking.ask(about, timeout=timeout, wake=answered.set)
+            try:
+                await self.publish(message, class_id=class_id, **asked.about)
+                await answered.wait()
+            finally:
+                asking.forget(asked)
+            assert asked.reply is not None
+            return asked.reply if decode is None else decode(asked.reply.payload)
+        raise replies.unanswered(message, class_id, timeout)
 
-    def handle(self, class_id: int, handler: Handler) -> None:
-        """Call `handler(message)` for every message of a class, one at a time, until the end.
+    async def reply(self, message: Message[Any], value: object) -> None:
+        """Answer a request. Raises LocalProtocolError for a message that asks for no reply."""
+        class_id, envelope = replies.reply_to(message)
+        payload = self._outbound.payload(value)
+        self.wire.check()
+        position = self._core.publish(payload, class_id, envelope)
+        if refused := await self.wire.confirmed(position, position):
+            raise refused[0]
 
-        A class may have several handlers; a message is acknowledged when all have returned. When
-        one raises, the message is not acknowledged and comes again; the error is logged, and raised
-        when the bus is left.
-        """
-        subscription = Subscription(self._wire, class_id, auto_ack=True)
-        subscription.open()
-        self._handled.append(subscription)
-        self._handlers.start_soon(self._run_handler, subscription, handler)
+    async def _replies_open(self) -> Replies:
+        """The subscription that replies to this bus come to; made by the first request."""
+        async with self._opening_replies:
+            if self._replies is None:
+                asking = Replies(await self.class_of(replies.CLASS))
+                messages = self.subscribe(asking.class_id, asking.channel, start="new")
+                await self._tasks.start(self._take_replies, asking, messages)
+                self._replies = asking
+            return self._replies
 
-    def statistics(self) -> ClientStatistics:
-        """A snapshot of this connection."""
-        return self._core.statistics()
+    async def _take_replies(
+        self,
+        asking: Replies,
+        subscription: RawSubscription,
+        *,
+        task_status: anyio.abc.TaskStatus[None],
+    ) -> None:
+        with suppress(BusConnectionError):  # Who waits for a reply learns it from the wire.
+            async with subscription as messages:
+                task_status.started()
+                async for message in messages:
+                    asking.take(message)
 
-    async def _run_handler(self, subscription: Subscription, handler: Handler) -> None:
-        try:
-            async for message in subscription:
-                try:
-                    outcome = handler(message)
-                    if outcome is not None and inspect.isawaitable(outcome):
-                        await outcome
-                except Exception as error:
-                    subscription.inbox.give_up()
-                    self._failed(handler, message, error)
-        except BusConnectionError as error:
-            log.debug("handler %r ends: %s", handler, error)
+    @overload
+    async def fetch(self, what: type[T], first: int = 0, count: int = ...) -> list[Message[T]]: ...
 
-    def _failed(self, handler: Handler, message: Message, error: Exception) -> None:
-        log.error("handler %r failed on %r; it will come again", handler, message, exc_info=error)
-        self._error_count += 1
-        if len(self._errors) < _ERRORS_MAX:
-            self._errors.append(error)
+    @overload
+    async def fetch(
+        self, what: int | str, first: int = 0, count: int = ...
+    ) -> list[Message[bytes]]: ...
 
-    def failure(self) -> ExceptionGroup[Exception] | None:
-        """What handlers raised, if any did."""
-        if not self._errors:
-            return None
-        return ExceptionGroup(f"handlers failed {self._error_count} times", self._errors)
+    async def fetch(
+        self, what: Any, first: int = 0, count: int = FETCH_MESSAGES_MAX
+    ) -> list[Message[Any]]:
+        """Messages of a class that the bus still holds, by sequence, `count` at most. Nobody's
+        position changes; they cannot be acknowledged."""
+        target = Target.of(what, self._registry)
+        fetching = Fetching(await self.class_of(target.what), target, first, count)
+        while not fetching.is_done:
+            fetching.take(await self.wire.ask(partial(fetching.ask, self._core)))
+        return fetching.messages

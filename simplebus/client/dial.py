@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -52,6 +53,14 @@ class Address:
         return f"{_SCHEME}://{host}:{self.port}"
 
 
+def addresses(given: str | Iterable[str]) -> list[Address]:
+    """One address or several. Raises ValueError for what is none."""
+    found = [Address.parse(text) for text in ([given] if isinstance(given, str) else given)]
+    if not found:
+        raise ValueError("no address of a bus was given, expected at least one")
+    return found
+
+
 def numeric(address: Address) -> list[AddressInfo]:
     """The address's sockets when its host is a number; empty when a name must be looked up."""
     try:
@@ -87,39 +96,67 @@ def _raise_for(code: int, *, accepted: set[int]) -> None:
         raise OSError(code, os.strerror(code))
 
 
-def refused(address: Address, error: OSError | None) -> BusConnectionError:
+def refused(place: object, error: OSError | None) -> BusConnectionError:
     """No connection could be made."""
     what = "it has no address" if error is None else error.strerror or str(error)
     return BusConnectionError(
-        f"cannot connect to {address}: {what}; expected a simplebus server listening there"
+        f"cannot connect to {place}: {what}; expected a simplebus server listening there"
     )
 
 
-def unanswered(address: Address, seconds: float, *, connected: bool) -> BusConnectionError:
+def unanswered(place: object, seconds: float, *, connected: bool) -> BusConnectionError:
     """The time for connecting has passed."""
     if not connected:
         return BusConnectionError(
-            f"cannot connect to {address}: nothing answered within {seconds:g} s; expected a "
+            f"cannot connect to {place}: nothing answered within {_shown(seconds)} s; expected a "
             "simplebus server listening there"
         )
     return BusConnectionError(
-        f"connected to {address}, but no answer to the Connect frame came within {seconds:g} s; "
+        f"connected to {place}, but no answer to the Connect frame came within "
+        f"{_shown(seconds)} s; "
         "expected a simplebus server there"
     )
 
 
-def lost(address: Address, error: Exception | None, *, left: bool) -> str:
-    """What became of a connection. `error` is None at its orderly end, `left` if we ended it."""
-    if left:
-        return f"the connection to {address} was left"
+def lost(place: object, error: Exception | None) -> BusConnectionError:
+    """What became of a connection. `error` is None at its orderly end."""
+    if isinstance(error, BusConnectionError):
+        return error
     if error is None or isinstance(error, ConnectionError):
         how = "" if error is None else f" ({error.strerror or error})"
-        return f"the bus at {address} closed the connection{how}; its log says why"
-    if isinstance(error, OSError):
-        return f"the connection to {address} is lost: {error.strerror or error}"
-    return f"the bus at {address} broke the protocol: {error}"
+        text = f"the bus at {place} closed the connection{how}; its log says why"
+    elif isinstance(error, OSError):
+        text = f"the connection to {place} is lost: {error.strerror or error}"
+    else:
+        text = f"the connection to {place} has ended: {error}"
+    found = BusConnectionError(text)
+    found.__cause__ = error
+    return found
 
 
-def unwritten(count: int, loss: str) -> BusConnectionError:
-    """The bus was left with bytes that it did not take."""
-    return BusConnectionError(f"{count} bytes for the bus could not be written: {loss}")
+def given_up(
+    loss: BusConnectionError, problem: BusConnectionError, seconds: float
+) -> BusConnectionError:
+    """There was no other connection after a loss."""
+    found = BusConnectionError(
+        f"{loss}; no other connection was made within {_shown(seconds)} s: {problem}"
+    )
+    found.__cause__ = problem
+    return found
+
+
+def left(place: object) -> BusConnectionError:
+    """We ended the connection."""
+    return BusConnectionError(f"the connection to {place} was left")
+
+
+def _shown(seconds: float) -> str:
+    return f"{round(seconds, 2):g}"
+
+
+def unconfirmed(count: int, end: BusConnectionError) -> BusConnectionError:
+    """The bus was left with messages that it did not confirm."""
+    what = "1 message was" if count == 1 else f"{count:,} messages were"
+    found = BusConnectionError(f"{what} not confirmed by the bus: {end}")
+    found.__cause__ = end
+    return found

@@ -1,37 +1,40 @@
-"""A subscription under trio or asyncio: loops over messages, or over batches.
+"""A subscription under trio or asyncio: one by one, in batches, as values or as messages.
 
 Rule 1: asking for the next message says that the one before is processed. So does leaving the
 subscription's block without an exception.
 Rule 2: a loop that is left early has not asked: when another loop begins, the last message of the
 one before counts as failed, and the bus sends it again. One whose processing was cancelled is put
 back at once: it is the next.
-Rule 3: the fast path of `__anext__` hands out prepared messages and does not suspend; each
-refill is a checkpoint, or waits.
+Rule 3: a message is handed out behind the last point at which a task can be cancelled: cancelling
+loses nothing.
 """
 
 from __future__ import annotations
 
-import asyncio
-import math
-from collections.abc import Iterator
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import anyio
 import anyio.lowlevel
 
+from simplebus.client.entry import Entry
+from simplebus.client.loops import BatchLoop, MessageLoop, ValueLoop
 from simplebus.client.signal import Signal
+from simplebus.client.target import Target, nothing_came
 from simplebus.core.errors import LocalProtocolError
-from simplebus.core.inbox import Inbox
 from simplebus.core.limits import MESSAGES_PER_TURN
 from simplebus.core.messages import Batch, Message
+from simplebus.core.requests import SubscribeRequest
 
 if TYPE_CHECKING:
-    from simplebus.client.wire import Wire
+    from types import TracebackType
+
+    from simplebus.client.bus import Bus
+
+T = TypeVar("T")
 
 
-class Subscription:
-    """The messages of one class. Enter it, then iterate; made by `Bus.subscribe`.
+class BaseSubscription(Entry[T]):
+    """The messages of one class whose values are of one type.
 
     A message is acknowledged when its loop comes round for the next one, and the last one when the
     block is left without an exception. To have a failed message again, let the exception leave the
@@ -39,20 +42,21 @@ class Subscription:
     behind it, counts as processed. What a cancelled body was at is put back by itself.
     """
 
-    def __init__(self, wire: Wire, class_id: int, *, auto_ack: bool) -> None:
-        self.class_id = class_id
-        self.arrived = Signal()
-        """Set by the bus when there is something to look at."""
-        self._wire = wire
-        self._auto_ack = auto_ack
-        self._inbox: Inbox | None = None
-        self._loop: MessageLoop | None = None
+    def __init__(
+        self, bus: Bus, target: Target, request: SubscribeRequest, *, auto_ack: bool
+    ) -> None:
+        super().__init__(bus.wire.core, target, request, auto_ack=auto_ack)
+        self._bus = bus
+        self._wire = bus.wire
+        self._arrived = Signal()
         self._since_turn = 0
+        """Messages handed out since other tasks had their turn."""
 
     async def __aenter__(self) -> Self:
-        self.open()
+        self.check_fresh()
+        self.open(await self._bus.class_of(self.target.what))
         try:
-            await self._wire.sync()
+            await self._wire.answered(self.inbox.request)
         except BaseException:
             self.close(processed=False)
             raise
@@ -66,53 +70,53 @@ class Subscription:
     ) -> None:
         self.close(processed=kind is None)
 
-    def __aiter__(self) -> MessageLoop:
+    def messages(self) -> MessageLoop[T]:
+        """Iterate over messages: what came with a value, and the value."""
         return MessageLoop(self)
-
-    async def __anext__(self) -> Message:
-        """The next message. Says that the one before is processed."""
-        if self._loop is None:
-            self._loop = MessageLoop(self)
-        return await self._loop.__anext__()
 
     def batches(self) -> BatchLoop:
         """Iterate over batches: many messages at the price of one."""
         return BatchLoop(self)
 
-    def ack(self, message: Message) -> None:
-        """Acknowledge a message by hand, in any order; it is told to the bus within moments."""
-        message.ack(self.inbox)
-        self._wire.acked()
+    async def get(self, timeout: float | None = None) -> Message[T]:
+        """The next message. Says that the one before is processed.
 
-    def ack_batch(self, batch: Batch) -> None:
-        """Acknowledge a batch by hand."""
-        batch.ack(self.inbox)
-        self._wire.acked()
+        Raises TimeoutError when none came in so many seconds. With `auto_ack=False` several tasks
+        may get messages of one subscription.
+        """
+        inbox = self.inbox
+        while True:
+            for message in inbox.ready:
+                return message
+            with anyio.move_on_after(timeout):
+                await self.refill()
+            if inbox.is_empty:
+                assert timeout is not None, "refill returned, and there was nothing"
+                raise nothing_came(self.target, timeout)
+            for message in inbox.ready:  # Another task has prepared some.
+                return message
+            self.prepare()
+
+    async def take(self, most: int, timeout: float | None = None) -> list[Message[T]]:
+        """The messages that are there, up to `most`; otherwise the first that come, or, after so
+        many seconds, none. Says that those before are processed."""
+        if most < 1:
+            raise ValueError(f"take needs a number of messages from 1 on, got {most}")
+        with anyio.move_on_after(timeout):
+            await self.refill()
+        return [] if self.inbox.is_empty else list(self.take_batch(most))
 
     # For the loops and the bus -------------------------------------------------------------------
 
-    @property
-    def inbox(self) -> Inbox:
-        if self._inbox is None:
-            raise LocalProtocolError(
-                "a subscription begins with its block: async with bus.subscribe(…) as messages"
-            )
-        return self._inbox
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether its consumer has processed everything that came."""
-        return self.inbox.is_awaited and self.inbox.is_empty
-
-    def open(self) -> None:
+    def open(self, class_id: int) -> None:
         """Begin, without waiting until the bus knows."""
-        if self._inbox is not None:
-            raise LocalProtocolError("a subscription can be entered once; subscribe again")
-        self._inbox = self._wire.opened(self, auto_ack=self._auto_ack)
+        self._wire.check()
+        self._wire.opened(self.enter(class_id), self._arrived)
 
     def close(self, *, processed: bool) -> None:
         """End. `processed` says what became of the last message."""
-        self._wire.closed(self.inbox, processed=processed)
+        self.leave(processed=processed)
+        self._wire.closed(self.inbox)
 
     async def refill(self) -> None:
         """Return once there is something to hand out. What was handed out before is processed."""
@@ -120,96 +124,63 @@ class Subscription:
         inbox.settle(current=True)
         if not inbox.is_empty:
             wire.check()
-            wire.push_due_acks()
+            wire.writer.push_due_acks()
             if self._since_turn >= MESSAGES_PER_TURN:
                 self._since_turn = 0
                 await anyio.lowlevel.checkpoint()
             return
-        if inbox.is_awaited:
+        if inbox.is_awaited and self._auto_ack:
             raise LocalProtocolError("another task already waits for this subscription's messages")
         self._since_turn = 0
         inbox.is_awaited = True
         try:
-            wire.push()  # Acknowledgements leave before we wait.
+            wire.writer.push()  # Acknowledgements leave before we wait.
             wire.changed.set()
             while inbox.is_empty:
                 wire.check()
-                await self.arrived.wait()
+                await self._arrived.wait()
         finally:
             inbox.is_awaited = False
+        inbox.settle(current=True)  # Other tasks may have taken some meanwhile.
 
-    def prepare(self) -> Iterator[Message]:
-        """The messages of the next turn."""
+    def prepare(self) -> None:
+        """Have the messages of the next turn ready."""
         self._since_turn += self.inbox.prepare(MESSAGES_PER_TURN)
         self._wire.handed_out()
-        return self.inbox.ready
 
-    def take_batch(self) -> Batch:
-        batch = self.inbox.take_batch()
+    def take_batch(self, most: int | None = None) -> Batch:
+        batch = self.inbox.take_batch(most)
         assert batch is not None, "refill returned, and there was nothing"
         self._since_turn += len(batch)
         self._wire.handed_out()
         return batch
 
-    def loop_left(self) -> None:
-        """A loop is gone. Put its last message back if its processing was cancelled."""
-        if self._inbox is not None and self._inbox.pending and _is_being_cancelled():
-            self._inbox.put_back()
+
+class Subscription(BaseSubscription[T]):
+    """The values of one type: `async with bus.subscribe(ShopCreated) as shops`, then iterate."""
+
+    _loop: ValueLoop[T] | None = None
+
+    def __aiter__(self) -> ValueLoop[T]:
+        return ValueLoop(self)
+
+    async def __anext__(self) -> T:
+        """The next value. Says that the one before is processed."""
+        if self._loop is None:
+            self._loop = ValueLoop(self)
+        return await self._loop.__anext__()
 
 
-class MessageLoop:
-    """One `async for` over messages."""
+class RawSubscription(BaseSubscription[bytes]):
+    """The messages of one class: `async with bus.subscribe(1) as messages`, then iterate."""
 
-    __slots__ = ("_ready", "_subscription")
+    _loop: MessageLoop[bytes] | None = None
 
-    def __init__(self, subscription: Subscription) -> None:
-        self._subscription = subscription
-        subscription.inbox.give_up()
-        self._ready = subscription.inbox.ready
+    def __aiter__(self) -> MessageLoop[bytes]:
+        return MessageLoop(self)
 
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Message:
-        for message in self._ready:
-            return message
-        await self._subscription.refill()
-        self._ready = self._subscription.prepare()
-        return next(self._ready)
-
-    def __del__(self) -> None:
-        self._subscription.loop_left()
-
-
-class BatchLoop:
-    """One `async for` over batches."""
-
-    __slots__ = ("_subscription",)
-
-    def __init__(self, subscription: Subscription) -> None:
-        self._subscription = subscription
-        subscription.inbox.give_up()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Batch:
-        await self._subscription.refill()
-        return self._subscription.take_batch()
-
-    def __del__(self) -> None:
-        self._subscription.loop_left()
-
-
-def _is_being_cancelled() -> bool:
-    """Whether the current task is unwinding from a cancellation, of whichever kind."""
-    try:
-        if anyio.current_effective_deadline() == -math.inf:
-            return True
-    except Exception:  # No event loop: the loop object outlived it.
-        return False
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:  # Not under asyncio.
-        return False
-    return task is not None and task.cancelling() > 0
+    async def __anext__(self) -> Message[bytes]:
+        """The next message. Says that the one before is processed."""
+        if self._loop is None:
+            self._loop = MessageLoop(self)
+        return await self._loop.__anext__()

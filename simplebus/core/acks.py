@@ -149,6 +149,22 @@ class AckWindow:
         ends = np.flatnonzero(steps == 1) + first
         return list(zip(begins.tolist(), ends.tolist(), strict=True))
 
+    def union(self, other: AckWindow) -> AckWindow:
+        """A window in which what either of the two has not acknowledged is not acknowledged."""
+        cursor = max(self.cursor, other.cursor)
+        open_ranges = [
+            r for window in (self, other) for r in window.unacked(window.floor, window.cursor)
+        ]
+        open_ranges += [(w.cursor, cursor) for w in (self, other) if w.cursor < cursor]
+        joined = AckWindow(floor=min([first for first, _ in open_ranges], default=cursor))
+        joined.cursor = cursor
+        reached = joined.floor
+        for first, last in [*sorted(open_ranges), (cursor, cursor)]:
+            if reached < first:
+                joined.ack_range(reached, first)
+            reached = max(reached, last)
+        return joined
+
     def release_memory(self) -> None:
         """Give the marks' memory back when nothing is marked."""
         if self._furthest <= self.floor and self._marks:

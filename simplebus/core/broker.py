@@ -1,142 +1,105 @@
-"""The bus itself: classes, who publishes into them, who is sent what.
+"""The bus itself: who publishes, who is sent what.
 
-Rule 1: everything happens in `receive`, `close`, `tick` and in taking bytes from an outbox. No
-socket, no clock, no thread; a driver brings bytes and beats, and sends what outboxes show.
-Rule 2: a message that cannot be kept is counted by reason, never just forgotten.
-Rule 3: a class's floor is the lowest one of its subscriptions; with none, what waits stays.
+Rule 1: everything happens in `receive`, `close`, `tick`, `wake_due` and in taking bytes from an
+outbox. No socket, no clock, no thread; a driver brings bytes, beats and clock readings, and sends
+what outboxes show.
+Rule 2: this file says who does what; how a class keeps messages, and who is granted what, stands in
+`store` and `answers`.
 
-    bytes ─► Session ─► events ─► Broker ─► Ring ─► Subscription ─► Outbox ─► bytes
+    bytes ─► Session ─► events ─► Broker ─► Store ─► Ring ─► Subscription ─► Outbox ─► bytes
 """
 
 from __future__ import annotations
 
-import enum
-from collections import Counter, deque
-from dataclasses import dataclass, field
+from collections import Counter
 
 import numpy as np
 
 from simplebus.core import frames
-from simplebus.core.acks import AckWindow, nearest_sequence
-from simplebus.core.delivery import Subscription
+from simplebus.core.acks import nearest_sequence
+from simplebus.core.answers import Answers
+from simplebus.core.classes import MessageClass
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.events import (
     Acked,
     AckedOne,
     Connected,
     Event,
+    FetchAsked,
+    Greeted,
+    Nacked,
     Published,
     PublishedOne,
+    Refused,
+    StillWorking,
     Subscribed,
+    SubscriptionAsked,
+    UnsubscriptionAsked,
 )
-from simplebus.core.frames import FrameBatch
+from simplebus.core.group import Group, Member
 from simplebus.core.limits import (
     ACK_REST_MESSAGES_MAX,
     MESSAGE_ID_MASK,
-    PARKED_PIECE_BYTES,
     PLAIN_FRAMES_MAX,
     PUBLISHER_TICKS,
-    Limits,
 )
+from simplebus.core.outbox import Outbox
 from simplebus.core.receive import ReceiveBuffer
-from simplebus.core.ring import MemoryBudget, Ring
+from simplebus.core.requests import ErrorReply
 from simplebus.core.session import Session
-from simplebus.core.statistics import BrokerStatistics, ClassStatistics
+from simplebus.core.settings import FullPolicy, Settings
+from simplebus.core.statistics import BrokerStatistics
+from simplebus.core.store import Store
+from simplebus.core.subscription import NEVER, Subscription
+from simplebus.core.terms import Clock
+from simplebus.core.version2 import Version2
+
+__all__ = ["Broker", "FullPolicy", "MessageClass", "Settings"]
 
 # Its Connect reply would hold the delimiter, and could not be told from an empty one.
 _SESSION_ID_UNSENDABLE = int.from_bytes(frames.DELIMITER, "little")
 
 
-class FullPolicy(enum.StrEnum):
-    """What happens to a message for a class that is at its limit."""
-
-    BLOCK = "block"
-    """Its publisher waits."""
-    DROP_OLDEST = "drop_oldest"
-    """The oldest message makes room."""
-    DROP_NEWEST = "drop_newest"
-    """It is dropped itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How a broker behaves.
-
-    Raises ValueError for an ack timeout that the wire cannot carry.
-    """
-
-    limits: Limits = field(default_factory=Limits)
-    ack_timeout: int = 6
-    """Ticks after which an unacknowledged message is sent again, the first time."""
-    tick_seconds: float = 1.0
-    full_policy: FullPolicy = FullPolicy.BLOCK
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.ack_timeout <= 0xFFFF:
-            raise ValueError(f"ack_timeout must be from 1 to 65535 ticks, got {self.ack_timeout}")
-        if not self.tick_seconds > 0:
-            raise ValueError(f"tick_seconds must be above 0, got {self.tick_seconds}")
-
-
-class MessageClass:
-    """One class: its ring, and everybody who has to do with it."""
-
-    def __init__(self, ring: Ring) -> None:
-        self.class_id = ring.class_id
-        self.ring = ring
-        self.subscriptions: list[Subscription] = []
-        self.waiting = AckWindow(floor=0)
-        """The position of nobody: what the next first subscription takes over. Only meaningful
-        while there is no subscription."""
-        self.blocked: deque[Session] = deque()
-        """Whose parked messages wait for room here, longest wait first."""
-        self.dropped: Counter[Reason] = Counter()
-        self.delivered = self.redelivered = self.acknowledged = 0
-        """Of subscriptions that are gone."""
-
-    def floor(self) -> int:
-        """The lowest sequence that somebody may still need."""
-        if self.subscriptions:
-            return min([s.window.floor for s in self.subscriptions])
-        return self.waiting.floor
-
-    def statistics(self) -> ClassStatistics:
-        subscriptions = tuple(s.statistics() for s in self.subscriptions)
-        return ClassStatistics(
-            class_id=self.class_id,
-            ring=self.ring.statistics(),
-            published=self.ring.head,
-            delivered=self.delivered + sum(s.delivered for s in subscriptions),
-            redelivered=self.redelivered + sum(s.redelivered for s in subscriptions),
-            acknowledged=self.acknowledged + sum(s.acknowledged for s in subscriptions),
-            in_flight=sum(s.in_flight for s in subscriptions),
-            dropped=dict(self.dropped),
-            blocked_sessions=len(self.blocked),
-            parked=sum(
-                batch.count
-                for session in self.blocked
-                for class_id, batch in session.parked
-                if class_id == self.class_id
-            ),
-            subscriptions=subscriptions,
-        )
-
-
 class Broker:
     """The engine. See the module's law for how it is driven."""
 
-    def __init__(self, settings: Settings | None = None) -> None:
+    def __init__(self, settings: Settings | None = None, *, identity: str = "") -> None:
+        """`identity` tells this bus's memory from that of every other one."""
         self.settings = settings or Settings()
-        self.tick_number = 0
-        self.classes: dict[int, MessageClass] = {}
+        self.clock = Clock()
+        """The driver sets `now` before it brings anything."""
         self.sessions: dict[int, Session] = {}
         self.refused: Counter[Reason] = Counter()
-        self.budget = MemoryBudget(self.settings.limits.total_bytes)
+        self.store = Store(
+            self.settings,
+            self.clock,
+            ready=self._make_ready,
+            refuse=self._refuse,
+            end=self._end_slow,
+        )
+        self.answers = Answers(
+            self.store,
+            identity=identity,
+            ready=self._make_ready,
+            put_off=self._put_off,
+            take_over=self._take_over,
+        )
+        self.classes = self.store.classes
+        self.budget = self.store.budget
+        self._loose = self.store.loose
+        self._let_in = self.store.room.let_in
         self._next_session_id = 0
-        self._early_subscribers: dict[int, dict[Session, None]] = {}
-        """Who subscribed to classes that nobody has named yet."""
         self._ready: dict[int, None] = {}
         self._unblocked: dict[Session, None] = {}
+        self._waits: dict[Subscription, None] = {}
+        """Positions for which something is put off."""
+        self._due = NEVER
+        self._cut: list[tuple[Session, RemoteProtocolError]] = []
+
+    @property
+    def tick_number(self) -> int:
+        """Beats of the ack timer."""
+        return self.clock.tick
 
     # Sessions ------------------------------------------------------------------------------------
 
@@ -158,24 +121,51 @@ class Broker:
     def receive(self, session: Session, buffer: ReceiveBuffer, count: int) -> None:
         """`count` fresh bytes of this session are in the buffer.
 
-        Raises RemoteProtocolError after everything before the offence was applied; close the
-        session then.
+        Raises RemoteProtocolError after everything before the offence was applied; `fail` and close
+        the session then.
         """
         assert not session.closed
         single = session.receive_one(buffer, count)
         if single is not None:
             self._apply(session, single)
-            if not session.parked:
-                return
         else:
-            for event in session.receive(buffer, count):
-                self._apply(session, event)
-        if session.pending_bytes > self.settings.limits.pending_bytes:
+            most = self.settings.limits.pending_bytes
+            try:
+                for event in session.receive(buffer, count):
+                    self._apply(session, event)
+                    if session.outbox.pending_bytes > most:
+                        break  # Little said may ask for much.
+            finally:
+                self._confirm(session)
+            self._check_pending(session)
+            return
+        if isinstance(session.dialect, Version2):
+            self._confirm(session)
+            self._check_pending(session)
+        elif session.parked:
+            self._check_pending(session)
+
+    def _check_pending(self, session: Session) -> None:
+        limits = self.settings.limits
+        if isinstance(session.dialect, Version2):
+            most = max(limits.credit_granted, limits.frame_bytes)
+            if session.parked_bytes > most:
+                raise RemoteProtocolError(
+                    Reason.OVER_CREDIT,
+                    f"{session.parked_bytes} bytes are unconfirmed, the credit is {most}",
+                )
+        if session.pending_bytes > limits.pending_bytes:
             raise RemoteProtocolError(
                 Reason.PENDING_LIMIT,
                 f"{session.pending_bytes} bytes wait for this connection, "
-                f"{self.settings.limits.pending_bytes} are allowed",
+                f"{limits.pending_bytes} are allowed",
             )
+
+    def fail(self, session: Session, error: RemoteProtocolError) -> None:
+        """A session is to be closed for this reason: tell the peer, if its version has a word."""
+        if isinstance(session.dialect, Version2) and not session.closed:
+            reply = ErrorReply(code=error.reason, message=error.sentence, fatal=True)
+            session.outbox.reply(frames.encode(frames.ERROR, content=reply.encode()))
 
     def close(self, session: Session) -> None:
         """The peer is gone. What it published stays; what it did not acknowledge goes on waiting
@@ -183,181 +173,195 @@ class Broker:
         if session.closed:
             return
         del self.sessions[session.session_id]
-        for class_id in session.early:
-            waiting = self._early_subscribers.get(class_id, {})
-            waiting.pop(session, None)
-            if not waiting:
-                self._early_subscribers.pop(class_id, None)
-        for subscription in session.subscriptions.values():
-            self._unsubscribe(subscription)  # What is parked may find the room that this makes.
-        session.subscriptions.clear()
+        if isinstance(session.dialect, Version2):
+            self._leave_publisher(session, session.dialect)
+        self.answers.leave(session)  # What is parked may find the room that this makes.
         session.closed = True
-        self._keep_parked(session)
+        self.store.room.left_behind(session)
         self._ready.pop(session.session_id, None)
 
+    def _leave_publisher(self, session: Session, dialect: Version2) -> None:
+        """Remember how far its messages are stored. What is not will come again."""
+        publisher = dialect.publisher
+        if publisher.name:
+            publisher.ahead = dialect.stored_ahead([batch for _, batch in session.parked])
+            publisher.next = dialect.stored
+        self.store.room.forget(session)
+        if publisher.session_id == session.session_id:
+            self.answers.publishers.leave(publisher, self.clock.now)
+
     def take_ready(self) -> list[int]:
-        """Ids of sessions whose outbox has something new. Each is named once until taken."""
+        """Ids of sessions whose outbox has something new. Each is named once until taken; ask until
+        there is none."""
+        if self._loose:
+            self.store.release_loose()
+        if self._let_in:
+            self._hear_of_room()
         ready = list(self._ready)
         self._ready.clear()
         return ready
 
     def take_unblocked(self) -> list[Session]:
         """Sessions none of whose messages wait for room any longer."""
+        if self._let_in:
+            self._hear_of_room()
+        if not self._unblocked:
+            return []
         unblocked = [s for s in self._unblocked if not (s.parked or s.closed)]
         self._unblocked.clear()
         return unblocked
+
+    def _hear_of_room(self) -> None:
+        """Tell publishers what is stored now, and note who may go on."""
+        for session in self._let_in:
+            self._confirm(session)
+            if not session.parked:
+                self._unblocked[session] = None
+        self._let_in.clear()
+
+    def take_cut(self) -> list[tuple[Session, RemoteProtocolError]]:
+        """Sessions to be cut off, and why."""
+        cut, self._cut = self._cut, []
+        return cut
+
+    def _take_over(self, session_id: int) -> None:
+        """The same program has come again: its former session ends."""
+        session = self.sessions[session_id]
+        error = RemoteProtocolError(
+            Reason.TAKEN_OVER, "this program has connected again under the same name"
+        )
+        self.fail(session, error)
+        self._cut.append((session, error))
+        self.close(session)
 
     # Events --------------------------------------------------------------------------------------
 
     def _apply(self, session: Session, event: Event) -> None:
         match event:
             case PublishedOne():
-                self._publish_one(session, event.class_id, event.frame)
+                session.published_tick = self.clock.tick
+                self.store.publish_one(session, event.class_id, event.frame)
+                session.handled += 1
             case AckedOne():
-                self._ack_one(session, event.class_id, event.first, event.last)
+                self._ack_one(session, event.key, event.first, event.last)
             case Published():
-                self._publish(session, event.class_id, event.frames)
+                session.published_tick = self.clock.tick
+                self.store.publish(session, event.class_id, event.frames)
+                session.handled += event.frames.count
             case Acked():
                 self._ack(session, event)
             case Connected():
-                self._open_classes(event.class_ids)
-                session.outbox.reply(
-                    frames.encode(frames.CONNECT, content=session.session_id.to_bytes(4, "little"))
-                )
-                self._ready[session.session_id] = None
+                self.answers.connect(session, event.class_ids)
             case Subscribed():
-                self._subscribe(session, event.class_id)
+                self.answers.subscribe(session, event.class_id)
+            case Greeted():
+                self._greet(session, event)
+            case Nacked() | StillWorking():
+                self._not_yet(session, event)
+            case SubscriptionAsked() | UnsubscriptionAsked() | FetchAsked():
+                self._ask(session, event)
+            case Refused():
+                self._refuse(session, event)
+                session.handled += event.published
 
-    def _open_classes(self, class_ids: tuple[int, ...]) -> None:
-        new = [class_id for class_id in class_ids if class_id not in self.classes]
-        most = self.settings.limits.classes
-        if len(self.classes) + len(new) > most:
-            raise RemoteProtocolError(
-                Reason.TOO_MANY_CLASSES,
-                f"a Connect named {len(new)} new classes; {len(self.classes)} exist, "
-                f"{most} may exist",
+    def _greet(self, session: Session, event: Greeted) -> None:
+        dialect = session.dialect
+        assert isinstance(dialect, Version2)
+        try:
+            self.answers.greet(session, event)
+        except RemoteProtocolError as error:
+            if not dialect.is_greeted:
+                raise
+            self._refuse(
+                session,
+                Refused(error.reason, error.sentence, frames.CONNECT, refers_to=event.request),
             )
-        for class_id in new:
-            self._open_class(class_id)
 
-    def _open_class(self, class_id: int) -> None:
-        limits = self.settings.limits
-        ring = Ring(
-            class_id=class_id,
-            messages_max=limits.class_messages,
-            bytes_max=limits.class_bytes,
-            budget=self.budget,
+    def _ask(
+        self, session: Session, event: SubscriptionAsked | UnsubscriptionAsked | FetchAsked
+    ) -> None:
+        try:
+            match event:
+                case SubscriptionAsked():
+                    self.answers.grant(session, event)
+                case UnsubscriptionAsked():
+                    self.answers.unsubscribe(session, event)
+                case FetchAsked():
+                    self.answers.fetch(session, event)
+        except RemoteProtocolError as error:
+            about = {SubscriptionAsked: frames.SUBSCRIBE, FetchAsked: frames.FETCH}
+            self._refuse(
+                session,
+                Refused(
+                    error.reason,
+                    error.sentence,
+                    about.get(type(event), frames.UNSUBSCRIBE),
+                    class_id=getattr(event, "class_id", 0),
+                    refers_to=event.request,
+                ),
+            )
+
+    def _refuse(self, session: Session, refused: Refused) -> None:
+        """Version 2: a frame has no effect, and its peer is told."""
+        self.refused[refused.reason] += refused.count
+        reply = ErrorReply(code=refused.reason, message=refused.sentence, count=refused.count)
+        session.outbox.reply(
+            frames.encode(
+                frames.ERROR,
+                class_id=refused.class_id,
+                message_id=refused.refers_to,
+                timer_index=refused.frame_type,
+                content=reply.encode(),
+            )
         )
-        self.classes[class_id] = MessageClass(ring)
-        for session in self._early_subscribers.pop(class_id, {}):
-            session.early.discard(class_id)
-            self._subscribe(session, class_id)
+        self._make_ready(session.outbox)
 
-    def _subscribe(self, session: Session, class_id: int) -> None:
-        if class_id in session.subscriptions:
-            return
-        cls = self.classes.get(class_id)
-        if cls is None:
-            session.early.add(class_id)
-            if len(session.early) > self.settings.limits.classes:
-                raise RemoteProtocolError(
-                    Reason.TOO_MANY_CLASSES,
-                    f"the peer subscribed to {len(session.early)} classes that nobody has named; "
-                    f"{self.settings.limits.classes} classes may exist",
+    def _end_slow(self, position: Subscription) -> None:
+        """A subscription is too slow, and wants to be cut off then."""
+        pending = position.pending()
+        sentence = f"{pending} messages wait for it, {position.terms.pending_max} are allowed"
+        for holder in list(position.members) if isinstance(position, Group) else [position]:
+            session = self.sessions.get(holder.outbox.session_id)
+            if session is not None:
+                self.answers.drop(session, holder.number)
+                self._refuse(
+                    session,
+                    Refused(
+                        Reason.SLOW_CONSUMER,
+                        sentence,
+                        frames.SUBSCRIBE,
+                        class_id=position.class_id,
+                        refers_to=holder.request,
+                    ),
                 )
-            self._early_subscribers.setdefault(class_id, {})[session] = None
+        position.undelivered[Reason.SLOW_CONSUMER] += pending
+        self.answers.end(position)
+
+    def _confirm(self, session: Session) -> None:
+        """Tell a version 2 publisher how far its messages are stored, if that is news."""
+        dialect = session.dialect
+        if not isinstance(dialect, Version2) or session.closed:
             return
-        window = AckWindow(floor=cls.ring.head) if cls.subscriptions else cls.waiting
-        subscription = Subscription(
-            class_id=class_id,
-            ring=cls.ring,
-            window=window,
-            outbox=session.outbox,
-            ack_timeout=self.settings.ack_timeout,
-        )
-        cls.subscriptions.append(subscription)
-        session.subscriptions[class_id] = subscription
-        session.outbox.wake(subscription)
-        self._ready[session.session_id] = None
+        stored = dialect.stored
+        if stored != session.confirmed or dialect.repeated:
+            self.refused.update({Reason.DUPLICATE: dialect.repeated} if dialect.repeated else {})
+            dialect.repeated = 0
+            session.confirmed = stored
+            session.outbox.confirm(stored)
+            self._make_ready(session.outbox)
 
-    def _unsubscribe(self, subscription: Subscription) -> None:
-        cls = self.classes[subscription.class_id]
-        cls.subscriptions.remove(subscription)
-        subscription.outbox.forget(subscription)
-        cls.delivered += subscription.delivered
-        cls.redelivered += subscription.redelivered
-        cls.acknowledged += subscription.acknowledged
-        if not cls.subscriptions:
-            cls.waiting = subscription.window
-        self._release(cls)
+    def _make_ready(self, outbox: Outbox) -> None:
+        self._ready[outbox.session_id] = None
 
-    def _publish(self, session: Session, class_id: int, batch: FrameBatch) -> None:
-        session.published_tick = self.tick_number
-        cls = self.classes[class_id]
-        if session.parked or cls.blocked:
-            self._park(session, cls, batch)
-            return
-        taken = self._append(cls, batch)
-        if taken < batch.count:
-            rest = batch.slice(taken, batch.count)
-            match self.settings.full_policy:
-                case FullPolicy.BLOCK:
-                    self._park(session, cls, rest)
-                case FullPolicy.DROP_NEWEST:
-                    cls.dropped[Reason.DROP_NEWEST] += rest.count
-                case FullPolicy.DROP_OLDEST:
-                    self._append_dropping_oldest(cls, rest)
-
-    def _publish_one(self, session: Session, class_id: int, frame: memoryview) -> None:
-        session.published_tick = self.tick_number
-        cls = self.classes[class_id]
-        timer_index = self.tick_number % self.settings.ack_timeout
-        if session.parked or cls.blocked or not cls.ring.append_one(frame, timer_index):
-            self._publish(session, class_id, FrameBatch.of_one(frame))
-        else:
-            self._wake(cls)
-
-    def _append(self, cls: MessageClass, batch: FrameBatch) -> int:
-        taken = cls.ring.append(batch, self.tick_number % self.settings.ack_timeout)
-        if taken:
-            self._wake(cls)
-        return taken
-
-    def _wake(self, cls: MessageClass) -> None:
-        """There is something new for everyone subscribed to the class."""
-        for subscription in cls.subscriptions:
-            subscription.outbox.wake(subscription)
-            self._ready[subscription.outbox.session_id] = None
-
-    def _append_dropping_oldest(self, cls: MessageClass, batch: FrameBatch) -> None:
-        ring = cls.ring
-        while True:
-            if not len(ring):  # Not even an empty ring takes it: other classes hold the memory.
-                cls.dropped[Reason.DROP_NEWEST] += batch.count
-                return
-            too_many = len(ring) + batch.count - ring.messages_max
-            if too_many > 0:
-                floor = min(ring.floor + too_many, ring.head)
-            else:
-                floor = ring.after(batch.data.size)
-            cls.dropped[Reason.DROP_OLDEST] += floor - ring.floor
-            for subscription in cls.subscriptions:
-                subscription.skip_to(floor)
-            if not cls.subscriptions:
-                cls.waiting.skip_to(floor)
-            ring.release(cls.floor())
-            taken = self._append(cls, batch)
-            if taken == batch.count:
-                return
-            batch = batch.slice(taken, batch.count)
+    # Acknowledgements ----------------------------------------------------------------------------
 
     def _ack(self, session: Session, event: Acked) -> None:
         """What `_ack_one` does, for many ranges at once."""
-        if event.firsts.size <= PLAIN_FRAMES_MAX:
+        subscription = session.subscriptions.get(event.key)
+        if event.firsts.size <= PLAIN_FRAMES_MAX or isinstance(subscription, Member):
             for first, last in zip(event.firsts.tolist(), event.lasts.tolist(), strict=True):
-                self._ack_one(session, event.class_id, first, last)
+                self._ack_one(session, event.key, first, last)
             return
-        subscription = session.subscriptions.get(event.class_id)
         if subscription is None:
             self.refused[Reason.ACK_UNSUBSCRIBED] += event.firsts.size
             return
@@ -369,14 +373,24 @@ class Broker:
             self.refused[Reason.ACK_UNSENT] += unsent
             lasts = lasts.clip(max=window.cursor)
             firsts = firsts.clip(max=window.cursor)
-        if window.ack(firsts, lasts):
-            self._release(self.classes[event.class_id])
+        before = window.floor
+        if subscription.has_waiting:
+            for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+                subscription.ack(first, last)
+        else:
+            window.ack(firsts, lasts)
+        if window.floor != before:
+            self.store.release(self.classes[subscription.class_id])
+        self._go_on(subscription)
 
-    def _ack_one(self, session: Session, class_id: int, first_id: int, last_id: int) -> None:
+    def _ack_one(self, session: Session, key: int, first_id: int, last_id: int) -> None:
         session.acknowledged += last_id - first_id
-        subscription = session.subscriptions.get(class_id)
+        subscription = session.subscriptions.get(key)
         if subscription is None:
             self.refused[Reason.ACK_UNSUBSCRIBED] += 1
+            return
+        if isinstance(subscription, Member):
+            self._ack_member(subscription, first_id, last_id)
             return
         window = subscription.window
         before = window.floor
@@ -386,110 +400,118 @@ class Broker:
             self.refused[Reason.ACK_UNSENT] += 1
             last = window.cursor
         if first < last:
-            window.ack_range(first, last)
+            if subscription.has_waiting:
+                subscription.ack(first, last)
+            else:
+                window.ack_range(first, last)
             if window.floor != before:
-                self._release(self.classes[class_id])
+                self.store.release(self.classes[subscription.class_id])
+        self._go_on(subscription)
 
-    # Room ----------------------------------------------------------------------------------------
+    def _ack_member(self, member: Member, first_id: int, last_id: int) -> None:
+        group = member.group
+        first, last = self._sequences(group, first_id, last_id)
+        before = group.window.floor
+        group.acknowledge(member, first, last)
+        if group.window.floor != before:
+            self.store.release(self.classes[group.class_id])
+        self._hand_out(group)
 
-    def _release(self, cls: MessageClass) -> None:
-        """Let go of what nobody needs any longer, and let the blocked ones in."""
-        cls.ring.release(cls.floor())
-        with_room = [cls]
-        while with_room:
-            cls = with_room.pop()
-            while cls.blocked:
-                session = cls.blocked[0]
-                goes_on_in = self._unpark(session, cls)
-                if goes_on_in is cls:
-                    if self._give_way(cls):
-                        continue
-                    break
-                cls.blocked.popleft()
-                if goes_on_in is not None:
-                    goes_on_in.blocked.append(session)
-                    with_room.append(goes_on_in)
+    def _not_yet(self, session: Session, event: Nacked | StillWorking) -> None:
+        subscription = session.subscriptions.get(event.number)
+        if subscription is None:
+            self.refused[Reason.ACK_UNSUBSCRIBED] += 1
+            return
+        tick = self.clock.tick
+        if isinstance(subscription, Member):
+            group = subscription.group
+            first, last = self._sequences(group, event.first, event.last)
+            if isinstance(event, Nacked):
+                group.refuse(subscription, first, last, event.delay, tick)
+                self._hand_out(group)
+            else:
+                group.extend(subscription, first, last, tick)
+            return
+        first, last = self._sequences(subscription, event.first, event.last)
+        if isinstance(event, Nacked):
+            subscription.nack(first, last, event.delay, tick)
+            self._go_on(subscription)
+            self._make_ready(subscription.outbox)
+        else:
+            subscription.working(first, last, tick)
 
-    def _park(self, session: Session, cls: MessageClass, batch: FrameBatch) -> None:
-        """Keep messages aside until their class has room."""
-        if not session.parked:
-            cls.blocked.append(session)
-        session.parked_bytes += batch.data.size
-        if session.parked and session.parked[-1][0] == cls.class_id:
-            last = session.parked[-1][1]
-            if last.data.size < PARKED_PIECE_BYTES:
-                session.parked[-1] = (cls.class_id, last.join(batch))
-                return
-        session.parked.append((cls.class_id, batch.copy()))
+    def _sequences(self, position: Subscription, first_id: int, last_id: int) -> tuple[int, int]:
+        """A range of ids as sequences, as far as they were sent."""
+        window = position.window
+        first = nearest_sequence(first_id, window.floor)
+        last = first + last_id - first_id
+        if last > window.cursor:
+            self.refused[Reason.ACK_UNSENT] += 1
+            last = window.cursor
+        return max(first, window.floor), last
 
-    def _unpark(self, session: Session, cls: MessageClass) -> MessageClass | None:
-        """Store what a session has parked, in order, as far as it is for `cls` and fits.
+    def _go_on(self, subscription: Subscription) -> None:
+        """An acknowledgement may have made room for more to be in flight."""
+        limited = subscription.terms.in_flight_max is not None
+        if limited and not subscription.queued and subscription.has_work:
+            subscription.outbox.wake(subscription)
+            self._make_ready(subscription.outbox)
 
-        Returns the class whose room it needs next, or None when nothing is left.
-        """
-        while session.parked:
-            class_id, batch = session.parked[0]
-            if class_id != cls.class_id:
-                return self.classes[class_id]
-            taken = self._append(cls, batch)
-            stored = int(batch.bounds[taken])
-            session.parked_bytes -= stored
-            if session.closed:
-                self.budget.give(stored)
-            if taken < batch.count:
-                if taken:
-                    session.parked[0] = (class_id, batch.slice(taken, batch.count))
-                return cls
-            session.parked.popleft()
-        if not session.closed:
-            self._unblocked[session] = None
-        return None
-
-    def _keep_parked(self, session: Session) -> None:
-        """A peer left messages behind that wait for room: keep them, if there is memory."""
-        if session.parked and not self.budget.take(session.parked_bytes):
-            self.classes[session.parked[0][0]].blocked.remove(session)
-            self._drop_parked(session)
-
-    def _give_way(self, cls: MessageClass) -> bool:
-        """Drop what a peer left behind here, when such messages take all the memory in use: no ring
-        could make room for those that wait in front of them, or for themselves."""
-        if len(cls.ring) or self.budget.used > self._kept_bytes():
-            return False
-        session = next((s for s in reversed(cls.blocked) if s.closed), None)
-        if session is None:
-            return False
-        cls.blocked.remove(session)
-        self.budget.give(session.parked_bytes)
-        self._drop_parked(session)
-        return True
-
-    def _drop_parked(self, session: Session) -> None:
-        for class_id, batch in session.parked:
-            self.classes[class_id].dropped[Reason.UNDELIVERED_AT_CLOSE] += batch.count
-        session.parked.clear()
-        session.parked_bytes = 0
+    def _hand_out(self, group: Group) -> None:
+        for member in group.share():
+            self._make_ready(member.outbox)
 
     # Time ----------------------------------------------------------------------------------------
 
     def tick(self) -> list[tuple[Session, RemoteProtocolError]]:
         """One beat of the ack timer. Returns the sessions to be cut off, each with the reason."""
-        self.tick_number += 1
-        for cls in self.classes.values():
-            cls.ring.tick()
+        self.clock.tick += 1
+        self.store.timer_index = self.clock.tick % self.settings.ack_timeout
+        for cls in list(self.classes.values()):
             for subscription in cls.subscriptions:
-                subscription.tick(self.tick_number)
+                subscription.tick(self.clock.tick)
                 if subscription.queued:
-                    self._ready[subscription.outbox.session_id] = None
-            if cls.blocked:
-                self._release(cls)  # Other classes may have given memory back.
+                    self._make_ready(subscription.outbox)
+            for group in cls.groups:
+                self._hand_out(group)
+        self.store.tick()
+        self.answers.publishers.forget(self.clock.now)
         limits, seconds = self.settings.limits, self.settings.tick_seconds
         overdue = []
         for session in self.sessions.values():
             error = session.tick(limits, seconds, holds_back=self.holds_back(session))
             if error is not None:
                 overdue.append((session, error))
+            elif session.heartbeat_seconds and not session.outbox.idle:
+                self._make_ready(session.outbox)
         return overdue
+
+    @property
+    def due(self) -> float:
+        """When `wake_due` is to be called; infinite for not at all."""
+        return self._due
+
+    def wake_due(self) -> None:
+        """Send what was put off until now."""
+        if self._due > self.clock.now:
+            return
+        for position in list(self._waits):
+            if position.due <= self.clock.now and position.wake_due():
+                if isinstance(position, Group):
+                    self._hand_out(position)
+                elif position.is_connected:
+                    self._make_ready(position.outbox)
+            if position.due == NEVER:
+                del self._waits[position]
+        self._due = min([position.due for position in self._waits], default=NEVER)
+
+    def _put_off(self, due: float, position: Subscription) -> None:
+        """Something is to be sent then; or, when that is never, nothing is put off any more."""
+        if due == NEVER:
+            self._waits.pop(position, None)
+        else:
+            self._waits[position] = None
+            self._due = min(self._due, due)
 
     def may_rest(self, session: Session) -> bool:
         """Whether reading this session's acks a little later delays nobody. Asked after each read.
@@ -500,7 +522,7 @@ class Broker:
         acknowledged, session.acknowledged = session.acknowledged, 0
         return (
             0 < acknowledged <= ACK_REST_MESSAGES_MAX
-            and self.tick_number - session.published_tick >= PUBLISHER_TICKS
+            and self.clock.tick - session.published_tick >= PUBLISHER_TICKS
             and not self.holds_back(session)
         )
 
@@ -511,36 +533,31 @@ class Broker:
         )
         return any(
             window.floor == cls.ring.floor < cls.ring.head and (cls.blocked or short_of_memory)
-            for class_id, subscription in session.subscriptions.items()
-            if (cls := self.classes[class_id]) and (window := subscription.window)
+            for held in session.subscriptions.values()
+            if (cls := self.classes[held.class_id]) and (window := held.window)
         )
 
     def check(self) -> None:
         """Raise AssertionError unless the invariants hold."""
+        self.store.release_loose()
         memory = 0
         for cls in self.classes.values():
             cls.ring.check()
             memory += cls.ring.statistics().memory_bytes
-            assert cls.ring.floor == cls.floor()
+            assert cls.ring.floor == cls.floor() or (cls.keep and cls.ring.floor < cls.floor())
             for subscription in cls.subscriptions:
                 subscription.check()
             for session in cls.blocked:
                 assert session.parked
                 assert session.parked[0][0] == cls.class_id
-        assert memory + self._kept_bytes() == self.budget.used <= self.budget.limit
-
-    def _kept_bytes(self) -> int:
-        """Memory of what peers that are gone have parked."""
-        return sum(s.parked_bytes for s in self._blocked_sessions() if s.closed)
-
-    def _blocked_sessions(self) -> list[Session]:
-        return [session for cls in self.classes.values() for session in cls.blocked]
+        kept = self.store.room.kept_bytes()
+        assert memory + kept == self.budget.used <= self.budget.limit
 
     def statistics(self) -> BrokerStatistics:
         return BrokerStatistics(
             sessions=len(self.sessions),
             memory_bytes=self.budget.used,
-            parked_bytes=sum(s.parked_bytes for s in self._blocked_sessions()),
+            parked_bytes=sum(s.parked_bytes for s in self.store.room.blocked_sessions()),
             refused=dict(self.refused),
             classes=tuple(cls.statistics() for cls in self.classes.values()),
         )

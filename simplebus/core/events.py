@@ -9,7 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from simplebus.core.errors import Reason
 from simplebus.core.frames import FrameBatch, Integers
+from simplebus.core.requests import (
+    ConnectRequest,
+    FetchRequest,
+    SubscribeRequest,
+    UnsubscribeRequest,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +44,10 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Acked:
-    """The peer acknowledged ranges of message ids of one class."""
+    """The peer acknowledged ranges of message ids."""
 
-    class_id: int
+    key: int
+    """Whose: in version 1 the class, in version 2 the subscription's number."""
     firsts: Integers
     """Message ids, shape (n,)."""
     lasts: Integers
@@ -58,9 +66,97 @@ class PublishedOne:
 class AckedOne:
     """The peer acknowledged a single range: what `Acked` says of several."""
 
-    class_id: int
+    key: int
     first: int
     last: int
 
 
-Event = PublishedOne | AckedOne | Connected | Subscribed | Published | Acked
+# Version 2.
+
+
+@dataclass(frozen=True, slots=True)
+class Greeted:
+    """The peer said who it is, or named more classes, or wants to know that it was heard."""
+
+    request: int
+    asked: ConnectRequest
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionAsked:
+    """The peer wants a class's messages under a number of its choice."""
+
+    request: int
+    class_id: int
+    number: int
+    asked: SubscribeRequest
+
+
+@dataclass(frozen=True, slots=True)
+class UnsubscriptionAsked:
+    """The peer wants no more of a subscription."""
+
+    request: int
+    number: int
+    asked: UnsubscribeRequest
+
+
+@dataclass(frozen=True, slots=True)
+class FetchAsked:
+    """The peer wants to see stored messages."""
+
+    request: int
+    class_id: int
+    asked: FetchRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Nacked:
+    """The peer could not process message ids first..last-1."""
+
+    number: int
+    first: int
+    last: int
+    delay: float | None
+    """Seconds until they are to come again; None for the pause that their attempts have earned."""
+
+
+@dataclass(frozen=True, slots=True)
+class StillWorking:
+    """The peer needs more time for message ids first..last-1."""
+
+    number: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A frame had no effect. What it published, if anything, is not stored."""
+
+    reason: Reason
+    sentence: str
+    frame_type: int
+    class_id: int = 0
+    refers_to: int = 0
+    """The request's number, or the first number of the messages."""
+    count: int = 1
+    published: int = 0
+    """How many messages are refused by this."""
+
+
+Event = (
+    PublishedOne
+    | AckedOne
+    | Connected
+    | Subscribed
+    | Published
+    | Acked
+    | Greeted
+    | SubscriptionAsked
+    | UnsubscriptionAsked
+    | FetchAsked
+    | Nacked
+    | StillWorking
+    | Refused
+)

@@ -49,6 +49,8 @@ HEADER = struct.Struct(">BHiH")
 """Type, class id, message id, timer index."""
 
 HEARTBEAT, MESSAGE, SUBSCRIBE, ACK, CONNECT = b"01234"
+ENVELOPE, CONFIRM, DELIVER, NACK, WORKING, UNSUBSCRIBE, FETCH, ERROR = b"56789UFE"
+"""Of version 2."""
 
 _ID_AND_TIMER = struct.Struct(">iH")
 _WORD: np.dtype[np.uint32] = np.dtype("<u4")

@@ -1,9 +1,13 @@
-"""One local subscription: what waits for it, what it was handed, what of that is processed.
+"""One subscription: what waits for it, what it was handed, what of that is processed.
 
 Rule 1: a message is settled when its consumer comes back for the next one, never when it is handed
 out. Settling acknowledges, unless the consumer acknowledges by itself.
 Rule 2: nothing here runs per message. How far a consumer has come is read off its iterator when
 somebody wants to know.
+Rule 3: a message that comes again while it still waits here, or is being processed, is dropped: the
+one that is here will do. So what waits is at most what the bus lets be in flight.
+Rule 4: what waits here outlives the connection. Whether the bus still wants to hear about it, the
+bus says when the subscription begins again.
 
     batch   │ settled │ handed out │ prepared │ untouched │      queue   batch batch …
             0      settled       handed     prepared     len
@@ -14,26 +18,66 @@ Invariant: 0 <= settled <= handed <= prepared <= len(batch)
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import length_hint
+from typing import Any
 
+import numpy as np
+from msgspec.structs import replace
+
+from simplebus.core.asking import RefusedError, Request
 from simplebus.core.errors import LocalProtocolError
+from simplebus.core.limits import MESSAGE_ID_BITS, MESSAGE_ID_MASK
 from simplebus.core.messages import Batch, Message
+from simplebus.core.receipts import ACKED, NACKED, NACKED_AT_ONCE, AckLog, Desk, Receipt
+from simplebus.core.requests import Start, SubscribeReply, SubscribeRequest
+from simplebus.core.runs import Ids, Run, ranges_of
+
+_HALF = 1 << (MESSAGE_ID_BITS - 1)
 
 
 class Inbox:
-    """The messages of one class for one consumer."""
+    """The messages of one subscription for its consumer."""
 
-    def __init__(self, class_id: int, *, auto_ack: bool) -> None:
+    def __init__(
+        self,
+        class_id: int,
+        options: SubscribeRequest,
+        request: Request,
+        desk: Desk,
+        *,
+        number: int,
+        auto_ack: bool,
+    ) -> None:
         self.class_id = class_id
+        self.options = options
+        self.request = request
+        """The Subscribe: done once the bus has answered, on each connection anew."""
+        self.subscription_number = number
         self.auto_ack = auto_ack
         """Whether what is settled is acknowledged."""
-        self.buffered_bytes = 0
-        """Bytes of batches that nobody has begun to take."""
-        self.ready: Iterator[Message] = iter(())
-        """The prepared messages that were not handed out."""
+        self.decode: Callable[[bytes], Any] | None = None
+        """What makes a message's `value` of its payload."""
+        self.error: RefusedError | None = None
+        """Why the bus has ended the subscription; None while it has not."""
+        self.leaving: Request | None = None
+        """The Unsubscribe, once the consumer has left."""
+        self.is_begun = False
+        """Whether the bus has answered, on this connection."""
         self.is_awaited = False
         """Whether a consumer waits for more; the driver says so."""
+        self.buffered_bytes = 0
+        """Bytes of batches that nobody has begun to take."""
+        self.payloads: Iterator[bytes] = iter(())
+        """Behind `ready`: its length hint is how many prepared messages were not handed out."""
+        self.ready: Iterator[Message[Any]] = iter(())
+        """The prepared messages that were not handed out."""
+        self._desk = desk
+        self._log = self._new_log()
+        self._next: int | None = None
+        """The sequence behind the furthest that came; None before the first answer."""
+        self._row = 1
+        """The place in the row of the next message that comes in it."""
         self._queue: deque[Batch] = deque()
         self._batch: Batch | None = None
         """What the consumer is at; None before the first."""
@@ -41,19 +85,37 @@ class Inbox:
         self._prepared = 0
         self._unit = 1
         """How many messages were handed out at once, the last time."""
-        self._payloads: Iterator[bytes] = iter(())
-        """Behind `ready`: its length hint is how many prepared messages were not handed out."""
-        self._taken_before = 0
-        """Messages handed out of earlier batches."""
-        self._still_at = -1
-        self._is_closed = False
+
+    def _new_log(self) -> AckLog:
+        options = self.options
+        # In a group the gaps are other members' messages, and may become ours any time.
+        spans = bool(options.channels) and options.group is None
+        return AckLog(self._desk, self.subscription_number, settles=self.auto_ack, spans=spans)
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether its position is the bus's to keep when the connection goes."""
+        return self.options.durable is not None or self.options.group is not None
+
+    @property
+    def was_begun(self) -> bool:
+        """Whether the bus has ever answered."""
+        return self._next is not None
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to hand out. Raises LocalProtocolError once it is closed."""
-        if self._is_closed:
+        """Whether there is nothing to hand out.
+
+        Raises LocalProtocolError once it is left, and RefusedError once the bus has ended it and
+        nothing waits any more.
+        """
+        if self.leaving is not None:
             raise LocalProtocolError("the subscription was left; subscribe again")
-        return not self._queue and (self._batch is None or self._handed == len(self._batch))
+        if self._queue or (self._batch is not None and self._handed < len(self._batch)):
+            return False
+        if self.error is not None:
+            raise self.error
+        return True
 
     @property
     def pending(self) -> bool:
@@ -61,27 +123,105 @@ class Inbox:
         return self._settled < self._handed
 
     @property
-    def taken(self) -> int:
-        """Messages handed out so far."""
-        return self._taken_before + self._handed
-
-    @property
-    def is_still(self) -> bool:
-        """Whether nothing was handed out since `mark_still`."""
-        return self._still_at == self.taken
-
-    def mark_still(self) -> None:
-        """The consumer has not come for messages for a while."""
-        self._still_at = self.taken
-
-    @property
     def _handed(self) -> int:
-        return self._prepared - length_hint(self._payloads)
+        return self._prepared - length_hint(self.payloads)
 
-    def put(self, batch: Batch) -> None:
-        """A batch has come."""
+    # What comes ----------------------------------------------------------------------------------
+
+    def accept(self, run: Run, attempt: int) -> int:
+        """Messages have come. Returns how many of them were dropped as copies."""
+        assert self._next is not None, "messages before the bus has answered"
+        first = self._next + self._ahead(run.first_id)
+        sequences: Ids
+        if isinstance(run.ids, range):
+            sequences = range(first, first + run.count)
+            behind = min(max(self._next - first, 0), run.count)
+        else:
+            sequences = run.ids + (first - run.first_id)
+            behind = int(np.searchsorted(sequences, self._next))
+        copies = (
+            self._accept_again(run.part(0, behind), sequences[:behind], attempt) if behind else 0
+        )
+        if behind < run.count:
+            if behind:
+                run, sequences = run.part(behind, run.count), sequences[behind:]
+            self._next = int(sequences[-1]) + 1
+            row = 0
+            if attempt == 1:
+                row = self._row
+                self._row += run.count
+            else:
+                self._came_late(self._next - 1)
+            self._put(run, sequences, attempt, row)
+        return copies
+
+    def _accept_again(self, run: Run, sequences: Ids, attempt: int) -> int:
+        """Take what does not still wait here. Returns how many were dropped."""
+        self._came_late(int(sequences[-1]))
+        numbers = np.asarray(sequences)
+        wanted = np.ones(run.count, np.bool_)
+        for waiting in self._waiting():
+            if isinstance(waiting, range):
+                wanted &= (numbers < waiting.start) | (numbers >= waiting.stop)
+            else:
+                wanted &= ~np.isin(numbers, waiting)
+        for first, last in ranges_of(wanted):
+            self._put(run.part(first, last), sequences[first:last], attempt, 0)
+        return run.count - int(np.count_nonzero(wanted))
+
+    def _came_late(self, sequence: int) -> None:
+        """Something came otherwise than in the row, up to this sequence."""
+        self._log.late = max(self._log.late, sequence)
+        self._row += 1  # So that nothing behind it follows on what came before it.
+
+    def _put(self, run: Run, sequences: Ids, attempt: int, row: int) -> None:
+        receipt = Receipt(
+            self, self._log, class_id=run.class_id, sequences=sequences, attempt=attempt, row=row
+        )
+        batch = Batch(run, receipt)
         self._queue.append(batch)
-        self.buffered_bytes += len(batch.data)
+        self.buffered_bytes += batch.size
+
+    def _ahead(self, message_id: int) -> int:
+        """How far the message id is from the next sequence, by the nearest-id rule."""
+        assert self._next is not None
+        return ((message_id - self._next + _HALF) & MESSAGE_ID_MASK) - _HALF
+
+    def _waiting(self) -> Iterator[Ids]:
+        """Messages of this position that are still to be processed and then acknowledged."""
+        if self._batch is not None and self._batch.is_alive:
+            first = self._settled if self.auto_ack else self._handed
+            yield self._batch.sequences[first:]
+        for batch in self._queue:
+            if batch.is_alive:
+                yield batch.sequences
+
+    # Connections ---------------------------------------------------------------------------------
+
+    def answered(self, reply: SubscribeReply, *, same_bus: bool) -> None:
+        """The bus has begun the subscription, on this connection."""
+        kept = same_bus and (reply.resumed or not self.is_lasting)
+        if not kept or self._next is None:
+            self._log.end()
+            self._log = self._new_log()
+            self._next = reply.cursor
+        self._row += 1
+        self._log.attach()
+        self.is_begun = True
+
+    def lost(self) -> None:
+        """The connection is gone."""
+        self.is_begun = False
+        self._log.detach()
+        if self.options.group is not None:  # Others in the group get it now.
+            self._drop_untouched()
+
+    def content_again(self, *, same_bus: bool) -> bytes:
+        """What the Subscribe says on another connection."""
+        options = self.options
+        if self._next is None or self.is_lasting or not same_bus or options.start == "waiting":
+            return options.encode()
+        return replace(options, start=Start(sequence=self._next)).encode()
 
     # Handing out. What was handed out before must be settled, put back or given up ----------------
 
@@ -93,18 +233,25 @@ class Inbox:
         first = self._prepared
         self._prepared = min(first + most, len(self._batch))
         self._unit = 1
-        self._payloads, self.ready = self._batch.messages(first, self._prepared)
+        self.payloads, self.ready = self._batch.messages(first, self._prepared)
         return self._prepared - first
 
-    def take_batch(self) -> Batch | None:
-        """Hand out the next messages in one piece."""
+    def take_batch(self, most: int | None = None) -> Batch | None:
+        """Hand out the next messages in one piece, at most so many."""
         if not self._begin():
             return None
         assert self._batch is not None
         first = self._prepared
-        self._prepared = len(self._batch)
-        self._unit = self._prepared - first
+        left = len(self._batch) - first
+        self._unit = left if most is None else min(left, most)
+        self._prepared = first + self._unit
         return self._batch.part(first, self._prepared)
+
+    def current(self) -> Message[Any]:
+        """The message that was handed out last."""
+        assert self._batch is not None, "nothing was handed out"
+        handed = self._handed
+        return next(self._batch.messages(handed - 1, handed)[1])
 
     def _begin(self) -> bool:
         """Go on behind what was handed out, in the next batch if need be."""
@@ -114,9 +261,8 @@ class Inbox:
             return True
         if not self._queue:
             return False
-        self._taken_before += self._prepared
         self._batch = self._queue.popleft()
-        self.buffered_bytes -= len(self._batch.data)
+        self.buffered_bytes -= self._batch.size
         self._settled = self._prepared = 0
         return True
 
@@ -129,13 +275,16 @@ class Inbox:
             last -= self._unit
         if last > self._settled:
             if self.auto_ack and self._batch is not None:
-                self._batch.ack_part(self._settled, last)
+                self._batch.settle(ACKED, self._settled, last)
             self._settled = last
 
     def give_up(self) -> None:
         """The last that was handed out is not processed. The bus will send it again, in time."""
         self.settle(current=False)
-        self._settled = self._handed
+        last = self._handed
+        if self.auto_ack and self._batch is not None and last > self._settled:
+            self._batch.settle(NACKED, self._settled, last)
+        self._settled = last
 
     def put_back(self) -> None:
         """The last that was handed out is not processed, and is the next to be handed out."""
@@ -143,36 +292,42 @@ class Inbox:
         self._forget_prepared()
         self._prepared = self._settled
 
-    def close(self) -> list[Batch]:
-        """The consumer leaves. Returns what was never handed out."""
+    def leave(self, request: Request) -> None:
+        """The consumer leaves. What it was never handed goes back to the bus."""
+        self.leaving = request
+        for batch in self._drop_untouched():
+            if self.is_lasting:
+                batch.settle(NACKED_AT_ONCE, 0, len(batch))
+        self._log.close()
+        self._batch = None
+        self._settled = self._prepared = 0
+
+    def end(self, error: RefusedError | None = None) -> None:
+        """The bus has no such subscription any more."""
+        self.error = error
+        self.is_begun = False
+        self._log.end()
+
+    def _drop_untouched(self) -> list[Batch]:
+        """Returns what was never handed out, which is gone from here then."""
         self._forget_prepared()
         left = list(self._queue)
         if self._batch is not None and self._prepared < len(self._batch):
             left.insert(0, self._batch.part(self._prepared, len(self._batch)))
-        self._batch = None
-        self._settled = self._prepared = 0
+            self._batch = self._batch.part(0, self._prepared) if self._prepared else None
         self._queue.clear()
         self.buffered_bytes = 0
-        self._is_closed = True
         return left
-
-    def waiting_ids(self) -> Iterator[range]:
-        """The ids of the messages that are still to be processed and then acknowledged."""
-        if self._batch is not None:
-            first = self._settled if self.auto_ack else self._handed
-            yield self._batch.message_ids[first:]
-        for batch in self._queue:
-            yield batch.message_ids
 
     def check(self) -> None:
         """Raise AssertionError unless the invariant holds."""
         size = 0 if self._batch is None else len(self._batch)
         assert 0 <= self._settled <= self._handed <= self._prepared <= size, vars(self)
-        assert self.buffered_bytes == sum(len(batch.data) for batch in self._queue)
+        assert self.buffered_bytes == sum(batch.size for batch in self._queue)
 
     def _forget_prepared(self) -> None:
         """Prepared messages that were not handed out are untouched again."""
         self._prepared = self._handed
-        deque(self._payloads, maxlen=0)  # So that whoever still holds `ready` gets nothing from it.
-        self._payloads = iter(())
+        deque(self.payloads, maxlen=0)  # So that whoever still holds `ready` gets nothing from it.
+        self.payloads = iter(())
         self.ready = iter(())

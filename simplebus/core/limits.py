@@ -61,6 +61,9 @@ PUBLISHER_TICKS = 1
 # Memory blocks from here on are asked to be huge pages: scattered access misses fewer of them.
 HUGE_BYTES_MIN = 2 * 1024 * 1024
 
+# How long a peer that is told why it is cut off has for reading it.
+FAREWELL_SECONDS = 1.0
+
 # A ring starts this small and doubles on demand.
 RING_SLOTS_MIN = 256
 RING_BYTES_MIN = 64 * 1024
@@ -73,6 +76,38 @@ REDELIVERY_PAUSE_TICKS_MAX = 60
 
 # A bulk of messages in flight must be addressable by the nearest-id rule: half the id space.
 MESSAGES_MAX = 1 << (MESSAGE_ID_BITS - 2)
+
+# Version 2.
+NAME_CHARACTERS_MAX = 200
+CHANNEL_BYTES_MAX = 4096
+BINDINGS_MAX = 1024
+# With so many channels of one class, those that no stored message carries are forgotten.
+CHANNEL_NAMES_MAX = 65_536
+# As many numbers as the wire has.
+SUBSCRIPTIONS_MAX = 0xFFFF
+IN_FLIGHT_MAX = MESSAGES_MAX
+# What one Fetch answers at most.
+FETCH_MESSAGES_MAX = 65_536
+FETCH_BYTES_MAX = 1024 * 1024
+# A subscription is sent so much that it has not acknowledged, unless it asks for another number.
+IN_FLIGHT_MESSAGES = 65_536
+IN_FLIGHT_BYTES = 16 * 1024 * 1024
+# And a member of a group so much: what one holds, the others cannot have.
+GROUP_IN_FLIGHT_MESSAGES = 256
+# A publisher's frames that may be unconfirmed.
+CREDIT_BYTES = 8 * 1024 * 1024
+# Publishers that are gone are remembered so long, and so many of them.
+PUBLISHER_SECONDS = 3600.0
+PUBLISHERS_MAX = 65_536
+# And of messages that were stored though some before them were not, so many in all.
+PUBLISHERS_AHEAD_MAX = 262_144
+# When messages were accepted is known to within so many seconds, and for so many points in time.
+TIMES_STEP_SECONDS = 0.01
+TIMES_MAX = 65_536
+# How long a version 2 peer may be silent unless told otherwise.
+HEARTBEAT_SECONDS = 30.0
+# A peer that is silent for so many heartbeats is gone.
+HEARTBEATS_MISSED_MAX = 3
 
 # The client.
 # Bytes that wait for one consumer: reading pauses here, and goes on below half of it.
@@ -119,6 +154,12 @@ class Limits:
     """Connections open at once."""
     classes: int = 4096
     """Classes known at once."""
+    subscriptions: int = 1024
+    """Subscriptions of one version 2 connection."""
+    durables: int = 4096
+    """Durable subscriptions of one class."""
+    credit_bytes: int = CREDIT_BYTES
+    """What a version 2 publisher may have unconfirmed."""
     hello_seconds: float = 30.0
     """How long a fresh connection may stay silent."""
     frame_seconds: float = 60.0
@@ -137,7 +178,14 @@ class Limits:
             ("class_bytes", 4 * RING_BYTES_MIN, self.total_bytes),
             ("pending_bytes", self.frame_bytes + RECEIVE_BYTES, 1 << 40),
             ("classes", 1, CLASS_ID_MAX + 1),
+            ("subscriptions", 1, SUBSCRIPTIONS_MAX),
+            ("credit_bytes", 1, 1 << 40),
         ):
             value = getattr(self, name)
             if not low <= value <= high:
                 raise ValueError(f"limit {name} must be from {low} to {high}, got {value}")
+
+    @property
+    def credit_granted(self) -> int:
+        """What a publisher is told: no more than may be kept for it."""
+        return min(self.credit_bytes, self.pending_bytes - RECEIVE_BYTES)

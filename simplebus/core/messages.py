@@ -1,214 +1,264 @@
-"""Messages as a subscriber sees them, and what it owes the bus for them.
+"""Messages as a subscriber sees them.
 
 Rule 1: everything is made per run. A message of its own exists only when somebody looks at it.
-Rule 2: when several subscriptions share a run, a message is acknowledged to the bus once all of
-them have acknowledged it.
+Rule 2: an envelope is taken apart only for who asks what stands in it; payloads are cut out of
+their frames without that.
 
     Batch ── Run       the bytes
-       └──── Receipt   who has still to acknowledge what of them: one per run and subscription
-                └── Shares   how many subscriptions, when there are several
+       └──── Receipt   what became of them: one per run
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import repeat
-from typing import Protocol
+from typing import Any, Generic, TypeVar, cast
 
-import numpy as np
-import numpy.typing as npt
+from simplebus.core import envelope as envelopes
+from simplebus.core import frames
+from simplebus.core.envelope import Envelope
+from simplebus.core.enveloped import uniform_prefix
+from simplebus.core.limits import MESSAGE_ID_MASK
+from simplebus.core.receipts import ACKED, WORKING, Receipt, nacked
+from simplebus.core.runs import Ids, Run
 
-from simplebus.core.errors import LocalProtocolError
-from simplebus.core.frames import Flags
-from simplebus.core.runs import Run, ranges_of
+REPLY_TO = "reply-to"
+"""The header that names the channel on which an answer is expected."""
 
 _SHOWN_BYTES = 40
+_PLAIN = Envelope()
+
+T = TypeVar("T")
+"""What a subscription makes of its messages' payloads."""
 
 
-class AckSink(Protocol):
-    """Takes what is to be acknowledged to the bus."""
-
-    def add(self, *, class_id: int, timer_index: int, first: int, last: int) -> None:
-        """Message ids first..last-1 are processed."""
-
-
-class Shares:
-    """How many subscriptions have yet to acknowledge each message of a run."""
-
-    __slots__ = ("left",)
-
-    def __init__(self, *, count: int, holders: int) -> None:
-        self.left: npt.NDArray[np.int32] = np.full(count, holders, np.int32)
-
-
-class Receipt:
-    """What one subscription owes the bus for one run of messages."""
-
-    __slots__ = (
-        "_acks",
-        "_owed",
-        "_shares",
-        "class_id",
-        "first_id",
-        "owner",
-        "redelivered",
-        "timer_index",
-    )
-
-    def __init__(
-        self,
-        owner: object,
-        acks: AckSink,
-        *,
-        run: Run,
-        redelivered: bool,
-        shares: Shares | None = None,
-    ) -> None:
-        self.owner = owner
-        """The subscription that owes."""
-        self.class_id: int = run.class_id
-        self.first_id: int = run.first_id
-        self.timer_index: int = run.timer_index
-        self.redelivered = redelivered
-        """Whether a later message of the class was seen before these."""
-        self._acks = acks
-        self._shares = shares
-        """None while the owner is the only one."""
-        self._owed: Flags | None = None if shares is None else np.ones(shares.left.size, np.bool_)
-        """Which messages the owner has not acknowledged; kept when it is not the only one."""
-
-    def for_owner(self, owner: object, run: Run) -> Receipt:
-        """A receipt for a part of the run, owed by another subscription alone."""
-        return Receipt(owner, self._acks, run=run, redelivered=self.redelivered)
-
-    def check_owner(self, owner: object, what: object) -> None:
-        if owner is not self.owner:
-            raise LocalProtocolError(f"{what!r} came from another subscription; ack it there")
-
-    def ack(self, first_id: int, last_id: int) -> None:
-        """The owner has processed the message ids first_id..last_id-1 of this run."""
-        if self._shares is None or self._owed is None:
-            self._add(first_id, last_id)
-            return
-        part = slice(first_id - self.first_id, last_id - self.first_id)
-        owed, left = self._owed[part], self._shares.left[part]
-        left -= owed
-        done = owed & (left == 0)
-        owed[:] = False
-        for first, last in ranges_of(done):
-            self._add(first_id + first, first_id + last)
-
-    def _add(self, first_id: int, last_id: int) -> None:
-        self._acks.add(
-            class_id=self.class_id, timer_index=self.timer_index, first=first_id, last=last_id
-        )
-
-
-class Message:
+class Message(Generic[T]):
     """One message. Compares by identity: a message that comes twice is two of these."""
 
-    __slots__ = ("_receipt", "message_id", "payload")
+    __slots__ = ("_index", "_receipt", "payload")
 
-    def __init__(self, payload: bytes, message_id: int, receipt: Receipt) -> None:
+    def __init__(self, payload: bytes, index: int, receipt: Receipt) -> None:
         self.payload = payload
         """The publisher's bytes."""
-        self.message_id = message_id
-        """The low 31 bits of the message's number within its class."""
+        self._index = index
         self._receipt = receipt
+
+    # What it is ----------------------------------------------------------------------------------
+
+    @property
+    def value(self) -> T:
+        """What the payload means to its subscription: the payload itself if that says nothing."""
+        decode = self._receipt.owner.decode
+        return cast(T, self.payload if decode is None else decode(self.payload))
 
     @property
     def class_id(self) -> int:
         return self._receipt.class_id
 
     @property
-    def redelivered(self) -> bool:
-        """Whether it came behind a later message of its class: perhaps it was processed before."""
-        return self._receipt.redelivered
+    def sequence(self) -> int:
+        """Its number within its class, from 0; never used twice."""
+        return int(self._receipt.sequences[self._index])
 
-    def ack(self, owner: object) -> None:
-        """Acknowledge it for its subscription. Raises LocalProtocolError if that is another."""
-        self._receipt.check_owner(owner, self)
-        self._receipt.ack(self.message_id, self.message_id + 1)
+    @property
+    def message_id(self) -> int:
+        """The low 31 bits of the sequence."""
+        return self.sequence & MESSAGE_ID_MASK
+
+    @property
+    def attempt(self) -> int:
+        """Which delivery to this subscription it is: 1 for the first one, 0 when the bus does not
+        know, as for what somebody else left behind."""
+        return self._receipt.attempt
+
+    @property
+    def redelivered(self) -> bool:
+        """Whether it may have been delivered before, and perhaps processed."""
+        return self._receipt.attempt != 1
+
+    # What its publisher said about it ------------------------------------------------------------
+
+    @property
+    def envelope(self) -> Envelope:
+        """All of it. Raises RemoteProtocolError when the bus has sent what is no envelope."""
+        return _PLAIN
+
+    @property
+    def channel(self) -> str:
+        """Empty for none."""
+        return self.envelope.channel
+
+    @property
+    def key(self) -> bytes:
+        return self.envelope.key
+
+    @property
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """Names and values, in order; a name may repeat."""
+        return self.envelope.headers
+
+    @property
+    def published(self) -> int | None:
+        """Microseconds since 1970 by the publisher's clock; None when it did not say."""
+        return self.envelope.published
+
+    @property
+    def expires_ms(self) -> int | None:
+        """Milliseconds that it had to live when the bus accepted it; None for ever."""
+        return self.envelope.expires_ms
+
+    @property
+    def is_request(self) -> bool:
+        """Whether its publisher waits for an answer."""
+        return any(name == REPLY_TO for name, _ in self.headers)
+
+    # What becomes of it --------------------------------------------------------------------------
+
+    def ack(self, owner: object = None) -> None:
+        """It is processed. Raises LocalProtocolError if it is not this owner's, if one is named."""
+        if owner is not None:
+            self._receipt.check_owner(owner, self)
+        self._receipt.say(ACKED, self._index, self._index + 1)
+
+    def nack(self, delay: float | None = None) -> None:
+        """It is to come again after so many seconds; by default the bus's pause, which grows."""
+        self._receipt.say(nacked(delay), self._index, self._index + 1)
+
+    def working(self) -> None:
+        """Its processing takes longer: the ack timeout starts again."""
+        self._receipt.say(WORKING, self._index, self._index + 1)
 
     def __repr__(self) -> str:
         payload = self.payload
         shown = repr(payload) if len(payload) <= _SHOWN_BYTES else f"{len(payload)} bytes"
         mark = ", redelivered" if self.redelivered else ""
-        return f"<Message {self.message_id} of class {self.class_id}: {shown}{mark}>"
+        return f"<Message {self.sequence} of class {self.class_id}: {shown}{mark}>"
+
+
+class _Enveloped(Message[T]):
+    """A message that came in an envelope."""
+
+    __slots__ = ("_content", "_envelope")
+
+    def __init__(self, payload: bytes, index: int, receipt: Receipt, content: bytes) -> None:
+        super().__init__(payload, index, receipt)
+        self._content = content
+        self._envelope: Envelope | None = None
+
+    @property
+    def envelope(self) -> Envelope:
+        if self._envelope is None:
+            self._envelope = envelopes.decode(self._content)[0]
+        return self._envelope
 
 
 class Batch:
-    """Messages of one class with consecutive ids. Iterate for the messages one by one."""
+    """Messages of one class, in order. Iterate for the messages one by one."""
 
-    __slots__ = ("_receipt", "_run")
+    __slots__ = ("_at", "_receipt", "_run")
 
-    def __init__(self, run: Run, receipt: Receipt) -> None:
+    def __init__(self, run: Run, receipt: Receipt, *, at: int = 0) -> None:
         self._run = run
         self._receipt = receipt
+        self._at = at
+        """Where in the receipt the first message stands."""
 
     @property
     def class_id(self) -> int:
         return self._receipt.class_id
 
     @property
+    def attempt(self) -> int:
+        """As each message's."""
+        return self._receipt.attempt
+
+    @property
     def redelivered(self) -> bool:
-        """Whether they came behind a later message of their class."""
-        return self._receipt.redelivered
+        """Whether they may have been delivered before, and perhaps processed."""
+        return self._receipt.attempt != 1
 
     @property
-    def first_id(self) -> int:
-        """The first message's id; each of the others has the next."""
-        return self._run.first_id
+    def is_alive(self) -> bool:
+        """Whether the bus still wants to hear about them."""
+        return self._receipt.is_alive
 
     @property
-    def message_ids(self) -> range:
-        return self._run.ids
+    def sequences(self) -> Ids:
+        """The messages' numbers within their class, ascending; a range if none is left out."""
+        return self._receipt.sequences[self._at : self._at + self._run.count]
 
     @property
     def data(self) -> memoryview:
-        """The wire's frames back to back: header, payload and delimiter of each."""
+        """The wire's frames back to back: header, content and delimiter of each."""
         return memoryview(self._run.raw)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the frames."""
+        return len(self._run.raw)
 
     @property
     def payloads(self) -> list[bytes]:
         """Every payload in order. Made anew on each access."""
-        return self._run.contents(0, self._run.count)
+        return self._payloads(0, self._run.count)
 
-    def messages(self, first: int, last: int) -> tuple[Iterator[bytes], Iterator[Message]]:
+    def _payloads(self, first: int, last: int) -> list[bytes]:
+        run = self._run
+        if run.frame_type == frames.MESSAGE:
+            return run.contents(first, last)
+        prefix = uniform_prefix(run)
+        if prefix is not None:
+            return run.contents(first, last, skip=prefix)
+        return list(map(envelopes.payload_of, run.contents(first, last)))
+
+    def messages(self, first: int, last: int) -> tuple[Iterator[bytes], Iterator[Message[Any]]]:
         """Messages first..last-1, made as they are asked for.
 
         The other iterator is the first one's source of payloads: its length hint says how many
         messages were not asked for yet, at no cost to who asks.
         """
-        payloads = iter(self._run.contents(first, last))
-        ids = self._run.ids[first:last]
-        return payloads, map(Message, payloads, ids, repeat(self._receipt))
+        payloads = iter(self._payloads(first, last))
+        indexes = range(self._at + first, self._at + last)
+        receipts = repeat(self._receipt)
+        if self._run.frame_type == frames.MESSAGE:
+            return payloads, map(Message, payloads, indexes, receipts)
+        contents = self._run.contents(first, last)
+        return payloads, map(_Enveloped, payloads, indexes, receipts, contents)
 
     def part(self, first: int, last: int) -> Batch:
         """Messages first..last-1 as a batch of their own."""
-        return Batch(self._run.part(first, last), self._receipt)
+        return Batch(self._run.part(first, last), self._receipt, at=self._at + first)
 
-    def for_owner(self, owner: object) -> Batch:
-        """The same messages, owed by another subscription alone."""
-        return Batch(self._run, self._receipt.for_owner(owner, self._run))
+    # What becomes of them ------------------------------------------------------------------------
 
-    def ack(self, owner: object) -> None:
-        """Acknowledge all for its subscription. Raises LocalProtocolError if that is another."""
-        self._receipt.check_owner(owner, self)
-        self.ack_part(0, self._run.count)
+    def ack(self, owner: object = None) -> None:
+        """All are processed. Raises LocalProtocolError if they are not this owner's."""
+        if owner is not None:
+            self._receipt.check_owner(owner, self)
+        self._receipt.say(ACKED, self._at, self._at + self._run.count)
 
-    def ack_part(self, first: int, last: int) -> None:
-        """Acknowledge the messages with these indexes, first..last-1."""
-        first_id = self._run.first_id
-        self._receipt.ack(first_id + first, first_id + last)
+    def nack(self, delay: float | None = None) -> None:
+        """All are to come again, as `Message.nack` says."""
+        self._receipt.say(nacked(delay), self._at, self._at + self._run.count)
+
+    def working(self) -> None:
+        """The ack timeout of all starts again."""
+        self._receipt.say(WORKING, self._at, self._at + self._run.count)
+
+    def settle(self, verdict: tuple[int, bytes], first: int, last: int) -> None:
+        """The verdict on first..last-1, as far as nothing was said about them by hand."""
+        self._receipt.settle(verdict, self._at + first, self._at + last)
 
     def __len__(self) -> int:
         return self._run.count
 
-    def __iter__(self) -> Iterator[Message]:
+    def __iter__(self) -> Iterator[Message[Any]]:
         return self.messages(0, self._run.count)[1]
 
     def __repr__(self) -> str:
-        ids = self._run.ids
+        sequences = self.sequences
         mark = ", redelivered" if self.redelivered else ""
-        return f"<Batch of class {self.class_id}: messages {ids[0]} to {ids[-1]}{mark}>"
+        return (
+            f"<Batch of class {self.class_id}: {len(self)} messages, "
+            f"{int(sequences[0])} to {int(sequences[-1])}{mark}>"
+        )

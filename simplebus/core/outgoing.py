@@ -1,183 +1,190 @@
-r"""What a client has yet to write: acknowledgements first, then everything else in its order.
+"""What a client has yet to write: the word on messages first, then everything else in its order.
 
 Rule 1: bytes are pulled by whoever can write them; `sent` says how many were taken.
-Rule 2: acknowledgements overtake messages: they may be what makes the bus read on. They never
+Rule 2: acknowledgements overtake everything: they may be what makes the bus read on. They never
 overtake one another, and nothing is put into the middle of a frame.
-Rule 3: acknowledgements stay ranges until somebody can write them, so that many become one frame.
+Rule 3: requests overtake only messages that the credit holds back: a program that may publish no
+more can always subscribe.
+Rule 4: while the bus has not answered a fresh connection's Connect, nothing follows that.
 
-    chunks  │ half sent ┆ acks go here ┆ whole frames │ …
-    pieces  <\r\n> header, payload, <\r\n> header, payload …   each delimiter ends the frame before
+    front   │ rest of a begun frame │ acks │ acks …        goes first, and nothing goes between
+    chunks  │ frames of a publisher │ a request │ frames …  a publisher's are cut where acks go
 """
 
 from __future__ import annotations
 
 from collections import deque
+from typing import Protocol
 
-from simplebus.core import frames
-from simplebus.core.frames import DELIMITER
-from simplebus.core.limits import DELIMITER_BYTES
+from simplebus.core.chunks import Chunk
+from simplebus.core.receipts import Desk
 
-# A long run of frames is cut into chunks of about this size, so that acks find gaps.
-_CHUNK_BYTES = 256 * 1024
+# Acks and messages leave in one write when they are few.
+_JOIN_BYTES = 16 * 1024
+
+_NOTHING = memoryview(b"")
 
 
-class AckLog:
-    """Message ids processed and not yet told to the bus, as ranges per class and timer index.
+class Source(Protocol):
+    """Where messages come from."""
 
-    A range grows as long as ids follow one another in the order of processing. It never spans the
-    wrap of the ids: id 0 does not follow 2147483647 + 1.
-    """
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that were not released."""
 
-    def __init__(self) -> None:
-        self.count = 0
-        """Messages in the log."""
-        self.total = 0
-        """Messages that were ever in it."""
-        self._ranges: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    @property
+    def released(self) -> int:
+        """All positions below are released."""
 
-    def add(self, *, class_id: int, timer_index: int, first: int, last: int) -> None:
-        """Message ids first..last-1 are processed."""
-        self.count += last - first
-        ranges = self._ranges.setdefault((class_id, timer_index), [])
-        if ranges and ranges[-1][1] == first:
-            ranges[-1] = (ranges[-1][0], last)
-        else:
-            ranges.append((first, last))
-
-    def take(self) -> bytes:
-        """Ack frames for everything in the log, which is empty then."""
-        encoded = b"".join(
-            frames.encode_ack(class_id=class_id, timer_index=timer_index, first=first, last=last)
-            for (class_id, timer_index), ranges in self._ranges.items()
-            for first, last in ranges
-        )
-        self.total += self.count
-        self.count = 0
-        self._ranges.clear()
-        return encoded
+    def release(self) -> Chunk | None:
+        """The next frames, if any may be written."""
 
 
 class Outgoing:
     """Bytes on their way to the bus."""
 
-    def __init__(self) -> None:
-        self.acks = AckLog()
-        self.queued_bytes = 0
-        """Bytes that wait to be written. Acknowledgements count once they are encoded."""
+    def __init__(self, source: Source) -> None:
+        self.desk = Desk()
+        self.is_open = False
+        """Whether more than what `put` was given may be written."""
         self.sent_bytes = 0
         """Bytes taken so far."""
-        self._pieces: list[bytes] = []
-        self.put_piece = self._pieces.append
-        """Two calls queue a message: an `opening`, then the payload. Add to queued_bytes."""
-        self._ack_bytes = 0
-        """Bytes of acknowledgements encoded so far."""
-        self._joined = 0
-        """Frames that were pieces."""
-        self._not_messages = 0
-        """Frames put, whole, among the pieces."""
-        self._chunks: deque[bytes] = deque()
+        self._source = source
+        self._ready_bytes = 0
+        """Bytes in front and chunks."""
+        self._said_bytes = self._heard_bytes = 0
+        """Bytes of verdicts: encoded so far, and taken so far or lost with a connection."""
+        self._front: deque[tuple[memoryview, int]] = deque()
+        """Bytes, and what `heard_bytes` is once they are taken."""
+        self._behind: deque[tuple[int, bytes]] = deque()
+        """Frames that wait until the messages below a position are in chunks."""
+        self._chunks: deque[Chunk | bytes] = deque()
         self._at = 0
         """How much of the first chunk was taken."""
-        self._ahead = 0
-        """How many of the first chunks go before new acknowledgements: older ones are in them."""
 
     @property
-    def messages(self) -> int:
-        """Messages put in pieces so far."""
-        return self._joined + len(self._pieces) // 2 - self._not_messages
+    def queued_bytes(self) -> int:
+        """Bytes that wait to be written, what the credit holds back included. The word on messages
+        counts once it is encoded."""
+        return self._ready_bytes + self._source.held_bytes
 
-    @staticmethod
-    def opening(header: bytes) -> bytes:
-        """The first of a message's two pieces. It ends the frame before, whichever that is."""
-        return DELIMITER + header
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is there that could be written now."""
+        return not self._ready_bytes
 
     def put(self, frame: bytes) -> None:
-        """Queue a frame that is no message behind everything else."""
-        self.put_piece(DELIMITER)
-        self.put_piece(frame[:-DELIMITER_BYTES])
-        self._not_messages += 1
-        self.queued_bytes += len(frame)
+        """Queue a frame behind all messages that may be written."""
+        self._release_all()
+        self._add(frame)
 
-    def put_many(self, run: bytes) -> None:
-        """Queue whole frames, none of which holds a delimiter elsewhere than at its end."""
-        self._join_pieces()
-        self.queued_bytes += len(run)
-        begin = 0
-        while len(run) - begin > _CHUNK_BYTES:
-            cut = run.rfind(DELIMITER, begin, begin + _CHUNK_BYTES)
-            if cut < 0:
-                cut = run.find(DELIMITER, begin + _CHUNK_BYTES - DELIMITER_BYTES)
-            end = cut + DELIMITER_BYTES
-            self._chunks.append(run[begin:end])
-            begin = end
-        if begin < len(run):
-            self._chunks.append(run[begin:] if begin else run)
+    def put_behind(self, position: int, frame: bytes) -> None:
+        """Queue a frame behind all messages below the position, held back or not."""
+        self._release_all()
+        if self._source.released >= position:
+            self._add(frame)
+        else:
+            self._behind.append((position, frame))
 
     def peek(self) -> memoryview:
         """The next bytes to write; empty when there are none."""
-        if self.acks.count:
-            self._put_acks()
+        if self.is_open and self.desk.count:
+            self._put_verdicts()
+        if self._front:
+            return self._front[0][0]
         if not self._chunks:
-            self._join_pieces()
+            self._release()
             if not self._chunks:
-                return memoryview(b"")
-        return memoryview(self._chunks[0])[self._at :]
+                return _NOTHING
+        chunk = self._chunks[0]
+        data = memoryview(chunk) if isinstance(chunk, bytes) else chunk.data
+        return data[self._at :] if self._at else data
 
     def sent(self, count: int) -> None:
         """The first `count` of the bytes that peek showed were taken."""
-        self.queued_bytes -= count
         self.sent_bytes += count
+        self._ready_bytes -= count
+        if self._front:
+            data, heard = self._front[0]
+            if count == len(data):
+                self._front.popleft()
+                self._heard_bytes = heard
+            else:
+                self._front[0] = (data[count:], heard)
+            return
         self._at += count
-        if self._at == len(self._chunks[0]):
+        if self._at == _size(self._chunks[0]):
             self._chunks.popleft()
             self._at = 0
-            self._ahead = max(0, self._ahead - 1)
+
+    def close(self) -> None:
+        """The connection is gone, and with it everything that was not taken. Messages are their
+        source's to give again, and verdicts that were not encoded stay where they are."""
+        self.is_open = False
+        self.desk.withdraw()
+        self._front.clear()
+        self._behind.clear()
+        self._chunks.clear()
+        self._at = self._ready_bytes = 0
+        self._heard_bytes = self._said_bytes
 
     def mark(self) -> int:
-        """Everything queued or acknowledged by now, as a number for `has_written`."""
-        if self.acks.count:
-            self._put_acks()
-        return self.sent_bytes + self.queued_bytes - self._ack_bytes
+        """All that was said about messages by now, as a number for `has_written`."""
+        if self.is_open and self.desk.count:
+            self._put_verdicts()
+        return self._said_bytes
 
     def has_written(self, mark: int) -> bool:
-        """Whether all that was there at the mark was taken. Acknowledgements go first: none of
-        them may be left, and they do not count as progress."""
-        return self.sent_bytes - self._ack_bytes >= mark
+        """Whether all that was there at the mark was taken, or lost with its connection."""
+        return self._heard_bytes >= mark
 
-    def _put_acks(self) -> None:
-        """Turn the log into frames, in front of every frame that is not begun."""
-        acks = self.acks.take()
-        self.queued_bytes += len(acks)
-        self._ack_bytes += len(acks)
-        if not self._chunks:  # One write takes the acks and what was published meanwhile.
-            self._join_pieces(acks)
-            self._ahead = 1
-            return
-        if self._at and not self._ahead:
-            self._cut_front()
-        self._chunks.insert(self._ahead, acks)
-        self._ahead += 1
+    def _add(self, chunk: Chunk | bytes) -> None:
+        self._chunks.append(chunk)
+        self._ready_bytes += _size(chunk)
 
-    def _cut_front(self) -> None:
-        """Let only the frame that is begun go before new acknowledgements."""
-        front = self._chunks.popleft()
-        begun = front.find(DELIMITER, max(0, self._at - DELIMITER_BYTES)) + DELIMITER_BYTES
-        if begun < len(front):
-            self._chunks.appendleft(front[begun:])
-        if begun > self._at:
-            self._chunks.appendleft(front[:begun])
-            self._ahead = 1
+    def _release(self) -> bool:
+        """Queue the source's next frames. False when there are none."""
+        chunk = self._source.release() if self.is_open else None
+        if chunk is None:
+            return False
+        self._add(chunk)
+        while self._behind and self._behind[0][0] <= chunk.end:
+            self._add(self._behind.popleft()[1])
+        return True
+
+    def _release_all(self) -> None:
+        while self._release():
+            pass
+
+    def _put_verdicts(self) -> None:
+        """Encode what waits on the desk, in front of every frame that is not begun."""
+        verdicts = self.desk.take()
+        if self._at and not self._front:
+            self._cut_begun()
+        self._said_bytes += len(verdicts)
+        self._ready_bytes += len(verdicts)
+        if not self._front and not self._at:
+            if not self._chunks:
+                self._release()
+            if self._chunks and _size(self._chunks[0]) <= _JOIN_BYTES:
+                chunk = self._chunks.popleft()
+                verdicts += chunk if isinstance(chunk, bytes) else bytes(chunk.data)
+        self._front.append((memoryview(verdicts), self._said_bytes))
+
+    def _cut_begun(self) -> None:
+        """Let the frame that is begun go before what comes in front."""
+        chunk = self._chunks[0]
+        if isinstance(chunk, bytes):
+            data, end = memoryview(chunk), len(chunk)
         else:
+            data, end = chunk.data, chunk.frame_end(self._at)
+        if end > self._at:
+            self._front.append((data[self._at : end], self._said_bytes))
+        self._at = end
+        if end == len(data):
+            self._chunks.popleft()
             self._at = 0
 
-    def _join_pieces(self, first: bytes = b"") -> None:
-        """Make a chunk of whole frames: `first`, then all the pieces."""
-        pieces = self._pieces
-        if pieces:
-            self._joined += len(pieces) // 2
-            pieces[0] = first + pieces[0][DELIMITER_BYTES:]  # Nothing is before it to be ended.
-            pieces.append(DELIMITER)
-            first = b"".join(pieces)
-            pieces.clear()
-        if first:
-            self._chunks.append(first)
+
+def _size(chunk: Chunk | bytes) -> int:
+    return len(chunk) if isinstance(chunk, bytes) else chunk.size

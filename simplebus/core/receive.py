@@ -49,6 +49,8 @@ class FrameReceiver:
         self.frame_bytes_max = frame_bytes_max
         self.frames = 0
         """Whole frames received so far."""
+        self.received_bytes = 0
+        """Bytes received so far."""
         self._tail = bytearray()
 
     @property
@@ -56,16 +58,27 @@ class FrameReceiver:
         """Bytes of the incomplete frame; 0 between frames."""
         return len(self._tail)
 
-    def lone_frame(self, buffer: ReceiveBuffer, count: int) -> bool:
-        """Whether the fresh bytes are exactly one frame: then `receive` need not be called."""
+    def is_lone_frame(self, buffer: ReceiveBuffer, count: int) -> bool:
+        """Whether the fresh bytes are exactly one frame: then `took_lone_frame` may be called
+        instead of `receive`."""
         first = HEADROOM_BYTES
-        lone = (
+        return (
             not self._tail
             and FRAME_BYTES_MIN <= count <= self.frame_bytes_max
             and buffer.raw.find(DELIMITER, first + HEADER_BYTES, first + count)
             == first + count - DELIMITER_BYTES
         )
-        self.frames += lone
+
+    def took_lone_frame(self, count: int) -> None:
+        """The fresh bytes were exactly one frame, and are done with."""
+        self.frames += 1
+        self.received_bytes += count
+
+    def lone_frame(self, buffer: ReceiveBuffer, count: int) -> bool:
+        """Take the fresh bytes if they are exactly one frame. Returns whether they are."""
+        lone = self.is_lone_frame(buffer, count)
+        if lone:
+            self.took_lone_frame(count)
         return lone
 
     def receive(self, buffer: ReceiveBuffer, count: int) -> Iterator[FrameBatch]:
@@ -75,6 +88,7 @@ class FrameReceiver:
         iterator, or drop the connection. Raises RemoteProtocolError (frame_too_long) after the
         frames before the offending one.
         """
+        self.received_bytes += count
         first, last = HEADROOM_BYTES, HEADROOM_BYTES + count
         if self._tail:
             if len(self._tail) <= HEADROOM_BYTES:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from simplebus.core.columns import Columns, Rows
 from simplebus.core.frames import DELIMITER, FrameBatch, Integers, Item, stamp, unaligned
 from simplebus.core.limits import (
     FRAME_BYTES_MIN,
@@ -111,6 +112,14 @@ class Ring:
         self.bytes_max = bytes_max
         self.floor = 0
         self.head = 0
+        self.columns = Columns()
+        """What is known of messages beside their bytes."""
+        self.envelopes_until = 0
+        """No message at or above it has an envelope."""
+        self.timed_until = 0
+        """No message at or above it expires or opens later."""
+        self.special_until = 0
+        """The greater one of the two: from here on, messages are plain."""
         self._budget = budget
         self._write = 0
         """Where the next frame goes, if it fits there."""
@@ -143,8 +152,23 @@ class Ring:
 
     # Filling -------------------------------------------------------------------------------------
 
-    def append(self, batch: FrameBatch, timer_index: int) -> int:
-        """Copy in as many of the batch's frames as fit, numbered and stamped. Returns how many."""
+    def append(self, batch: FrameBatch, timer_index: int, rows: Rows | None = None) -> int:
+        """Copy in as many of the batch's frames as fit, numbered and stamped. Returns how many.
+
+        `rows` describes frames with envelopes, one row each; plain frames have none.
+        """
+        if rows is not None and not self._widen(rows):
+            return 0
+        first = self.head
+        taken = self._append(batch, timer_index)
+        if taken and rows is not None:
+            self.envelopes_until = self.special_until = self.head
+            self._describe(first, rows if taken == rows.count else rows.part(0, taken))
+        elif taken and self.columns.row_bytes:
+            self._describe(first, Rows(taken))
+        return taken
+
+    def _append(self, batch: FrameBatch, timer_index: int) -> int:
         self.stamp(self.head, self.head, timer_index)
         if self.head == self.floor:
             self._write = 0  # Nothing is kept: use the warm front of the arena again.
@@ -182,10 +206,36 @@ class Ring:
         stamp(self._view, at, head & MESSAGE_ID_MASK, timer_index)
         slot = head & self._mask
         self._position[slot] = at
+        if self.columns.row_bytes:
+            self.columns.put_plain(slot)
         self._write = at + size
         self.head = head + 1
         self._note_peak()
         return True
+
+    def _describe(self, first: int, rows: Rows) -> None:
+        """Note what is known of the messages from `first` on, which were just appended."""
+        self.columns.put(self._pieces(first, first + rows.count), rows)
+        if rows.is_timed:
+            self.timed_until = first + rows.count
+
+    def _widen(self, rows: Rows) -> bool:
+        """Have the columns that rows need, if limits and budget allow."""
+        missing = self.columns.missing_bytes(rows)
+        if missing == 0:
+            return True
+        more = missing * self._slots
+        if self.floor == self.head and self._memory() + more > self.bytes_max:
+            self._resize(0, 0)
+            more = 0
+        if self._memory() + more > self.bytes_max or not self._budget.take(more):
+            return False
+        self.columns.add_for(rows, self._slots)
+        return True
+
+    def rows(self, first: int, last: int) -> Rows:
+        """What is known of messages first..last-1, copied."""
+        return self.columns.get(self._pieces(first, last))
 
     def _note_peak(self) -> None:
         if self.head - self.floor > self._peak_messages:
@@ -279,6 +329,14 @@ class Ring:
             last = max(first + 1, self._search(first, last, begin + bytes_max))
             end = self._end(last - 1)
         return self._view[begin:end], last
+
+    def size(self, first: int, last: int) -> int:
+        """Bytes of frames first..last-1."""
+        if first >= last:
+            return 0
+        if first < self._wrap < last:
+            return self._wrap_end - self._begin(first) + self._end(last - 1)
+        return self._end(last - 1) - self._begin(first)
 
     def cut(self, first: int, last: int, count: int) -> tuple[int, int]:
         """Where piece first..last-1 is cut after `count` bytes, fewer than it has.
@@ -376,23 +434,28 @@ class Ring:
     # Memory --------------------------------------------------------------------------------------
 
     def _memory(self) -> int:
-        return self._size + self._slots * _POSITION.itemsize
+        return self._size + self._slots * self._row_bytes
+
+    @property
+    def _row_bytes(self) -> int:
+        """Memory that one slot takes in all columns."""
+        return _POSITION.itemsize + self.columns.row_bytes
 
     def _grow(self, batch: FrameBatch) -> bool:
         """Make room for one frame of the batch at least, if limits and budget allow."""
         if len(self) >= self.messages_max:
             return False
         longest_next = int(batch.ends[0])
-        slots, size = self._slots, self._size
+        slots, size, row_bytes = self._slots, self._size, self._row_bytes
         if len(self) == slots:
             slots = max(RING_SLOTS_MIN, 2 * slots)
-        if len(self) == 0 and self.bytes_max - slots * _POSITION.itemsize < longest_next:
+        if len(self) == 0 and self.bytes_max - slots * row_bytes < longest_next:
             slots = RING_SLOTS_MIN  # A column for very many small frames gives way.
         if self._room_bytes() < longest_next:
             size = max(RING_BYTES_MIN, 2 * size)
             while size - self.frame_bytes < longest_next:
                 size *= 2
-        column = slots * _POSITION.itemsize
+        column = slots * row_bytes
         size = min(size, self.bytes_max - column)
         # Where the budget does not pay for twice as much, it may pay for enough to be worth a move.
         affordable = self._memory() + self._budget.left - column
@@ -413,7 +476,7 @@ class Ring:
 
     def _resize(self, slots: int, size: int) -> bool:
         """Move everything kept into new arrays, oldest frame first."""
-        memory = size + slots * _POSITION.itemsize
+        memory = size + slots * self._row_bytes
         more = max(0, memory - self._memory())
         if not self._budget.take(more):
             return False
@@ -424,6 +487,7 @@ class Ring:
             return False
         old_arena, old_position = self._arena, self._position
         old_pieces = self._pieces(self.floor, self.head) if len(self) else []
+        rows = self.columns.get(old_pieces) if old_pieces else Rows(0)
         segments = [(self.floor, self.head)]
         if self.floor < self._wrap < self.head:
             segments = [(self.floor, self._wrap), (self._wrap, self.head)]
@@ -441,6 +505,8 @@ class Ring:
             at += end - begin
         if positions.size:
             self._place(self.floor, positions, 0)
+        if self.columns.row_bytes:
+            self.columns.resize(rows, slots, self._pieces(self.floor, self.head) if at else [])
         self._write = at
         self._wrap = self.floor
         return True

@@ -7,9 +7,39 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simplebus.core.delivery import SubscriptionStatistics
 from simplebus.core.errors import Reason
 from simplebus.core.ring import RingStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionStatistics:
+    """A snapshot of one subscription."""
+
+    class_id: int
+    session_id: int
+    """-1 while nobody is connected to it, and of a group, which several may be."""
+    number: int
+    """What its session calls it; 0 in version 1."""
+    durable: str
+    group: str
+    floor: int
+    """Every sequence below it is acknowledged."""
+    cursor: int
+    """Next sequence to be sent."""
+    in_flight: int
+    """Messages sent, or left by a former subscription, and not acknowledged."""
+    waiting: int
+    """Messages stored and not sent yet."""
+    delivered: int
+    """Messages sent for the first time."""
+    redelivered: int
+    """Messages sent again."""
+    acknowledged: int
+    """Messages acknowledged."""
+    dropped: int
+    """Messages that a policy took away before they were acknowledged."""
+    undelivered: dict[Reason, int]
+    """Messages for it that it was not sent, or not again, by reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +47,8 @@ class ClassStatistics:
     """A snapshot of one class."""
 
     class_id: int
+    name: str
+    """Empty for a class that has only its id."""
     ring: RingStatistics
     published: int
     """Messages accepted since the class exists."""
@@ -34,6 +66,8 @@ class ClassStatistics:
     """Sessions with messages that wait for room."""
     parked: int
     """Messages that wait for room here, as far as those sessions were read."""
+    channels: int
+    """Channels of stored messages, and of some that are gone."""
     subscriptions: tuple[SubscriptionStatistics, ...]
 
 

@@ -20,8 +20,7 @@ from typing import TypeVar
 import trio
 
 from simplebus.core.broker import Settings
-from simplebus.core.delivery import SubscriptionStatistics
-from simplebus.core.statistics import BrokerStatistics, ClassStatistics
+from simplebus.core.statistics import BrokerStatistics, ClassStatistics, SubscriptionStatistics
 from simplebus.demo import records
 from simplebus.demo.display import Display, rates
 from simplebus.demo.verdict import Life, Verdict, judge

@@ -26,7 +26,7 @@ async def publish(url: str, *, rate: int, seconds: float, class_ids: list[int]) 
     Returns how many of each were sent.
     """
     sent = 0
-    async with simplebus.connect(url) as bus:
+    async with simplebus.connect(url, reconnect=None) as bus:
         async for word in standard_input():
             if word == "go":
                 break
@@ -42,6 +42,7 @@ async def publish(url: str, *, rate: int, seconds: float, class_ids: list[int]) 
                     await bus.publish_many(
                         [payload(class_id, number) for number in range(sent, until)],
                         class_id=class_id,
+                        confirm=False,
                     )
                 sent = until
             await bus.flush()

@@ -15,6 +15,7 @@ import trio
 
 import simplebus
 from simplebus.client.bus import Bus
+from simplebus.core.limits import MESSAGE_ID_MASK
 from simplebus.demo.records import Notebook, number_in
 from simplebus.lines import standard_input
 
@@ -31,10 +32,10 @@ class Subscriber:
         """Take the messages of a class, for ever."""
         async with self._bus.subscribe(class_id, auto_ack=False) as messages:
             async for batch in messages.batches():
-                again = batch.redelivered
+                again = batch.attempt > 1
                 self._notebook.write(
-                    (class_id, again, number_in(class_id, content), message_id)
-                    for content, message_id in zip(batch.payloads, batch.message_ids, strict=True)
+                    (class_id, again, number_in(class_id, content), sequence & MESSAGE_ID_MASK)
+                    for content, sequence in zip(batch.payloads, batch.sequences, strict=True)
                 )
                 if again:
                     self._withholds = False
@@ -51,7 +52,7 @@ class Subscriber:
 async def main() -> None:
     url, notes, *class_ids = sys.argv[1:]
     notebook = Notebook(Path(notes))
-    async with simplebus.connect(url) as bus, trio.open_nursery() as nursery:
+    async with simplebus.connect(url, reconnect=None) as bus, trio.open_nursery() as nursery:
         subscriber = Subscriber(bus, notebook)
         for class_id in class_ids:
             nursery.start_soon(subscriber.follow, int(class_id))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from simplebus.core.errors import RemoteProtocolError
-from simplebus.core.limits import HUNG_UP_SECONDS, TRICKLE_SECONDS
+from simplebus.core.limits import FAREWELL_SECONDS, HUNG_UP_SECONDS, TRICKLE_SECONDS
 from simplebus.core.session import Session
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ log = logging.getLogger("simplebus.server")
 
 # Pieces sent in one turn before other connections get theirs.
 _PIECES_PER_TURN = 4
+
+_DISCARD_BYTES = 65_536
 
 _TCP_INFO = struct.Struct("24x I 28x I")
 """From Linux's struct tcp_info: tcpi_unacked, and tcpi_last_ack_recv in milliseconds."""
@@ -44,6 +46,7 @@ class Connection:
         self._scope = trio.CancelScope()
         self._room = trio.Event()
         self._writing = False
+        self._cut_for: RemoteProtocolError | None = None
 
     async def run(self) -> None:
         """Serve the peer until it leaves, breaks the protocol or is cut off."""
@@ -64,7 +67,7 @@ class Connection:
                     if count == 0:
                         break
                     engine.receive(session, count)
-                    if session.parked:
+                    if session.must_wait:
                         await self._wait_for_room()
                     elif engine.broker.may_rest(session):
                         await engine.rest()
@@ -75,13 +78,51 @@ class Connection:
             log.exception("%s: disconnected by an internal error", session.peer)
             reason = "internal error"
         finally:
+            reason = self._cut_for or reason
+            if isinstance(reason, RemoteProtocolError) and not session.closed:
+                engine.broker.fail(session, reason)
             engine.closed(self, reason)
-            trio.lowlevel.notify_closing(sock)
-            sock.close()
+            if self._say_farewell():
+                engine.start_soon(self._wait_for_hang_up)
+            else:
+                self._close()
 
-    def cut(self) -> None:
-        """Stop serving this peer."""
+    def cut(self, error: RemoteProtocolError | None = None) -> None:
+        """Stop serving this peer, for this reason."""
+        self._cut_for = error
         self._scope.cancel()
+
+    def _say_farewell(self) -> bool:
+        """Send the last answers of a version 2 session, as far as the socket takes them. Returns
+        whether there were any."""
+        outbox = self.session.outbox
+        if not outbox.names_feeds or not outbox.pending_bytes:
+            return False
+        try:
+            while outbox.pending_bytes and (piece := outbox.peek(self._engine.broker.tick_number)):
+                count = self.socket.send(piece)
+                outbox.sent(count, self._engine.broker.tick_number)
+            self.socket.shutdown(socket.SHUT_WR)
+        except OSError:
+            return False
+        return True
+
+    async def _wait_for_hang_up(self) -> None:
+        """Closing a socket with bytes unread would take back what was just sent."""
+        try:
+            with trio.move_on_after(FAREWELL_SECONDS):
+                while True:
+                    await trio.lowlevel.wait_readable(self.socket)
+                    if not self.socket.recv(_DISCARD_BYTES):
+                        break
+        except OSError:
+            pass
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        trio.lowlevel.notify_closing(self.socket)
+        self.socket.close()
 
     def room(self) -> None:
         """The messages that waited for room are stored."""
@@ -92,7 +133,7 @@ class Connection:
         hung up, what it left is read, so that its socket is not kept."""
         self._room = trio.Event()
         seconds = TRICKLE_SECONDS if self.session.subscriptions else HUNG_UP_SECONDS
-        while self.session.parked and not self._has_hung_up():
+        while self.session.must_wait and not self._has_hung_up():
             with trio.move_on_after(seconds):
                 await self._room.wait()
             if self._engine.broker.holds_back(self.session):
@@ -134,7 +175,9 @@ class Connection:
         try:
             while True:
                 await trio.lowlevel.wait_writable(self.socket)
-                if self._send():
+                done = self._send()
+                self._engine.settle()  # What was passed over may have made room.
+                if done:
                     return
         except (trio.ClosedResourceError, OSError):
             return

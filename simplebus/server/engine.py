@@ -8,7 +8,10 @@ Rule 2: one receive buffer serves all connections; nothing in it survives an awa
 from __future__ import annotations
 
 import logging
+import math
+import secrets
 import socket
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
@@ -32,7 +35,7 @@ class Engine:
     """Drives one broker. Enter `run` in a nursery; then `serve` each accepted socket."""
 
     def __init__(self, settings: Settings | None = None) -> None:
-        self.broker = Broker(settings)
+        self.broker = Broker(settings, identity=secrets.token_hex(8))
         self.buffer = ReceiveBuffer()
         self.connections: dict[int, Connection] = {}
         """By session id."""
@@ -43,13 +46,42 @@ class Engine:
         self._settled = trio.Event()
         self._said: Counter[str] = Counter()
         self._resting = trio.lowlevel.ParkingLot()
+        self._epoch = 0.0
+        """What is added to the loop's clock to have seconds since 1970."""
+        self._due_scope = trio.CancelScope()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled. Every connection is a task in here."""
+        self._epoch = time.time() - trio.current_time()
+        self._read_clock()
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
+            nursery.start_soon(self._wake_due)
             task_status.started()
             await self._beat()
+
+    def _read_clock(self) -> None:
+        self.broker.clock.now = trio.current_time() + self._epoch
+
+    async def _wake_due(self) -> None:
+        """Send what was put off, when its time comes."""
+        while True:
+            with trio.CancelScope() as self._due_scope:
+                self._set_alarm()
+                await trio.sleep_forever()
+            self._read_clock()
+            try:
+                self.broker.wake_due()
+                self.settle()
+            except Exception:
+                log.exception("sending what was put off failed")
+
+    def _set_alarm(self) -> None:
+        """Have `_wake_due` go on when the next message that was put off is due."""
+        due = self.broker.due
+        at = due - self._epoch if due < math.inf else math.inf
+        if at != self._due_scope.deadline:
+            self._due_scope.deadline = at
 
     async def _beat(self) -> None:
         """The ack timer. Beats missed in a stall are left out: nobody could have acked in it."""
@@ -64,6 +96,7 @@ class Engine:
                 log.exception("a beat of the ack timer failed")
 
     def tick(self) -> None:
+        self._read_clock()
         self._say_what_was_lost()
         for session, error in self.broker.tick():
             self._cut(self.connections[session.session_id], error)
@@ -83,7 +116,7 @@ class Engine:
         """One line for each reason that counted something since the last beat."""
         counts = Counter({f"acks were ignored ({r})": n for r, n in self.broker.refused.items()})
         for cls in self.broker.classes.values():
-            for reason, count in cls.dropped.items():
+            for reason, count in cls.lost().items():
                 counts[f"messages of class {cls.class_id} were dropped ({reason})"] = count
         for what, count in (counts - self._said).items():
             log.warning("%d %s", count, what)
@@ -128,6 +161,7 @@ class Engine:
 
     def receive(self, session: Session, count: int) -> None:
         """`count` fresh bytes of this session are in the buffer. Raises RemoteProtocolError."""
+        self._read_clock()
         try:
             self.broker.receive(session, self.buffer, count)
         finally:
@@ -137,8 +171,13 @@ class Engine:
         """Send what became ready, and let those read on whose messages found room."""
         self._settled.set()
         broker, connections = self.broker, self.connections
-        for session_id in broker.take_ready():
-            connections[session_id].flush()
+        while ready := broker.take_ready():
+            for session_id in ready:
+                if session_id in connections:
+                    connections[session_id].flush()
+        for session, error in broker.take_cut():
+            self._cut(connections[session.session_id], error)
+        self._set_alarm()
         for session in broker.take_unblocked():
             if session.session_id in connections:
                 connections[session.session_id].room()
@@ -155,8 +194,7 @@ class Engine:
         self.settle()
 
     def _cut(self, connection: Connection, error: RemoteProtocolError) -> None:
-        self._count(error.reason, connection.session.peer, error.sentence)
-        connection.cut()
+        connection.cut(error)
 
     def _count(self, reason: Reason, peer: str, sentence: str) -> None:
         self.cut_off[reason] += 1

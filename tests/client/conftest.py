@@ -1,13 +1,17 @@
-"""Servers that tests of both drivers share."""
+"""Servers that tests of both drivers share, and both event loops."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
+import anyio
 import pytest
 
-from client.bus_server import BusServer, bus_server
-from simplebus.core.broker import Settings
+from client.bus_server import PATIENCE_SECONDS, BusServer, bus_server
+from simplebus.core.settings import Settings
+
+Main = Callable[[], Awaitable[None]]
+Run = Callable[[Main], None]
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +32,14 @@ def clockless_server() -> Iterator[BusServer]:
     """Sends again what is not acknowledged when the test says `tick`, and never by itself."""
     with bus_server(Settings(ack_timeout=1, tick_seconds=86_400.0)) as server:
         yield server
+
+
+@pytest.fixture(params=["trio", "asyncio"])
+def run(request: pytest.FixtureRequest) -> Callable[[Main], None]:
+    """Run an async function to its end, within reason."""
+
+    async def bounded(main: Main) -> None:
+        with anyio.fail_after(PATIENCE_SECONDS):
+            await main()
+
+    return lambda main: anyio.run(bounded, main, backend=request.param)

@@ -8,14 +8,15 @@ import threading
 import pytest
 
 import simplebus
-from client.bus_server import BusServer, deaf_listener, until
+from client.bus_server import BusServer, until
+from client.false_bus import deaf_listener, false_bus
 from simplebus import BusConnectionError, LocalProtocolError
-from simplebus.core import client as client_core
+from simplebus.core import frames
 
 NUMBERED = [b"message %d" % number for number in range(3000)]
 
 
-def collect(messages: simplebus.BlockingSubscription, count: int) -> list[bytes]:
+def collect(messages: simplebus.BlockingRawSubscription, count: int) -> list[bytes]:
     """So many payloads. The last message counts as processed when the subscription is left."""
     payloads: list[bytes] = []
     for message in messages:
@@ -47,7 +48,7 @@ def test_batches_hold_what_was_published(server: BusServer) -> None:
         bus.publish_many(NUMBERED, class_id=1)
         with bus.subscribe(1, idle_seconds=0.2) as messages:
             for batch in messages.batches():
-                assert batch.first_id == len(payloads)
+                assert batch.sequences[0] == len(payloads)
                 payloads += batch.payloads
         bus.drain()
         assert server.statistics().acknowledged == 3000
@@ -56,7 +57,7 @@ def test_batches_hold_what_was_published(server: BusServer) -> None:
 
 def test_what_is_published_is_written_at_once(server: BusServer) -> None:
     with simplebus.connect_blocking(server.address) as bus:
-        bus.publish(b"x", class_id=1)
+        bus.publish(b"x", class_id=1, confirm=False)
         assert bus.statistics().queued_bytes == 0
         bus.flush()
         bus.drain()
@@ -73,14 +74,10 @@ def test_a_loop_ends_when_nothing_comes_for_so_long(shared_server: BusServer) ->
         assert [message.payload for message in messages] == [b"x"]
 
 
-def test_one_connection_publishes_and_subscribes_without_getting_stuck(
-    server: BusServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also with buffers far smaller than what is on the way."""
-    monkeypatch.setattr(client_core, "BUFFERED_BYTES_MAX", 64 * 1024)
+def test_one_connection_publishes_and_subscribes_without_getting_stuck(server: BusServer) -> None:
     count = 200_000
     with simplebus.connect_blocking(server.address) as bus, bus.subscribe(1) as messages:
-        bus.publish_many([b"%d" % number for number in range(count)], class_id=1)
+        bus.publish_many([b"%d" % number for number in range(count)], class_id=1, confirm=False)
         for expected, message in enumerate(messages):
             assert message.payload == b"%d" % expected
             if expected % 50_000 == 0 and expected < count:
@@ -90,27 +87,16 @@ def test_one_connection_publishes_and_subscribes_without_getting_stuck(
     until(lambda: server.statistics().acknowledged == count + 4)
 
 
-def test_writing_reads_meanwhile(server: BusServer) -> None:
-    """So that a bus that reads no further until it is read from is no dead end."""
-    with simplebus.connect_blocking(server.address) as bus, bus.subscribe(1) as messages:
-        bus.publish_many([b"x" * 1000] * 20_000, class_id=1)
-        assert bus.statistics().received > 0
-        assert len(collect(messages, 20_000)) == 20_000
-
-
-def test_a_subscription_that_nobody_reads_does_not_starve_another(
-    server: BusServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client_core, "BUFFERED_BYTES_MAX", 64 * 1024)
+def test_a_subscription_that_nobody_reads_does_not_starve_another(server: BusServer) -> None:
     with (
         simplebus.connect_blocking(server.address) as bus,
-        bus.subscribe(1) as flooded,
+        bus.subscribe(1, max_in_flight=100) as flooded,
         bus.subscribe(2) as quiet,
     ):
         bus.publish_many([b"x" * 1000] * 20_000, class_id=1)
         bus.publish(b"through", class_id=2)
         assert collect(quiet, 1) == [b"through"]
-        assert bus.statistics().buffered_bytes < 1_000_000
+        assert bus.statistics().buffered_bytes < 200_000
         assert collect(flooded, 1) == [b"x" * 1000]
 
 
@@ -129,7 +115,7 @@ def test_a_message_whose_body_raises_comes_again_to_the_next_subscription(
         bus.drain()
         clockless_server.tick()
         with bus.subscribe(1) as messages:
-            assert collect(messages, 2) == [b"later", b"bad"]
+            assert collect(messages, 2) == [b"bad", b"later"]
     until(lambda: clockless_server.statistics().acknowledged == 3)
 
 
@@ -155,15 +141,11 @@ def test_manual_acks_count_and_nothing_else_does(clockless_server: BusServer) ->
             bus.drain()
             clockless_server.tick()
             again = [next(loop) for _ in range(3)]
-            assert [(m.message_id, m.redelivered) for m in again] == [
-                (1, True),
-                (2, True),
-                (4, True),
-            ]
+            assert [(m.message_id, m.attempt) for m in again] == [(1, 2), (2, 2), (4, 2)]
             clockless_server.tick(2)
             for batch in messages.batches():
                 messages.ack_batch(batch)
-                if 4 in batch.message_ids:
+                if 4 in batch.sequences:
                     break
             with (
                 bus.subscribe(1) as others,
@@ -181,8 +163,6 @@ def test_payloads_that_cannot_travel_are_refused_and_the_bus_goes_on(
     shared_server: BusServer,
 ) -> None:
     with simplebus.connect_blocking(shared_server.address) as bus:
-        with pytest.raises(LocalProtocolError, match="holds the delimiter"):
-            bus.publish(b"a<\r\n>b", class_id=31)
         with pytest.raises(LocalProtocolError, match="index 1 has 1048564 bytes"):
             bus.publish_many([b"", b"x" * 1048564], class_id=31)
         with pytest.raises(TypeError, match="a payload is bytes, got str"):
@@ -227,39 +207,82 @@ def test_a_host_that_does_not_exist_is_said_so() -> None:
 
 def test_a_listener_that_is_no_bus_is_said_so() -> None:
     with (
-        deaf_listener(answers=False) as (address, _),
+        deaf_listener() as deaf,
         pytest.raises(BusConnectionError, match=r"no answer to the Connect frame .* 0\.1 s"),
-        simplebus.connect_blocking(address, timeout=0.1),
+        simplebus.connect_blocking(deaf.address, timeout=0.1),
     ):
         pytest.fail("connected to no bus")
 
 
-def test_leaving_with_bytes_that_nobody_takes_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaving_a_bus_that_confirms_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simplebus.client.blocking.CLOSE_SECONDS", 0.1)
     with (
-        deaf_listener() as (address, _),
-        pytest.raises(BusConnectionError, match=r"\d+ bytes for the bus could not be written"),
-        simplebus.connect_blocking(address) as bus,
+        false_bus(lambda kind, *_: frames.encode(frames.HEARTBEAT) if kind == 49 else b"") as mute,
+        pytest.raises(BusConnectionError, match=r"3,000 messages were not confirmed by the bus"),
+        simplebus.connect_blocking(mute.address) as bus,
     ):
-        bus._core.publish_many([b"x" * 1000] * 20_000, 1)  # As if interrupted before writing.
+        bus.publish_many(NUMBERED, class_id=1, confirm=False)
 
 
-def test_a_server_that_goes_away_ends_everything_that_waits(server: BusServer) -> None:
-    with simplebus.connect_blocking(server.address) as bus, bus.subscribe(1) as messages:
-        hanging_up = threading.Timer(0.05, server.hang_up)
-        hanging_up.start()
-        with pytest.raises(BusConnectionError, match="closed the connection"):
-            next(iter(messages))
-        hanging_up.join()
-        for use in (
-            lambda: bus.publish(b"x", class_id=1),
-            lambda: bus.publish_many([b"x"], class_id=1),
-            bus.flush,
-            bus.drain,
-            lambda: next(iter(messages)),
-        ):
-            with pytest.raises(BusConnectionError, match="closed the connection"):
-                use()
+# Handlers and requests ---------------------------------------------------------------------------
+
+
+def test_handlers_are_called_while_the_program_runs_or_drains(server: BusServer) -> None:
+    seen: list[bytes] = []
+    with simplebus.connect_blocking(server.address) as bus:
+        bus.handle(1, lambda message: seen.append(message.payload))
+        bus.publish_many(NUMBERED[:10], class_id=1)
+        assert seen == []
+        bus.run(seconds=0.1)
+        assert seen == NUMBERED[:10]
+        bus.drain()
+        assert server.statistics().acknowledged == 10
+
+
+def test_a_handler_that_raises_gets_its_message_again(clockless_server: BusServer) -> None:
+    seen: list[int] = []
+
+    def handler(message: simplebus.Message[bytes]) -> None:
+        seen.append(message.attempt)
+        if message.attempt == 1:
+            raise ValueError("not today")
+
+    def main() -> None:
+        with simplebus.connect_blocking(clockless_server.address) as bus:
+            bus.handle(1, handler)
+            bus.publish(b"x", class_id=1)
+            bus.run(seconds=0.1)
+            bus.drain()
+            clockless_server.tick(2)
+            bus.run(seconds=0.1)
+            assert seen == [1, 2]
+
+    with pytest.raises(ExceptionGroup, match="handlers failed 1 time") as caught:
+        main()
+    assert caught.group_contains(ValueError, match="not today")
+
+
+def test_requests_are_answered_without_a_loop_too(server: BusServer) -> None:
+    def shop() -> None:
+        with simplebus.connect_blocking(server.address) as bus:
+            bus.handle(1, lambda message: message.payload.upper())
+            is_open.set()
+            bus.run(seconds=1)
+
+    is_open = threading.Event()
+    thread = threading.Thread(target=shop)
+    thread.start()
+    is_open.wait()
+    with simplebus.connect_blocking(server.address) as bus:
+        assert bus.request(b"shout", class_id=1).payload == b"SHOUT"
+        assert bus.request(b"twice", class_id=1).payload == b"TWICE"
+        with pytest.raises(TimeoutError, match=r"no reply to .* class 2 came within 0\.05 s"):
+            bus.request(b"?", class_id=2, timeout=0.05)
+        with bus.subscribe(3) as messages:
+            bus.publish(b"x", class_id=3)
+            with pytest.raises(LocalProtocolError, match="asks for no reply"):
+                bus.reply(messages.get(), b"?")
+    thread.join()
 
 
 def test_a_bus_that_was_left_says_so(shared_server: BusServer) -> None:

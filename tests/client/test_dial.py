@@ -67,11 +67,31 @@ def test_a_loss_says_where_and_how() -> None:
     where = Address("127.0.0.1", 7)
     reset = ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
     broken = RemoteProtocolError(Reason.FRAME_TOO_LONG, "a frame is 9 bytes long")
-    for error, left, expected in (
-        (None, False, "the bus at simplebus://127.0.0.1:7 closed the connection; its log"),
-        (reset, False, "closed the connection (Connection reset by peer); its log"),
-        (OSError(errno.ETIMEDOUT, "timed out"), False, "127.0.0.1:7 is lost: timed out"),
-        (broken, False, "broke the protocol: frame_too_long: a frame is 9 bytes long"),
-        (None, True, "the connection to simplebus://127.0.0.1:7 was left"),
+    for error, expected in (
+        (None, "the bus at simplebus://127.0.0.1:7 closed the connection; its log"),
+        (reset, "closed the connection (Connection reset by peer); its log"),
+        (OSError(errno.ETIMEDOUT, "timed out"), "127.0.0.1:7 is lost: timed out"),
+        (broken, "127.0.0.1:7 has ended: frame_too_long: a frame is 9 bytes long"),
     ):
-        assert expected in dial.lost(where, error, left=left)
+        found = dial.lost(where, error)
+        assert expected in str(found)
+        assert found.__cause__ is error
+        assert dial.lost(where, found) is found
+
+
+def test_what_was_tried_is_said_at_the_end() -> None:
+    where = Address("127.0.0.1", 7)
+    loss, problem = dial.lost(where, None), dial.unanswered(where, 4.999, connected=False)
+    assert "its log says why; no other connection was made within 60 s: cannot connect to" in str(
+        dial.given_up(loss, problem, 60)
+    )
+    assert "nothing answered within 5 s" in str(problem)
+    assert str(dial.unconfirmed(1, dial.left(where))).startswith("1 message was not confirmed")
+    assert str(dial.unconfirmed(2000, loss)).startswith("2,000 messages were not confirmed")
+
+
+def test_several_addresses_are_read() -> None:
+    assert dial.addresses("a:1") == [Address("a", 1)]
+    assert dial.addresses(["a:1", "b"]) == [Address("a", 1), Address("b", 8888)]
+    with pytest.raises(ValueError, match="no address of a bus was given"):
+        dial.addresses([])

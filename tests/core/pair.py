@@ -1,7 +1,6 @@
 """A client core and a broker joined without a socket.
 
 Rule 1: bytes cross in chunks of the test's choice, and nothing else crosses.
-Rule 2: a consumer here does what a driver's loop does: it settles before it asks for more.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 from simplebus.core.broker import Broker, Settings
 from simplebus.core.client import ClientCore
 from simplebus.core.inbox import Inbox
-from simplebus.core.messages import Batch, Message
 from simplebus.core.receive import ReceiveBuffer
 from simplebus.core.statistics import ClassStatistics
 
@@ -22,17 +20,30 @@ class Pair:
         settings: Settings | None = None,
         *,
         broker: Broker | None = None,
+        name: str = "tester",
         chunk: int = 1 << 16,
         frame_bytes_max: int = 1 << 20,
     ) -> None:
         self.broker = broker or Broker(settings)
-        self.session = self.broker.open()
-        self.core = ClientCore(frame_bytes_max=frame_bytes_max)
+        self.core = ClientCore(name=name, instance="one", frame_bytes_max=frame_bytes_max)
         self.chunk = chunk
         """Bytes that cross at a time."""
         self.said = b""
-        """Everything that the client has written."""
-        self._buffer = ReceiveBuffer(max(chunk, 1))
+        """Everything that the client has written on this connection."""
+        self.now = 0.0
+        self._buffer = ReceiveBuffer(max(chunk, 1024))
+        self.connect()
+
+    def connect(self) -> None:
+        """A fresh connection."""
+        self.session = self.broker.open()
+        self.said = b""
+        self.core.connected(self.now)
+
+    def lose(self) -> None:
+        """The connection breaks: both sides notice, and what was under way is gone."""
+        self.broker.close(self.session)
+        self.core.lost()
 
     def exchange(self) -> list[Inbox]:
         """Let bytes cross until both sides are quiet. Returns who got something."""
@@ -40,12 +51,13 @@ class Pair:
         while self.say() or self.hear(woken):
             pass
         self.broker.check()
+        self.core.check()
         return list(woken)
 
-    def say(self) -> bool:
+    def say(self, most: int | None = None) -> bool:
         """One chunk from the client to the bus, if there is one."""
         outgoing = self.core.outgoing
-        data = bytes(outgoing.peek()[: self.chunk])
+        data = bytes(outgoing.peek()[: most or self.chunk])
         if not data:
             return False
         outgoing.sent(len(data))
@@ -53,14 +65,15 @@ class Pair:
         self.broker.receive(self.session, self._buffer, self._buffer.fill(data))
         return True
 
-    def hear(self, woken: dict[Inbox, None] | None = None) -> bool:
+    def hear(self, woken: dict[Inbox, None] | None = None, most: int | None = None) -> bool:
         """One chunk from the bus to the client, if there is one."""
+        self.broker.take_ready()
         outbox, tick = self.session.outbox, self.broker.tick_number
-        data = bytes(outbox.peek(tick)[: self.chunk])
+        data = bytes(outbox.peek(tick)[: most or self.chunk])
         if not data:
             return False
         outbox.sent(len(data), tick)
-        inboxes = self.core.receive(self._buffer, self._buffer.fill(data))
+        inboxes = self.core.receive(self._buffer, self._buffer.fill(data), self.now)
         if woken is not None:
             woken.update(dict.fromkeys(inboxes))
         return True
@@ -70,35 +83,11 @@ class Pair:
             self.broker.tick()
         self.exchange()
 
+    def wait(self, seconds: float) -> None:
+        """Time goes by."""
+        self.broker.clock.now += seconds
+        self.broker.wake_due()
+        self.exchange()
+
     def statistics(self, class_id: int = 1) -> ClassStatistics:
         return self.broker.classes[class_id].statistics()
-
-
-def take(inbox: Inbox, most: int = 1 << 30) -> list[Message]:
-    """Consume up to so many messages as a loop does. The last one is not settled."""
-    taken: list[Message] = []
-    while len(taken) < most:
-        message = next(inbox.ready, None)
-        if message is not None:
-            taken.append(message)
-        else:
-            inbox.settle(current=True)
-            if not inbox.prepare(64):
-                break
-        inbox.check()
-    return taken
-
-
-def take_batches(inbox: Inbox) -> list[Batch]:
-    """Consume everything in batches. All of it is settled."""
-    batches = []
-    inbox.settle(current=True)
-    while (batch := inbox.take_batch()) is not None:
-        batches.append(batch)
-        inbox.settle(current=True)
-        inbox.check()
-    return batches
-
-
-def payloads(inbox: Inbox, most: int = 1 << 30) -> list[bytes]:
-    return [message.payload for message in take(inbox, most)]

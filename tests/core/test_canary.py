@@ -14,11 +14,14 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from core.test_broker_machine import BlockMachine
 from simplebus.core.acks import AckWindow
-from simplebus.core.broker import Broker, MessageClass
-from simplebus.core.delivery import Subscription
+from simplebus.core.classes import MessageClass
 from simplebus.core.frames import FrameBatch
 from simplebus.core.ring import Ring
+from simplebus.core.room import Room
 from simplebus.core.session import Session
+from simplebus.core.spans import Span, Wheel
+from simplebus.core.store import Store
+from simplebus.core.subscription import Subscription
 
 Patch = pytest.MonkeyPatch
 
@@ -28,7 +31,7 @@ class TrustingMachine(BlockMachine):
 
 
 def loses_a_message(patch: Patch) -> None:
-    append = Ring.append
+    append = Ring._append
 
     def append_less(self: Ring, batch: FrameBatch, timer_index: int) -> int:
         taken = append(self, batch, timer_index)
@@ -37,11 +40,11 @@ def loses_a_message(patch: Patch) -> None:
             self._write = int(self._position[self.head & self._mask])
         return taken
 
-    patch.setattr(Ring, "append", append_less)
+    patch.setattr(Ring, "_append", append_less)
 
 
 def loses_what_waits_for_room(patch: Patch) -> None:
-    patch.setattr(Broker, "_park", lambda self, session, cls, batch: None)
+    patch.setattr(Room, "park", lambda self, session, cls, batch: None)
 
 
 def sends_an_acknowledged_one_again(patch: Patch) -> None:
@@ -67,7 +70,7 @@ def numbers_wrongly(patch: Patch) -> None:
 
 
 def stores_in_another_order(patch: Patch) -> None:
-    def park(self: Broker, session: Session, cls: MessageClass, batch: FrameBatch) -> None:
+    def park(self: Room, session: Session, cls: MessageClass, batch: FrameBatch) -> None:
         if not session.parked:
             cls.blocked.append(session)
             session.parked.append((cls.class_id, batch.copy()))
@@ -75,7 +78,7 @@ def stores_in_another_order(patch: Patch) -> None:
             session.parked.insert(1, (cls.class_id, batch.copy()))
         session.parked_bytes += batch.data.size
 
-    patch.setattr(Broker, "_park", park)
+    patch.setattr(Room, "park", park)
 
 
 def never_waits_longer(patch: Patch) -> None:
@@ -88,23 +91,22 @@ def never_waits_longer(patch: Patch) -> None:
 
 
 def forgets_what_is_overdue(patch: Patch) -> None:
-    tick = Subscription.tick
+    pop = Wheel.pop
 
-    def tick_forgetting(self: Subscription, number: int) -> None:
-        if number % 3 == 0:
-            self._wheel.pop(number, None)
-        tick(self, number)
+    def pop_forgetting(self: Wheel, tick: int) -> list[Span]:
+        due = pop(self, tick)
+        return [] if tick % 3 == 0 else due
 
-    patch.setattr(Subscription, "tick", tick_forgetting)
+    patch.setattr(Wheel, "pop", pop_forgetting)
 
 
 def tells_one_subscriber_only(patch: Patch) -> None:
-    def wake(self: Broker, cls: MessageClass) -> None:
-        for subscription in cls.subscriptions[:1]:
+    def wake(self: Store, cls: MessageClass) -> None:
+        for subscription in cls.listening[:1]:
             subscription.outbox.wake(subscription)
-            self._ready[subscription.outbox.session_id] = None
+            self._ready(subscription.outbox)
 
-    patch.setattr(Broker, "_wake", wake)
+    patch.setattr(Store, "_wake", wake)
 
 
 def keeps_the_first_timer_index(patch: Patch) -> None:

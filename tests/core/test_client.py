@@ -1,553 +1,716 @@
-"""The client core against a broker: what programs are promised, without sockets or clocks."""
+"""The client core over its connections: what it says when, and what it makes of what it hears."""
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles import ID_COUNT, build_frame, parse_ack, parse_frame, split_frames
-from strategies import ACK, CONNECT, HEARTBEAT, MESSAGE, SUBSCRIBE, contents
+from oracles import build_frame
+from strategies import garbled_streams, streams
 
-from core.pair import Pair, payloads, take, take_batches
-from simplebus.core import client as client_module
-from simplebus.core.acks import AckWindow
-from simplebus.core.broker import Settings
+from core.consumers import payloads, take
+from core.model_server import (
+    ACK,
+    CONFIRM,
+    CONNECT,
+    DELIVER,
+    ERROR,
+    FETCH,
+    HEARTBEAT,
+    MESSAGE,
+    NACK,
+    SUBSCRIBE,
+    UNSUBSCRIBE,
+    Line,
+    ModelServer,
+    connected,
+)
+from simplebus.core.asking import RefusedError
 from simplebus.core.client import ClientCore
-from simplebus.core.errors import LocalProtocolError, Reason, RemoteProtocolError
+from simplebus.core.errors import (
+    BusConnectionError,
+    LocalProtocolError,
+    Reason,
+    RemoteProtocolError,
+)
 from simplebus.core.inbox import Inbox
 from simplebus.core.limits import ACKS_MAX
 from simplebus.core.receive import ReceiveBuffer
-
-NUMBERED = [b"message %d" % number for number in range(200)]
-SHORT = Settings(ack_timeout=2)
-
-
-def said(pair: Pair, *kinds: int) -> list[tuple[int, int, bytes]]:
-    """(type, class, content) of the frames of these kinds that the client has written."""
-    parsed = [parse_frame(frame) for frame in split_frames(pair.said)[0]]
-    return [(kind, cls, content) for kind, cls, _, _, content in parsed if kind in kinds]
-
-
-def acked_ids(pair: Pair, class_id: int = 1) -> list[int]:
-    ranges = [parse_ack(content) for _, cls, content in said(pair, ACK) if cls == class_id]
-    return [message_id for pair_ in ranges if pair_ for message_id in range(*pair_)]
-
-
-def settle_all(pair: Pair, *inboxes: Inbox) -> None:
-    for inbox in inboxes:
-        inbox.settle(current=True)
-    pair.exchange()
-
-
-# Publishing and receiving ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("chunk", [1, 7, 1 << 16])
-def test_what_is_published_is_received_and_acknowledged(chunk: int) -> None:
-    pair = Pair(chunk=chunk)
-    inbox = pair.core.subscribe(1)
-    for payload in NUMBERED[:50]:
-        pair.core.publish(payload, 1)
-    pair.core.publish_many(NUMBERED[50:], 1)
-    assert pair.exchange() == [inbox]
-    assert payloads(inbox) == NUMBERED
-    settle_all(pair, inbox)
-    assert acked_ids(pair) == list(range(200))
-    assert pair.statistics().in_flight == 0
-    statistics = pair.core.statistics()
-    assert (statistics.published, statistics.received, statistics.acknowledged) == (200,) * 3
-    assert (statistics.redelivered, statistics.ignored, statistics.queued_bytes) == (0, 0, 0)
-    assert (statistics.session_id, statistics.buffered_bytes) == (0, 0)
-
-
-@given(
-    st.lists(contents(), max_size=150),
-    st.lists(contents(), min_size=1, max_size=4),
-    st.sampled_from([3, 100, 1 << 16]),
-    st.booleans(),
+from simplebus.core.requests import (
+    ConnectReply,
+    ConnectRequest,
+    FetchReply,
+    FetchRequest,
+    NamedClass,
+    Start,
+    SubscribeReply,
+    SubscribeRequest,
 )
-def test_any_payload_without_a_delimiter_arrives_as_it_was(
-    each: list[bytes], repeated: list[bytes], chunk: int, in_batches: bool
-) -> None:
-    pair = Pair(chunk=chunk)
-    inbox = pair.core.subscribe(0x3C0D)
-    for payload in each:
-        pair.core.publish(payload, 0x3C0D)
-    pair.core.publish_many(repeated * 40, 0x3C0D)
-    pair.exchange()
-    if in_batches:
-        got = [payload for batch in take_batches(inbox) for payload in batch.payloads]
-    else:
-        got = payloads(inbox)
-    assert got == each + repeated * 40
-    settle_all(pair, inbox)
-    assert pair.statistics(0x3C0D).in_flight == 0
+
+DURABLE = SubscribeRequest(durable="d")
 
 
-def test_acks_of_a_busy_consumer_are_few() -> None:
-    pair = Pair(chunk=1 << 20)
-    inbox = pair.core.subscribe(1)
-    pair.core.publish_many([b"payload"] * 20_000, 1)
-    pair.exchange()
-    assert len(take(inbox)) == 20_000
-    settle_all(pair, inbox)
-    assert acked_ids(pair) == list(range(20_000))
-    assert len(said(pair, ACK)) == 1
+def subscribed(line: Line, options: SubscribeRequest | None = None, **keys: bool) -> Inbox:
+    """A subscription to class 1 that the bus has begun."""
+    inbox = line.core.subscribe(1, options or SubscribeRequest(), **keys)
+    line.exchange()
+    assert inbox.request.done
+    return inbox
 
 
-def test_acks_are_due_once_so_many_messages_are_processed() -> None:
-    pair = Pair(chunk=1 << 20)
-    inbox = pair.core.subscribe(1)
-    pair.core.publish_many([b""] * (ACKS_MAX + 100), 1)
-    pair.exchange()
-    take(inbox, ACKS_MAX)
-    inbox.settle(current=False)
-    assert not pair.core.acks_are_due
+def numbered(*sequences: int) -> list[tuple[int, bytes]]:
+    return [(sequence, b"%d" % sequence) for sequence in sequences]
+
+
+def settle(line: Line, inbox: Inbox) -> None:
     inbox.settle(current=True)
-    assert pair.core.acks_are_due
+    line.exchange()
 
 
-def test_settling_says_whether_a_consumer_still_holds_something() -> None:
-    pair = Pair()
-    inbox = pair.core.subscribe(1)
-    pair.core.publish_many(NUMBERED[:3], 1)
-    pair.exchange()
-    assert not pair.core.settle_processed()
-    take(inbox, 2)
-    assert pair.core.settle_processed()
-    inbox.settle(current=True)
-    assert not pair.core.settle_processed()
+# Connections -------------------------------------------------------------------------------------
 
 
-def test_the_client_meets_the_wrap_of_the_ids() -> None:
-    pair = Pair()
-    pair.core.connect(1)
-    pair.exchange()
-    ring = pair.broker.classes[1].ring
-    ring.head = ring.floor = 2 * ID_COUNT - 3
-    pair.broker.classes[1].waiting = AckWindow(floor=ring.head)
-    inbox = pair.core.subscribe(1)
-    pair.core.publish_many(NUMBERED[:6], 1)
-    pair.exchange()
-    messages = take(inbox)
-    assert [message.payload for message in messages] == NUMBERED[:6]
-    ids = [ID_COUNT - 3, ID_COUNT - 2, ID_COUNT - 1, 0, 1, 2]
-    assert [message.message_id for message in messages] == ids
-    assert not any(message.redelivered for message in messages)
-    settle_all(pair, inbox)
-    assert {content for *_, content in said(pair, ACK)} == {b"2147483645-2147483648", b"0-3"}
-    assert pair.statistics().in_flight == 0
+def test_the_first_thing_said_is_who_is_there() -> None:
+    core = ClientCore(name="tester", instance="one", heartbeat=7.0, client="test 1")
+    core.publish(b"", 5)
+    core.subscribe(6)
+    core.name_classes("orders", NamedClass(id=9, name="nine"))
+    request = core.connected(0.0)
+    assert bytes(core.outgoing.peek()) == build_frame(
+        CONNECT,
+        message_id=request.number,
+        content=ConnectRequest(
+            name="tester",
+            instance="one",
+            heartbeat=7.0,
+            client="test 1",
+            classes=[5, 6, NamedClass(name="orders"), NamedClass(id=9, name="nine")],
+        ).encode(),
+    )
 
 
-# Classes -----------------------------------------------------------------------------------------
+def test_an_answer_makes_it_ready() -> None:
+    line = Line()
+    assert (line.core.is_ready, line.core.session_id) == (False, None)
+    line.server.connect()
+    request = line.core.connected(0.0)
+    line.exchange()
+    assert (line.core.is_ready, line.core.session_id) == (True, 1)
+    assert isinstance(request.reply, ConnectReply)
+    assert (request.done, request.error) == (True, None)
+    line.lose()
+    assert (line.core.is_ready, line.core.session_id) == (False, None)
+
+
+def test_a_fresh_connection_hears_of_classes_subscriptions_messages_and_then_the_rest() -> None:
+    line = connected()
+    first = subscribed(line)
+    subscribed(line, SubscribeRequest(group="g"))
+    line.core.publish(b"again", 3)
+    line.exchange()
+    line.server.next = 0
+    line.lose()
+    line.core.publish(b"later", 4)
+    third = line.core.subscribe(5)
+    line.core.fetch(1, 0, 1)
+    synced = line.core.sync()
+    line.connect()
+    line.exchange()
+    expected = [CONNECT, SUBSCRIBE, SUBSCRIBE, SUBSCRIBE, MESSAGE, MESSAGE, FETCH, CONNECT]
+    assert line.server.kinds() == bytes(expected)
+    said = msgspec.json.decode(line.server.frames[0][4], type=ConnectRequest)
+    assert said == ConnectRequest(name="tester", instance="one", classes=[1, 3, 4, 5])
+    subscriptions = [frame[3] for frame in line.server.frames[1:4]]
+    assert subscriptions == [1, 2, 3]
+    assert first.request.done
+    assert third.request.done
+    assert synced.done
+    assert line.core.statistics().reconnections == 1
+
+
+def test_requests_fail_with_the_connection_and_subscriptions_do_not() -> None:
+    line = connected(answers=False)
+    core = line.core
+    line.server.reply(1)
+    line.exchange()
+    asked = [core.sync(), core.name_classes("name"), core.fetch(1, 0, 9)]
+    inbox = core.subscribe(1)
+    line.say()
+    line.lose()
+    for request in asked:
+        assert request.done
+        assert isinstance(request.error, BusConnectionError)
+    assert not inbox.request.done
+    line.server.answers = True
+    line.connect()
+    line.exchange()
+    assert inbox.request.done
+    assert core.class_id("name") == 1004, "what is to be named is named again"
+
+
+def test_when_there_will_be_no_connection_everything_fails() -> None:
+    core = ClientCore()
+    requests = [core.sync(), core.subscribe(1).request]
+    error = BusConnectionError("nobody is there")
+    core.fail_requests(error)
+    assert [(request.done, request.error) for request in requests] == [(True, error)] * 2
+
+
+def test_the_id_that_the_bus_gave_a_name_is_told_to_the_next_one() -> None:
+    line = connected()
+    assert line.core.class_id("orders") is None
+    line.core.name_classes("orders")
+    line.exchange()
+    assert line.core.class_id("orders") == 1006
+    line.lose()
+    line.connect()
+    line.exchange()
+    assert b'{"id":1006,"name":"orders"}' in line.server.frames[0][4]
+    line.core.publish(b"", 1006)
+    line.exchange()
+    assert line.server.kinds() == bytes([CONNECT, MESSAGE])
 
 
 def test_a_class_is_named_once_before_its_first_use() -> None:
-    pair = Pair()
-    pair.core.publish(b"", 5)
-    pair.core.publish(b"", 5)
-    pair.core.publish_many([b""], 5)
-    pair.core.subscribe(5)
-    pair.core.subscribe(6)
-    pair.exchange()
-    assert said(pair, CONNECT, SUBSCRIBE) == [
-        (CONNECT, 0, b"[5]"),
-        (SUBSCRIBE, 5, b""),
-        (CONNECT, 0, b"[6]"),
-        (SUBSCRIBE, 6, b""),
-    ]
+    line = connected()
+    line.core.publish(b"", 5)
+    line.core.publish_many([b""], 5)
+    line.core.subscribe(5)
+    line.core.fetch(6, 0, 1)
+    line.exchange()
+    assert line.server.kinds() == bytes(
+        [CONNECT, CONNECT, MESSAGE, MESSAGE, SUBSCRIBE, CONNECT, FETCH]
+    )
 
 
-def test_an_answer_says_that_everything_before_is_applied() -> None:
-    pair = Pair()
-    pair.broker.open()
-    other = Pair(broker=pair.broker)
-    other.core.publish(b"", 1)
-    asked = other.core.connect()
-    assert other.core.answers < asked
-    other.exchange()
-    assert other.core.answers == asked == 2
-    assert other.core.session_id == 2
-    assert other.statistics().published == 1
+def test_a_class_that_cannot_be_named_is_named_again_at_the_next_use() -> None:
+    line = connected()
+    line.server.answers = False
+    line.core.publish(b"", 5)
+    line.say()
+    number = line.server.frames[1][2]
+    line.server.refuse("too_many_classes", kind=CONNECT, number=number)
+    line.exchange()
+    line.core.publish(b"", 5)
+    line.exchange()
+    assert line.server.kinds() == bytes([CONNECT, CONNECT, MESSAGE, CONNECT, MESSAGE])
+    line.lose()
+    line.server.answers = True
+    line.connect()
+    line.exchange()
 
 
-@pytest.mark.parametrize("class_id", [-1, 65536, 1.5, "1", None, True])
+@pytest.mark.parametrize("class_id", [-1, 65536, 1.5, None, True])
 def test_a_class_id_out_of_range_is_refused(class_id: int) -> None:
     core = ClientCore()
     for use in (
         lambda: core.publish(b"", class_id),
         lambda: core.publish_many([b""], class_id),
         lambda: core.subscribe(class_id),
-        lambda: core.connect(1, class_id),
+        lambda: core.fetch(class_id, 0, 1),
+        lambda: core.name_classes(1, class_id),
     ):
         with pytest.raises(ValueError, match=f"0 to 65535, got {class_id!r}"):
             use()
-    assert core.outgoing.peek() == b""
 
 
-def test_one_subscribe_serves_all_local_subscriptions() -> None:
-    pair = Pair()
-    inboxes = [pair.core.subscribe(1) for _ in range(3)]
-    pair.core.publish_many(NUMBERED, 1)
-    assert pair.exchange() == inboxes
-    assert len(said(pair, SUBSCRIBE)) == 1
-    for inbox in inboxes:
-        assert payloads(inbox) == NUMBERED
+def test_a_class_name_out_of_range_is_refused() -> None:
+    for name in ("", "x" * 201):
+        with pytest.raises(ValueError, match="1 to 200 characters"):
+            ClientCore().name_classes(name)
 
 
-# Several subscriptions of one class --------------------------------------------------------------
+# Heartbeats --------------------------------------------------------------------------------------
 
 
-def test_a_message_is_acknowledged_when_every_subscription_has_acknowledged_it() -> None:
-    pair = Pair()
-    first, second = pair.core.subscribe(1), pair.core.subscribe(1, auto_ack=False)
-    pair.core.publish_many(NUMBERED[:10], 1)
-    pair.exchange()
-    take(first)
+def test_who_has_nothing_to_say_beats() -> None:
+    line = connected(heartbeat=10.0)
+    times = [line.now]
+    while times[-1] < 100:
+        line.now = line.core.tick(times[-1])
+        times.append(line.now)
+        before = line.server.kinds().count(HEARTBEAT)
+        line.core.tick(line.now)
+        line.say()
+        line.server.say(HEARTBEAT)
+        line.hear()
+        assert line.server.kinds().count(HEARTBEAT) <= before + 1
+    assert 10 <= line.server.kinds().count(HEARTBEAT) <= 20
+    assert max(after - before for before, after in pairwise(times)) <= 10
+
+
+def test_who_has_something_to_say_does_not_beat() -> None:
+    line = connected(heartbeat=10.0)
+    for second in range(100):
+        line.now = float(second)
+        line.core.tick(line.now)
+        line.core.publish(b"", 1)
+        line.server.say(HEARTBEAT)
+        line.exchange()
+    assert HEARTBEAT not in line.server.kinds()
+
+
+def test_a_bus_that_is_silent_is_given_up() -> None:
+    line = connected(heartbeat=10.0)
+    line.core.tick(29.9)
+    assert line.core.tick(29.9) <= 30.0
+    with pytest.raises(RemoteProtocolError, match=r"silent for 30.0 s; .* every 10 s") as caught:
+        line.core.tick(30.0)
+    assert caught.value.reason == Reason.HEARTBEAT_TIMEOUT
+    line.lose()
+    assert line.core.tick(31.0) == math.inf
+    line.now = 40.0
+    line.connect()
+    line.exchange()
+    assert line.core.tick(40.0) <= 50.0
+
+
+def test_without_an_agreement_nobody_beats() -> None:
+    line = connected()
+    assert line.core.tick(1e9) == math.inf
+
+
+# Subscriptions -----------------------------------------------------------------------------------
+
+
+def test_messages_come_to_whom_they_were_announced() -> None:
+    line = connected()
+    first, second = subscribed(line), subscribed(line)
+    line.server.deliver(2, *numbered(0, 1))
+    line.server.deliver(1, *numbered(0))
+    line.server.say(MESSAGE, 1, 1, 0, b"1")
+    line.server.deliver(2, *numbered(5), attempt=2)
+    assert set(line.exchange()) == {first, second}
+    assert payloads(first) == [b"0", b"1"]
     messages = take(second)
-    settle_all(pair, first, second)
-    assert acked_ids(pair) == []
-    for number in (4, 2, 4, 7):
-        messages[number].ack(second)
-    pair.exchange()
-    assert acked_ids(pair) == [4, 2, 7]
-    assert pair.statistics().in_flight == 7
+    assert [(m.sequence, m.attempt) for m in messages] == [(0, 1), (1, 1), (5, 2)]
+    settle(line, first)
+    settle(line, second)
+    assert line.server.acked(1) == [(0, 2)]
+    assert line.server.acked(2) == [(0, 2), (5, 6)]
+    statistics = line.core.statistics()
+    assert (statistics.received, statistics.redelivered, statistics.acknowledged) == (5, 1, 5)
 
 
-def test_a_subscription_that_leaves_leaves_the_decision_to_the_others() -> None:
-    pair = Pair()
-    staying, leaving = pair.core.subscribe(1), pair.core.subscribe(1)
-    pair.core.publish_many(NUMBERED[:10], 1)
-    pair.exchange()
-    take(leaving, 3)
-    pair.core.unsubscribe(leaving, processed=False)
-    pair.core.unsubscribe(leaving, processed=True)
-    assert acked_ids(pair) == []
-    take(staying)
-    settle_all(pair, staying)
-    assert acked_ids(pair) == [0, 1, 3, 4, 5, 6, 7, 8, 9], "2 failed where it was processed"
+def test_acks_are_due_once_so_many_messages_are_processed() -> None:
+    line = connected()
+    inbox = subscribed(line)
+    line.server.deliver(1, *((n, b"") for n in range(ACKS_MAX + 100)))
+    while line.server.out:
+        line.hear()
+    take(inbox, ACKS_MAX)
+    inbox.settle(current=False)
+    assert not line.core.acks_are_due
+    inbox.settle(current=True)
+    assert line.core.acks_are_due
 
 
-def test_what_nobody_was_handed_waits_for_the_next_subscription() -> None:
-    pair = Pair()
-    inbox = pair.core.subscribe(1)
-    pair.core.publish_many(NUMBERED[:10], 1)
-    pair.exchange()
-    take(inbox, 3)
-    pair.core.unsubscribe(inbox, processed=True)
-    pair.core.publish_many(NUMBERED[10:20], 1)
-    pair.exchange()
-    assert acked_ids(pair) == [0, 1, 2]
-    again = pair.core.subscribe(1)
-    assert payloads(again) == NUMBERED[3:20]
-    settle_all(pair, again)
-    assert acked_ids(pair) == list(range(20))
-    assert len(said(pair, SUBSCRIBE)) == 1
+def test_settling_says_whether_a_consumer_still_holds_something() -> None:
+    line = connected()
+    inbox = subscribed(line)
+    line.server.deliver(1, *numbered(0, 1, 2))
+    line.exchange()
+    assert not line.core.settle_processed()
+    take(inbox, 2)
+    assert line.core.settle_processed()
+    inbox.settle(current=True)
+    assert not line.core.settle_processed()
 
 
-@given(st.data())
-def test_acknowledged_to_the_bus_is_exactly_what_all_subscriptions_acknowledged(
-    data: st.DataObject,
-) -> None:
-    pair = Pair()
-    inboxes = [pair.core.subscribe(1, auto_ack=False) for _ in range(data.draw(st.integers(1, 3)))]
-    count = data.draw(st.integers(1, 30))
-    pair.core.publish_many([b"x"] * count, 1)
-    pair.exchange()
-    expected = set(range(count))
-    for inbox in inboxes:
-        messages = take(inbox)
-        chosen = data.draw(st.lists(st.integers(0, count - 1), max_size=60))
-        for number in chosen:
-            messages[number].ack(inbox)
-        expected &= set(chosen)
-    pair.exchange()
-    assert set(acked_ids(pair)) == expected
-    assert pair.statistics().in_flight == count - len(expected)
-
-
-# Redelivery --------------------------------------------------------------------------------------
-
-
-def test_what_was_not_acknowledged_comes_again_and_is_marked() -> None:
-    pair = Pair(SHORT)
-    inbox = pair.core.subscribe(1, auto_ack=False)
-    pair.core.publish_many(NUMBERED[:10], 1)
-    pair.exchange()
+def test_who_says_something_by_hand_is_noticed() -> None:
+    line = connected()
+    calls: list[int] = []
+    line.core.on_ack = lambda: calls.append(1)
+    assert line.core.on_ack() is None
+    inbox = subscribed(line, auto_ack=False)
+    line.server.deliver(1, *numbered(0, 1, 2))
+    line.exchange()
     messages = take(inbox)
-    for message in messages[:4] + messages[6:]:
-        message.ack(inbox)
-    inbox.settle(current=True)
-    pair.tick(2)
-    pair.core.publish(b"new", 1)
-    pair.exchange()
-    again = take(inbox)
-    assert [(m.message_id, m.payload, m.redelivered) for m in again] == [
-        (4, NUMBERED[4], True),
-        (5, NUMBERED[5], True),
-        (10, b"new", False),
-    ]
-    for message in again:
-        message.ack(inbox)
-    pair.exchange()
-    assert pair.statistics().in_flight == 0
-    assert pair.core.statistics().redelivered == 2
+    messages[0].ack()
+    messages[1].nack()
+    messages[2].working()
+    assert len(calls) == 4
 
 
-def test_a_run_that_is_old_at_first_and_then_new_is_cut_there() -> None:
-    """As from a bus that sends its redeliveries and what follows them in one piece."""
-    core = connected()
-    inbox = core.subscribe(1)
-    hear(core, *[message(number) for number in range(3)])
-    take(inbox)
-    inbox.settle(current=True)
-    hear(core, *[message(number) for number in range(1, 6)])
-    batches = take_batches(inbox)
-    assert [(list(b.message_ids), b.redelivered) for b in batches] == [
-        ([1, 2], True),
-        ([3, 4, 5], False),
-    ]
+def test_a_subscription_is_left_after_the_last_word_about_its_messages() -> None:
+    line = connected()
+    inbox = subscribed(line, DURABLE)
+    line.server.deliver(1, *numbered(*range(10)))
+    line.exchange()
+    take(inbox, 3)
+    request = line.core.unsubscribe(inbox, processed=False, forget=True)
+    assert line.core.unsubscribe(inbox, processed=True) is request
+    line.server.deliver(1, *numbered(10, 11))
+    line.exchange()
+    assert (request.done, request.error) == (True, None)
+    assert line.server.kinds()[-4:] == bytes([ACK, NACK, NACK, UNSUBSCRIBE])
+    told = [(word.first, word.last, word.argument) for word in line.server.told]
+    assert told == [(0, 2, b""), (2, 3, b""), (3, 10, b"0")]
+    assert line.server.frames[-1][4] == b'{"forget":true}'
+    assert line.core.statistics().ignored == 2
 
 
-def test_a_copy_of_what_still_waits_here_is_dropped() -> None:
-    pair = Pair(SHORT)
-    inbox = pair.core.subscribe(1)
-    pair.core.publish_many(NUMBERED[:10], 1)
-    pair.exchange()
+def test_the_number_of_a_subscription_that_is_gone_is_given_again_late() -> None:
+    line = connected()
+    inbox = subscribed(line)
+    line.core.unsubscribe(inbox, processed=True)
+    line.exchange()
+    other = subscribed(line)
+    assert (inbox.subscription_number, other.subscription_number) == (1, 2)
+    line.server.deliver(1, *numbered(0))
+    assert line.exchange() == []
+    assert line.core.statistics().ignored == 1
+
+
+def test_a_plain_subscription_that_is_left_meanwhile_is_not_made_again() -> None:
+    line = connected()
+    inbox, late = subscribed(line), subscribed(line)
+    request = line.core.unsubscribe(inbox, processed=True)
+    assert not request.done
+    line.lose()
+    assert request.done
+    assert line.core.unsubscribe(late, processed=True).done
+    assert line.core.unsubscribe(line.core.subscribe(1, DURABLE), processed=True).done
+    line.connect()
+    line.exchange()
+    assert line.server.kinds() == bytes([CONNECT])
+
+
+def test_a_durable_that_is_left_meanwhile_is_taken_up_to_say_what_is_owed() -> None:
+    line = connected()
+    inbox = subscribed(line, DURABLE)
+    line.server.deliver(1, *numbered(*range(10)))
+    line.exchange()
+    take(inbox, 3)
+    line.lose()
+    request = line.core.unsubscribe(inbox, processed=True)
+    assert not request.done
+    line.connect()
+    line.exchange()
+    assert line.server.kinds() == bytes([CONNECT, SUBSCRIBE, ACK, NACK, UNSUBSCRIBE])
+    assert line.server.acked() == [(0, 3)]
+    assert request.done
+
+
+def test_a_subscription_may_be_left_before_it_has_begun() -> None:
+    line = connected()
+    inbox = line.core.subscribe(1)
+    request = line.core.unsubscribe(inbox, processed=True)
+    line.exchange()
+    assert request.done
+    assert line.server.kinds() == bytes([CONNECT, CONNECT, SUBSCRIBE, UNSUBSCRIBE])
+
+
+def test_what_a_durable_still_has_to_say_is_said_to_the_next_connection() -> None:
+    line = connected()
+    inbox = subscribed(line, DURABLE)
+    line.server.deliver(1, *numbered(*range(10)))
+    line.exchange()
     take(inbox, 4)
-    pair.tick(2)
-    assert pair.statistics().redelivered == 10
-    assert payloads(inbox) == NUMBERED[4:10], "0 to 2 were settled, but not yet acknowledged"
-    settle_all(pair, inbox)
-    assert pair.core.statistics().ignored == 10
-    assert pair.statistics().in_flight == 0
+    inbox.settle(current=False)
+    line.lose()
+    line.connect()
+    line.server.cursor = 10
+    line.exchange()
+    assert line.server.acked() == [(0, 3)]
+    line.server.deliver(1, *numbered(*range(3, 12)), attempt=0)
+    line.exchange()
+    assert payloads(inbox) == [b"%d" % n for n in range(4, 12)]
+    settle(line, inbox)
+    assert line.server.acked() == [(0, 3), (3, 10), (10, 12)] or line.server.acked()[1:] == [
+        (3, 12)
+    ]
 
 
-def test_a_failed_message_comes_again_although_others_still_wait() -> None:
-    pair = Pair(SHORT)
-    inbox = pair.core.subscribe(1)
-    pair.core.publish_many(NUMBERED[:10], 1)
-    pair.exchange()
-    take(inbox, 4)
-    inbox.give_up()
-    pair.tick(2)
-    assert payloads(inbox) == [*NUMBERED[4:10], NUMBERED[3]]
-    settle_all(pair, inbox)
-    assert pair.statistics().in_flight == 0
+def test_a_plain_subscription_goes_on_behind_what_came() -> None:
+    line = connected()
+    subscribed(line, SubscribeRequest(start="earliest"))
+    line.server.deliver(1, *numbered(*range(10)))
+    line.exchange()
+    line.lose()
+    line.connect()
+    line.exchange()
+    expected = SubscribeRequest(start=Start(sequence=10)).encode()
+    assert [frame[4] for frame in line.server.frames if frame[0] == SUBSCRIBE] == [expected]
+    line.lose()
+    line.server = ModelServer(bus="another")
+    line.connect()
+    line.exchange()
+    expected = SubscribeRequest(start="earliest").encode()
+    assert [frame[4] for frame in line.server.frames if frame[0] == SUBSCRIBE] == [expected]
 
 
-# Room --------------------------------------------------------------------------------------------
+# Refusals ----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(client_module, "BUFFERED_BYTES_MAX", 1000)
-    return 1000
+def test_a_refused_subscription_says_so_and_is_not_tried_again() -> None:
+    line = connected()
+    line.server.answers = False
+    line.core.publish(b"", 1)
+    inbox = line.core.subscribe(1)
+    line.say()
+    line.server.refuse("durable_in_use", kind=SUBSCRIBE, number=inbox.request.number)
+    assert line.exchange() == [inbox]
+    assert isinstance(inbox.request.error, RefusedError)
+    assert inbox.request.error.code == "durable_in_use"
+    with pytest.raises(RefusedError, match="durable_in_use: no"):
+        assert inbox.is_empty
+    assert line.core.unsubscribe(inbox, processed=True).done
+    line.lose()
+    line.server.answers = True
+    line.connect()
+    line.exchange()
+    assert SUBSCRIBE not in line.server.kinds()
 
 
-def fill(core: ClientCore, class_id: int, *, first: int = 0, count: int = 50) -> None:
-    hear(core, *[message(number, class_id) for number in range(first, first + count)])
+def test_a_subscription_that_the_bus_ends_gives_what_it_has_and_then_says_why() -> None:
+    line = connected()
+    inbox = subscribed(line)
+    line.server.deliver(1, *numbered(0, 1))
+    line.server.refuse("slow_consumer", kind=SUBSCRIBE, number=inbox.request.number)
+    del line.server.subscriptions[1]
+    assert line.exchange() == [inbox]
+    assert payloads(inbox, 2) == [b"0", b"1"]
+    inbox.settle(current=True)
+    with pytest.raises(RefusedError, match="slow_consumer"):
+        assert inbox.is_empty
+    assert inbox.request.error is inbox.error
+    line.exchange()
+    assert line.server.told == []
 
 
-def test_a_slow_consumer_makes_reading_pause_until_there_is_room(small: int) -> None:
-    core = connected()
-    inbox = core.subscribe(1)
-    fill(core, 1, count=20)
-    assert (core.is_full, core.has_room) == (False, True)
-    fill(core, 1, first=20, count=30)
-    assert (core.is_full, core.has_room) == (True, False)
-    take(inbox, 1)
-    assert (core.is_full, core.has_room) == (False, False)
-    take(inbox)
-    assert (core.is_full, core.has_room) == (False, True)
+def test_a_subscription_that_is_gone_when_it_is_left_is_left() -> None:
+    line = connected()
+    inbox = subscribed(line)
+    request = line.core.unsubscribe(inbox, processed=True)
+    line.server.refuse("unknown_subscription", kind=UNSUBSCRIBE, number=request.number)
+    line.hear()
+    assert (request.done, request.error) == (True, None)
 
 
-def test_an_awaited_answer_is_always_read(small: int) -> None:
-    core = connected()
-    core.subscribe(1)
-    fill(core, 1)
-    assert core.is_full
-    core.connect()
-    assert not core.is_full
-    hear(core, build_frame(CONNECT, content=bytes(4)))
-    assert core.is_full
+def test_other_refusals_answer_their_request() -> None:
+    line = connected()
+    subscribed(line)
+    line.server.answers = False
+    request = line.core.fetch(1, 0, 10)
+    line.exchange()
+    line.server.refuse("bad_request", kind=FETCH, number=request.number)
+    line.exchange()
+    assert isinstance(request.error, RefusedError)
+    assert (request.error.code, request.error.sentence) == ("bad_request", "no")
 
 
-def test_a_consumer_that_stands_still_does_not_starve_another(small: int) -> None:
-    core = connected()
-    still, waiting = core.subscribe(1), core.subscribe(2)
-    fill(core, 1)
-    core.find_still(core.progress())
-    assert core.is_full, "nobody waits yet"
-    waiting.is_awaited = True
-    core.find_still(core.progress())
-    assert not core.is_full
-    fill(core, 1, first=50)
-    fill(core, 2, count=3)
-    assert len(take(waiting)) == 3
-    assert [m.message_id for m in take(still)] == list(range(50))
-    assert core.statistics().ignored == 50
-    fill(core, 1, first=100)
-    assert core.is_full, "it moves again"
+def test_complaints_of_no_consequence_are_counted() -> None:
+    line = connected()
+    for kind in (ACK, NACK, ord("9"), FETCH, 0, 77):
+        line.server.refuse("unknown_subscription", kind=kind, number=5)
+    line.exchange()
+    assert line.core.statistics().ignored == 6
 
 
-def test_a_consumer_that_moves_is_waited_for(small: int) -> None:
-    core = connected()
-    slow, waiting = core.subscribe(1), core.subscribe(2)
-    waiting.is_awaited = True
-    fill(core, 1)
-    fill(core, 1, first=50)
-    before = core.progress()
-    take(slow, 1)
-    core.find_still(before)
-    assert core.is_full
+@pytest.mark.parametrize(
+    ("code", "reason"), [("taken_over", Reason.TAKEN_OVER), ("from_the_future", "from_the_future")]
+)
+def test_a_fatal_error_ends_the_connection(code: str, reason: str) -> None:
+    line = connected()
+    line.server.refuse(code, fatal=True)
+    with pytest.raises(RemoteProtocolError, match=f"{code}: no") as caught:
+        line.exchange()
+    assert caught.value.reason == reason
 
 
-def test_without_any_subscription_nothing_is_dropped_and_reading_pauses(small: int) -> None:
-    core = connected()
-    core.unsubscribe(core.subscribe(1), processed=True)
-    for first in range(0, 200, 50):
-        fill(core, 1, first=first)
-    assert core.is_full
-    assert len(take(core.subscribe(1))) == 200
+def test_a_refused_connect_ends_the_connection() -> None:
+    line = Line(server=ModelServer(answers=False))
+    line.connect()
+    line.say()
+    line.server.refuse("too_many_classes", kind=CONNECT, number=line.server.frames[0][2])
+    with pytest.raises(RemoteProtocolError, match="too_many_classes: no"):
+        line.hear()
 
 
-def test_what_nobody_wants_does_not_fill_the_memory_while_others_read_on(small: int) -> None:
-    core = connected()
-    core.subscribe(2)
-    core.unsubscribe(core.subscribe(1), processed=True)
-    for first in range(0, 200, 50):
-        fill(core, 1, first=first)
-    assert not core.is_full
-    assert core.statistics().ignored == 150
-    assert len(take(core.subscribe(1))) == 50
+# Fetching ----------------------------------------------------------------------------------------
 
 
-# What cannot be sent, and what should not come ---------------------------------------------------
+def test_fetched_messages_belong_to_the_oldest_fetch_of_their_class() -> None:
+    line = connected()
+    first, second = line.core.fetch(1, 10, 3), line.core.fetch(1, 0, 9)
+    other = line.core.fetch(2, 0, 9)
+    line.exchange()
+    asked = [frame for frame in line.server.frames if frame[0] == FETCH]
+    assert asked[0][4] == FetchRequest(first=10, count=3).encode()
+    line.server.deliver(0, *numbered(12, 15, 16), attempt=0)
+    line.server.fetched(first.number, FetchReply(first=12, next=17, floor=12, head=30))
+    line.server.say(MESSAGE, 1, 17, 0, b"17")
+    line.server.deliver(0, *numbered(12), class_id=2, attempt=0)
+    line.server.deliver(0, *numbered(0), class_id=1, attempt=0)
+    far = (5 << 31) + 17
+    line.server.fetched(second.number, FetchReply(first=far, next=far, floor=12, head=30))
+    line.exchange()
+    assert (first.done, second.done, other.done) == (True, True, False)
+    first_ones = [m for batch in first.batches for m in batch]
+    assert [(m.sequence, m.payload) for m in first_ones] == [
+        (12, b"12"),
+        (15, b"15"),
+        (16, b"16"),
+    ]
+    assert first_ones[0].value == b"12"
+    with pytest.raises(LocalProtocolError, match="fetched"):
+        first_ones[0].ack()
+    sequences = [m.sequence - (5 << 31) for batch in second.batches for m in batch]
+    assert sequences == [17, 0]
+    assert other.batches == []
+    assert isinstance(first.reply, FetchReply)
 
 
-def test_a_payload_with_the_delimiter_is_refused_and_nothing_is_sent() -> None:
-    core = connected()
-    with pytest.raises(LocalProtocolError, match="at offset 3; protocol version 1 cannot"):
-        core.publish(b"abc<\r\n>", 1)
-    with pytest.raises(LocalProtocolError, match=r"at index 2 holds the delimiter .* offset 0"):
-        core.publish_many([b"", b"<\r\n", b"<\r\n><\r\n>"], 1)
-    assert core.outgoing.peek() == b""
-    core.publish(b"abc<\r\n", 1)
-    core.publish(b"\r\n>", 1)
+def test_more_than_was_fetched_is_refused() -> None:
+    line = connected()
+    line.core.fetch(1, 0, 2)
+    line.exchange()
+    line.server.deliver(0, *numbered(0, 1, 2), attempt=0)
+    with pytest.raises(RemoteProtocolError, match="3 messages of class 1 that nobody fetches"):
+        line.exchange()
 
 
-def test_a_payload_too_long_for_a_frame_is_refused_and_the_longest_is_not() -> None:
-    core = connected(frame_bytes_max=100)
-    with pytest.raises(LocalProtocolError, match=r"has 88 bytes; .* at most 87"):
-        core.publish(b"x" * 88, 1)
-    with pytest.raises(LocalProtocolError, match="at index 1 has 88 bytes"):
-        core.publish_many([b"x" * 87, b"x" * 88], 1)
-    assert core.outgoing.peek() == b""
-    core.publish(b"x" * 87, 1)
-    core.publish_many([b"x" * 87] * 3, 1)
-    assert len(core.outgoing.peek()) == 100
+# What should not come ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("payload", ["text", None, 3, [1, 2]])
-def test_a_payload_that_is_no_bytes_is_refused(payload: object) -> None:
-    core = connected()
-    expected = f"a payload is bytes, got {type(payload).__name__}"
-    with pytest.raises(TypeError, match=expected):
-        core.publish(payload, 1)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=expected):
-        core.publish_many([b"", payload], 1)  # type: ignore[list-item]
-    assert core.outgoing.peek() == b""
+def test_a_message_for_nobody_is_refused() -> None:
+    line = connected()
+    subscribed(line)
+    line.server.say(MESSAGE, 1, 0, 0, b"x")
+    with pytest.raises(RemoteProtocolError, match="before it announced None"):
+        line.exchange()
+    line.lose()
+    line.connect()
+    line.exchange()
+    line.server.deliver(1, class_id=1)
+    line.server.say(MESSAGE, 2, 0, 0, b"x")
+    with pytest.raises(RemoteProtocolError, match=r"of class 2, .* \(1, 1, 1\)"):
+        line.exchange()
 
 
-def test_whatever_holds_bytes_is_copied() -> None:
-    pair = Pair()
-    inbox = pair.core.subscribe(1)
-    changing = bytearray(b"before")
-    pair.core.publish(changing, 1)
-    pair.core.publish_many([changing, memoryview(b"view")], 1)  # type: ignore[list-item]
-    changing[:] = b"after!"
-    pair.exchange()
-    assert payloads(inbox) == [b"before", b"before", b"view"]
+def test_an_announcement_is_forgotten_with_its_connection() -> None:
+    line = connected()
+    subscribed(line)
+    line.server.deliver(1)
+    line.exchange()
+    line.lose()
+    line.connect()
+    line.exchange()
+    line.server.say(MESSAGE, 1, 0, 0, b"x")
+    with pytest.raises(RemoteProtocolError, match="announced None"):
+        line.exchange()
 
 
-def test_frames_that_no_bus_sends_are_ignored_and_counted() -> None:
-    core = connected()
-    inbox = core.subscribe(1)
-    hear(
-        core,
-        build_frame(HEARTBEAT),
-        build_frame(ACK, class_id=1, content=b"0-1"),
-        build_frame(SUBSCRIBE, class_id=1),
-        build_frame(ord("9"), class_id=1, content=b"?"),
-        build_frame(MESSAGE, class_id=1, message_id=ID_COUNT),
-        message(0, class_id=2),
-        message(0),
-    )
-    assert [m.message_id for m in take(inbox)] == [0]
-    assert core.statistics().ignored == 2
+@pytest.mark.parametrize("kind", [MESSAGE, CONFIRM, DELIVER, SUBSCRIBE, UNSUBSCRIBE, FETCH, 0x7F])
+def test_before_the_answer_nothing_else_comes(kind: int) -> None:
+    line = Line()
+    line.connect()
+    line.server.say(HEARTBEAT)
+    line.server.say(kind, 1, 0, 0, b"{}")
+    with pytest.raises(RemoteProtocolError, match="before it answered the Connect"):
+        line.hear()
 
 
-@pytest.mark.parametrize("content", [b"", b"123", b"12345"])
-def test_an_answer_without_a_session_id_is_refused(content: bytes) -> None:
-    core = connected()
-    with pytest.raises(RemoteProtocolError, match="expected a session id of 4 bytes"):
-        hear(core, build_frame(CONNECT, content=content))
+def test_an_answer_that_nobody_waits_for_is_refused() -> None:
+    line = connected()
+    line.server.say(SUBSCRIBE, 1, 99, 1, SubscribeReply(cursor=0, floor=0).encode())
+    with pytest.raises(RemoteProtocolError, match=r"answered request 99 .* nobody waits for"):
+        line.exchange()
+
+
+def test_a_bus_of_version_1_is_told_apart() -> None:
+    line = Line(server=ModelServer(answers=False))
+    line.connect()
+    line.server.say(CONNECT, 0, 0, 0, bytes(4))
+    with pytest.raises(RemoteProtocolError):
+        line.hear()
+
+
+def test_a_bus_that_gives_no_class_id_is_refused() -> None:
+    line = Line(server=ModelServer(answers=False))
+    line.core.name_classes("orders")
+    line.server.connect()
+    request = line.core.connected(0.0)
+    reply = ConnectReply(session=1, classes={"orders": 65536})
+    line.server.say(CONNECT, 0, request.number, 0, reply.encode())
+    with pytest.raises(RemoteProtocolError, match=r"for 'orders', .* got 65536"):
+        line.hear()
+    line.lose()
+    assert request.done
+    assert isinstance(request.error, BusConnectionError)
+
+
+def test_frames_of_unknown_types_are_counted() -> None:
+    line = connected()
+    line.server.say(ord("z"), 1, 1, 1, b"whatever")
+    line.exchange()
+    assert line.core.statistics().ignored == 1
 
 
 def test_a_frame_longer_than_agreed_is_refused() -> None:
-    core = connected(frame_bytes_max=100)
+    line = Line(ClientCore(frame_bytes_max=200))
+    line.connect()
+    line.exchange()
+    line.server.say(HEARTBEAT, content=b"x" * 200)
     with pytest.raises(RemoteProtocolError) as caught:
-        hear(core, build_frame(HEARTBEAT, content=b"x" * 200))
+        line.exchange()
     assert caught.value.reason == Reason.FRAME_TOO_LONG
 
 
-@given(st.binary(max_size=300))
-def test_any_bytes_are_taken_or_refused_as_the_bus_s_fault(data: bytes) -> None:
-    core = ClientCore(frame_bytes_max=200)
+@given(
+    st.one_of(
+        streams(),
+        garbled_streams(),
+        st.lists(
+            st.builds(
+                build_frame,
+                st.sampled_from([*b"0123456789UFE"]),
+                class_id=st.integers(0, 2),
+                message_id=st.integers(0, 6),
+                timer_index=st.sampled_from([0, 1, 2, 50, MESSAGE, SUBSCRIBE]),
+                content=st.sampled_from(
+                    [
+                        b"",
+                        b"{}",
+                        b'{"session":1}',
+                        b'{"cursor":0,"floor":0}',
+                        b'{"code":"x","message":"y"}',
+                        b'{"first":0,"next":1,"floor":0,"head":1}',
+                        b"\0x",
+                    ]
+                ),
+            )
+        ).map(b"".join),
+    ),
+    st.booleans(),
+)
+def test_any_bytes_are_taken_or_refused_as_the_bus_s_fault(data: bytes, answered: bool) -> None:
+    line = connected() if answered else Line()
+    core = line.core
+    if not answered:
+        line.connect()
     inbox = core.subscribe(1)
-    try:
-        hear(core, data)
-    except RemoteProtocolError:
-        return
-    take(inbox)
-    inbox.check()
-
-
-def test_messages_and_batches_say_what_they_are() -> None:
-    core = connected()
-    inbox = core.subscribe(1)
-    hear(core, message(0), message(1, payload=b"x" * 100))
-    hear(core, message(0), message(1))
-    first, second, *_ = take(inbox)
-    assert repr(first) == "<Message 0 of class 1: b'7 bytes'>"
-    assert repr(second) == "<Message 1 of class 1: 100 bytes>"
-    inbox.settle(current=True)
-    hear(core, message(0), message(1))
-    batch = inbox.take_batch()
-    assert batch is not None
-    assert repr(batch) == "<Batch of class 1: messages 0 to 1, redelivered>"
-    assert (batch.class_id, batch.first_id, len(batch)) == (1, 0, 2)
-    assert bytes(batch.data) == message(0) + message(1)
-    assert [m.redelivered for m in batch] == [True, True]
-    assert "redelivered" in repr(next(iter(batch)))
-
-
-def message(message_id: int, class_id: int = 1, payload: bytes = b"7 bytes") -> bytes:
-    return build_frame(MESSAGE, class_id=class_id, message_id=message_id, content=payload)
-
-
-def connected(*, frame_bytes_max: int = 1 << 20) -> ClientCore:
-    """A core that has named classes 1 and 2, was answered, and has nothing left to write."""
-    core = ClientCore(frame_bytes_max=frame_bytes_max)
-    core.connect(1, 2)
-    core.outgoing.sent(len(core.outgoing.peek()))
-    hear(core, build_frame(CONNECT, content=bytes(4)))
-    return core
-
-
-def hear(core: ClientCore, *frames: bytes) -> None:
-    """These bytes come in one read."""
-    data = b"".join(frames)
+    core.fetch(1, 0, 3)
+    core.publish_many([b"x"] * 4, 1)
+    line.say()
     buffer = ReceiveBuffer(len(data) + 1)
-    core.receive(buffer, buffer.fill(data))
+    try:
+        core.receive(buffer, buffer.fill(data), 0.0)
+    except RemoteProtocolError:
+        core.lost()
+    core.check()
+    while inbox.error is None and (batch := inbox.take_batch()) is not None:
+        assert len(batch) > 0
+        inbox.settle(current=True)
+    core.outgoing.peek()
+    core.check()
+
+
+def test_any_type_of_frame_may_be_tried() -> None:
+    """The property above meets every type of frame: they are all named here."""
+    assert {*b"0123456789UFE"} >= {CONFIRM, DELIVER, ERROR, UNSUBSCRIBE, FETCH}

@@ -1,111 +1,68 @@
-"""What a client writes: acknowledgements as ranges, ahead of everything that is not begun."""
+"""What a client writes: the word on messages ahead of everything that is not begun."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from collections import deque
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles import (
-    DELIMITER,
-    ID_COUNT,
-    build_frame,
-    group_ids,
-    parse_ack,
-    parse_frame,
-    split_frames,
-)
-from strategies import ACK, CONNECT, MESSAGE
+from oracles import build_frame, parse_frame, split_frames
 
-from simplebus.core import frames, outgoing
-from simplebus.core.outgoing import AckLog, Outgoing
+from simplebus.core.chunks import Chunk
+from simplebus.core.outgoing import Outgoing
+from simplebus.core.receipts import ACKED, AckLog, Receipt
 
-VECTORS = Path(__file__).parents[2] / "protocol" / "vectors" / "acks.json"
-GROUPING = json.loads(VECTORS.read_text())["grouping"]
+MESSAGE, ACK, CONNECT = b"134"
 
 
-def log_of(ids: list[int], *, timer_index: int = 0) -> AckLog:
-    log = AckLog()
-    for message_id in ids:
-        log.add(class_id=7, timer_index=timer_index, first=message_id, last=message_id + 1)
-    return log
+class Source:
+    """A publisher with chunks to give, as many as it may."""
+
+    def __init__(self) -> None:
+        self.chunks: deque[Chunk] = deque()
+        self.held_bytes = 0
+        self.released = self.next = 0
+        self.holds_back = False
+
+    def put(self, *payloads: bytes) -> bytes:
+        """A chunk of messages that look like delimiters."""
+        found = [
+            build_frame(MESSAGE, class_id=0x3C0D, message_id=0x0A3E3C0D + n, content=payload)
+            for n, payload in enumerate(payloads)
+        ]
+        bounds = [sum(map(len, found[:n])) for n in range(len(found) + 1)]
+        chunk = Chunk(memoryview(bytearray(b"".join(found))), bounds, first=self.next)
+        self.chunks.append(chunk)
+        self.held_bytes += chunk.size
+        self.next = chunk.end
+        return b"".join(found)
+
+    def release(self) -> Chunk | None:
+        if self.holds_back or not self.chunks:
+            return None
+        chunk = self.chunks.popleft()
+        self.held_bytes -= chunk.size
+        self.released = chunk.end
+        return chunk
 
 
-def ranges_in(data: bytes) -> list[tuple[int, int]]:
-    """The ranges that Ack frames of class 7 hold."""
-    found, rest = split_frames(data)
-    assert rest == b""
-    parsed = [parse_frame(frame) for frame in found]
-    assert {(kind, class_id) for kind, class_id, *_ in parsed} <= {(ACK, 7)}
-    ranges = [parse_ack(content) for *_, content in parsed]
-    assert None not in ranges
-    return ranges  # type: ignore[return-value]
+class Subscriber:
+    decode = None
 
 
-@pytest.mark.parametrize("case", GROUPING, ids=lambda case: case["name"])
-def test_ids_are_grouped_as_the_vectors_say(case: dict[str, list[list[int]]]) -> None:
-    assert ranges_in(log_of(case["ids"]).take()) == [tuple(pair) for pair in case["ranges"]]
+def an_outgoing() -> tuple[Outgoing, Source, AckLog]:
+    source = Source()
+    out = Outgoing(source)
+    out.is_open = True
+    log = AckLog(out.desk, 7, spans=False)
+    log.attach()
+    return out, source, log
 
 
-@pytest.mark.parametrize(
-    ("ids", "ranges"),
-    [
-        ([0, 1], [(0, 2)]),
-        ([5, 6, 7, 0, 1, 2], [(5, 8), (0, 3)]),
-        ([5, 7, 0, 2], [(5, 6), (7, 8), (0, 1), (2, 3)]),
-    ],
-)
-def test_ids_are_grouped_as_the_original_does(
-    ids: list[int], ranges: list[tuple[int, int]]
-) -> None:
-    assert ranges_in(log_of(ids).take()) == ranges
-
-
-@given(
-    st.lists(st.one_of(st.integers(0, 40), st.integers(ID_COUNT - 20, ID_COUNT - 1)), max_size=200)
-)
-def test_ranges_name_exactly_the_acknowledged_ids_and_never_span_the_wrap(ids: list[int]) -> None:
-    log = log_of(ids)
-    assert log.count == len(ids)
-    ranges = ranges_in(log.take())
-    assert ranges == group_ids(ids)
-    assert [message_id for first, last in ranges for message_id in range(first, last)] == ids
-    assert all(first < last <= ID_COUNT for first, last in ranges)
-    assert (log.count, log.total, log.take()) == (0, len(ids), b"")
-
-
-def test_timer_indexes_and_classes_are_kept_apart() -> None:
-    log = AckLog()
-    for class_id, timer_index, message_id in (
-        (1, 3, 0),
-        (1, 3, 1),
-        (1, 4, 2),
-        (2, 3, 3),
-        (1, 3, 2),
-    ):
-        log.add(class_id=class_id, timer_index=timer_index, first=message_id, last=message_id + 1)
-    found = [parse_frame(frame) for frame in split_frames(log.take())[0]]
-    assert [(class_id, timer, content) for _, class_id, _, timer, content in found] == [
-        (1, 3, b"0-3"),
-        (1, 4, b"2-3"),
-        (2, 3, b"3-4"),
-    ]
-
-
-# Order -------------------------------------------------------------------------------------------
-
-
-def put_message(out: Outgoing, payload: bytes, class_id: int = 7) -> bytes:
-    out.put_piece(out.opening(frames.HEADER.pack(MESSAGE, class_id, 0, 0)))
-    out.put_piece(payload)
-    out.queued_bytes += len(payload) + 13
-    return build_frame(MESSAGE, class_id=class_id, content=payload)
-
-
-def run_of(*payloads: bytes) -> bytes:
-    return b"".join(build_frame(MESSAGE, class_id=7, content=payload) for payload in payloads)
+def ack(log: AckLog, first: int, last: int) -> None:
+    receipt = Receipt(Subscriber(), log, class_id=1, sequences=range(first, last), attempt=1)
+    receipt.settle(ACKED, 0, last - first)
 
 
 def take(out: Outgoing, most: int = 1 << 40) -> bytes:
@@ -118,88 +75,119 @@ def take(out: Outgoing, most: int = 1 << 40) -> bytes:
     return taken
 
 
+def request(number: int) -> bytes:
+    return build_frame(CONNECT, message_id=number, content=b"{}")
+
+
 def test_frames_leave_in_the_order_in_which_they_were_put() -> None:
-    out = Outgoing()
-    connect = build_frame(CONNECT, content=b"[7]")
-    expected = connect
-    out.put(connect)
-    expected += put_message(out, b"one") + put_message(out, b"")
-    out.put_many(run_of(b"two", b"three"))
-    expected += run_of(b"two", b"three") + put_message(out, b"four")
-    assert out.messages == 3
+    out, source, _ = an_outgoing()
+    expected = source.put(b"one", b"two") + source.put(b"three")
+    out.put(request(1))
+    expected += request(1) + source.put(b"four")
+    out.put(request(2))
+    out.put(request(3))
+    expected += request(2) + request(3) + source.put(b"five")
     assert out.queued_bytes == len(expected)
     assert take(out) == expected
-    assert (out.messages, out.queued_bytes, out.sent_bytes) == (3, 0, len(expected))
+    assert (out.queued_bytes, out.sent_bytes, out.is_idle) == (0, len(expected), True)
     assert out.peek() == b""
+
+
+def test_until_the_bus_has_answered_nothing_but_the_connect_is_written() -> None:
+    out, source, log = an_outgoing()
+    out.is_open = False
+    source.put(b"one")
+    ack(log, 0, 1)
+    out.put(request(1))
+    assert take(out) == request(1)
+    assert out.mark() == 0
+    out.is_open = True
+    assert len(split_frames(take(out))[0]) == 2
+
+
+def test_requests_overtake_only_what_the_credit_holds_back() -> None:
+    out, source, _ = an_outgoing()
+    free = source.put(b"free")
+    out.put_behind(1, request(1))
+    source.holds_back = True
+    held = source.put(b"held") + source.put(b"too")
+    out.put(request(2))
+    out.put_behind(3, request(3))
+    out.put_behind(3, request(4))
+    assert take(out) == free + request(1) + request(2)
+    assert out.queued_bytes == len(held)
+    source.holds_back = False
+    later = source.put(b"later")
+    assert take(out) == held + request(3) + request(4) + later
 
 
 @pytest.mark.parametrize("taken", range(2 * 17 + 1))
 def test_acks_go_before_every_frame_that_is_not_begun(taken: int) -> None:
-    out = Outgoing()
-    out.put_many(run_of(b"frst", b"scnd"))
+    out, source, log = an_outgoing()
+    run = source.put(b"frst", b"scnd")
     first = take(out, taken)
-    out.acks.add(class_id=7, timer_index=0, first=0, last=3)
-    ack = build_frame(ACK, class_id=7, content=b"0-3")
+    ack(log, 0, 3)
     found, rest = split_frames(first + take(out))
     assert rest == b""
-    assert found.index(ack) == -(-taken // 17)
-    assert [frame for frame in found if frame != ack] == split_frames(run_of(b"frst", b"scnd"))[0]
-
-
-def test_acks_that_come_one_after_the_other_never_cut_a_frame() -> None:
-    out = Outgoing()
-    out.put_many(run_of(*[b"payload %d" % number for number in range(20)]))
-    written = b""
-    for number in range(100):
-        out.acks.add(class_id=7, timer_index=0, first=number, last=number + 1)
-        written += take(out, 3)
-    found, rest = split_frames(written + take(out))
-    assert rest == b""
-    messages = [content for kind, *_, content in map(parse_frame, found) if kind == MESSAGE]
-    assert messages == [b"payload %d" % number for number in range(20)]
-    acks = [content for kind, *_, content in map(parse_frame, found) if kind == ACK]
-    assert [number for ack in acks for number in range(*parse_ack(ack))] == list(range(100))
-
-
-def test_a_long_run_is_cut_between_frames_also_where_one_frame_is_longer_than_a_chunk(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(outgoing, "_CHUNK_BYTES", 64)
-    payloads = [b"x" * size for size in (0, 1, 300, 50, 51, 52, 7, 200, 0, 0, 0, 0, 0, 0, 30)]
-    out = Outgoing()
-    out.put_many(run_of(*payloads))
-    pieces = []
-    while data := out.peek():
-        pieces.append(bytes(data))
-        out.sent(len(data))
-    assert b"".join(pieces) == run_of(*payloads)
-    assert len(pieces) > 5
-    for piece in pieces:
-        assert split_frames(piece)[1] == b""
-        assert len(piece) <= 64 or piece.count(DELIMITER) == 1
+    expected = build_frame(ACK, class_id=7, content=b"0-3")
+    assert found.index(expected) == -(-taken // 17)
+    assert [frame for frame in found if frame != expected] == split_frames(run)[0]
 
 
 @given(st.data())
-def test_a_mark_is_written_when_all_before_it_is(data: st.DataObject) -> None:
-    """A flush waits for everything before it, and for no message after it."""
-    out = Outgoing()
-    for number in range(data.draw(st.integers(0, 3))):
-        put_message(out, b"before %d" % number)
-    if data.draw(st.booleans()):
-        out.acks.add(class_id=7, timer_index=0, first=0, last=1)
+def test_whatever_comes_meanwhile_no_frame_is_cut_and_nothing_overtakes_its_like(
+    data: st.DataObject,
+) -> None:
+    out, source, log = an_outgoing()
+    written, messages, requests, acked = b"", b"", b"", 0
+    for number in range(data.draw(st.integers(1, 40))):
+        match data.draw(st.sampled_from("mmraawww")):
+            case "m":
+                sizes = data.draw(st.lists(st.integers(0, 60), min_size=1, max_size=4))
+                messages += source.put(*(bytes([n]) * size for n, size in enumerate(sizes)))
+            case "r":
+                out.put(request(number))
+                requests += request(number)
+            case "a":
+                ack(log, acked, acked + 3)
+                acked += 3
+            case "w":
+                written += take(out, data.draw(st.integers(1, 90)))
+    found, rest = split_frames(written + take(out))
+    assert rest == b""
+    assert b"".join(frame for frame in found if frame[0] == MESSAGE) == messages
+    assert b"".join(frame for frame in found if frame[0] == CONNECT) == requests
+    contents = [parse_frame(frame)[4] for frame in found if frame[0] == ACK]
+    ids = [n for content in contents for n in range(*map(int, content.split(b"-")))]
+    assert ids == list(range(acked))
+    assert out.queued_bytes == 0
+
+
+@given(st.data())
+def test_a_mark_is_written_when_all_acks_before_it_are(data: st.DataObject) -> None:
+    out, source, log = an_outgoing()
+    source.put(b"before" * data.draw(st.integers(0, 9)))
+    take(out, data.draw(st.integers(0, 40)))
+    ack(log, 0, 1)
     mark = out.mark()
-    before = out.queued_bytes
-    written = 0
-    while True:
-        assert out.has_written(mark) == (written >= before)
-        step = data.draw(st.integers(1, 20))
-        overtaking = data.draw(st.booleans())
-        if overtaking and written < before:
-            out.acks.add(class_id=9, timer_index=0, first=5, last=6)
-            size = out.queued_bytes
-            out.peek()
-            before += out.queued_bytes - size
-        put_message(out, b"after")
+    written = b""
+    for first in range(1, 400):
         if out.has_written(mark):
             break
-        written += len(take(out, min(step, before - written)))
+        ack(log, first, first + 1)
+        written += take(out, data.draw(st.integers(1, 7)))
+    assert b"0-1<\r\n>" in written
+
+
+def test_a_lost_connection_takes_what_was_encoded_with_it_and_leaves_no_mark_unreached() -> None:
+    out, source, log = an_outgoing()
+    source.put(b"message")
+    out.put(request(1))
+    ack(log, 0, 1)
+    mark = out.mark()
+    take(out, 3)
+    out.close()
+    assert out.has_written(mark)
+    assert (out.queued_bytes, out.peek()) == (0, b"")
+    out.put(request(2))
+    assert take(out) == request(2)

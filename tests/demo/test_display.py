@@ -15,6 +15,8 @@ from simplebus.demo.display import LiveDisplay, PlainDisplay, line, rates, table
 def statistics(*, published: int, redelivered: int, class_id: int = 1) -> BrokerStatistics:
     cls = ClassStatistics(
         class_id=class_id,
+        name="",
+        channels=0,
         ring=RingStatistics(published - 30, published, 0, 0),
         published=published,
         delivered=published * 2,

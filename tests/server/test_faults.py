@@ -132,4 +132,4 @@ async def test_subscriptions_to_classes_never_named_are_limited_and_forgotten() 
         assert await greedy.hung_up()
         await modest.stream.aclose()
         await until(lambda: not server.engine.connections)
-        assert not server.engine.broker._early_subscribers
+        assert not server.engine.broker.answers._early

@@ -8,9 +8,11 @@ from strategies import MESSAGE
 
 from core.talk import batch_of, numbered
 from simplebus.core.acks import AckWindow
-from simplebus.core.delivery import Outbox, Subscription
 from simplebus.core.limits import REDELIVERY_BYTES, REDELIVERY_PAUSE_TICKS_MAX, SEND_BYTES
+from simplebus.core.outbox import Outbox
 from simplebus.core.ring import MemoryBudget, Ring
+from simplebus.core.subscription import Subscription
+from simplebus.core.terms import Terms
 
 ACK_TIMEOUT = 6
 
@@ -28,7 +30,7 @@ class Line:
 
     def subscribe(self, window: AckWindow) -> Subscription:
         return Subscription(
-            class_id=1, ring=self.ring, window=window, outbox=self.outbox, ack_timeout=ACK_TIMEOUT
+            ring=self.ring, window=window, outbox=self.outbox, terms=Terms(ack_ticks=ACK_TIMEOUT)
         )
 
     def publish(self, *payloads: bytes) -> None:
@@ -191,7 +193,7 @@ def test_a_message_comes_again_after_growing_pauses_until_it_is_acknowledged() -
 
 def test_a_pause_is_never_shorter_than_the_ack_timeout() -> None:
     line = Line()
-    line.subscription.ack_timeout = REDELIVERY_PAUSE_TICKS_MAX + 5
+    line.subscription.terms = Terms(ack_ticks=REDELIVERY_PAUSE_TICKS_MAX + 5)
     line.publish(b"a")
     assert line.ids() == [0]
     pause = REDELIVERY_PAUSE_TICKS_MAX + 5

@@ -1,0 +1,73 @@
+/* simplebus on the wire: what both versions of its protocol share.
+ *
+ *     type    class      message id   timer index   content   delimiter
+ *     1 byte  u16 BE     i32 BE       u16 BE        ...       < CR LF >
+ *
+ * Rule 1: a version opens a connection, and hears the frames that are no messages; how a message is
+ * verified and acknowledged is the same for both, and lives in simplebus.c.
+ */
+#ifndef SIMPLEBUS_H
+#define SIMPLEBUS_H
+
+#include "load.h"
+
+enum { HEADER = 9, DELIMITER = 4, NO_CLASS = 255 };
+
+#define IDS (1ull << 31) /* Message ids, and a publisher's numbers, wrap here. */
+
+/* Consecutive messages of one class and one timer index. Empty when first == last. */
+typedef struct {
+    uint32_t first;
+    uint64_t last; /* Half-open; 2^31 when the run ends at the wrap. */
+    uint16_t timer;
+} Run;
+
+typedef struct {
+    unsigned ack_key; /* What an ack names: the class, or the subscription's number. */
+    bool started;     /* Whether a first message has fixed where the ids begin. */
+    uint32_t next_id; /* The id the next new message must have. */
+    uint64_t count;   /* New messages verified. */
+    size_t frame;     /* Their content: the block's frame of the next one. */
+    Run run;          /* What came since the last ack of a range. */
+} ClassState;
+
+typedef struct {
+    unsigned ack_key;
+    uint32_t id;
+    uint16_t timer;
+} Held;
+
+typedef struct {
+    uint8_t index_of[1 << 16]; /* Class id to index; NO_CLASS = not ours. */
+    ClassState classes[CLASSES_MAX];
+    uint8_t type;              /* Of the frames that carry messages. */
+    size_t (*hear_other)(Peer *peer, const uint8_t *frame, size_t whole); /* A frame of another. */
+    bool is_fed;               /* Version 2: frames say whose the messages behind them are. */
+    unsigned fed_class;        /* What the last of them said. */
+    unsigned attempt;
+    size_t granted;            /* Version 2: subscriptions that were answered. */
+    uint32_t first_number;     /* Version 2: of the publisher's first message. */
+    Held *held;                /* ACK_RANDOM: acks that wait for the window to fill. */
+    size_t held_count;
+    uint64_t shuffle_state;
+} State;
+
+State *new_state(const Options *options, char type);
+uint16_t read_u16(const uint8_t *at);
+uint32_t read_u32(const uint8_t *at);
+void write_u32(uint8_t *at, uint32_t value);
+void put_header(Bytes *out, char type, unsigned key, uint32_t id, unsigned last);
+void put_frame(Bytes *out, char type, unsigned key, uint32_t id, unsigned last,
+               const void *content, size_t size);
+void put_ack(Peer *peer, unsigned key, unsigned timer, uint64_t first, uint64_t last);
+size_t whole_frame(const uint8_t *data, size_t size); /* At the front; 0 = its end is to come. */
+const uint8_t *next_frame(Peer *peer, size_t *size);  /* Handshakes; valid until the next read. */
+_Noreturn void fail_type(const Peer *peer, const uint8_t *frame);
+
+/* The same for both versions, once their state says what is different. */
+void expect_content(Peer *peer, const void *before, size_t size); /* What precedes each payload. */
+size_t hear_message(Peer *peer, const uint8_t *data, size_t size);
+void settle(Peer *peer, bool last);
+bool holds(const Peer *peer);
+
+#endif

@@ -1,0 +1,173 @@
+/* simplebus, protocol version 2: messages carry the publisher's numbers, and are confirmed.
+ *
+ * Rule 1: a publisher keeps to its credit, and believes a Confirm only of what it has sent.
+ * Rule 2: a subscriber believes a Deliver only of a subscription that it has; the messages behind it
+ * must be of its class, and new exactly when it says so.
+ * Rule 3: an Error is the end of a measurement, whatever it is about.
+ */
+#include "simplebus.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    FIRST_SUBSCRIPTION = 101, /* Of the first class: no number means both a class and this. */
+    CHANNEL_FIELD = 0x08,     /* Of an Envelope's fields. */
+};
+
+/* What precedes the payload in an Envelope; nothing in a Message. */
+static void put_head(Bytes *out, const Options *options) {
+    if (!options->channel) return;
+    size_t size = strlen(options->channel);
+    uint8_t fields[3] = {CHANNEL_FIELD, (uint8_t)(size >> 8), (uint8_t)size};
+    bytes_append(out, fields, sizeof fields);
+    bytes_append(out, options->channel, size);
+}
+
+/* The block is printable, so that no content holds a delimiter: nothing is to be stuffed. */
+static void encode(Bytes *out, const Options *options, size_t index, const uint8_t *payload,
+                   size_t size) {
+    Bytes content = {0};
+    put_head(&content, options);
+    bytes_append(&content, payload, size);
+    put_frame(out, options->channel ? '5' : '1', options->classes[index], 0, 0, content.data,
+              content.end);
+    free(content.data);
+}
+
+static void number(const Peer *peer, uint8_t *frame, uint64_t n) {
+    const State *state = peer->state;
+    write_u32(frame + 3, (uint32_t)((state->first_number + n) & (IDS - 1)));
+}
+
+static _Noreturn void fail_error(const uint8_t *frame, size_t whole) {
+    fail(EXIT_DEVIATION, "the broker sent an Error: %s",
+         shown(frame + HEADER, whole - HEADER - DELIMITER));
+}
+
+/* ---- hearing ---- */
+
+/* A Confirm is cumulative: everything below this number is stored. */
+static void hear_confirm(Peer *peer, const uint8_t *frame) {
+    const State *state = peer->state;
+    uint64_t more = (read_u32(frame + 3) - state->first_number - peer->confirmed) & (IDS - 1);
+    if (more > peer->sent - peer->confirmed)
+        fail(EXIT_DEVIATION, "%llu messages were sent, %llu confirmed, and number %u came as confirmed",
+             (unsigned long long)peer->sent, (unsigned long long)peer->confirmed,
+             read_u32(frame + 3));
+    peer->confirmed += more;
+}
+
+static size_t hear_reply(Peer *peer, const uint8_t *data, size_t size) {
+    size_t whole, at = 0;
+    while ((whole = whole_frame(data + at, size - at)) > 0) {
+        const uint8_t *frame = data + at;
+        if (frame[0] == 'E') fail_error(frame, whole);
+        if (frame[0] == '6') hear_confirm(peer, frame);
+        else if (frame[0] != '0')
+            fail(EXIT_DEVIATION, "the publisher was sent %s, expected Confirms", shown(frame, whole));
+        at += whole;
+    }
+    return at;
+}
+
+static void hear_deliver(Peer *peer, const uint8_t *frame, size_t whole) {
+    State *state = peer->state;
+    unsigned class_id = read_u16(frame + 1), subscription = read_u16(frame + 7);
+    size_t index = state->index_of[class_id];
+    if (index == NO_CLASS || state->classes[index].ack_key != subscription ||
+        whole != HEADER + DELIMITER)
+        fail(EXIT_DEVIATION, "after %llu messages a Deliver of class %u for subscription %u came",
+             (unsigned long long)peer->verified, class_id, subscription);
+    state->fed_class = class_id;
+    state->attempt = read_u32(frame + 3);
+}
+
+static size_t hear_other(Peer *peer, const uint8_t *frame, size_t whole) {
+    State *state = peer->state;
+    if (frame[0] == '7') hear_deliver(peer, frame, whole);
+    else if (frame[0] == '2') state->granted += 1;
+    else if (frame[0] == 'E') fail_error(frame, whole);
+    else if (frame[0] != '0') fail_type(peer, frame);
+    return whole;
+}
+
+/* ---- opening ---- */
+
+/* The whole number behind `"key":` in a reply. */
+static uint64_t reply_number(const uint8_t *reply, size_t size, const char *key) {
+    const uint8_t *found = memmem(reply, size, key, strlen(key));
+    if (!found) fail(EXIT_DEVIATION, "the answer has no %s: %s", key, shown(reply, size));
+    uint64_t value = 0;
+    for (found += strlen(key); found < reply + size && *found >= '0' && *found <= '9'; found++)
+        value = value * 10 + (uint64_t)(*found - '0');
+    return value;
+}
+
+static void say_connect(Peer *peer, const Options *options) {
+    Bytes object = {0};
+    bytes_format(&object, "{\"version\":2,\"client\":\"load\",\"classes\":");
+    for (size_t i = 0; i < options->class_count; i++)
+        bytes_format(&object, "%s%u", i ? "," : "[", options->classes[i]);
+    bytes_append(&object, "]}", 2);
+    put_frame(&peer->out, '4', 0, 1, 0, object.data, object.end);
+    send_all(peer);
+    free(object.data);
+    size_t size;
+    const uint8_t *reply = next_frame(peer, &size);
+    if (reply[0] != '4' || read_u32(reply + 3) != 1)
+        fail(EXIT_DEVIATION, "Connect was answered with %s, expected type 4 and its request number",
+             shown(reply, size));
+    State *state = peer->state;
+    state->first_number = (uint32_t)reply_number(reply, size, "\"next\":");
+    peer->credit_bytes = reply_number(reply, size, "\"credit\":");
+}
+
+static void subscribe(Peer *peer, size_t index) {
+    const Options *options = peer->options;
+    State *state = peer->state;
+    unsigned subscription = FIRST_SUBSCRIPTION + (unsigned)index;
+    Bytes object = {0};
+    if (options->binding) bytes_format(&object, "{\"channels\":[\"%s\"]}", options->binding);
+    else bytes_append(&object, "{}", 2);
+    put_frame(&peer->out, '2', options->classes[index], 2 + (uint32_t)index, subscription,
+              object.data, object.end);
+    state->classes[index].ack_key = subscription;
+    free(object.data);
+}
+
+static void open_peer(Peer *peer, Role role) {
+    const Options *options = peer->options;
+    State *state = peer->state = new_state(options, options->channel ? '5' : '1');
+    state->hear_other = hear_other;
+    say_connect(peer, options);
+    if (role == PUBLISHER) return;
+    state->is_fed = true;
+    state->fed_class = UINT32_MAX; /* None: a message before the first Deliver is nobody's. */
+    Bytes before = {0};
+    put_head(&before, options);
+    expect_content(peer, before.data, before.end);
+    free(before.data);
+    for (size_t i = 0; i < options->class_count; i++) subscribe(peer, i);
+    send_all(peer);
+    while (state->granted < options->class_count) { /* Messages may come between the answers. */
+        Bytes *in = &peer->in;
+        in->start += hear_message(peer, in->data + in->start, in->end - in->start);
+        if (state->granted < options->class_count && receive_some(peer, true) == 0)
+            fail(EXIT_CONNECTION, "the broker closed the connection during the handshake");
+    }
+}
+
+static void farewell(Peer *peer) { (void)peer; } /* The last Confirm comes by itself. */
+
+const Protocol version2_protocol = {
+    .name = "simplebus-2",
+    .encode = encode,
+    .open = open_peer,
+    .number = number,
+    .hear_reply = hear_reply,
+    .hear_message = hear_message,
+    .settle = settle,
+    .holds = holds,
+    .farewell = farewell,
+};

@@ -1,0 +1,337 @@
+"""What Python programs get from simplebus, beside what they get from nats-py.
+
+Rule 1: publisher and subscriber are processes of their own; every message is verified by whoever
+receives it, each is acknowledged, and each is confirmed to its publisher before the clock stops.
+Rule 2: within a round everything is measured once, one after the other, with as many messages as
+its rate of the round before promises to last for MEASURE_S. The first round is not reported.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from load.brokers import REPOSITORY, Broker, is_available, running
+from load.generators import Generator, program
+from load.jetstream import DELIVER, stream
+from load.measure import Manner, probe_nothing_in_flight
+from load.processes import LoadError, Process
+from load.report import Row, Target
+from load.sdk_job import CLASS, TYPED_CLASS, Job
+
+MEASURE_S = 1.0
+QUICK_PART = 0.3
+COUNT_MIN, COUNT_MAX = 500, 4_000_000
+ROUNDS_MAX = 3  # Most of the time goes by while programs start.
+TIMEOUT_S = 60
+SIZES = (16, 1024)
+BACKENDS = ("trio", "asyncio")
+JET_SUBJECT = "load.js.1"
+US = 1e6
+
+
+class Bench:
+    """The brokers and payloads of a run."""
+
+    def __init__(self, brokers: dict[str, Broker], blocks: dict[int, Path]) -> None:
+        self.brokers = brokers
+        self.blocks = blocks
+
+    def job(self, kind: str, role: str, count: int, size_bytes: int, backend: str = "trio") -> Job:
+        port, block = self.brokers[kind].port, str(self.blocks[size_bytes])
+        return Job(role, port, count, backend, size_bytes, block)
+
+
+class Program(Process):
+    """One Python program."""
+
+    def __init__(self, module: str, job: Job) -> None:
+        name = f"{module}, {job.role} under {job.backend}"
+        command = [sys.executable, "-m", f"load.{module}", job.argument()]
+        super().__init__(name, command, directory=REPOSITORY)
+
+    def wait_ready(self) -> None:
+        self.wait_for_line("ready", timeout_s=TIMEOUT_S)
+
+    def result(self) -> dict[str, float]:
+        found: dict[str, float] = json.loads(self.finish(timeout_s=TIMEOUT_S).splitlines()[-1])
+        return found
+
+
+Side = Program | Generator
+
+
+def _rate(count: int, subscriber: Side, publish: Callable[[], Side]) -> float:
+    """Messages a second, from the first one published until all is confirmed and acknowledged."""
+    with subscriber:
+        subscriber.wait_ready()
+        with publish() as publisher:
+            sent, heard = publisher.result(), subscriber.result()
+    return float(count / (max(heard["settled"], sent["confirmed"]) - sent["started"]))
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One thing measured in every round. Called with a bench and a count, it gives a quantity."""
+
+    name: str
+    take: Callable[[Bench, int], float]
+    first_count: int
+    unit: str = "msgs/s"
+    kind: str = "simplebus"
+
+    def next_count(self, value: float, seconds: float) -> int:
+        """How many to take next time."""
+        rate = value if self.unit == "msgs/s" else US / value
+        return max(COUNT_MIN, min(int(rate * seconds), COUNT_MAX))
+
+
+# simplebus ---------------------------------------------------------------------------------------
+
+
+def _flow(
+    receive: str,
+    publish: str,
+    *,
+    size_bytes: int = 16,
+    backend: str = "trio",
+    class_id: int = CLASS,
+) -> Callable[[Bench, int], float]:
+    """Python to Python."""
+
+    def take(bench: Bench, count: int) -> float:
+        jobs = [bench.job("simplebus", r, count, size_bytes, backend) for r in (receive, publish)]
+        subscriber = Program("sdk_worker", jobs[0])
+        rate = _rate(count, subscriber, lambda: Program("sdk_worker", jobs[1]))
+        probe_nothing_in_flight(bench.brokers["simplebus"], (class_id,))
+        return rate
+
+    return take
+
+
+def _from_generator(receive: str) -> Callable[[Bench, int], float]:
+    """The publisher is the load generator."""
+
+    def take(bench: Bench, count: int) -> float:
+        job = bench.job("simplebus", receive, count, 16)
+        rate = _rate(
+            count,
+            Program("sdk_worker", job),
+            lambda: _generator("publish", "simplebus-2", job.port, count),
+        )
+        probe_nothing_in_flight(bench.brokers["simplebus"], (CLASS,))
+        return rate
+
+    return take
+
+
+def _to_generator(publish: str) -> Callable[[Bench, int], float]:
+    """The subscriber is the load generator."""
+
+    def take(bench: Bench, count: int) -> float:
+        job = bench.job("simplebus", publish, count, 16)
+        subscriber = _generator("subscribe", "simplebus-2", job.port, count)
+        return _rate(count, subscriber, lambda: Program("sdk_worker", job))
+
+    return take
+
+
+def _generator(mode: str, protocol: str, port: int, count: int, **options: object) -> Generator:
+    options = {"count": count, "size": 16, "classes": CLASS, **options}
+    return Generator(mode, protocol, port, timeout_s=TIMEOUT_S, **options)
+
+
+def _requests(module: str, kind: str, backend: str) -> Callable[[Bench, int], float]:
+    """How long half of the requests take at most, in microseconds."""
+
+    def take(bench: Bench, count: int) -> float:
+        with Program(module, bench.job(kind, "answer", count, 16, backend)) as responder:
+            responder.wait_ready()
+            with Program(module, bench.job(kind, "ask", count, 16, backend)) as requester:
+                return requester.result()["p50_us"]
+
+    return take
+
+
+# nats-py -----------------------------------------------------------------------------------------
+
+
+def _core(size_bytes: int) -> Callable[[Bench, int], float]:
+    def take(bench: Bench, count: int) -> float:
+        jobs = [bench.job("nats", role, count, size_bytes) for role in ("receive", "publish")]
+        subscriber = Program("sdk_peer", jobs[0])
+        return _rate(count, subscriber, lambda: Program("sdk_peer", jobs[1]))
+
+    return take
+
+
+def _jet(size_bytes: int) -> Callable[[Bench, int], float]:
+    def take(bench: Bench, count: int) -> float:
+        roles = ("jet_receive", "jet_publish")
+        jobs = [bench.job("nats", role, count, size_bytes) for role in roles]
+        with stream(bench.brokers["nats"], subjects=[JET_SUBJECT]):
+            subscriber = Program("sdk_peer", jobs[0])
+            return _rate(count, subscriber, lambda: Program("sdk_peer", jobs[1]))
+
+    return take
+
+
+def _jet_each(bench: Bench, count: int) -> float:
+    """To the load generator, like simplebus."""
+    job = bench.job("nats", "jet_publish_each", count, 16)
+    with stream(bench.brokers["nats"], subjects=[JET_SUBJECT], ack_all=False):
+        subscriber = _generator("subscribe", "nats-jetstream", job.port, count, deliver=DELIVER)
+        return _rate(count, subscriber, lambda: Program("sdk_peer", job))
+
+
+# What is wanted ----------------------------------------------------------------------------------
+
+PUBLISHES, PUBLISHES_STRUCTS = "a loop that publishes", "a loop that publishes structs"
+RECEIVES, RECEIVES_STRUCTS = "a loop that receives", "a loop that receives structs"
+BATCHES = "a loop over batches"
+ONE_BY_ONE = "confirmed one by one"
+
+
+def measures() -> Iterator[Measure]:
+    for size in SIZES:
+        for backend in BACKENDS:
+            take = _flow("receive", "publish", size_bytes=size, backend=backend)
+            yield Measure(f"{size} B, {backend}", take, 100_000)
+        yield Measure(f"{size} B, nats-py", _core(size), 20_000, kind="nats")
+        yield Measure(f"{size} B, nats-py JetStream", _jet(size), 5_000, kind="nats")
+    yield Measure(PUBLISHES, _to_generator("publish"), 100_000)
+    yield Measure(RECEIVES, _from_generator("receive"), 100_000)
+    yield Measure(BATCHES, _from_generator("receive_batches"), 500_000)
+    for name, receive, publish in (
+        (PUBLISHES_STRUCTS, "receive_encoded", "publish_typed"),
+        (RECEIVES_STRUCTS, "receive_typed", "publish_encoded"),
+    ):
+        yield Measure(name, _flow(receive, publish, class_id=TYPED_CLASS), 50_000)
+    yield Measure(ONE_BY_ONE, _to_generator("publish_each"), COUNT_MIN)
+    yield Measure(f"{ONE_BY_ONE}, nats-py JetStream", _jet_each, COUNT_MIN, kind="nats")
+    for backend in BACKENDS:
+        take = _requests("sdk_worker", "simplebus", backend)
+        yield Measure(f"request p50, {backend}", take, COUNT_MIN, "us")
+    take = _requests("sdk_peer", "nats", "asyncio")
+    yield Measure("request p50, nats-py", take, COUNT_MIN, "us", kind="nats")
+
+
+def _targets() -> Iterator[Target]:
+    for size in SIZES:
+        for backend in BACKENDS:
+            of = f"{size} B, {backend}"
+            yield Target(f"{of}, against nats-py", of, f"{size} B, nats-py", 4, 8)
+            jet = f"{size} B, nats-py JetStream"
+            yield Target(f"{of}, against nats-py JetStream", of, jet, 30, None)
+    for of, at_least, reach in (
+        (PUBLISHES, 0.5e6, 1e6),
+        (RECEIVES, 0.5e6, 1e6),
+        (BATCHES, 3e6, None),
+        (PUBLISHES_STRUCTS, 0.3e6, None),
+        (RECEIVES_STRUCTS, 0.3e6, None),
+    ):
+        yield Target(of, of, None, at_least, reach, unit="msgs/s")
+    jet = f"{ONE_BY_ONE}, nats-py JetStream"
+    yield Target(f"{ONE_BY_ONE}, against nats-py JetStream", ONE_BY_ONE, jet, None, None)
+    for backend in BACKENDS:
+        of = f"request p50, {backend}"
+        yield Target(
+            f"{of}, against nats-py", of, "request p50, nats-py", 0.5, None, less_is_better=True
+        )
+
+
+# Running -----------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Taken:
+    """What one measure found so far."""
+
+    measure: Measure
+    count: int
+    values: list[float] = field(default_factory=list)
+
+
+def run(manner: Manner) -> list[Row]:
+    """The rows of the scenario: every quantity as it is, then what is wanted of them."""
+    has_peer = peer_is_there()
+    chosen = [one for one in measures() if has_peer or one.kind == "simplebus"]
+    seconds = MEASURE_S * (QUICK_PART if manner.quick else 1)
+    taken = {one.name: _Taken(one, one.first_count) for one in chosen}
+    with open_bench(manner, has_peer=has_peer) as bench:
+        for turn in range(1 + min(manner.rounds, ROUNDS_MAX)):
+            for one in taken.values():
+                value = _value(one, bench)
+                one.count = one.measure.next_count(value, seconds)
+                if turn > 0:
+                    one.values.append(value)
+    wanted = [
+        Row(
+            "sdk",
+            target.title,
+            _ratios(taken, target),
+            target.unit,
+            target.at_least,
+            target.reach,
+            target.less_is_better,
+        )
+        for target in _targets()
+        if target.of in taken and (target.against is None or target.against in taken)
+    ]
+    named = {row.title for row in wanted}
+    note = "" if has_peer else "nats-py and nats-server are needed to compare"
+    plain = [
+        Row("sdk", name, one.values, one.measure.unit, note=note)
+        for name, one in taken.items()
+        if name not in named
+    ]
+    return plain + wanted
+
+
+def _value(one: _Taken, bench: Bench) -> float:
+    try:
+        return one.measure.take(bench, one.count)
+    except LoadError as error:
+        raise LoadError(f"{one.measure.name}: {error}") from error
+
+
+def _ratios(taken: dict[str, _Taken], target: Target) -> list[float]:
+    values = taken[target.of].values
+    if target.against is None:
+        return values
+    return [a / b for a, b in zip(values, taken[target.against].values, strict=True)]
+
+
+def peer_is_there() -> bool:
+    """Whether there is something to compare with."""
+    return is_available("nats") and importlib.util.find_spec("nats") is not None
+
+
+@contextmanager
+def open_bench(manner: Manner, *, has_peer: bool) -> Iterator[Bench]:
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        blocks = {size: directory / f"{size}.block" for size in SIZES}
+        for size, path in blocks.items():
+            path.write_bytes(_block(size))
+        args: dict[str, tuple[str, ...]] = {"simplebus": manner.server_args}
+        if has_peer:
+            args["nats"] = ()
+        brokers = {
+            kind: stack.enter_context(running(kind, server_args=more))
+            for kind, more in args.items()
+        }
+        yield Bench(brokers, blocks)
+
+
+def _block(size_bytes: int) -> bytes:
+    """The generator's payloads: both sides need the same."""
+    command = [str(program()), "block", "simplebus", "--size", str(size_bytes)]
+    return subprocess.run(command, capture_output=True, check=True, timeout=10).stdout

@@ -1,0 +1,171 @@
+"""The same programs for nats-py, core and JetStream, each in the fastest form that it offers.
+
+    python -m load.sdk_peer JOB
+
+Rule 1: subscriptions call back: `async for message in subscription.messages` makes a task a message
+and is three times as slow.
+Rule 2: no message is dropped: what may wait in a subscription has no limit.
+Rule 3: JetStream's publisher has as many unconfirmed messages under way as nats-py lets it by
+default, and its subscriber is pushed to and acknowledges each message: more under way, a task for
+each publish, and fetching are slower.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import nats
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js.api import AckPolicy, ConsumerConfig
+
+from load.brokers import HOST
+from load.jetstream import STREAM
+from load.sdk_job import Job, half, now, refuse, say, say_ready
+
+Found = dict[str, float]
+SUBJECT = "load.1"
+JET_SUBJECT = "load.js.1"
+NO_LIMIT = 0
+ACKS_PENDING = 20_000
+CHECKS, CHECK_S = 100, 0.01  # How often JetStream is asked whether the acknowledgements are in.
+
+
+# Publishing --------------------------------------------------------------------------------------
+
+
+async def publish(client: Client, job: Job) -> Found:
+    payloads = job.payloads()
+    started = now()
+    for payload in payloads:
+        await client.publish(SUBJECT, payload)
+    await client.flush()
+    return {"started": started, "confirmed": now()}
+
+
+async def jet_publish(client: Client, job: Job) -> Found:
+    stream = client.jetstream()
+    payloads = job.payloads()
+    started = now()
+    confirms = [await stream.publish_async(JET_SUBJECT, payload) for payload in payloads]
+    await stream.publish_async_completed()
+    confirmed = now()
+    for n, confirm in enumerate(confirms):
+        if confirm.result().seq != n + 1:
+            refuse(confirm, f"sequence {n + 1}")
+    return {"started": started, "confirmed": confirmed}
+
+
+async def jet_publish_each(client: Client, job: Job) -> Found:
+    stream = client.jetstream()
+    payloads = job.payloads()
+    started = now()
+    for payload in payloads:
+        await stream.publish(JET_SUBJECT, payload)
+    return {"started": started, "confirmed": now()}
+
+
+# Receiving ---------------------------------------------------------------------------------------
+
+
+class Receiver:
+    """Compares what comes with what must come next; with `acks`, acknowledges each."""
+
+    def __init__(self, job: Job, *, acks: bool = False) -> None:
+        self.done = asyncio.Event()
+        self._payloads = job.payloads()
+        self._expected = next(self._payloads)
+        self._acks = acks
+
+    async def take(self, message: Msg) -> None:
+        if message.data != self._expected:
+            refuse(message, self._expected)
+        if self._acks:
+            await message.ack()
+        self._expected = next(self._payloads, b"")
+        if not self._expected:
+            self.done.set()
+
+
+async def receive(client: Client, job: Job) -> Found:
+    receiver = Receiver(job)
+    await client.subscribe(
+        SUBJECT, cb=receiver.take, pending_msgs_limit=NO_LIMIT, pending_bytes_limit=NO_LIMIT
+    )
+    await client.flush()
+    say_ready()
+    await receiver.done.wait()
+    return {"settled": now()}
+
+
+async def jet_receive(client: Client, job: Job) -> Found:
+    receiver = Receiver(job, acks=True)
+    subscription = await client.jetstream().subscribe(
+        JET_SUBJECT,
+        stream=STREAM,
+        cb=receiver.take,
+        manual_ack=True,
+        config=ConsumerConfig(ack_policy=AckPolicy.EXPLICIT, max_ack_pending=ACKS_PENDING),
+        pending_msgs_limit=NO_LIMIT,
+        pending_bytes_limit=NO_LIMIT,
+    )
+    say_ready()
+    await receiver.done.wait()
+    await client.flush()  # The acknowledgements are with the server.
+    settled = now()
+    for _ in range(CHECKS):
+        pending = (await subscription.consumer_info()).num_ack_pending
+        if not pending:
+            break
+        await asyncio.sleep(CHECK_S)
+    else:
+        refuse(f"an account of {pending} unacknowledged messages", "none")
+    return {"settled": settled}
+
+
+# Asking ------------------------------------------------------------------------------------------
+
+
+async def ask(client: Client, job: Job) -> Found:
+    seconds = []
+    for payload in job.payloads():
+        begun = now()
+        reply = await client.request(SUBJECT, payload)
+        seconds.append(now() - begun)
+        if reply.data != payload:
+            refuse(reply, payload)
+    return {"p50_us": half(seconds) * 1e6}
+
+
+async def answer(client: Client, job: Job) -> Found:
+    """Until it is stopped."""
+
+    async def reply(message: Msg) -> None:
+        await message.respond(message.data)
+
+    await client.subscribe(SUBJECT, cb=reply)
+    await client.flush()
+    say_ready()
+    await asyncio.Event().wait()
+    return {}
+
+
+ROLES: dict[str, Callable[[Client, Job], Coroutine[Any, Any, Found]]] = {
+    role.__name__: role
+    for role in (publish, jet_publish, jet_publish_each, receive, jet_receive, ask, answer)
+}
+
+
+async def run(job: Job) -> Found:
+    client = await nats.connect(f"nats://{HOST}:{job.port}")
+    try:
+        return await ROLES[job.role](client, job)
+    finally:
+        await client.close()
+
+
+if __name__ == "__main__":
+    job = Job.from_arguments()
+    say(asyncio.run(run(job)))

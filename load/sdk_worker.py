@@ -1,0 +1,201 @@
+"""The programs of simplebus that sdk.py times: what a user writes, and no more.
+
+    python -m load.sdk_worker JOB
+
+Rule 1: a loop per message wherever the claim is about messages; who is not timed goes in batches.
+Rule 2: a message counts when it is confirmed to its publisher and its acknowledgement is applied.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import anyio
+import msgspec
+
+import simplebus
+from load.brokers import HOST
+from load.sdk_job import CLASS, TYPED_CLASS, Job, half, now, refuse, say, say_ready
+
+Found = dict[str, float]
+PUBLISHED_TOGETHER = 1_000
+KINDS = 4_096
+
+
+@simplebus.message(class_id=TYPED_CLASS)
+class Reading(msgspec.Struct):
+    """A message as a program has it."""
+
+    meter: int
+    place: str
+    value: float
+
+
+READINGS = [Reading(n, f"hall {n % 7}", n / 8) for n in range(KINDS)]
+
+
+def readings(job: Job) -> Iterator[Reading]:
+    return itertools.islice(itertools.cycle(READINGS), job.count)
+
+
+def encoded_readings(job: Job) -> Iterator[bytes]:
+    encoded = [msgspec.json.encode(reading) for reading in READINGS]
+    return itertools.islice(itertools.cycle(encoded), job.count)
+
+
+# Publishing --------------------------------------------------------------------------------------
+
+
+async def publish(bus: simplebus.Bus, job: Job) -> Found:
+    """A plain loop; all confirms are waited for at its end."""
+    payloads = job.payloads()
+    started = now()
+    for payload in payloads:
+        await bus.publish(payload, class_id=CLASS, confirm=False)
+    await bus.flush()
+    return {"started": started, "confirmed": now()}
+
+
+async def publish_each(bus: simplebus.Bus, job: Job) -> Found:
+    """The next one is published when the one before is confirmed."""
+    payloads = job.payloads()
+    started = now()
+    for payload in payloads:
+        await bus.publish(payload, class_id=CLASS)
+    return {"started": started, "confirmed": now()}
+
+
+async def publish_typed(bus: simplebus.Bus, job: Job) -> Found:
+    started = now()
+    for reading in readings(job):
+        await bus.publish(reading, confirm=False)
+    await bus.flush()
+    return {"started": started, "confirmed": now()}
+
+
+async def publish_encoded(bus: simplebus.Bus, job: Job) -> Found:
+    """What `receive_typed` expects, many at a time."""
+    payloads = encoded_readings(job)
+    started = now()
+    while some := list(itertools.islice(payloads, PUBLISHED_TOGETHER)):
+        await bus.publish_many(some, class_id=TYPED_CLASS, confirm=False)
+    await bus.flush()
+    return {"started": started, "confirmed": now()}
+
+
+# Receiving ---------------------------------------------------------------------------------------
+
+
+async def receive(bus: simplebus.Bus, job: Job) -> Found:
+    payloads = job.payloads()
+    async with bus.subscribe(CLASS) as messages:
+        say_ready()
+        expected = next(payloads)
+        async for message in messages:
+            if message.payload != expected:
+                refuse(message, expected)
+            expected = next(payloads, b"")
+            if not expected:
+                break
+    return await settled(bus)
+
+
+async def receive_typed(bus: simplebus.Bus, job: Job) -> Found:
+    left = readings(job)
+    async with bus.subscribe(Reading) as values:
+        say_ready()
+        expected: Reading | None = next(left)
+        async for reading in values:
+            if reading != expected:
+                refuse(reading, expected)
+            expected = next(left, None)
+            if expected is None:
+                break
+    return await settled(bus)
+
+
+async def receive_batches(bus: simplebus.Bus, job: Job) -> Found:
+    return await take_batches(bus, CLASS, job.count, job.payloads())
+
+
+async def receive_encoded(bus: simplebus.Bus, job: Job) -> Found:
+    """What `publish_typed` publishes, many at a time."""
+    return await take_batches(bus, TYPED_CLASS, job.count, encoded_readings(job))
+
+
+async def take_batches(
+    bus: simplebus.Bus, class_id: int, count: int, expected: Iterator[bytes]
+) -> Found:
+    async with bus.subscribe(class_id) as messages:
+        say_ready()
+        async for batch in messages.batches():
+            payloads = batch.payloads
+            wanted = list(itertools.islice(expected, len(payloads)))
+            if payloads != wanted:
+                refuse(payloads, wanted)
+            count -= len(payloads)
+            if count == 0:
+                break
+    return await settled(bus)
+
+
+async def settled(bus: simplebus.Bus) -> Found:
+    await bus.drain()  # The last acknowledgement is applied.
+    return {"settled": now()}
+
+
+# Asking ------------------------------------------------------------------------------------------
+
+
+async def ask(bus: simplebus.Bus, job: Job) -> Found:
+    """One request in flight."""
+    seconds = []
+    for payload in job.payloads():
+        begun = now()
+        reply = await bus.request(payload, class_id=CLASS)
+        seconds.append(now() - begun)
+        if reply.payload != payload:
+            refuse(reply, payload)
+    return {"p50_us": half(seconds) * 1e6}
+
+
+async def answer(bus: simplebus.Bus, job: Job) -> Found:
+    """Until it is stopped."""
+
+    async def reply(message: simplebus.Message[bytes]) -> bytes:
+        return message.payload
+
+    bus.handle(CLASS, reply)
+    await bus.drain()
+    say_ready()
+    await anyio.sleep_forever()
+    return {}
+
+
+ROLES: dict[str, Callable[[simplebus.Bus, Job], Coroutine[Any, Any, Found]]] = {
+    role.__name__: role
+    for role in (
+        publish,
+        publish_each,
+        publish_typed,
+        publish_encoded,
+        receive,
+        receive_typed,
+        receive_batches,
+        receive_encoded,
+        ask,
+        answer,
+    )
+}
+
+
+async def run(job: Job) -> Found:
+    async with simplebus.connect(f"simplebus://{HOST}:{job.port}") as bus:
+        return await ROLES[job.role](bus, job)
+
+
+if __name__ == "__main__":
+    job = Job.from_arguments()
+    say(anyio.run(run, job, backend=job.backend))

@@ -1,0 +1,99 @@
+// Which messages are processed and not yet acknowledged, as the ranges that Ack frames carry.
+//
+// Rule 1: ids are joined only when they follow one another in the order of processing. A range
+//         never spans the wrap: id 0 does not follow 2147483647 + 1.
+// Rule 2: ids of different classes or timer indexes never share a range: the original server looks
+//         for an ack in the tick that its timer index names.
+// Rule 3: the log belongs to one session. Ids of a lost session are forgotten: after a restart of
+//         the server they would name other messages, which nobody has processed.
+
+using System;
+using System.Collections.Generic;
+
+namespace SimpleBus
+{
+    /// <summary>Half-open: First is acknowledged, Last is not.</summary>
+    public struct AckRange
+    {
+        public uint First;
+        public uint Last;
+    }
+
+    /// <summary>Messages processed, until they are written as Ack frames.</summary>
+    public sealed class AckLog
+    {
+        private readonly Dictionary<uint, List<AckRange>> groups =
+            new Dictionary<uint, List<AckRange>>();
+        private readonly List<uint> order = new List<uint>();
+        private readonly byte[] digits = new byte[21]; // Two numbers of ten digits and a hyphen.
+        private List<AckRange> group; // The one added to last: nearly always the next, too.
+        private uint groupKey;
+
+        /// <summary>Messages in the log.</summary>
+        public int Count { get; private set; }
+
+        /// <summary>This message is processed.</summary>
+        public void Add(ushort classId, ushort timerIndex, uint messageId)
+        {
+            uint key = (uint)classId << 16 | timerIndex;
+            if (group == null || groupKey != key)
+                Choose(key);
+            int last = group.Count - 1;
+            if (last >= 0 && group[last].Last == messageId)
+                group[last] = new AckRange { First = group[last].First, Last = messageId + 1 };
+            else
+                group.Add(new AckRange { First = messageId, Last = messageId + 1 });
+            Count++;
+        }
+
+        /// <summary>Append Ack frames for everything in the log, and empty it.</summary>
+        public void Take(ByteBuffer to)
+        {
+            foreach (uint key in order)
+            {
+                foreach (AckRange range in groups[key])
+                {
+                    int at = Digits(range.Last, digits.Length);
+                    digits[--at] = (byte)'-';
+                    at = Digits(range.First, at);
+                    Frames.Write(
+                        to, Frames.Ack, (ushort)(key >> 16), 0, (ushort)key,
+                        new ArraySegment<byte>(digits, at, digits.Length - at));
+                }
+            }
+            Clear();
+        }
+
+        public void Clear()
+        {
+            // Timer indexes are few and come again: the lists are kept.
+            foreach (uint key in order)
+                groups[key].Clear();
+            order.Clear();
+            group = null;
+            Count = 0;
+        }
+
+        private void Choose(uint key)
+        {
+            if (!groups.TryGetValue(key, out group))
+                groups[key] = group = new List<AckRange>();
+            if (group.Count == 0)
+                order.Add(key);
+            groupKey = key;
+        }
+
+        /// <summary>Write a number in decimal so that it ends before `end`. Returns where it
+        /// begins.</summary>
+        private int Digits(uint number, int end)
+        {
+            do
+            {
+                digits[--end] = (byte)('0' + number % 10);
+                number /= 10;
+            }
+            while (number > 0);
+            return end;
+        }
+    }
+}

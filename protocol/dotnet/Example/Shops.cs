@@ -1,0 +1,101 @@
+// A program for both ends: it publishes shops, or shows those that others publish.
+//
+//   Shops publish HOST:PORT      for each line with a number on its input: publish so many more
+//   Shops subscribe HOST:PORT    print the id of each shop that comes, until its input ends
+//   Shops count HOST:PORT N      take N shops, which must come in order, and print how fast they
+// came
+//
+// Rule 1: what it prints are facts that another program can read, one a line: tests run it.
+// Rule 2: `count` is strict as only a first delivery is. `subscribe` takes what comes.
+
+using System;
+using System.Diagnostics;
+using System.Threading;
+
+namespace SimpleBus.Example
+{
+    public static class Shops
+    {
+        private static readonly TimeSpan Patience = TimeSpan.FromSeconds(20);
+
+        public static int Main(string[] arguments)
+        {
+            if (arguments.Length < 2)
+            {
+                Console.Error.WriteLine("usage: Shops publish|subscribe|count HOST:PORT [N]");
+                return 2;
+            }
+            int colon = arguments[1].LastIndexOf(':');
+            ClientOptions options = new ClientOptions
+            {
+                Host = arguments[1].Substring(0, colon),
+                Port = int.Parse(arguments[1].Substring(colon + 1)),
+            };
+            using (SimpleBusClient bus = new SimpleBusClient(options))
+            {
+                bus.Bind<ShopCreated>(ShopCreated.ClassId, ShopCreated.Encode, ShopCreated.Decode);
+                bus.Connect(Patience);
+                Console.WriteLine("session " + bus.SessionId);
+                switch (arguments[0])
+                {
+                    case "publish": Publish(bus); return 0;
+                    case "subscribe": Subscribe(bus); return 0;
+                    case "count": return Count(bus, long.Parse(arguments[2]));
+                    default: Console.Error.WriteLine("no such thing: " + arguments[0]); return 2;
+                }
+            }
+        }
+
+        private static void Publish(SimpleBusClient bus)
+        {
+            long next = 0;
+            string line;
+            while ((line = Console.ReadLine()) != null)
+            {
+                long end = next + long.Parse(line);
+                for (; next < end; next++)
+                    // A name may end in CR LF: only the whole delimiter may not be in a payload.
+                    bus.Publish(new ShopCreated { Id = next, Name = "Shop " + next + "\r\n" });
+                bus.Flush(Patience);
+                Console.WriteLine("published " + next);
+            }
+        }
+
+        private static void Subscribe(SimpleBusClient bus)
+        {
+            // A line is written before the message counts as processed, so none of those that are
+            // acknowledged is missing from what we have printed, even if we are killed.
+            bus.Subscribe<ShopCreated>(shop => Console.WriteLine(shop.Id));
+            while (Console.ReadLine() != null) { }
+        }
+
+        private static int Count(SimpleBusClient bus, long count)
+        {
+            long next = 0;
+            string problem = null;
+            Stopwatch clock = new Stopwatch();
+            ManualResetEvent done = new ManualResetEvent(false);
+            bus.Subscribe<ShopCreated>(shop =>
+            {
+                if (next == 0)
+                    clock.Start();
+                if (shop.Id != next || shop.Name != "Shop " + next + "\r\n")
+                    problem = problem ?? "expected " + next + ", got " + shop.Id + ", " + shop.Name;
+                next++;
+                if (next == count || problem != null)
+                    done.Set();
+            });
+            bool all = done.WaitOne(Patience);
+            clock.Stop();
+            if (!all || problem != null)
+            {
+                Console.WriteLine(problem ?? "only " + next + " came");
+                return 1;
+            }
+            Console.WriteLine(
+                "counted " + next + " in order, "
+                + (long)(next / clock.Elapsed.TotalSeconds) + " a second");
+            return 0;
+        }
+    }
+}

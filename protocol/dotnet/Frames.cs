@@ -1,0 +1,197 @@
+// What goes over the wire: frames, how they are written and how they are found again.
+//
+// Rule 1: bytes in, bytes out. No socket, thread or clock in here, and no opinion about classes.
+// Rule 2: the search for a delimiter begins behind the header, at offset 9, never earlier.
+// Rule 3: a frame that was found lies in the reader's buffer; it is valid until the next read.
+//
+//   offset  0      1          3            7             9           n-4             n
+//           | type | class id | message id | timer index | content … | 3C 0D 0A 3E   |
+
+using System;
+using System.IO;
+
+namespace SimpleBus
+{
+    /// <summary>The constants of the wire, and writing.</summary>
+    public static class Frames
+    {
+        public const byte Heartbeat = (byte)'0';
+        public const byte Message = (byte)'1';
+        public const byte Subscribe = (byte)'2';
+        public const byte Ack = (byte)'3';
+        public const byte Connect = (byte)'4';
+
+        public const int HeaderBytes = 9;
+        public const int DelimiterBytes = 4;
+        /// <summary>What a frame adds to its content.</summary>
+        public const int Overhead = HeaderBytes + DelimiterBytes;
+        /// <summary>The ids of a class run from 0 to one less than this, and then from 0
+        /// again.</summary>
+        public const uint IdCount = 1u << 31;
+
+        /// <summary>Append one frame. Whether its content may be sent is the caller's
+        /// business.</summary>
+        public static void Write(
+            ByteBuffer to, byte type, ushort classId, uint messageId, ushort timerIndex,
+            ArraySegment<byte> content)
+        {
+            byte[] bytes = to.Reserve(Overhead + content.Count);
+            int at = to.Count;
+            bytes[at] = type;
+            bytes[at + 1] = (byte)(classId >> 8);
+            bytes[at + 2] = (byte)classId;
+            bytes[at + 3] = (byte)(messageId >> 24);
+            bytes[at + 4] = (byte)(messageId >> 16);
+            bytes[at + 5] = (byte)(messageId >> 8);
+            bytes[at + 6] = (byte)messageId;
+            bytes[at + 7] = (byte)(timerIndex >> 8);
+            bytes[at + 8] = (byte)timerIndex;
+            at += HeaderBytes;
+            if (content.Count > 0)
+                Buffer.BlockCopy(content.Array, content.Offset, bytes, at, content.Count);
+            at += content.Count;
+            bytes[at] = (byte)'<';
+            bytes[at + 1] = (byte)'\r';
+            bytes[at + 2] = (byte)'\n';
+            bytes[at + 3] = (byte)'>';
+            to.Count = at + DelimiterBytes;
+        }
+
+        /// <summary>Where the first delimiter begins at or behind `from` and ends before `end`; -1
+        /// without one.</summary>
+        public static int FindDelimiter(byte[] bytes, int from, int end)
+        {
+            int starts = end - DelimiterBytes + 1; // The first place too late to begin.
+            while (from < starts)
+            {
+                int at = Array.IndexOf(bytes, (byte)'<', from, starts - from);
+                if (at < 0)
+                    break;
+                if (bytes[at + 1] == '\r' && bytes[at + 2] == '\n' && bytes[at + 3] == '>')
+                    return at;
+                from = at + 1;
+            }
+            return -1;
+        }
+    }
+
+    /// <summary>One frame. Its content lies in the reader's buffer.</summary>
+    public struct Frame
+    {
+        public byte Type;
+        public ushort ClassId;
+        public uint MessageId;
+        public ushort TimerIndex;
+        public ArraySegment<byte> Content;
+    }
+
+    /// <summary>Bytes that grow at the end.</summary>
+    public sealed class ByteBuffer
+    {
+        public ByteBuffer(int capacity)
+        {
+            Bytes = new byte[capacity];
+        }
+
+        public byte[] Bytes { get; private set; }
+
+        /// <summary>How many of the bytes count.</summary>
+        public int Count { get; set; }
+
+        /// <summary>Room for so many more behind the first `Count`. Returns where they all
+        /// are.</summary>
+        public byte[] Reserve(int more)
+        {
+            if (Bytes.Length - Count < more)
+            {
+                byte[] grown = Bytes;
+                Array.Resize(ref grown, Math.Max(2 * Bytes.Length, Count + more));
+                Bytes = grown;
+            }
+            return Bytes;
+        }
+    }
+
+    /// <summary>Finds frames in what a socket brings, in one buffer.
+    ///
+    /// Invariant: 0 &lt;= start &lt;= end &lt;= buffer.Length; no delimiter of the frame at `start`
+    /// begins before `searched`.</summary>
+    public sealed class FrameReader
+    {
+        private const int FirstBytes = 256 * 1024;
+        private readonly int frameBytesMax;
+        private byte[] buffer;
+        private int start;
+        private int searched;
+        private int end;
+
+        public FrameReader(int frameBytesMax)
+        {
+            this.frameBytesMax = frameBytesMax;
+            buffer = new byte[Math.Max(Math.Min(FirstBytes, frameBytesMax), Frames.Overhead)];
+        }
+
+        /// <summary>How many bytes wait for the rest of their frame.</summary>
+        public int Leftover
+        {
+            get { return end - start; }
+        }
+
+        /// <summary>Forget everything: another connection begins.</summary>
+        public void Reset()
+        {
+            start = searched = end = 0;
+        }
+
+        /// <summary>Where the next bytes are to be put; never empty. Frames found before are
+        /// gone.</summary>
+        public ArraySegment<byte> Space()
+        {
+            if (start > 0)
+            {
+                // What is left is part of one frame: moving it costs little.
+                Buffer.BlockCopy(buffer, start, buffer, 0, end - start);
+                end -= start;
+                searched -= start;
+                start = 0;
+            }
+            if (end == buffer.Length)
+                Array.Resize(ref buffer, 2 * buffer.Length);
+            return new ArraySegment<byte>(buffer, end, buffer.Length - end);
+        }
+
+        /// <summary>So many bytes were put there.</summary>
+        public void Fill(int count)
+        {
+            end += count;
+        }
+
+        /// <summary>The next whole frame, if there is one. InvalidDataException if it is too
+        /// long.</summary>
+        public bool Next(out Frame frame)
+        {
+            frame = default(Frame);
+            int from = Math.Max(start + Frames.HeaderBytes, searched);
+            int at = Frames.FindDelimiter(buffer, from, end);
+            int length = at < 0 ? end - start + 1 : at + Frames.DelimiterBytes - start;
+            if (length > frameBytesMax)
+                throw new InvalidDataException(
+                    "a frame is longer than " + frameBytesMax + " bytes, the limit");
+            if (at < 0)
+            {
+                // The end may hold the beginning of a delimiter: those bytes are searched again.
+                searched = Math.Max(from, end - Frames.DelimiterBytes + 1);
+                return false;
+            }
+            frame.Type = buffer[start];
+            frame.ClassId = (ushort)(buffer[start + 1] << 8 | buffer[start + 2]);
+            frame.MessageId = (uint)(buffer[start + 3] << 24 | buffer[start + 4] << 16
+                | buffer[start + 5] << 8 | buffer[start + 6]);
+            frame.TimerIndex = (ushort)(buffer[start + 7] << 8 | buffer[start + 8]);
+            int content = start + Frames.HeaderBytes;
+            frame.Content = new ArraySegment<byte>(buffer, content, at - content);
+            start = searched = at + Frames.DelimiterBytes;
+            return true;
+        }
+    }
+}

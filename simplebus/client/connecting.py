@@ -1,0 +1,98 @@
+"""Connecting under trio and asyncio, and leaving.
+
+Rule 1: a program meets a bus, wherever it is, through `open_bus`: `connect` is that for addresses.
+Rule 2: leaving the block loses nothing in silence: what was not confirmed, what was refused and not
+told yet, and what handlers raised, comes as an error, unless the block itself raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+
+import anyio
+
+from simplebus.client import dial
+from simplebus.client.bus import Bus
+from simplebus.client.failures import raise_any
+from simplebus.client.identity import client_core
+from simplebus.client.link import Place, SocketPlace
+from simplebus.client.registry import DEFAULT, Registry
+from simplebus.client.retry import Schedule
+from simplebus.client.wire import Wire
+from simplebus.core.limits import CLOSE_SECONDS, CLOSE_SECONDS_FAILED, Limits
+
+
+@asynccontextmanager
+async def connect(
+    address: str | Iterable[str],
+    *,
+    name: str | None = None,
+    timeout: float = 5.0,
+    registry: Registry = DEFAULT,
+    heartbeat: float = 10.0,
+    reconnect: float | None = 60.0,
+    frame_bytes: int = Limits().frame_bytes,
+) -> AsyncIterator[Bus]:
+    """Connect to a bus: `async with simplebus.connect("simplebus://127.0.0.1:8888") as bus`.
+
+    Args: the address as `simplebus://host:port` or `host:port`, or several to be tried in turns;
+    the program's name, by which the bus knows its messages again after a loss, made up if there is
+    none; the seconds that connecting may take; which types are bound to which classes; the seconds
+    of silence after which a connection is tested; the seconds for which a lost connection is tried
+    to be replaced, 0 or None for not at all; the longest frame to send and to accept.
+    Resource handling: leaving the block ends handlers, waits for confirms, and closes.
+    Error handling: raises ValueError for what is no address, and BusConnectionError when no bus
+    answers or one refuses. Leaving raises BusConnectionError when messages were not confirmed, an
+    ExceptionGroup of what handlers raised or the bus refused, unless the block itself raises.
+    """
+    places = [SocketPlace(where) for where in dial.addresses(address)]
+    async with open_bus(
+        places,
+        name=name,
+        timeout=timeout,
+        registry=registry,
+        heartbeat=heartbeat,
+        reconnect=reconnect,
+        frame_bytes=frame_bytes,
+    ) as bus:
+        yield bus
+
+
+@asynccontextmanager
+async def open_bus(
+    places: Sequence[Place],
+    *,
+    name: str | None = None,
+    timeout: float = 5.0,
+    registry: Registry = DEFAULT,
+    heartbeat: float = 10.0,
+    reconnect: float | None = 60.0,
+    frame_bytes: int = Limits().frame_bytes,
+) -> AsyncIterator[Bus]:
+    """`connect` for a bus that is anywhere, in this process for example."""
+    core = client_core(name=name, heartbeat=heartbeat, frame_bytes=frame_bytes)
+    now = anyio.current_time()
+    wire = Wire(core, places, Schedule(len(places), timeout=timeout, reconnect=reconnect, now=now))
+    await wire.open()
+    failure: BaseException | None = None
+    failed = True
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wire.run)
+            try:
+                async with anyio.create_task_group() as handlers:
+                    bus = Bus(wire, registry, handlers)
+                    try:
+                        yield bus
+                        failed = False
+                    except (Exception, KeyboardInterrupt, SystemExit) as error:
+                        failure = error  # Kept out of the task groups, which would wrap it.
+                    handlers.cancel_scope.cancel()
+            finally:
+                seconds = CLOSE_SECONDS_FAILED if failed else CLOSE_SECONDS
+                await wire.close(seconds=seconds, shield=failed)
+    finally:
+        if failure is not None:
+            raise failure
+    raise_any(bus.failures.all(), wire.confirms.take_unclaimed(), wire.unconfirmed())

@@ -1,0 +1,45 @@
+"""A look at what the bus holds, asked for in pieces: what both clients know of it.
+
+Rule 1: an answer may be shorter than what was asked for. It is asked on until there is enough, or
+nothing behind.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simplebus.client.target import Target
+from simplebus.core.asking import Request
+from simplebus.core.client import ClientCore
+from simplebus.core.limits import FETCH_MESSAGES_MAX
+from simplebus.core.messages import Message
+from simplebus.core.requests import FetchReply
+
+
+class Fetching:
+    """Messages of a class from a sequence on, as far as they have come."""
+
+    def __init__(self, class_id: int, target: Target, first: int, count: int) -> None:
+        self.messages: list[Message[Any]] = []
+        self.is_done = count <= 0
+        self._class_id = class_id
+        self._target = target
+        self._next = first
+        self._count = count
+
+    def ask(self, core: ClientCore) -> Request:
+        """Ask for what is missing."""
+        missing = min(self._count - len(self.messages), FETCH_MESSAGES_MAX)
+        request = core.fetch(self._class_id, self._next, missing)
+        request.decode = self._target.decode
+        return request
+
+    def take(self, request: Request) -> None:
+        """An answer has come."""
+        reply = request.reply
+        assert isinstance(reply, FetchReply)
+        for batch in request.batches:
+            self.messages += batch
+        is_over = reply.next >= reply.head or reply.next <= self._next
+        self.is_done = is_over or len(self.messages) >= self._count
+        self._next = reply.next

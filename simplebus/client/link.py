@@ -1,0 +1,151 @@
+"""Where a bus is, and the bytes that go there and come back: all that the async wire needs.
+
+This is the seam for who wants to join a client and a bus without a socket. A `Place` gives a fresh
+`Link` on every call; the wire sends and receives on it until one of them ends, and closes it.
+
+Rule 1: this file alone knows of sockets and of addresses that are looked up.
+Rule 2: whatever a link raises but OSError is a fault of ours. OSError says that the link is gone,
+and RemoteProtocolError that the peer is to blame.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Protocol
+
+import anyio
+
+from simplebus.client import dial
+from simplebus.client.dial import Address
+from simplebus.core.client import ClientCore
+from simplebus.core.errors import BusConnectionError, RemoteProtocolError
+from simplebus.core.receive import ReceiveBuffer
+
+
+class Link(Protocol):
+    """The bytes of one connection, both ways."""
+
+    def send(self, data: memoryview) -> int:
+        """Take what can be taken now, without waiting; 0 when nothing can."""
+
+    async def wait_sendable(self) -> None:
+        """Return when `send` may take something again."""
+
+    async def receive_into(self, space: memoryview) -> int:
+        """Put what came there, waiting for at least one byte; 0 at the end."""
+
+    def end(self) -> None:
+        """Nothing more will be sent: the bus reads up to here, and ends its side."""
+
+    def close(self) -> None:
+        """Let go of it, now."""
+
+
+class Place(Protocol):
+    """Where a bus is. `str` of it is what errors call the bus."""
+
+    async def open(self) -> Link:
+        """A link to the bus. Raises BusConnectionError. It is cancelled when it takes too long."""
+
+
+class SocketPlace:
+    """A bus that listens at an address."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+
+    async def open(self) -> SocketLink:
+        """A connected socket."""
+        where = self._address
+        problem: OSError | None = None
+        try:
+            infos = dial.numeric(where) or await anyio.getaddrinfo(
+                where.host, where.port, type=socket.SOCK_STREAM
+            )
+        except OSError as error:
+            raise dial.refused(where, error) from error
+        for info in infos:
+            try:
+                sock = dial.start(info)
+            except OSError as error:
+                problem = error
+                continue
+            try:
+                await anyio.wait_writable(sock)
+                dial.finish(sock)
+            except BaseException as error:
+                sock.close()
+                if not isinstance(error, OSError):
+                    raise
+                problem = error
+            else:
+                return SocketLink(sock)
+        raise dial.refused(where, problem) from problem
+
+    def __str__(self) -> str:
+        return str(self._address)
+
+
+class SocketLink:
+    """A connected, non-blocking socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+
+    def send(self, data: memoryview) -> int:
+        try:
+            return self._socket.send(data)
+        except BlockingIOError:
+            return 0
+
+    async def wait_sendable(self) -> None:
+        await anyio.wait_writable(self._socket)
+
+    async def receive_into(self, space: memoryview) -> int:
+        while True:
+            await anyio.wait_readable(self._socket)
+            try:
+                return self._socket.recv_into(space)
+            except BlockingIOError:
+                continue
+
+    def end(self) -> None:
+        self._socket.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+async def greeted(place: Place, core: ClientCore, buffer: ReceiveBuffer, seconds: float) -> Link:
+    """A link on which the bus has answered the Connect. Raises BusConnectionError."""
+    outgoing = core.outgoing
+    link: Link | None = None
+    is_greeted = False
+    try:
+        with anyio.move_on_after(seconds):
+            link = await place.open()
+            asked = core.connected(anyio.current_time())
+            while not asked.done:
+                while data := outgoing.peek():
+                    taken = link.send(data)
+                    outgoing.sent(taken)
+                    if not taken:
+                        await link.wait_sendable()
+                count = await link.receive_into(buffer.space)
+                if not count:
+                    raise dial.lost(place, None)
+                core.receive(buffer, count, anyio.current_time())
+            if asked.error is not None:
+                raise dial.lost(place, asked.error)
+            is_greeted = True
+    except BusConnectionError:
+        raise
+    except (OSError, RemoteProtocolError) as error:
+        raise dial.lost(place, error) from error
+    finally:
+        if link is not None and not is_greeted:
+            core.lost()
+            link.close()
+    if link is None or not is_greeted:
+        raise dial.unanswered(place, seconds, connected=link is not None)
+    return link

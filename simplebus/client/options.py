@@ -1,0 +1,87 @@
+"""How a subscription is asked for: the options of `subscribe` and `handle`, checked.
+
+Rule 1: what cannot be is refused here, before anything is sent, with what was expected.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal, TypedDict
+
+import msgspec
+
+from simplebus.core.channels import check_pattern
+from simplebus.core.requests import Start, SubscribeRequest
+
+_STARTS = ("waiting", "new", "earliest", "last")
+_SLOW = ("block", "drop_oldest", "drop_newest", "disconnect")
+
+
+class Options(TypedDict, total=False):
+    """What `subscribe` and `handle` may be told beside class and channels."""
+
+    durable: str | None
+    """A name under which the bus keeps the position when the program is gone."""
+    group: str | None
+    """Each message goes to one of the subscriptions in a group, wherever they are."""
+    start: Literal["waiting", "new", "earliest", "last"] | int | datetime | Start
+    """Where to begin: with what waits for a first subscription, else with what is new, as by
+    default; with what is new; with the earliest or the last message there; with a sequence; with
+    the first message at or after a time. A durable or a group that is there goes on instead."""
+    max_in_flight: int | None
+    """Messages that may be here unacknowledged; None for the bus's default."""
+    slow: Literal["block", "drop_oldest", "drop_newest", "disconnect"]
+    """What becomes of what has no room because of this subscription: its publishers wait (the
+    default), it loses the oldest or the newest message, or it is ended."""
+    max_pending: int | None
+    """Messages stored for it at which `slow` decides; None for the limits of the class."""
+    ack_seconds: float | None
+    """How long a message may be unacknowledged before it comes again; None: as the bus says."""
+    max_deliveries: int
+    """How often a message is sent before it is given up; 0, the default, for without end."""
+
+
+def subscribe_request(
+    channels: tuple[str, ...] = (),
+    *,
+    durable: str | None = None,
+    group: str | None = None,
+    start: str | int | datetime | Start = "waiting",
+    max_in_flight: int | None = None,
+    slow: str = "block",
+    max_pending: int | None = None,
+    ack_seconds: float | None = None,
+    max_deliveries: int = 0,
+) -> SubscribeRequest:
+    """The request that says so. Raises ValueError for what no bus would grant."""
+    if slow not in _SLOW:
+        raise ValueError(f"slow is one of {', '.join(_SLOW)}, got {slow!r}")
+    request = SubscribeRequest(
+        channels=[check_pattern(channel) for channel in channels],
+        durable=durable,
+        group=group,
+        start=_start(start),
+        max_in_flight=max_in_flight,
+        max_pending=max_pending,
+        slow=slow,
+        ack_seconds=ack_seconds,
+        max_deliveries=max_deliveries,
+    )
+    try:
+        return msgspec.json.decode(request.encode(), type=SubscribeRequest)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"no bus grants this subscription: {error}") from None
+
+
+def _start(start: str | int | datetime | Start) -> str | Start:
+    if isinstance(start, Start):
+        return start
+    if isinstance(start, datetime):
+        return Start(time=start.timestamp())
+    if isinstance(start, int):
+        return Start(sequence=start)
+    if start not in _STARTS:
+        raise ValueError(
+            f"start is one of {', '.join(_STARTS)}, a sequence or a datetime, got {start!r}"
+        )
+    return start

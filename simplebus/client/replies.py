@@ -1,0 +1,92 @@
+"""Requests and their replies: what both clients know of them. No I/O, no waiting.
+
+    request   headers  reply-to     the channel on which the asking bus, and nobody else, listens
+                       reply-class  id of the class that replies are of
+                       request-id   unique among the requests of that bus
+              expires when nobody waits for its reply any longer
+    reply     of that class, on that channel; header request-id; expires as its request did
+
+Rule 1: every bus has one subscription for all its replies, from its first request on. A reply that
+nobody waits for, because it came too late or twice, is acknowledged and forgotten.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from simplebus.client.outbound import About, pairs
+from simplebus.core.envelope import Envelope
+from simplebus.core.errors import LocalProtocolError
+from simplebus.core.messages import Message
+
+CLASS = "simplebus.replies"
+REPLY_TO, REPLY_CLASS, REQUEST_ID = "reply-to", "reply-class", "request-id"
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """A request that waits for its reply."""
+
+    request_id: str
+    about: About
+    """What is to be said about the request when it is published."""
+    wake: Callable[[], None]
+    reply: Message[bytes] | None = None
+
+
+class Replies:
+    """The requests of one bus that wait."""
+
+    def __init__(self, class_id: int) -> None:
+        self.class_id = class_id
+        """What replies are of."""
+        self.channel = f"simplebus.replies.{secrets.token_hex(8)}"
+        """Where replies to this bus go."""
+        self._waiting: dict[str, Asked] = {}
+        self._count = 0
+
+    def ask(self, about: About, *, timeout: float, wake: Callable[[], None]) -> Asked:
+        """A request is about to be published, of which this is said. `wake` is called when its
+        reply has come."""
+        self._count += 1
+        request_id = str(self._count)
+        ours = {REPLY_TO: self.channel, REPLY_CLASS: str(self.class_id), REQUEST_ID: request_id}
+        headers = (*pairs(about.get("headers")), *ours.items())
+        said: About = {"expires": timeout, **about, "headers": headers}
+        asked = self._waiting[request_id] = Asked(request_id, said, wake)
+        return asked
+
+    def take(self, message: Message[bytes]) -> None:
+        """A reply has come."""
+        asked = self._waiting.pop(dict(message.headers).get(REQUEST_ID, ""), None)
+        if asked is not None:
+            asked.reply = message
+            asked.wake()
+
+    def forget(self, asked: Asked) -> None:
+        """Nobody waits for it any longer."""
+        self._waiting.pop(asked.request_id, None)
+
+
+def reply_to(message: Message[Any]) -> tuple[int, Envelope]:
+    """The class and the envelope of a reply. Raises LocalProtocolError for what asks for none."""
+    headers = dict(message.headers)
+    try:
+        channel, class_id, request_id = (
+            headers[name] for name in (REPLY_TO, REPLY_CLASS, REQUEST_ID)
+        )
+        envelope = Envelope(
+            channel=channel, headers=((REQUEST_ID, request_id),), expires_ms=message.expires_ms
+        )
+        return int(class_id), envelope
+    except (KeyError, ValueError):
+        raise LocalProtocolError(f"{message!r} asks for no reply") from None
+
+
+def unanswered(message: object, class_id: object, seconds: float) -> TimeoutError:
+    """Nobody has replied."""
+    what = f"a {type(message).__name__}" if class_id is None else f"class {class_id!r}"
+    return TimeoutError(f"no reply to the request of {what} came within {seconds:g} s")

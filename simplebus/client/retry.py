@@ -1,0 +1,117 @@
+"""When to try to reach a bus, and what is worth another try. Time and chance are arguments.
+
+Rule 1: at first every address is tried once, in order, and that is all: who starts a program wants
+to know. After a loss they are tried in turns, beginning with the one that was lost.
+Rule 2: between two turns is a pause, twice as long as the one before, by chance up to a half
+shorter: a thousand clients of a bus that was away do not come back in one moment. A connection that
+did not last does not begin the pauses anew.
+Rule 3: what the bus gave as its reason, and what would only happen again, is not tried again.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from simplebus.core.asking import RefusedError
+from simplebus.core.errors import Reason, RemoteProtocolError
+
+PAUSE_SECONDS_MIN = 0.05
+PAUSE_SECONDS_MAX = 5.0
+# A connection that lasted so long is as good as any: the pauses begin anew.
+STEADY_SECONDS = 5.0
+
+_PASSING = {
+    Reason.HEARTBEAT_TIMEOUT,
+    Reason.HELLO_TIMEOUT,
+    Reason.FRAME_TIMEOUT,
+    Reason.STALLED,
+    Reason.PENDING_LIMIT,
+    Reason.TOO_MANY_CONNECTIONS,
+    Reason.UNDELIVERED_AT_CLOSE,
+}
+"""Reasons of the bus that may have passed a moment later."""
+
+
+def is_worth_retrying(error: BaseException | None) -> bool:
+    """Whether another connection may fare better. None is an orderly end: the bus went away."""
+    if isinstance(error, RemoteProtocolError):
+        return error.reason in _PASSING
+    return not isinstance(error, RefusedError)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A connection to be tried."""
+
+    pause: float
+    """Seconds to wait before."""
+    address: int
+    """Index of the address."""
+    seconds: float
+    """How long it may take, the answer to the Connect included."""
+
+
+class Schedule:
+    """The attempts of one client, the first ones and those after every loss."""
+
+    def __init__(
+        self,
+        addresses: int,
+        *,
+        timeout: float,
+        reconnect: float | None,
+        now: float,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self.timeout = timeout
+        """Seconds for all first attempts together, and for each later one."""
+        self.reconnect = reconnect or 0.0
+        """Seconds after a loss for which attempts are made; 0 for none."""
+        self.is_first = True
+        """Whether there was no connection yet."""
+        self._addresses = addresses
+        self._chance = chance
+        self._began = now
+        self._address = 0
+        """The one that attempts begin with."""
+        self._tried = 0
+        """Attempts of this turn."""
+        self._turns = 0
+        """Turns without a connection that lasted."""
+        self._made_at = -math.inf
+
+    def made(self, address: int, now: float) -> None:
+        """There is a connection to this address."""
+        self.is_first = False
+        self._address = address
+        self._made_at = now
+
+    def lost(self, now: float) -> None:
+        """The connection is gone: attempts begin."""
+        self._began = now
+        self._tried = 0
+        self._turns = 0 if now - self._made_at >= STEADY_SECONDS else self._turns + 1
+
+    def next(self, now: float) -> Attempt | None:
+        """What to try now; None to give up."""
+        left = self._began + (self.timeout if self.is_first else self.reconnect) - now
+        if self._tried == self._addresses:
+            if self.is_first:
+                return None
+            self._tried = 0
+            self._turns += 1
+        pause = 0.0
+        if self._turns and not self._tried:
+            pause = min(PAUSE_SECONDS_MIN * 2.0 ** min(self._turns - 1, 32), PAUSE_SECONDS_MAX)
+            pause *= 1 - self._chance() / 2
+        if left <= pause:
+            return None
+        address = (self._address + self._tried) % self._addresses
+        seconds = min(self.timeout, left - pause)
+        if self.is_first:  # What one does not need of its share is the others'.
+            seconds = left / (self._addresses - self._tried)
+        self._tried += 1
+        return Attempt(pause, address, seconds)

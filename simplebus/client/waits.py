@@ -1,0 +1,111 @@
+"""What callers under trio and asyncio wait for: confirms, answers, and that all is written.
+
+Rule 1: who waits, waits through the loss of a connection; it is told when there will be no other.
+Rule 2: a confirm, and an answer, wakes whom it is for and nobody else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import anyio
+import anyio.lowlevel
+
+from simplebus.client.confirms import Confirms
+from simplebus.client.signal import Signal
+from simplebus.client.writer import Writer
+from simplebus.core.asking import RefusedError, Request
+from simplebus.core.client import ClientCore
+from simplebus.core.errors import BusConnectionError
+
+
+class Waits:
+    """The half of a wire that its callers see."""
+
+    def __init__(self, core: ClientCore) -> None:
+        self.core = core
+        self.changed = Signal()
+        """Set when bytes were written, a connection was made or lost, or a consumer ran out of
+        messages."""
+        self.confirms = Confirms()
+        self.writer = Writer(core, self.changed, check=self.check, lose=self.lose)
+        self.awaited: list[tuple[Request, Callable[[], None]]] = []
+        """What the bus has yet to answer, and what is done then."""
+        self.end: BusConnectionError | None = None
+        """Why there will be no other connection; None while there may be one."""
+
+    def lose(self, error: Exception | None) -> None:
+        """The connection is gone."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Raise BusConnectionError when there is no connection and will be none."""
+        if self.end is not None:
+            raise BusConnectionError(str(self.end)) from self.end.__cause__
+
+    def answer(self) -> None:
+        """Tell who waits for what the bus has answered."""
+        before, self.awaited = self.awaited, []
+        for request, wake in before:
+            if request.done:
+                wake()
+            else:
+                self.awaited.append((request, wake))
+
+    async def confirmed(self, first: int, last: int) -> list[RefusedError]:
+        """Wait until the bus has confirmed these positions, or refused them."""
+        event = anyio.Event()
+        if self.confirms.is_awaited:  # Many publish at once: their messages leave together.
+            self.writer.push_soon()
+        else:
+            self.writer.push()
+        waiter = self.confirms.wait_for(first, last, event.set)
+        if self.end is not None:
+            event.set()
+        try:
+            await event.wait()
+        except BaseException:
+            self.confirms.leave(waiter)
+            raise
+        if not waiter.is_done:
+            self.check()
+        return waiter.refused
+
+    async def flush(self) -> None:
+        """Wait until the bus has confirmed everything published so far, and every
+        acknowledgement so far is written."""
+        self.check()
+        core, outgoing = self.core, self.core.outgoing
+        core.settle_processed()
+        mark = outgoing.mark()
+        await anyio.lowlevel.checkpoint()
+        self.writer.push()
+        while not outgoing.has_written(mark):
+            self.check()
+            await self.changed.wait()
+        if core.confirmed < core.published:
+            await self.confirmed(core.published, core.published - 1)
+
+    async def answered(self, request: Request) -> Request:
+        """Wait for an answer of the bus. Raises RefusedError, or what became of the connection."""
+        if not request.done:
+            event = anyio.Event()
+            self.awaited.append((request, event.set))
+            self.writer.push()
+            await event.wait()
+        if request.error is not None:
+            raise request.error
+        return request
+
+    async def ask(self, question: Callable[[], Request]) -> Request:
+        """Ask the bus, again if the connection is lost before the answer."""
+        while True:
+            self.check()
+            if self.writer.link is None:
+                await self.changed.wait()
+                continue
+            try:
+                return await self.answered(question())
+            except BusConnectionError:
+                self.check()
+                await anyio.lowlevel.checkpoint()

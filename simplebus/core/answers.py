@@ -1,0 +1,411 @@
+"""What a bus does for those who ask: sessions begin and end, so do subscriptions, messages are
+looked up.
+
+Rule 1: a question that cannot be granted changes nothing. It raises RemoteProtocolError; whether
+that ends the session is its version's business.
+Rule 2: a named position (durable, group) is found by its names; whoever asks for it with other
+terms about what it is for is refused, not answered wrongly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from simplebus.core import frames
+from simplebus.core.channels import check_pattern
+from simplebus.core.classes import MessageClass
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.events import FetchAsked, Greeted, SubscriptionAsked, UnsubscriptionAsked
+from simplebus.core.group import Group, Member
+from simplebus.core.limits import FETCH_BYTES_MAX, IN_FLIGHT_MESSAGES
+from simplebus.core.outbox import Outbox
+from simplebus.core.publishers import Publishers
+from simplebus.core.requests import (
+    ConnectReply,
+    FetchReply,
+    SubscribeReply,
+    SubscribeRequest,
+)
+from simplebus.core.session import Session
+from simplebus.core.store import Store
+from simplebus.core.subscription import Subscription
+from simplebus.core.terms import Terms
+from simplebus.core.version2 import Version2
+
+_SLOW = ("block", "drop_oldest", "drop_newest", "disconnect")
+
+
+class Answers:
+    """Of one broker."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        identity: str,
+        ready: Callable[[Outbox], None],
+        put_off: Callable[[float, Subscription], None],
+        take_over: Callable[[int], None],
+    ) -> None:
+        self.identity = identity
+        self.publishers = Publishers()
+        self._store = store
+        self._settings = store.settings
+        self._ready = ready
+        self._put_off = put_off
+        """Called with a time, and who is to be woken then."""
+        self._take_over = take_over
+        """Called with the id of a session that another one replaces."""
+        self._early: dict[int, dict[Session, None]] = {}
+        """Version 1: who subscribed to classes that nobody has named yet."""
+
+    # Connect -------------------------------------------------------------------------------------
+
+    def connect(self, session: Session, class_ids: tuple[int, ...]) -> None:
+        """Version 1: name classes, answer with the session's id."""
+        self.open_classes(class_ids)
+        content = session.session_id.to_bytes(4, "little")
+        self._reply(session, frames.encode(frames.CONNECT, content=content))
+
+    def open_classes(self, class_ids: tuple[int, ...]) -> None:
+        for class_id in self._store.open_classes(class_ids):
+            for early in self._early.pop(class_id, {}):
+                early.early.discard(class_id)
+                self.subscribe(early, class_id)
+
+    def greet(self, session: Session, greeted: Greeted) -> None:
+        """Version 2: the same, and who publishes, how far it is stored, what is granted."""
+        dialect, asked = session.dialect, greeted.asked
+        assert isinstance(dialect, Version2)
+        store = self._store
+        found = store.find_ids(asked.classes)
+        store.new_classes(class_id for class_id, _ in found)
+        if not dialect.is_greeted:
+            publisher = dialect.publisher
+            if asked.name is not None:
+                publisher, former = self.publishers.claim(
+                    asked.name, asked.instance or "", session.session_id
+                )
+                if former is not None:
+                    self._take_over(former)  # From here on, what it has stored is known.
+            dialect.begin(publisher)
+            session.confirmed = publisher.next
+            session.heartbeat_seconds = self._heartbeat(asked.heartbeat)
+            if asked.client:
+                session.peer = f"{session.peer} ({asked.client!r})"
+        self.open_classes(tuple(class_id for class_id, _ in found))
+        store.name_classes(found)
+        settings = self._settings
+        reply = ConnectReply(
+            session=session.session_id,
+            server="simplebus",
+            bus=self.identity,
+            classes={name: class_id for class_id, name in found if name},
+            next=dialect.next,
+            credit=settings.limits.credit_granted,
+            heartbeat=session.heartbeat_seconds,
+            frame_bytes=settings.limits.frame_bytes,
+            ack_seconds=settings.ack_timeout * settings.tick_seconds,
+        )
+        self._reply(
+            session,
+            frames.encode(frames.CONNECT, message_id=greeted.request, content=reply.encode()),
+        )
+
+    def _heartbeat(self, asked: float) -> float:
+        """The shorter one of what both sides allow, in whole ticks."""
+        seconds = min((s for s in (asked, self._settings.heartbeat_seconds) if s), default=0.0)
+        return max(seconds, self._settings.tick_seconds) if seconds else 0.0
+
+    # Subscribe -----------------------------------------------------------------------------------
+
+    def subscribe(self, session: Session, class_id: int) -> None:
+        """Version 1."""
+        if class_id in session.subscriptions:
+            return
+        cls = self._store.classes.get(class_id)
+        if cls is None:
+            most = self._settings.limits.classes
+            session.early.add(class_id)
+            if len(session.early) > most:
+                raise RemoteProtocolError(
+                    Reason.TOO_MANY_CLASSES,
+                    f"the peer subscribed to {len(session.early)} classes that nobody has named; "
+                    f"{most} classes may exist",
+                )
+            self._early.setdefault(class_id, {})[session] = None
+            return
+        position: Subscription = Subscription(
+            ring=cls.ring,
+            window=cls.start("waiting"),
+            outbox=session.outbox,
+            terms=Terms(ack_ticks=self._settings.ack_timeout),
+            number=class_id,
+            clock=self._store.clock,
+            released=lambda: self._store.loosen(cls),
+            put_off=lambda due: self._put_off(due, position),
+        )
+        cls.subscriptions.append(position)
+        cls.listening.append(position)
+        session.subscriptions[class_id] = position
+        self._wake(position)
+
+    def grant(self, session: Session, asked: SubscriptionAsked) -> None:
+        """Version 2."""
+        cls = self._class(asked.class_id)
+        number, wish = asked.number, asked.asked
+        most = self._settings.limits.subscriptions
+        if number in session.subscriptions:
+            raise RemoteProtocolError(
+                Reason.SUBSCRIPTION_IN_USE, f"this session has a subscription {number} already"
+            )
+        if len(session.subscriptions) >= most:
+            raise RemoteProtocolError(
+                Reason.TOO_MANY_SUBSCRIPTIONS, f"a session may have {most} subscriptions"
+            )
+        self._check(wish)
+        position = self._named(cls, wish)
+        resumed = position is not None
+        if position is None:
+            position = self._open(cls, wish)
+        elif not position.is_served:
+            self._set_terms(cls, position, self._terms(wish))
+        position.request = asked.request
+        if isinstance(position, Group):
+            member = position.join(session.outbox, number, wish.max_in_flight)
+            session.subscriptions[number] = member
+        else:
+            position.attach(session.outbox, number)
+            session.subscriptions[number] = position
+            cls.listening.append(position)
+        reply = SubscribeReply(
+            cursor=position.window.cursor, floor=position.window.floor, resumed=resumed
+        )
+        self._reply(
+            session,
+            frames.encode(
+                frames.SUBSCRIBE,
+                class_id=cls.class_id,
+                message_id=asked.request,
+                timer_index=number,
+                content=reply.encode(),
+            ),
+        )
+        self._wake(position)
+
+    def _check(self, asked: SubscribeRequest) -> None:
+        for pattern in asked.channels:
+            try:
+                check_pattern(pattern)
+            except ValueError as error:
+                raise RemoteProtocolError(Reason.BAD_CHANNEL, str(error)) from None
+        if asked.slow not in _SLOW:
+            raise RemoteProtocolError(
+                Reason.BAD_REQUEST, f"slow is one of {', '.join(_SLOW)}, got {asked.slow!r}"
+            )
+        if asked.slow != "block" and asked.max_pending is None:
+            raise RemoteProtocolError(
+                Reason.BAD_REQUEST, f"slow is {asked.slow!r}, so max_pending must be given"
+            )
+
+    def _named(self, cls: MessageClass, asked: SubscribeRequest) -> Subscription | None:
+        """The durable or group that is asked for, if it is there."""
+        durable, group = asked.durable or "", asked.group or ""
+        if not (durable or group):
+            return None
+        position = cls.named.get((durable, group))
+        if position is None:
+            others = [names for names in cls.named if durable and names[0] == durable]
+            if others:
+                raise RemoteProtocolError(
+                    Reason.SUBSCRIPTION_MISMATCH,
+                    f"the durable {durable!r} exists with the group {others[0][1]!r}, and was "
+                    f"asked for with the group {group!r}",
+                )
+            if len(cls.named) >= self._settings.limits.durables:
+                raise RemoteProtocolError(
+                    Reason.TOO_MANY_SUBSCRIPTIONS,
+                    f"class {cls.class_id} has {len(cls.named)} durables and groups",
+                )
+            return None
+        there = position.wanted.patterns if position.wanted else ()
+        if set(there) != set(asked.channels):
+            raise RemoteProtocolError(
+                Reason.SUBSCRIPTION_MISMATCH,
+                f"{durable or group!r} exists for the channels {list(there)}, and was asked for "
+                f"with {list(asked.channels)}",
+            )
+        if position.is_connected:
+            raise RemoteProtocolError(
+                Reason.DURABLE_IN_USE,
+                f"the durable {durable!r} is held by session {position.outbox.session_id}",
+            )
+        return position
+
+    def _open(self, cls: MessageClass, asked: SubscribeRequest) -> Subscription:
+        """A new position."""
+        store = self._store
+        try:
+            window = cls.start(asked.start)
+        except ValueError as error:
+            raise RemoteProtocolError(Reason.BAD_REQUEST, str(error)) from None
+        durable, group = asked.durable or "", asked.group or ""
+        kind = Group if group else Subscription
+        position: Subscription = kind(
+            ring=cls.ring,
+            window=window,
+            terms=self._terms(asked),
+            timer_ticks=self._settings.ack_timeout,
+            clock=store.clock,
+            wanted=cls.channels.add(asked.channels) if asked.channels else None,
+            released=lambda: store.loosen(cls),
+            put_off=lambda due: self._put_off(due, position),
+        )
+        position.durable, position.group = durable, group
+        cls.subscriptions.append(position)
+        if isinstance(position, Group):
+            cls.groups.append(position)
+        if durable or group:
+            cls.named[durable, group] = position
+        self._set_terms(cls, position, position.terms)
+        return position
+
+    def _terms(self, asked: SubscribeRequest) -> Terms:
+        settings = self._settings
+        ticks = settings.ack_timeout
+        if asked.ack_seconds is not None:
+            ticks = max(1, math.ceil(asked.ack_seconds / settings.tick_seconds))
+        in_flight_max = None  # Of a group it is its members' business.
+        if not asked.group:
+            in_flight_max = asked.max_in_flight or IN_FLIGHT_MESSAGES
+        return Terms(
+            ack_ticks=ticks,
+            in_flight_max=in_flight_max,
+            deliveries_max=asked.max_deliveries,
+            pending_max=asked.max_pending,
+            slow=asked.slow,
+            takes_envelopes=True,
+        )
+
+    def _set_terms(self, cls: MessageClass, position: Subscription, terms: Terms) -> None:
+        """Serve a position like this from now on."""
+        position.terms = terms
+        if position in cls.policed:
+            cls.policed.remove(position)
+        if terms.pending_max is not None:
+            cls.policed.append(position)
+
+    # Going ---------------------------------------------------------------------------------------
+
+    def leave(self, session: Session) -> None:
+        """A session is gone."""
+        for class_id in session.early:
+            waiting = self._early.get(class_id, {})
+            waiting.pop(session, None)
+            if not waiting:
+                self._early.pop(class_id, None)
+        for held in session.subscriptions.values():
+            self._let_go(held, forget=False)
+        session.subscriptions.clear()
+
+    def drop(self, session: Session, number: int) -> None:
+        """A subscription of this session is no more; its position is about to end."""
+        held = session.subscriptions.pop(number)
+        held.outbox.forget(held)
+        if isinstance(held, Subscription):
+            self._store.classes[held.class_id].listening.remove(held)
+
+    def unsubscribe(self, session: Session, asked: UnsubscriptionAsked) -> None:
+        held = session.subscriptions.pop(asked.number, None)
+        if held is None:
+            raise RemoteProtocolError(
+                Reason.UNKNOWN_SUBSCRIPTION, f"this session has no subscription {asked.number}"
+            )
+        self._let_go(held, forget=asked.asked.forget)
+        answer = frames.encode(frames.UNSUBSCRIBE, class_id=asked.number, message_id=asked.request)
+        self._reply(session, answer)
+
+    def _let_go(self, held: Subscription | Member, *, forget: bool) -> None:
+        """A session has no part in a position any more. One without a name, or whose name is to be
+        forgotten, ends with it."""
+        if isinstance(held, Member):
+            group = held.group
+            group.leave(held)
+            if not group.members and (forget or not group.durable):
+                self.end(group)
+            else:
+                self._wake(group)
+            return
+        cls = self._store.classes[held.class_id]
+        held.outbox.forget(held)
+        cls.listening.remove(held)
+        if held.durable and not forget:
+            held.detach()
+        else:
+            self.end(held)
+
+    def end(self, position: Subscription) -> None:
+        """A position is gone for good."""
+        cls = self._store.classes[position.class_id]
+        position.give_up_waiting()
+        cls.subscriptions.remove(position)
+        cls.named.pop((position.durable, position.group), None)
+        if position in cls.policed:
+            cls.policed.remove(position)
+        if isinstance(position, Group):
+            cls.groups.remove(position)
+        if position.wanted is not None:
+            cls.channels.remove(position.wanted)
+        cls.delivered += position.delivered
+        cls.redelivered += position.redelivered
+        cls.acknowledged += position.acknowledged
+        cls.dropped.update(position.undelivered)
+        if not cls.subscriptions:
+            cls.leave(position.window)
+        self._store.release(cls)
+
+    # Fetch ---------------------------------------------------------------------------------------
+
+    def fetch(self, session: Session, asked: FetchAsked) -> None:
+        ring = self._class(asked.class_id).ring
+        first = min(max(asked.asked.first, ring.floor), ring.head)
+        last = min(first + asked.asked.count, ring.head)
+        pieces: list[memoryview] = []
+        at, space = first, FETCH_BYTES_MAX
+        while at < last and space > 0:
+            piece, at = ring.piece(at, last, space)
+            pieces.append(piece)
+            space -= len(piece)
+        if pieces:
+            session.outbox.answer(asked.class_id, b"".join(pieces))
+        reply = FetchReply(first=first, next=at, floor=ring.floor, head=ring.head)
+        self._reply(
+            session,
+            frames.encode(
+                frames.FETCH,
+                class_id=asked.class_id,
+                message_id=asked.request,
+                content=reply.encode(),
+            ),
+        )
+
+    def _class(self, class_id: int) -> MessageClass:
+        cls = self._store.classes.get(class_id)
+        if cls is None:
+            raise RemoteProtocolError(
+                Reason.UNKNOWN_CLASS, f"no Connect has named class {class_id}"
+            )
+        return cls
+
+    def _wake(self, position: Subscription) -> None:
+        if isinstance(position, Group):
+            for member in position.share():
+                self._ready(member.outbox)
+        elif position.is_connected:
+            position.outbox.wake(position)
+            self._ready(position.outbox)
+
+    def _reply(self, session: Session, frame: bytes) -> None:
+        session.outbox.reply(frame)
+        self._ready(session.outbox)

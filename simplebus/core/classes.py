@@ -1,0 +1,215 @@
+"""One class: its ring, and everybody who has to do with it.
+
+Rule 1: a class's floor is the lowest of its positions and of its backlog; what lies below is let go
+of, unless the class is to keep it longer.
+Rule 2: the backlog is what nobody was there for. It waits for the first subscription that asks for
+what waits, whoever else comes and goes meanwhile.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, deque
+
+from simplebus.core.acks import AckWindow
+from simplebus.core.channel_table import ChannelTable
+from simplebus.core.errors import Reason
+from simplebus.core.group import Group
+from simplebus.core.limits import TIMES_MAX, TIMES_STEP_SECONDS
+from simplebus.core.requests import Start
+from simplebus.core.ring import Ring
+from simplebus.core.session import Session
+from simplebus.core.settings import Keep
+from simplebus.core.statistics import ClassStatistics
+from simplebus.core.subscription import Subscription
+
+
+class MessageClass:
+    """See the module's law."""
+
+    def __init__(self, ring: Ring, keep: Keep) -> None:
+        self.class_id = ring.class_id
+        self.name = ""
+        self.ring = ring
+        self.keep = keep
+        self._keeps = bool(keep)
+        self.channels = ChannelTable(ring)
+        self.times = TimeIndex()
+        self.subscriptions: list[Subscription] = []
+        """Every position, those of durables and groups included."""
+        self.listening: list[Subscription] = []
+        """The positions that sessions are connected to, but for groups."""
+        self.groups: list[Group] = []
+        self.policed: list[Subscription] = []
+        """The positions with a policy of their own about what waits for them."""
+        self.named: dict[tuple[str, str], Subscription] = {}
+        """Durables and groups, by the names of both."""
+        self.waiting = AckWindow(floor=0)
+        """The backlog: what the next subscription that asks for what waits takes over."""
+        self.blocked: deque[Session] = deque()
+        """Whose parked messages wait for room here, longest wait first."""
+        self.dropped: Counter[Reason] = Counter()
+        self.delivered = self.redelivered = self.acknowledged = 0
+        """Of subscriptions that are gone."""
+
+    @property
+    def has_backlog(self) -> bool:
+        """Whether something waits that no subscription is there for."""
+        return not self.subscriptions or self.waiting.floor < self.waiting.cursor
+
+    def floor(self) -> int:
+        """The lowest sequence that somebody may still need."""
+        if not self.subscriptions:
+            return self.waiting.floor
+        floor = min([s.window.floor for s in self.subscriptions])
+        if self.waiting.floor < self.waiting.cursor:
+            return min(floor, self.waiting.floor)
+        return floor
+
+    def release(self, now: float) -> None:
+        """Let go of what nobody needs and what is not to be kept."""
+        floor = self.floor()
+        if self._keeps and floor > self.ring.floor:
+            floor = min(floor, self._kept_from(now))
+        self.ring.release(floor)
+
+    def release_kept(self, size: int) -> bool:
+        """Let go of at least `size` bytes of what is merely kept. Returns whether there was any."""
+        ring, floor = self.ring, self.floor()
+        if floor <= ring.floor:
+            return False
+        ring.release(min(floor, max(ring.after(size), ring.floor + 1)))
+        return True
+
+    def _kept_from(self, now: float) -> int:
+        ring, keep = self.ring, self.keep
+        kept = ring.floor
+        if keep.messages:
+            kept = max(kept, ring.head - keep.messages)
+        if keep.bytes and ring.frame_bytes > keep.bytes:
+            kept = max(kept, ring.after(ring.frame_bytes - keep.bytes))
+        if keep.seconds:
+            kept = max(kept, min(self.times.find(now - keep.seconds, ring.head), ring.head))
+        return kept
+
+    def lost(self) -> Counter[Reason]:
+        """Messages that were not kept, or not delivered to some position, by reason."""
+        lost = self.dropped.copy()
+        for subscription in self.subscriptions:
+            lost.update(subscription.undelivered)
+        return lost
+
+    # Positions -----------------------------------------------------------------------------------
+
+    def start(self, start: str | Start) -> AckWindow:
+        """A fresh position. Raises ValueError for a start that is none."""
+        ring = self.ring
+        match start:
+            case "waiting":
+                return self._take_backlog() if self.has_backlog else AckWindow(floor=ring.head)
+            case "new":
+                at = ring.head
+            case "earliest":
+                at = ring.floor
+            case "last":
+                at = ring.head - 1
+            case Start(sequence=int(sequence), time=None):
+                at = sequence
+            case Start(sequence=None, time=float(time)):
+                at = self.times.find(time, ring.head)
+            case _:
+                raise ValueError(
+                    f'start is "waiting", "new", "earliest", "last", {{"sequence": n}} or '
+                    f'{{"time": seconds}}, got {start!r}'
+                )
+        if not self.subscriptions:  # What waits is not for this one, and stays.
+            self.waiting.cursor = max(self.waiting.cursor, ring.head)
+        return AckWindow(floor=min(max(at, ring.floor), ring.head))
+
+    def _take_backlog(self) -> AckWindow:
+        window, head = self.waiting, self.ring.head
+        if self.subscriptions and window.cursor < head:  # What came since was for the others.
+            since, window.cursor = window.cursor, head
+            window.ack_range(since, head)
+        self.waiting = AckWindow(floor=head)
+        return window
+
+    def leave(self, window: AckWindow) -> None:
+        """The last position is gone: what it has not acknowledged joins the backlog."""
+        if self.waiting.floor < self.waiting.cursor:
+            window = window.union(self.waiting)
+        self.waiting = window
+
+    def statistics(self) -> ClassStatistics:
+        subscriptions = tuple(s.statistics() for s in self.subscriptions)
+        return ClassStatistics(
+            class_id=self.class_id,
+            name=self.name,
+            ring=self.ring.statistics(),
+            published=self.ring.head,
+            delivered=self.delivered + sum(s.delivered for s in subscriptions),
+            redelivered=self.redelivered + sum(s.redelivered for s in subscriptions),
+            acknowledged=self.acknowledged + sum(s.acknowledged for s in subscriptions),
+            in_flight=sum(s.in_flight for s in subscriptions),
+            dropped=dict(self.lost()),
+            blocked_sessions=len(self.blocked),
+            parked=sum(
+                batch.count
+                for session in self.blocked
+                for class_id, batch in session.parked
+                if class_id == self.class_id
+            ),
+            channels=len(self.channels),
+            subscriptions=subscriptions,
+        )
+
+
+class TimeIndex:
+    """When messages were accepted, to within TIMES_STEP_SECONDS or a little more.
+
+    times    12.00     12.01     57.30         a step begins with a message
+    ends     12.01     12.02     57.31         when a message begins the next one at the latest
+    firsts   0         40        95            sequence of the message that began it
+    """
+
+    def __init__(self) -> None:
+        self._times: list[float] = []
+        self._ends: list[float] = []
+        self._firsts: list[int] = []
+        self._step = TIMES_STEP_SECONDS
+        self.next_time = float("-inf")
+        """`note` need not be called before."""
+
+    def __len__(self) -> int:
+        """How many steps there are."""
+        return len(self._times)
+
+    def note(self, now: float, sequence: int) -> None:
+        """The message with this sequence, and those behind it, are accepted now or later."""
+        if now < self.next_time:
+            return
+        self.next_time = now + self._step
+        self._times.append(now)
+        self._ends.append(self.next_time)
+        self._firsts.append(sequence)
+        if len(self._times) > TIMES_MAX:  # Two steps become one, and later ones are as long.
+            last = self._ends[-1:] * (len(self._ends) % 2)
+            self._ends = self._ends[1::2] + last
+            self._times, self._firsts = self._times[::2], self._firsts[::2]
+            self._step *= 2
+
+    def find(self, time: float, head: int) -> int:
+        """A sequence such that every message accepted at `time` or later is at or behind it, and
+        few others."""
+        at = bisect_right(self._times, time) - 1
+        if at < 0:
+            return 0
+        if time >= self._ends[at]:
+            at += 1
+        return self._firsts[at] if at < len(self._firsts) else head
+
+    def forget(self, floor: int) -> None:
+        """Nothing below floor is kept."""
+        count = bisect_right(self._firsts, floor) - 1
+        if count > 0:
+            del self._times[:count], self._ends[:count], self._firsts[:count]

@@ -1,0 +1,135 @@
+"""What a ring knows of its messages beside their frames: channel, expiry, opening time.
+
+Rule 1: a column exists from the first message on that needs it: a class whose messages are plain
+pays nothing. Rows are the ring's slots.
+Rule 2: this file knows slots and numbers; what a channel number means is the channel table's
+business.
+
+    slot       0    1    2    3 …
+    channels   0    3    3    1      0: none
+    expires    inf  inf  12.5 inf    seconds of the driver's clock; inf: never
+    opens      0    0    0    99.0   not to be delivered before; 0: at once
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Channels = npt.NDArray[np.uint32]
+"""Shape (n,): channel numbers; 0 for none."""
+Times = npt.NDArray[np.float64]
+"""Shape (n,): seconds."""
+
+NEVER = float("inf")
+AT_ONCE = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What is known of some messages in a row. None says that a column has nothing for them."""
+
+    count: int
+    channels: Channels | int = 0
+    expires: Times | None = None
+    opens: Times | None = None
+
+    def part(self, first: int, last: int) -> Rows:
+        """Messages first..last-1 of these."""
+        here = slice(first, last)
+        return Rows(
+            last - first,
+            self.channels if isinstance(self.channels, int) else self.channels[here],
+            None if self.expires is None else self.expires[here],
+            None if self.opens is None else self.opens[here],
+        )
+
+    @property
+    def is_plain(self) -> bool:
+        return isinstance(self.channels, int) and self.channels == 0 and not self.is_timed
+
+    @property
+    def is_timed(self) -> bool:
+        return self.expires is not None or self.opens is not None
+
+
+class Columns:
+    """The columns that a ring has, each as long as the ring has slots."""
+
+    def __init__(self) -> None:
+        self.channels: Channels | None = None
+        self.expires: Times | None = None
+        self.opens: Times | None = None
+        self.row_bytes = 0
+        """Memory of one row of the columns that exist."""
+
+    def missing_bytes(self, rows: Rows) -> int:
+        """Memory of one row of the columns that these rows need and that do not exist."""
+        missing = 0
+        if self.channels is None and not (isinstance(rows.channels, int) and rows.channels == 0):
+            missing += 4
+        if self.expires is None and rows.expires is not None:
+            missing += 8
+        if self.opens is None and rows.opens is not None:
+            missing += 8
+        return missing
+
+    def add_for(self, rows: Rows, slots: int) -> None:
+        """Make the columns that these rows need."""
+        self.row_bytes += self.missing_bytes(rows)
+        if self.channels is None and not (isinstance(rows.channels, int) and rows.channels == 0):
+            self.channels = np.zeros(slots, np.uint32)
+        if self.expires is None and rows.expires is not None:
+            self.expires = np.full(slots, NEVER)
+        if self.opens is None and rows.opens is not None:
+            self.opens = np.full(slots, AT_ONCE)
+
+    def put(self, pieces: list[tuple[int, int]], rows: Rows) -> None:
+        """Write rows into the slot ranges `pieces`, which hold as many."""
+        done = 0
+        for start, stop in pieces:
+            here, part = slice(start, stop), slice(done, done + stop - start)
+            done += stop - start
+            if self.channels is not None:
+                value = rows.channels
+                self.channels[here] = value if isinstance(value, int) else value[part]
+            if self.expires is not None:
+                self.expires[here] = NEVER if rows.expires is None else rows.expires[part]
+            if self.opens is not None:
+                self.opens[here] = AT_ONCE if rows.opens is None else rows.opens[part]
+
+    def put_plain(self, slot: int) -> None:
+        """Write the row of a message that has nothing special."""
+        if self.channels is not None:
+            self.channels[slot] = 0
+        if self.expires is not None:
+            self.expires[slot] = NEVER
+        if self.opens is not None:
+            self.opens[slot] = AT_ONCE
+
+    def get(self, pieces: list[tuple[int, int]]) -> Rows:
+        """Copies of the rows in these slot ranges."""
+        count = sum(stop - start for start, stop in pieces)
+        channels: Channels | int = 0
+        if self.channels is not None:
+            channels = np.concatenate([self.channels[a:b] for a, b in pieces])
+        expires, opens = self.expires, self.opens
+        return Rows(
+            count,
+            channels,
+            None if expires is None else np.concatenate([expires[a:b] for a, b in pieces]),
+            None if opens is None else np.concatenate([opens[a:b] for a, b in pieces]),
+        )
+
+    def resize(self, rows: Rows, slots: int, pieces: list[tuple[int, int]]) -> None:
+        """Have so many slots, with these rows in the slot ranges `pieces` and nothing elsewhere."""
+        if self.channels is not None:
+            self.channels = np.zeros(slots, np.uint32)
+        if self.expires is not None:
+            self.expires = np.full(slots, NEVER)
+        if self.opens is not None:
+            self.opens = np.full(slots, AT_ONCE)
+        if rows.count:
+            self.put(pieces, rows)

@@ -1,0 +1,174 @@
+"""Everything that waits to be sent to one session, in the order in which it is to go.
+
+Rule 1: bytes are pulled by whoever can send them. A cursor moves when bytes were taken, not before,
+so a slow peer costs the ring's memory and nothing else.
+Rule 2: a version 2 peer is told whose messages follow whenever that changes, directly before them.
+
+    rest    what is begun or copied: goes first
+    replies answers
+    queue   feeds with something to send, in turn
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Protocol
+
+from simplebus.core import frames
+
+
+class Feed(Protocol):
+    """Something whose messages an outbox sends."""
+
+    class_id: int
+    number: int
+    """What the peer calls it."""
+    queued: bool
+    """Whether the outbox has it in its queue."""
+    attempt: int
+    """Which attempt to deliver what `take` returned, or `peek` showed, is."""
+
+    @property
+    def copies(self) -> bool:
+        """Whether `take` is to be asked before `peek`."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether something may be there to be sent."""
+
+    def take(self, tick: int) -> bytes:
+        """Copies of frames that go next; they count as sent. Empty if there are none."""
+
+    def peek(self, tick: int) -> memoryview:
+        """The next frames in one piece, empty if there are none. `sent` says what was taken."""
+
+    def sent(self, piece: memoryview, count: int, tick: int) -> bytes:
+        """The first `count` bytes of the peeked piece were taken. Returns the rest of a cut frame,
+        which counts as sent."""
+
+
+class Outbox:
+    """`peek` and `sent` alternate: what peek showed is valid until the next change to the bus."""
+
+    def __init__(self, session_id: int) -> None:
+        self.session_id = session_id
+        self.sent_bytes = 0
+        """Bytes taken so far; a peer that takes none while some wait is stalled."""
+        self.names_feeds = False
+        """Whether the peer is told whose messages follow: version 2."""
+        self._named: tuple[int, int, int] | None = None
+        """What it was told last: class, number, attempt."""
+        self._replies = bytearray()
+        self._confirm_at = -1
+        """Where in the replies a Confirm begins that none was behind yet; -1 for nowhere."""
+        self._rest = memoryview(b"")
+        """Copied bytes that go first: the rest of a cut frame, redeliveries, replies."""
+        self._queue: deque[Feed] = deque()
+        self._peeked: memoryview = memoryview(b"")
+        self._source: Feed | None = None
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes kept for this session beside the rings."""
+        return len(self._rest) + len(self._replies)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits to be sent."""
+        return not (self._rest or self._replies or self._queue)
+
+    def reply(self, frame: bytes) -> None:
+        """Queue a frame that is no subscription's message."""
+        self._replies += frame
+
+    def confirm(self, number: int) -> None:
+        """Say that all numbers before this one are stored, instead of what was to be said last."""
+        frame = frames.encode(frames.CONFIRM, message_id=number)
+        if self._confirm_at + len(frame) == len(self._replies):
+            del self._replies[self._confirm_at :]
+        self._confirm_at = len(self._replies)
+        self._replies += frame
+
+    def answer(self, class_id: int, messages: bytes) -> None:
+        """Queue messages that were fetched."""
+        self._replies += frames.encode(frames.DELIVER, class_id=class_id) + messages
+        self._named = None
+
+    def wake(self, feed: Feed) -> None:
+        """The feed has something to send."""
+        if not feed.queued:
+            feed.queued = True
+            self._queue.append(feed)
+
+    def forget(self, feed: Feed) -> None:
+        """The feed is gone."""
+        if feed.queued:
+            feed.queued = False
+            self._queue.remove(feed)
+        self._named = None  # Another one may come by the same name.
+
+    def peek(self, tick: int) -> memoryview:
+        """The next bytes to send; empty when there are none."""
+        self._source = None
+        if not self._rest and self._replies:
+            self._rest = memoryview(bytes(self._replies))
+            self._replies.clear()
+            self._confirm_at = -1
+        while not self._rest and self._queue:
+            feed = self._queue[0]
+            if feed.copies:
+                copies = feed.take(tick)
+                if copies:
+                    if self.names_feeds:
+                        copies = self._name(feed) + copies
+                    self._rest = memoryview(copies)
+                    self._queue.rotate(-1)
+                    continue
+            piece = feed.peek(tick)
+            if piece:
+                if self.names_feeds and (name := self._name(feed)):
+                    self._rest = memoryview(name)
+                    continue
+                self._source = feed
+                self._peeked = piece
+                return piece
+            self._queue.popleft()
+            feed.queued = False
+        return self._rest
+
+    def sent(self, count: int, tick: int) -> None:
+        """The first `count` of the bytes that peek showed were taken."""
+        self.sent_bytes += count
+        if self._source is None:
+            self._rest = self._rest[count:]
+            return
+        rest = self._source.sent(self._peeked, count, tick)
+        if rest:
+            self._rest = memoryview(rest)
+        if self._source.has_work:
+            self._queue.rotate(-1)
+        else:
+            self._queue.popleft()
+            self._source.queued = False
+        self._source = None
+        self._peeked = memoryview(b"")
+
+    def _name(self, feed: Feed) -> bytes:
+        """What says whose messages follow, if that is not what was said last."""
+        name = (feed.class_id, feed.number, feed.attempt)
+        if name == self._named:
+            return b""
+        self._named = name
+        return frames.encode(
+            frames.DELIVER, class_id=name[0], timer_index=name[1], message_id=name[2]
+        )
+
+
+class Nowhere(Outbox):
+    """Where a position that nobody is connected to sends: nothing is ever taken from it."""
+
+    def __init__(self) -> None:
+        super().__init__(-1)
+
+    def wake(self, feed: Feed) -> None:
+        pass

@@ -1,0 +1,400 @@
+"""What a program publishes, until the bus has confirmed it.
+
+Rule 1: a position counts messages from 0 and never wraps; the wire's number follows from it, and
+what follows is settled when the bus says at which number it goes on.
+Rule 2: a message is kept until it is confirmed or refused. After a loss the bus says which ones it
+has; the others are written again, in order, before everything else.
+Rule 3: bytes under way, written on this connection and not confirmed, stay within the credit; but
+one frame may always go. What the credit holds back waits here.
+Rule 4: when a call raises, nothing of it was published.
+
+    confirmed ≤ released ≤ numbered ≤ published
+
+    │ confirmed │ under way │ again │ segments │ pieces │
+    0           confirmed   released numbered            published
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from simplebus.core import envelope as envelopes
+from simplebus.core import frames
+from simplebus.core.asking import RefusedError
+from simplebus.core.chunks import Chunk, Segment, fitting, longest_of, opening_of
+from simplebus.core.envelope import Envelope
+from simplebus.core.errors import LocalProtocolError, Reason, RemoteProtocolError
+from simplebus.core.frames import DELIMITER
+from simplebus.core.limits import (
+    CREDIT_BYTES,
+    DELIMITER_BYTES,
+    FRAME_BYTES_MIN,
+    MESSAGE_ID_BITS,
+    MESSAGE_ID_MASK,
+    PLAIN_FRAMES_MAX,
+)
+
+# Frames are joined to chunks of at most this size, so that others find gaps between them.
+_CHUNK_BYTES = 256 * 1024
+# Refusals that nobody asks for are forgotten, the oldest first.
+_REFUSALS_MAX = 65_536
+_HALF = 1 << (MESSAGE_ID_BITS - 1)
+_PLAIN = Envelope()
+_STUFFED = DELIMITER[:-1]
+"""What an envelope's content never holds without more behind it."""
+
+
+class Publisher:
+    """One program's messages, over as many connections as it takes."""
+
+    def __init__(self, *, frame_bytes_max: int, name_class: Callable[[int], None]) -> None:
+        self.published = 0
+        """Messages handed over so far: the position of the next one."""
+        self.confirmed = 0
+        """All positions below are stored by the bus, or refused."""
+        self.unconfirmed_bytes = 0
+        """Bytes of the frames of all others."""
+        self.credit = CREDIT_BYTES
+        """Bytes that may be under way. A guess until the bus has said it."""
+        self.refused = 0
+        self.resent = 0
+        self._frame_bytes_max = frame_bytes_max
+        self._payload_bytes_max = frame_bytes_max - FRAME_BYTES_MIN
+        self._name_class = name_class
+        self._openings: dict[int, bytes] = {}
+        self._envelope_openings: dict[int, bytes] = {}
+        self._pieces: list[bytes] = []
+        self._put = self._pieces.append
+        self._segments: deque[Segment] = deque()
+        self._again: deque[Chunk] = deque()
+        """Numbered, and not released on this connection."""
+        self._under_way: deque[Chunk] = deque()
+        """Released on this connection."""
+        self._under_way_bytes = 0
+        self._settled_bytes = 0
+        """Of the oldest chunk, so many bytes are confirmed."""
+        self._released = self._numbered = 0
+        self._base = 0
+        """The wire's number of position 0."""
+        self._refusals: dict[int, RefusedError] = {}
+
+    @property
+    def has_credit(self) -> bool:
+        """Whether one message more may be handed over without piling up here."""
+        return self.unconfirmed_bytes < self.credit
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that are not released."""
+        return self.unconfirmed_bytes - self._under_way_bytes
+
+    @property
+    def released(self) -> int:
+        """All positions below were given out for writing, on this connection or before it."""
+        return self._released
+
+    # Handing over --------------------------------------------------------------------------------
+
+    def publish(self, payload: bytes, class_id: int, envelope: Envelope | None = None) -> int:
+        """Hand a message over. Returns its position.
+
+        Raises LocalProtocolError for a message longer than a frame may be, ValueError for what is
+        no class id, TypeError for what is not bytes.
+        """
+        try:
+            opening = self._openings[class_id]
+        except KeyError:
+            opening = self._open(class_id)
+        if (
+            envelope is not None
+            or type(payload) is not bytes
+            or DELIMITER in payload
+            or len(payload) > self._payload_bytes_max
+        ):
+            opening, payload = self._dress(payload, class_id, envelope)
+        put = self._put
+        put(opening)
+        put(payload)
+        self.unconfirmed_bytes += len(payload) + FRAME_BYTES_MIN
+        position = self.published
+        self.published = position + 1
+        return position
+
+    def publish_many(
+        self, payloads: Iterable[bytes], class_id: int, envelope: Envelope | None = None
+    ) -> int:
+        """Hand messages over, all or, when it raises what `publish` does, none of them.
+
+        Returns the last one's position; of no messages, that of the one before.
+        """
+        if class_id not in self._openings:
+            self._open(class_id)
+        handed = list(payloads)
+        if handed and set(map(type, handed)) != {bytes}:
+            handed = list(map(_as_bytes, handed))
+        if len(handed) > PLAIN_FRAMES_MAX and self._put_run(handed, class_id, envelope):
+            return self.published - 1
+        pieces: list[bytes] = []
+        for index, payload in enumerate(handed):
+            pieces += self._dress(payload, class_id, envelope, f" at index {index}")
+        self._pieces += pieces
+        self.published += len(handed)
+        self.unconfirmed_bytes += sum(map(len, pieces[1::2])) + len(handed) * FRAME_BYTES_MIN
+        return self.published - 1
+
+    def _put_run(self, payloads: list[bytes], class_id: int, envelope: Envelope | None) -> bool:
+        """Hand messages over in one piece. False if one of them has to be looked at for itself."""
+        if envelope is None:
+            opening, contents, foreign = self._openings[class_id], payloads, DELIMITER
+        else:
+            opening, foreign = self._envelope_openings[class_id], _STUFFED
+            front = envelopes.unstuff(envelopes.encode(envelope, b""))
+            contents = [front + payload for payload in payloads]
+        run = bytearray(opening)
+        run += opening.join(contents)
+        run += DELIMITER
+        size = len(run) - DELIMITER_BYTES
+        if run.count(foreign) != len(contents) + 1:
+            return False
+        lengths = list(map(len, contents))
+        if size > self._payload_bytes_max and max(lengths) > self._payload_bytes_max:
+            return False
+        self._seal()
+        self._segments.append(Segment(run, lengths, len(contents)))
+        self.unconfirmed_bytes += size
+        self.published += len(contents)
+        return True
+
+    def knows(self, class_id: int) -> bool:
+        """Whether the class was named to the bus."""
+        return class_id in self._openings
+
+    def open_class(self, class_id: int) -> None:
+        """The class is known to the bus."""
+        self._openings[class_id] = opening_of(frames.MESSAGE, class_id)
+        self._envelope_openings[class_id] = opening_of(frames.ENVELOPE, class_id)
+
+    def close_class(self, class_id: int) -> None:
+        """The class could not be named."""
+        self._openings.pop(class_id, None)
+        self._envelope_openings.pop(class_id, None)
+
+    def _open(self, class_id: int) -> bytes:
+        self._name_class(class_id)
+        return self._openings[class_id]
+
+    def _dress(
+        self, payload: object, class_id: int, envelope: Envelope | None, where: str = ""
+    ) -> tuple[bytes, bytes]:
+        """Opening and content of a message that may need an envelope."""
+        payload = _as_bytes(payload)
+        if envelope is None and DELIMITER not in payload:
+            opening, content = self._openings[class_id], payload
+        else:
+            content = envelopes.encode(envelope or _PLAIN, payload)
+            opening = self._envelope_openings[class_id]
+        if len(content) > self._payload_bytes_max:
+            raise self._too_long(payload, len(content), where)
+        return opening, content
+
+    def _too_long(self, payload: bytes, size: int, where: str) -> LocalProtocolError:
+        extra = f" ({size} with its envelope)" if size != len(payload) else ""
+        return LocalProtocolError(
+            f"the payload{where} has {len(payload)} bytes{extra}; a message of this connection "
+            f"carries at most {self._payload_bytes_max}"
+        )
+
+    # Connections ---------------------------------------------------------------------------------
+
+    def resume(
+        self, *, number: int, credit: int, frame_bytes: int, forgotten: bool = False
+    ) -> None:
+        """The bus is there and goes on at this number: whatever we have below it is stored.
+
+        A number that is none of ours comes from a bus that has forgotten us, as another bus has:
+        what was not confirmed before, it is given under new numbers.
+
+        Raises RemoteProtocolError when it does not accept frames as long as were handed over.
+        """
+        self._limit_frames(frame_bytes)
+        self.credit = credit
+        ahead = (number - self._number(self.confirmed)) & MESSAGE_ID_MASK
+        if not forgotten and ahead <= self._numbered - self.confirmed:
+            self._settle(self._again, self.confirmed + ahead)
+            self._cut_settled()
+        else:
+            self._base = number - self.confirmed
+            for chunk in self._again:
+                chunk.stamp(self._number(chunk.first))
+        self._released = self.confirmed
+
+    def lost(self) -> None:
+        """The connection is gone: what was under way is to be written again."""
+        self._again.extendleft(reversed(self._under_way))
+        self._under_way.clear()
+        self._under_way_bytes = 0
+        self._cut_settled()
+        self._released = self.confirmed
+
+    def release(self) -> Chunk | None:
+        """The next frames to write; None when there are none, or no credit."""
+        chunk = None
+        if self._again:
+            chunk = self._release_again()
+        elif self._segments or len(self._pieces) > 2:
+            chunk = self._release_next()
+        elif self._pieces:
+            chunk = self._release_one()
+        if chunk is not None:
+            self._under_way.append(chunk)
+            self._under_way_bytes += chunk.size
+            self._released = chunk.end
+        return chunk
+
+    def _room(self, size: int) -> int:
+        """Bytes that may be released; for the next frame, of this size, if nothing is under way."""
+        room = self.credit - self._under_way_bytes
+        return room if self._under_way else max(room, size)
+
+    def _release_again(self) -> Chunk | None:
+        """What was numbered on another connection."""
+        chunk = self._again[0]
+        room = self._room(chunk.size_below(chunk.first + 1))
+        count = fitting(chunk.bounds, 0, most=_CHUNK_BYTES, room=room)
+        if not count:
+            return None
+        self._again.popleft()
+        if count < chunk.count:
+            chunk, rest = chunk.split(count)
+            self._again.appendleft(rest)
+        self.resent += count
+        return chunk
+
+    def _release_next(self) -> Chunk | None:
+        if not self._segments:
+            self._seal()
+        segment, first = self._segments[0], self._numbered
+        room = self._room(segment.next_size)
+        chunk = segment.take(most=_CHUNK_BYTES, room=room, first=first, number=self._number(first))
+        if chunk is not None:
+            self._numbered = chunk.end
+            if segment.is_empty:
+                self._segments.popleft()
+        return chunk
+
+    def _release_one(self) -> Chunk | None:
+        """What `_release_next` does for the only message that is there."""
+        opening, content = self._pieces
+        size = len(content) + FRAME_BYTES_MIN
+        if size > self._room(size):
+            return None
+        first = self._numbered
+        self._pieces.clear()
+        self._numbered = first + 1
+        return Chunk.of_one(opening, content, first=first, number=self._number(first))
+
+    def _seal(self) -> None:
+        """Make a segment of the pieces."""
+        pieces = self._pieces
+        if pieces:
+            data = bytearray().join(pieces)
+            data += DELIMITER
+            self._segments.append(Segment(data, map(len, pieces[1::2]), len(pieces) // 2))
+            self._pieces = []
+            self._put = self._pieces.append
+
+    def _limit_frames(self, frame_bytes: int) -> None:
+        """The bus accepts frames of this length; 0 when it does not say."""
+        frame_bytes = min(frame_bytes or self._frame_bytes_max, self._frame_bytes_max)
+        shrinks = frame_bytes < self._payload_bytes_max + FRAME_BYTES_MIN
+        self._payload_bytes_max = frame_bytes - FRAME_BYTES_MIN
+        if not shrinks:
+            return
+        self._seal()
+        bounds = [chunk.bounds for chunk in self._again]
+        bounds += [segment.bounds for segment in self._segments]
+        longest = max(map(longest_of, bounds), default=0)
+        if longest > frame_bytes:
+            raise RemoteProtocolError(
+                Reason.FRAME_TOO_LONG,
+                f"the bus accepts frames of {frame_bytes} bytes; one of {longest} waits for it",
+            )
+
+    # What the bus says ---------------------------------------------------------------------------
+
+    def confirm(self, number: int) -> None:
+        """The bus has stored or refused everything below this number."""
+        ahead = (number - self._number(self.confirmed)) & MESSAGE_ID_MASK
+        if 0 < ahead < _HALF:
+            self._check_released(ahead, number)
+            freed = self._settle(self._under_way, self.confirmed + ahead)
+            self._under_way_bytes -= freed
+
+    def refuse(self, number: int, count: int, error: RefusedError) -> None:
+        """The bus has not stored `count` messages from this number on, and will not."""
+        ahead = (number - self._number(self.confirmed)) & MESSAGE_ID_MASK
+        if ahead >= _HALF:
+            return
+        self._check_released(ahead + 1, number)
+        first = self.confirmed + ahead
+        last = min(first + count, self._released)
+        self.refused += last - first
+        refusals = self._refusals
+        for position in range(max(first, last - _REFUSALS_MAX), last):
+            refusals[position] = error
+        while len(refusals) > _REFUSALS_MAX:
+            del refusals[next(iter(refusals))]
+
+    def refusals(self) -> dict[int, RefusedError]:
+        """What was refused since this was asked the last time, by position."""
+        taken, self._refusals = self._refusals, {}
+        return taken
+
+    def _check_released(self, ahead: int, number: int) -> None:
+        if self.confirmed + ahead > self._released:
+            raise RemoteProtocolError(
+                Reason.NUMBER_GAP,
+                f"the bus speaks of number {number}; the next one to be written is "
+                f"{self._number(self._released)}",
+            )
+
+    def _number(self, position: int) -> int:
+        return (self._base + position) & MESSAGE_ID_MASK
+
+    def _settle(self, chunks: deque[Chunk], position: int) -> int:
+        """Forget what is below the position. Returns how many bytes that were."""
+        freed = -self._settled_bytes
+        while chunks and chunks[0].end <= position:
+            freed += chunks.popleft().size
+        self._settled_bytes = chunks[0].size_below(position) if chunks else 0
+        freed += self._settled_bytes
+        self.confirmed = position
+        self.unconfirmed_bytes -= freed
+        return freed
+
+    def _cut_settled(self) -> None:
+        """Drop the confirmed part of the chunk that is to be written first."""
+        if self._settled_bytes:
+            chunk = self._again[0]
+            self._again[0] = chunk.split(self.confirmed - chunk.first)[1]
+            self._settled_bytes = 0
+
+    def check(self) -> None:
+        """Raise AssertionError unless the invariants hold."""
+        assert self.confirmed <= self._released <= self._numbered <= self.published, vars(self)
+        sizes = sum(chunk.size for chunk in self._under_way)
+        settled = self._settled_bytes if self._under_way else 0
+        assert self._under_way_bytes == sizes - settled
+        chunks = [*self._under_way, *self._again]
+        positions = [chunk.first for chunk in chunks] + [self._numbered]
+        assert all(chunk.end == after for chunk, after in zip(chunks, positions[1:], strict=True))
+
+
+def _as_bytes(payload: object) -> bytes:
+    if isinstance(payload, bytes | bytearray | memoryview):
+        return bytes(payload)
+    raise TypeError(
+        f"a payload is bytes, got {type(payload).__name__}; encode it first, "
+        "for example with str.encode() or json.dumps(…).encode()"
+    )

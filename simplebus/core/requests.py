@@ -1,0 +1,186 @@
+"""What peers ask and answer in JSON (protocol/binary.md, version 2): shapes, defaults, bounds.
+
+Rule 1: this file knows what is well formed, never what exists: whether a class or a durable is
+there is the broker's business.
+Rule 2: keys that are not known are ignored, so that peers of different age understand each other;
+a known key with a wrong value is refused, with the place and what was expected.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.limits import (
+    BINDINGS_MAX,
+    FETCH_MESSAGES_MAX,
+    IN_FLIGHT_MAX,
+    NAME_CHARACTERS_MAX,
+)
+
+VERSION = 2
+
+Name = Annotated[str, Meta(min_length=1, max_length=NAME_CHARACTERS_MAX)]
+ClassId = Annotated[int, Meta(ge=0, le=0xFFFF)]
+Sequence = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class _Object(msgspec.Struct, frozen=True):
+    def encode(self) -> bytes:
+        """The content of its frame."""
+        return msgspec.json.encode(self)
+
+
+class _Request(_Object, frozen=True, omit_defaults=True):
+    """Says what is asked for, and leaves out the rest."""
+
+
+class NamedClass(_Request, frozen=True):
+    """A class by id, name or both. With a name alone the bus gives the id."""
+
+    id: ClassId | None = None
+    name: Name | None = None
+
+
+class ConnectRequest(_Request, frozen=True):
+    """Who is there, and which classes it will use."""
+
+    version: Annotated[int, Meta(ge=2)] = VERSION
+    """The highest version that the client speaks."""
+    name: Name | None = None
+    """Whose numbers its messages carry; None for a publisher that is not remembered."""
+    instance: Name | None = None
+    """Distinguishes this running program from another one with its name."""
+    classes: Annotated[list[ClassId | Name | NamedClass], Meta(max_length=65_536)] = []
+    heartbeat: Annotated[float, Meta(ge=0, le=3600)] = 0.0
+    """Seconds of silence that the client would allow; 0 for any."""
+    client: Annotated[str, Meta(max_length=NAME_CHARACTERS_MAX)] = ""
+    """What it is, for logs."""
+
+
+class ConnectReply(_Object, frozen=True):
+    """What was granted."""
+
+    session: int
+    version: int = VERSION
+    server: str = ""
+    bus: str = ""
+    """Identity of the bus's memory: another one knows nothing of what was said before."""
+    classes: dict[str, int] = {}
+    """Id of each class that the request named by name."""
+    next: int = 0
+    """The number that the publisher's next message is to carry: all before it are stored."""
+    credit: int = 0
+    """Bytes of frames that may be unconfirmed."""
+    heartbeat: float = 0.0
+    """Seconds after which a silent side sends a Heartbeat; 0 for never."""
+    frame_bytes: int = 0
+    """The longest frame accepted."""
+    ack_seconds: float = 0.0
+    """How long a message may be unacknowledged before it is sent again, the first time."""
+
+
+class Start(_Request, frozen=True):
+    """A position: a sequence, or the first message accepted at or after a time."""
+
+    sequence: Sequence | None = None
+    time: float | None = None
+    """Seconds since 1970."""
+
+
+class SubscribeRequest(_Request, frozen=True):
+    """One more subscription to the class in the header."""
+
+    channels: Annotated[list[str], Meta(max_length=BINDINGS_MAX)] = []
+    """Patterns; a message comes when one of them matches its channel. None: every message."""
+    durable: Name | None = None
+    """A name under which the position outlives the session."""
+    group: Name | None = None
+    """Subscriptions of one group share one position: each message goes to one of them."""
+    start: str | Start = "waiting"
+    """"waiting" (what waits for a first subscription, else new), "new", "earliest", "last", or a
+    position. Ignored when the durable or the group exists."""
+    max_in_flight: Annotated[int, Meta(ge=1, le=IN_FLIGHT_MAX)] | None = None
+    """Messages sent to this subscription and not acknowledged; None for the bus's default."""
+    max_pending: Annotated[int, Meta(ge=1)] | None = None
+    """Messages stored for it and not acknowledged, at which `slow` decides; None for the class's
+    own limits."""
+    slow: str = "block"
+    """"block", "drop_oldest", "drop_newest" or "disconnect"."""
+    ack_seconds: Annotated[float, Meta(gt=0, le=86_400)] | None = None
+    """Instead of the bus's ack timeout; counted in whole ticks, at least one."""
+    max_deliveries: Annotated[int, Meta(ge=0, le=0xFFFF)] = 0
+    """How often a message is sent before it is given up; 0 for without end."""
+
+
+class SubscribeReply(_Object, frozen=True):
+    """Where the subscription stands."""
+
+    cursor: int
+    """Sequence of the next message that it is sent for the first time, if it is for it."""
+    floor: int
+    """Lowest sequence that it has not acknowledged."""
+    resumed: bool = False
+    """Whether the durable or the group was there before."""
+
+
+class UnsubscribeRequest(_Request, frozen=True):
+    """One subscription less."""
+
+    forget: bool = False
+    """Whether a durable's position goes too."""
+
+
+class FetchRequest(_Request, frozen=True):
+    """Messages of a class by sequence, with no effect on anybody's position."""
+
+    first: Sequence = 0
+    count: Annotated[int, Meta(ge=1, le=FETCH_MESSAGES_MAX)] = FETCH_MESSAGES_MAX
+
+
+class FetchReply(_Object, frozen=True):
+    """What was found."""
+
+    first: int
+    """Sequence of the first message sent; `next` if there is none."""
+    next: int
+    """Ask from here for more: the answer may be shorter than the range."""
+    floor: int
+    """Lowest sequence that the class still holds."""
+    head: int
+    """Sequence of the next message that will be accepted."""
+
+
+class ErrorReply(_Object, frozen=True):
+    """Why a frame had no effect, or why the server closes."""
+
+    code: str
+    message: str
+    fatal: bool = False
+    count: int = 1
+    """Of refused messages: how many numbers, from the one in the header on."""
+
+
+T = TypeVar("T", bound=_Object)
+
+_decoders: dict[type[_Object], msgspec.json.Decoder[_Object]] = {}
+
+
+def decode(kind: type[T], content: bytes, *, reason: Reason = Reason.BAD_REQUEST) -> T:
+    """The object in a frame's content; no content counts as `{}`.
+
+    Raises RemoteProtocolError with this reason for what is no such object.
+    """
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.json.Decoder(kind)
+    try:
+        found = decoder.decode(content or b"{}")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        shown = content[:60].decode("utf-8", "backslashreplace")
+        raise RemoteProtocolError(reason, f"a {kind.__name__} held {shown!r}: {error}") from None
+    assert isinstance(found, kind)
+    return found

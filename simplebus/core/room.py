@@ -1,0 +1,128 @@
+"""Messages that wait for room in a full class, and the order in which they get it.
+
+Rule 1: what one session published is stored in its order: behind one message that waits, all wait.
+Rule 2: of sessions that wait for the same class, the one that waits longest is let in first.
+Rule 3: what a peer left behind when it went is kept as long as there is memory. Not in version 2:
+nobody told its publisher that it was stored, and it comes again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from simplebus.core.classes import MessageClass
+from simplebus.core.errors import Reason
+from simplebus.core.frames import FrameBatch
+from simplebus.core.limits import PARKED_PIECE_BYTES
+from simplebus.core.ring import MemoryBudget
+from simplebus.core.session import Session
+
+
+class Room:
+    """Of one broker."""
+
+    def __init__(
+        self,
+        classes: Mapping[int, MessageClass],
+        budget: MemoryBudget,
+        append: Callable[[MessageClass, FrameBatch, Session], int],
+    ) -> None:
+        self._classes = classes
+        self._budget = budget
+        self._append = append
+        """Stores what fits, wakes who wants it, and returns how many messages it dealt with."""
+        self.let_in: dict[Session, None] = {}
+        """Sessions of whose messages some found room; whoever looks at them clears it."""
+
+    def park(self, session: Session, cls: MessageClass, batch: FrameBatch) -> None:
+        """Keep messages aside until their class has room."""
+        if not session.parked:
+            cls.blocked.append(session)
+        session.parked_bytes += batch.data.size
+        if session.parked and session.parked[-1][0] == cls.class_id:
+            last = session.parked[-1][1]
+            if last.data.size < PARKED_PIECE_BYTES:
+                session.parked[-1] = (cls.class_id, last.join(batch))
+                return
+        assert session.dialect is not None
+        session.dialect.parks(batch)
+        session.parked.append((cls.class_id, batch.copy()))
+
+    def made(self, cls: MessageClass) -> None:
+        """There may be room in a class: let in who waits for it."""
+        with_room = [cls]
+        while with_room:
+            cls = with_room.pop()
+            while cls.blocked:
+                session = cls.blocked[0]
+                goes_on_in = self._unpark(session, cls)
+                if goes_on_in is cls:
+                    if self._give_way(cls):
+                        continue
+                    break
+                cls.blocked.popleft()
+                if goes_on_in is not None:
+                    goes_on_in.blocked.append(session)
+                    with_room.append(goes_on_in)
+
+    def left_behind(self, session: Session) -> None:
+        """A peer is gone: keep what it parked, if there is memory."""
+        if session.parked and not self._budget.take(session.parked_bytes):
+            self.forget(session)
+
+    def forget(self, session: Session) -> None:
+        """Drop what a session has parked."""
+        if session.parked:
+            self._classes[session.parked[0][0]].blocked.remove(session)
+            self._drop(session)
+
+    def kept_bytes(self) -> int:
+        """Memory of what peers that are gone have parked."""
+        return sum(s.parked_bytes for s in self.blocked_sessions() if s.closed)
+
+    def blocked_sessions(self) -> list[Session]:
+        return [session for cls in self._classes.values() for session in cls.blocked]
+
+    def _unpark(self, session: Session, cls: MessageClass) -> MessageClass | None:
+        """Store what a session has parked, in order, as far as it is for `cls` and fits.
+
+        Returns the class whose room it needs next, or None when nothing is left.
+        """
+        while session.parked:
+            class_id, batch = session.parked[0]
+            if class_id != cls.class_id:
+                return self._classes[class_id]
+            taken = self._append(cls, batch, session)
+            stored = int(batch.bounds[taken])
+            session.parked_bytes -= stored
+            if taken:
+                self.let_in[session] = None
+                assert session.dialect is not None
+                session.dialect.unparks(batch, taken)
+            if session.closed:
+                self._budget.give(stored)
+            if taken < batch.count:
+                if taken:
+                    session.parked[0] = (class_id, batch.slice(taken, batch.count))
+                return cls
+            session.parked.popleft()
+        return None
+
+    def _give_way(self, cls: MessageClass) -> bool:
+        """Drop what a peer left behind here, when such messages take all the memory in use: no ring
+        could make room for those that wait in front of them, or for themselves."""
+        if len(cls.ring) or self._budget.used > self.kept_bytes():
+            return False
+        session = next((s for s in reversed(cls.blocked) if s.closed), None)
+        if session is None:
+            return False
+        cls.blocked.remove(session)
+        self._budget.give(session.parked_bytes)
+        self._drop(session)
+        return True
+
+    def _drop(self, session: Session) -> None:
+        for class_id, batch in session.parked:
+            self._classes[class_id].dropped[Reason.UNDELIVERED_AT_CLOSE] += batch.count
+        session.parked.clear()
+        session.parked_bytes = 0

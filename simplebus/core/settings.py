@@ -1,0 +1,69 @@
+"""How a bus behaves.
+
+Rule 1: what is only a bound is a field of `Limits`; what changes what happens stands here.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from simplebus.core.limits import HEARTBEAT_SECONDS, Limits
+
+
+class FullPolicy(enum.StrEnum):
+    """What happens to a message for a class that is at its limit."""
+
+    BLOCK = "block"
+    """Its publisher waits."""
+    DROP_OLDEST = "drop_oldest"
+    """The oldest message makes room."""
+    DROP_NEWEST = "drop_newest"
+    """It is dropped itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """How long messages are kept that nobody needs any more; 0 everywhere for not at all.
+
+    Where several are given, a message goes when it is over one of them. Raises ValueError for what
+    is below 0.
+    """
+
+    messages: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("messages", "bytes", "seconds"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"keep {name} must be 0 or more, got {getattr(self, name)}")
+
+    def __bool__(self) -> bool:
+        return bool(self.messages or self.bytes or self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a broker behaves.
+
+    Raises ValueError for an ack timeout that the wire cannot carry.
+    """
+
+    limits: Limits = field(default_factory=Limits)
+    ack_timeout: int = 6
+    """Ticks after which an unacknowledged message is sent again, the first time."""
+    tick_seconds: float = 1.0
+    full_policy: FullPolicy = FullPolicy.BLOCK
+    keep: Keep = field(default_factory=Keep)
+    """What every class keeps that nobody needs any more."""
+    heartbeat_seconds: float = HEARTBEAT_SECONDS
+    """The longest that a version 2 peer may be silent; 0 for ever."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.ack_timeout <= 0xFFFF:
+            raise ValueError(f"ack_timeout must be from 1 to 65535 ticks, got {self.ack_timeout}")
+        if not self.tick_seconds > 0:
+            raise ValueError(f"tick_seconds must be above 0, got {self.tick_seconds}")
+        if not self.heartbeat_seconds >= 0:
+            raise ValueError(f"heartbeat_seconds must be 0 or more, got {self.heartbeat_seconds}")

@@ -1,0 +1,371 @@
+"""What is published and kept: every class, and what happens when one is full.
+
+Rule 1: a message that cannot be kept is counted by reason, and its publisher told if its version
+has a word for it.
+Rule 2: the store says which feeds have something new; it sends nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+
+import numpy as np
+
+from simplebus.core import envelope, frames, version2
+from simplebus.core.classes import MessageClass
+from simplebus.core.columns import Rows
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.events import Refused
+from simplebus.core.frames import FrameBatch
+from simplebus.core.limits import (
+    CLASS_ID_MAX,
+    DELIMITER_BYTES,
+    HEADER_BYTES,
+    PLAIN_FRAMES_MAX,
+    REDELIVERY_MESSAGES,
+)
+from simplebus.core.outbox import Outbox
+from simplebus.core.requests import NamedClass
+from simplebus.core.ring import MemoryBudget, Ring
+from simplebus.core.room import Room
+from simplebus.core.session import Session
+from simplebus.core.settings import FullPolicy, Settings
+from simplebus.core.subscription import Subscription
+from simplebus.core.terms import Clock
+from simplebus.core.version2 import Version2
+
+
+class Store:
+    """Of one broker."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        *,
+        ready: Callable[[Outbox], None],
+        refuse: Callable[[Session, Refused], None],
+        end: Callable[[Subscription], None],
+    ) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.classes: dict[int, MessageClass] = {}
+        self.names: dict[str, int] = {}
+        """Ids of the classes that have names."""
+        self.budget = MemoryBudget(settings.limits.total_bytes)
+        self.room = Room(self.classes, self.budget, self._append)
+        self.timer_index = 0
+        self._ready = ready
+        """Called with outboxes that have something new."""
+        self._refuse = refuse
+        """Called with what cannot be stored."""
+        self._end = end
+        """Called with a subscription that is to be cut off, because it is too slow."""
+        self.loose: dict[MessageClass, None] = {}
+        """Classes whose floor may have moved by itself, or some of whose positions are too slow."""
+
+    # Classes -------------------------------------------------------------------------------------
+
+    def open_classes(self, class_ids: tuple[int, ...]) -> list[int]:
+        """Have these classes. Returns those that are new.
+
+        Raises RemoteProtocolError (too_many_classes), and has none of them then.
+        """
+        new = self.new_classes(class_ids)
+        limits = self.settings.limits
+        for class_id in new:
+            ring = Ring(
+                class_id=class_id,
+                messages_max=limits.class_messages,
+                bytes_max=limits.class_bytes,
+                budget=self.budget,
+            )
+            self.classes[class_id] = MessageClass(ring, self.settings.keep)
+        return new
+
+    def new_classes(self, class_ids: Iterable[int]) -> list[int]:
+        """Those of these classes that do not exist yet. Raises as `open_classes` does."""
+        new = [class_id for class_id in dict.fromkeys(class_ids) if class_id not in self.classes]
+        most = self.settings.limits.classes
+        if len(self.classes) + len(new) > most:
+            raise RemoteProtocolError(
+                Reason.TOO_MANY_CLASSES,
+                f"a Connect named {len(new)} new classes; {len(self.classes)} exist, "
+                f"{most} may exist",
+            )
+        return new
+
+    def find_ids(self, asked: Iterable[int | str | NamedClass]) -> list[tuple[int, str]]:
+        """The id of each class that is asked for, and its name, if it is asked for by name. Who has
+        a new name and no id is given one. Changes nothing.
+
+        Raises RemoteProtocolError (bad_connect, class_name_conflict, too_many_classes).
+        """
+        named = [_named_class(one) for one in asked]
+        ids = {one.id for one in named}
+        free = (n for n in range(CLASS_ID_MAX, -1, -1) if n not in self.classes and n not in ids)
+        id_of: dict[str, int] = {}
+        name_of: dict[int, str] = {}
+        found: list[tuple[int, str]] = []
+        for one in named:
+            name = one.name or ""
+            known = self.names.get(name, id_of.get(name)) if name else None
+            class_id = one.id if one.id is not None else known
+            if class_id is None:
+                class_id = next(free, None)
+            if class_id is None:
+                raise RemoteProtocolError(
+                    Reason.TOO_MANY_CLASSES, f"no class id is left for the class {name!r}"
+                )
+            if name:
+                there = name_of.get(class_id, "")
+                if class_id in self.classes:
+                    there = self.classes[class_id].name or there
+                if (known is not None and known != class_id) or there not in ("", name):
+                    raise RemoteProtocolError(
+                        Reason.CLASS_NAME_CONFLICT,
+                        f"the class {name!r} was named with id {class_id}; "
+                        + (f"that one is {there!r}" if there else f"it has id {known}"),
+                    )
+                id_of[name], name_of[class_id] = class_id, name
+            found.append((class_id, name))
+        return found
+
+    def name_classes(self, found: Iterable[tuple[int, str]]) -> None:
+        """Have these classes by these names, as `find_ids` has found them."""
+        for class_id, name in found:
+            if name:
+                self.classes[class_id].name = name
+                self.names[name] = class_id
+
+    # Publishing ----------------------------------------------------------------------------------
+
+    def publish_one(self, session: Session, class_id: int, frame: memoryview) -> None:
+        cls = self.classes[class_id]
+        if (
+            session.parked
+            or cls.blocked
+            or frame[0] != frames.MESSAGE
+            or not cls.ring.append_one(frame, self.timer_index)
+        ):
+            self.publish(session, class_id, FrameBatch.of_one(frame))
+            return
+        if self.clock.now >= cls.times.next_time:
+            cls.times.note(self.clock.now, cls.ring.head - 1)
+        self._wake(cls)
+
+    def publish(self, session: Session, class_id: int, batch: FrameBatch) -> None:
+        cls = self.classes[class_id]
+        if session.parked or cls.blocked:
+            self.room.park(session, cls, batch)
+            return
+        taken = self._append(cls, batch, session)
+        if taken < batch.count:
+            rest = batch.slice(taken, batch.count)
+            match self.settings.full_policy:
+                case FullPolicy.BLOCK:
+                    self.room.park(session, cls, rest)
+                case FullPolicy.DROP_NEWEST:
+                    self._drop_newest(session, cls, rest)
+                case FullPolicy.DROP_OLDEST:
+                    self._append_dropping_oldest(session, cls, rest)
+
+    def _append(self, cls: MessageClass, batch: FrameBatch, session: Session) -> int:
+        """Store messages, as far as there is room. Returns how many it dealt with."""
+        ring = cls.ring
+        first = ring.head
+        dealt = self._put(cls, batch, session)
+        while dealt < batch.count and cls.keep and cls.release_kept(batch.data.size):
+            dealt += self._put(cls, batch.slice(dealt, batch.count), session)
+        if ring.head != first:
+            if self.clock.now >= cls.times.next_time:
+                cls.times.note(self.clock.now, first)
+            self._wake(cls)
+        return dealt
+
+    def _put(self, cls: MessageClass, batch: FrameBatch, session: Session) -> int:
+        if not isinstance(session.dialect, Version2):
+            return cls.ring.append(batch, self.timer_index)
+        types = batch.data[batch.starts]
+        dealt = 0
+        breaks = (np.flatnonzero(types[1:] != types[:-1]) + 1).tolist()
+        for first, last in pairwise([0, *breaks, batch.count]):
+            run = batch if last - first == batch.count else batch.slice(first, last)
+            if types[first] == frames.MESSAGE:
+                taken = cls.ring.append(run, self.timer_index)
+            else:
+                taken = self._put_envelopes(cls, run, session)
+            dealt += taken
+            if taken < run.count:
+                break
+        return dealt
+
+    def _put_envelopes(self, cls: MessageClass, batch: FrameBatch, session: Session) -> int:
+        """The same for a run of messages with envelopes. A bad one is refused, and dealt with."""
+        dealt, most = 0, batch.count
+        while dealt < batch.count:
+            some = batch.slice(dealt, min(dealt + most, batch.count))
+            read = envelope.scan(some)
+            if read.count:
+                rows = self._rows(cls, read)
+                good = some if read.count == some.count else some.slice(0, read.count)
+                taken = cls.ring.append(good, self.timer_index, rows)
+                dealt += taken
+                if taken < read.count:
+                    break
+            most *= 2
+            if read.count < some.count:
+                self._refuse_envelope(session, some.slice(read.count, read.count + 1))
+                dealt += 1
+                most = PLAIN_FRAMES_MAX  # Where one is bad, others may be: look not far ahead.
+        return dealt
+
+    def _rows(self, cls: MessageClass, read: envelope.EnvelopeColumns) -> Rows:
+        numbers = cls.channels.numbers(read.names)
+        if isinstance(read.channels, int):
+            channels: int | np.ndarray = numbers[read.channels] if numbers else 0
+        else:
+            channels = np.array(numbers, np.uint32)[read.channels]
+        now = self.clock.now
+        return Rows(
+            read.count,
+            channels,
+            None if read.expires is None else read.expires + now,
+            None if read.not_before is None else read.not_before + now,
+        )
+
+    def _refuse_envelope(self, session: Session, frame: FrameBatch) -> None:
+        try:
+            envelope.decode(frame.data[HEADER_BYTES:-DELIMITER_BYTES].tobytes())
+        except RemoteProtocolError as error:
+            self._refuse_messages(session, frame, error.reason, error.sentence)
+            return
+        raise AssertionError("an envelope that one parser refused was taken by the other")
+
+    def _refuse_messages(
+        self, session: Session, batch: FrameBatch, reason: Reason, sentence: str
+    ) -> None:
+        for refused in version2.refused_messages(batch, reason, sentence):
+            self._refuse(session, refused)
+
+    def _wake(self, cls: MessageClass) -> None:
+        """There is something new for everyone subscribed to the class."""
+        for subscription in cls.listening:
+            subscription.outbox.wake(subscription)
+            self._ready(subscription.outbox)
+        for group in cls.groups:
+            for member in group.share():
+                self._ready(member.outbox)
+        if cls.policed:
+            self._police(cls)
+
+    def _police(self, cls: MessageClass) -> None:
+        """Have positions obey their own policy about what waits for them."""
+        for position in cls.policed:
+            if position.terms.slow == "disconnect":
+                if not position.is_too_slow and position.excess():
+                    position.is_too_slow = True
+                    self.loose[cls] = None  # It is cut off when nothing else is under way.
+            elif position.make_way():
+                self.loose[cls] = None
+
+    # Full ----------------------------------------------------------------------------------------
+
+    def _drop_newest(self, session: Session, cls: MessageClass, batch: FrameBatch) -> None:
+        cls.dropped[Reason.DROP_NEWEST] += batch.count
+        if isinstance(session.dialect, Version2):
+            sentence = f"class {cls.class_id} is full, and drops the newest"
+            self._refuse_messages(session, batch, Reason.DROP_NEWEST, sentence)
+
+    def _append_dropping_oldest(
+        self, session: Session, cls: MessageClass, batch: FrameBatch
+    ) -> None:
+        ring = cls.ring
+        while True:
+            if not len(ring):  # Not even an empty ring takes it: other classes hold the memory.
+                self._drop_newest(session, cls, batch)
+                return
+            too_many = len(ring) + batch.count - ring.messages_max
+            if too_many > 0:
+                floor = min(ring.floor + too_many, ring.head)
+            else:
+                floor = ring.after(batch.data.size)
+            cls.dropped[Reason.DROP_OLDEST] += floor - ring.floor
+            for subscription in cls.subscriptions:
+                subscription.skip_to(floor)
+            if cls.has_backlog:
+                cls.waiting.skip_to(floor)
+            ring.release(max(floor, cls.floor()))
+            taken = self._append(cls, batch, session)
+            if taken == batch.count:
+                return
+            batch = batch.slice(taken, batch.count)
+
+    def release(self, cls: MessageClass) -> None:
+        """Let go of what nobody needs any longer, and let the blocked ones in."""
+        cls.release(self.clock.now)
+        if cls.blocked:
+            self.room.made(cls)
+
+    def loosen(self, cls: MessageClass) -> None:
+        """A position has moved by itself; `release_loose` is to be called."""
+        self.loose[cls] = None
+
+    def release_loose(self) -> bool:
+        """Do what `release` does where positions have moved by themselves."""
+        if not self.loose:
+            return False
+        while self.loose:
+            cls, _ = self.loose.popitem()
+            for position in [p for p in cls.policed if p.is_too_slow]:
+                self._end(position)
+            self.release(cls)
+        return True
+
+    # Time ----------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Once per tick: memory, times, and what nobody waits for any more."""
+        for cls in self.classes.values():
+            cls.ring.tick()
+            cls.times.forget(cls.ring.floor)
+            if cls.ring.floor < cls.ring.timed_until:
+                self._expire(cls)
+            if cls.blocked or cls.keep.seconds:
+                self.release(cls)  # Other classes may have given memory back.
+
+    def _expire(self, cls: MessageClass) -> None:
+        """Drop what waits in front for somebody who has not come for it in time."""
+        changed = self._expire_backlog(cls)
+        for position in cls.subscriptions:
+            if not position.is_served:
+                changed |= position.expire()
+        if changed:
+            self.release(cls)
+
+    def _expire_backlog(self, cls: MessageClass) -> bool:
+        ring, waiting = cls.ring, cls.waiting
+        first = waiting.floor
+        end = waiting.cursor if cls.subscriptions else ring.head
+        last = min(end, ring.timed_until, first + REDELIVERY_MESSAGES)
+        expires = ring.rows(first, last).expires if first < last else None
+        if expires is None:
+            return False
+        late = expires <= self.clock.now
+        count = late.size if late.all() else int(late.argmin())
+        if count:
+            cls.dropped[Reason.EXPIRED] += waiting.skip_to(first + count)
+        return count > 0
+
+
+def _named_class(one: int | str | NamedClass) -> NamedClass:
+    if isinstance(one, int):
+        return NamedClass(id=one)
+    if isinstance(one, str):
+        return NamedClass(name=one)
+    if one.id is None and one.name is None:
+        raise RemoteProtocolError(
+            Reason.BAD_CONNECT, "a class is named by its id, by its name or by both"
+        )
+    return one

@@ -1,0 +1,231 @@
+"""Who has subscribed to what matches a channel, and what of this was asked lately.
+
+Rule 1: a sublist is a set of pairs of a pattern and a value; `match` is `channels.matches` asked of
+each pattern. Everything else in this file makes that fast.
+Rule 2: patterns without wildcards lie in a dict, the others in a trie. What is remembered of names
+has a ceiling in names and in values, and never outlives a change that concerns it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeAlias, TypeVar
+
+from simplebus.core.channels import check_pattern, is_literal, split
+from simplebus.core.trie import Trie
+
+# Belong in limits.py. Names whose matches are remembered, and the values of all these together.
+CACHE_NAMES_MAX = 4096
+CACHE_VALUES_MAX = 1 << 20
+
+T = TypeVar("T", bound=Hashable)
+
+_Values: TypeAlias = tuple[int, T] | dict[T, int]
+"""The values of one pattern, each with its place in the order of insertion. A single one, which is
+most often all, takes a pair: a third of a dict's memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class SublistStatistics:
+    """A snapshot of one sublist."""
+
+    subscriptions: int
+    """Pairs of a pattern and a value."""
+    literal_patterns: int
+    """Patterns without wildcards."""
+    nodes: int
+    """Nodes of the trie, which holds the other patterns."""
+    cached_names: int
+    """Names whose matches are remembered."""
+    cached_values: int
+    """Values that these matches name."""
+    searches: int
+    """Matches that were not remembered. It only grows."""
+
+
+class Sublist(Generic[T]):
+    """Pairs of a pattern and a value; and for a name, the values of all patterns that match it."""
+
+    def __init__(
+        self, *, cache_names: int = CACHE_NAMES_MAX, cache_values: int = CACHE_VALUES_MAX
+    ) -> None:
+        self.generation = 0
+        """Grows with every change. As long as it stays, so does what was matched."""
+        self._literal: dict[str, _Values[T]] = {}
+        self._wild: Trie[_Values[T]] = Trie()
+        self._length = 0
+        self._place = 0
+        """Of the next pair, in the order of insertion."""
+        self._cache: _Cache[T] = _Cache(names=cache_names, values=cache_values)
+        self._searches = 0
+
+    def __len__(self) -> int:
+        """Pairs of a pattern and a value."""
+        return self._length
+
+    def insert(self, pattern: str, value: T) -> bool:
+        """Add a value to a pattern. Returns whether it is new: the same pair again changes nothing.
+
+        Raises ValueError when the pattern is not legal.
+        """
+        check_pattern(pattern)
+        store = self._store(pattern)
+        values = store.get(pattern)
+        if values is None:
+            store[pattern] = (self._place, value)
+        else:
+            if isinstance(values, tuple):
+                store[pattern] = values = {values[1]: values[0]}
+            if value in values:
+                return False
+            values[value] = self._place
+        self._place += 1
+        self._length += 1
+        self._changed(pattern)
+        return True
+
+    def remove(self, pattern: str, value: T) -> None:
+        """Take a value from a pattern. Raises KeyError when it is not there."""
+        store = self._store(pattern)
+        values = store.get(pattern)
+        if isinstance(values, dict) and value in values:
+            del values[value]
+            if len(values) == 1:
+                store[pattern] = next((place, last) for last, place in values.items())
+        elif isinstance(values, tuple) and values[1] == value:
+            del store[pattern]
+        else:
+            raise KeyError(f"{value!r} was not inserted with the pattern {pattern!r}")
+        self._length -= 1
+        self._changed(pattern)
+
+    def match(self, name: str) -> tuple[T, ...]:
+        """The values of all patterns that match the name, in the order in which they were inserted.
+
+        A value comes once for each of its patterns that matches. The empty name is a message
+        without a channel. The name's wildcards are letters; a name with an empty segment is none,
+        and nothing matches it.
+        """
+        found = self._cache.get(name)
+        if found is None:
+            found = self._search(name)
+            self._cache.keep(name, found)
+        return found
+
+    def statistics(self) -> SublistStatistics:
+        """A snapshot. It looks at every node: ask it seldom."""
+        results = self._cache.results()
+        return SublistStatistics(
+            subscriptions=self._length,
+            literal_patterns=len(self._literal),
+            nodes=sum(1 for _ in self._wild.nodes()),
+            cached_names=len(results),
+            cached_values=sum(map(len, results)),
+            searches=self._searches,
+        )
+
+    def check(self) -> None:
+        """Raise AssertionError unless the invariants hold."""
+        self._wild.check()
+        self._cache.check()
+        stored = [*self._literal.values()]
+        for node in self._wild.nodes():
+            stored += node.values
+        places = [place for place, _ in _pairs(stored)]
+        assert len(places) == len(set(places)) == self._length, (places, self._length)
+        assert all(place < self._place for place in places), (places, self._place)
+
+    def _store(self, pattern: str) -> dict[str, _Values[T]] | Trie[_Values[T]]:
+        return self._literal if is_literal(pattern) else self._wild
+
+    def _search(self, name: str) -> tuple[T, ...]:
+        """What `match` returns, without the cache."""
+        self._searches += 1
+        segments = split(name)
+        if "" in segments:
+            return ()
+        found = self._wild.matching(segments)
+        literal = self._literal.get(name)
+        if literal is not None:
+            found.append(literal)
+        pairs = _pairs(found)
+        pairs.sort()  # No two places are equal: values are never compared.
+        return tuple([value for _, value in pairs])
+
+    def _changed(self, pattern: str) -> None:
+        """Forget what may not hold any more.
+
+        A pattern without wildcards matches one name. With wildcards, all names are forgotten: to
+        ask of each whether the pattern matches costs what a new search does, and only those in
+        use are searched again.
+        """
+        self.generation += 1
+        if is_literal(pattern):
+            self._cache.forget(pattern)
+        else:
+            self._cache.clear()
+
+
+class _Cache(Generic[T]):
+    """The matches of names in use, in two halves.
+
+    When the recent half is full, the older one is forgotten, and the recent one becomes the older.
+    A name that is found in the older half moves to the recent one. So the names in use stay,
+    however many others are asked once; and no name is ever moved or counted to find the oldest.
+    """
+
+    def __init__(self, *, names: int, values: int) -> None:
+        self._names_max = names // 2
+        self._values_max = values // 2
+        self._recent: dict[str, tuple[T, ...]] = {}
+        self._recent_values = 0
+        self._older: dict[str, tuple[T, ...]] = {}
+
+    def get(self, name: str) -> tuple[T, ...] | None:
+        found = self._recent.get(name)
+        if found is None:
+            found = self._older.pop(name, None)
+            if found is not None:
+                self.keep(name, found)
+        return found
+
+    def keep(self, name: str, found: tuple[T, ...]) -> None:
+        """Remember what is not remembered, unless it alone is more than half of what may be."""
+        if len(found) > self._values_max or not self._names_max:
+            return
+        values = self._recent_values + len(found)
+        if values > self._values_max or len(self._recent) >= self._names_max:
+            self._older, self._recent, values = self._recent, {}, len(found)
+        self._recent[name] = found
+        self._recent_values = values
+
+    def forget(self, name: str) -> None:
+        self._recent_values -= len(self._recent.pop(name, ()))
+        self._older.pop(name, None)
+
+    def clear(self) -> None:
+        self._recent.clear()
+        self._recent_values = 0
+        self._older.clear()
+
+    def results(self) -> list[tuple[T, ...]]:
+        return [*self._recent.values(), *self._older.values()]
+
+    def check(self) -> None:
+        assert self._recent_values == sum(map(len, self._recent.values())), self._recent_values
+        assert self._recent.keys().isdisjoint(self._older)
+        for half in (self._recent, self._older):
+            assert len(half) <= self._names_max, (len(half), self._names_max)
+            assert sum(map(len, half.values())) <= self._values_max
+
+
+def _pairs(stored: Iterable[_Values[T]]) -> list[tuple[int, T]]:
+    """All places and values of some patterns."""
+    pairs: list[tuple[int, T]] = []
+    for values in stored:
+        if isinstance(values, tuple):
+            pairs.append(values)
+        else:
+            pairs += [(place, value) for value, place in values.items()]
+    return pairs

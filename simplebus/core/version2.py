@@ -1,0 +1,368 @@
+"""What a version 2 peer's frames mean (protocol/binary.md, "Version 2").
+
+Rule 1: what is wrong with one frame is a Refused event, and the next frame goes on; only what puts
+the stream itself in doubt is an error.
+Rule 2: a message whose number is not the next one never becomes an event: it is a duplicate, or the
+stream is in doubt.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Container, Iterator
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from simplebus.core import frames, requests
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.events import (
+    Acked,
+    AckedOne,
+    Event,
+    FetchAsked,
+    Greeted,
+    Nacked,
+    Published,
+    PublishedOne,
+    Refused,
+    StillWorking,
+    SubscriptionAsked,
+    UnsubscriptionAsked,
+)
+from simplebus.core.frames import Flags, FrameBatch, Integers
+from simplebus.core.limits import (
+    DELIMITER_BYTES,
+    HEADER_BYTES,
+    MESSAGE_ID_BITS,
+    MESSAGE_ID_MASK,
+    PLAIN_FRAMES_MAX,
+)
+from simplebus.core.publishers import Publisher
+from simplebus.core.version1 import Version1, content
+
+_NUMBER_AT = 3
+_NUMBER: np.dtype[np.uint32] = np.dtype(">u4")
+_HALF = 1 << (MESSAGE_ID_BITS - 1)
+_NACK = re.compile(rb"([0-9]{1,10}-[0-9]{1,10})(?: ([0-9]{1,12}))?")
+
+
+class Version2(Version1):
+    """From batches of frames to events."""
+
+    TYPES = "one of 0 to 5, 8, 9, U or F"
+
+    def __init__(
+        self, known_classes: Container[int], handled: Callable[[], int] = lambda: 0
+    ) -> None:
+        """`handled` tells how many messages of this session's events are done with."""
+        super().__init__(known_classes)
+        self._handled = handled
+        self.is_greeted = False
+        self.publisher = Publisher()
+        """Whose messages they are."""
+        self.next = 0
+        """The number that the next message is to carry."""
+        self.repeated = 0
+        """Duplicates since this was set to 0 last."""
+        self._parked: deque[int] = deque()
+        """First numbers of pieces that wait for room, but for those with a lower one behind them:
+        ascending, and the first one is the lowest of all that wait."""
+
+    def begin(self, publisher: Publisher) -> None:
+        """The peer publishes for this one."""
+        self.publisher = publisher
+        self.next = publisher.next
+        self.is_greeted = True
+
+    @property
+    def stored(self) -> int:
+        """The number before which all is stored."""
+        return self._parked[0] if self._parked else self.next
+
+    def stored_ahead(self, parked: list[FrameBatch]) -> set[int]:
+        """The numbers behind `stored` that are stored too, while these messages are not."""
+        span = (self.next - self.stored) & MESSAGE_ID_MASK
+        numbers = {(self.stored + k) & MESSAGE_ID_MASK for k in range(span)}
+        numbers.difference_update(*(_numbers(batch, None).tolist() for batch in parked))
+        return numbers | self.publisher.ahead
+
+    def parks(self, batch: FrameBatch) -> None:
+        number = first_number(batch)
+        distance = self._distance(number)
+        while self._parked and self._distance(self._parked[-1]) > distance:
+            self._parked.pop()
+        self._parked.append(number)
+
+    def unparks(self, batch: FrameBatch, count: int) -> None:
+        if not count or self._parked[0] != first_number(batch):
+            return
+        self._parked.popleft()
+        if count < batch.count:
+            number = first_number(batch.slice(count, batch.count))
+            if not self._parked or self._distance(number) < self._distance(self._parked[0]):
+                self._parked.appendleft(number)
+
+    def _distance(self, number: int) -> int:
+        """How far a number is ahead of the next one."""
+        return ((number - self.next + _HALF) & MESSAGE_ID_MASK) - _HALF
+
+    def lone_event(self, frame: memoryview) -> PublishedOne | AckedOne | None:
+        frame_type, key = frame[0], frame[1] << 8 | frame[2]
+        if frame_type in (frames.MESSAGE, frames.ENVELOPE):
+            number = int.from_bytes(frame[_NUMBER_AT:7], "big")
+            if key not in self.known_classes or number != self.next or self.publisher.ahead:
+                return None
+            self.next = (number + 1) & MESSAGE_ID_MASK
+            return PublishedOne(key, frame)
+        if frame_type == frames.ACK:
+            try:
+                first, last = frames.ack_range(frame[HEADER_BYTES:-DELIMITER_BYTES])
+            except RemoteProtocolError:
+                return None
+            return AckedOne(key, first, last)
+        return None
+
+    def events(self, batch: FrameBatch) -> Iterator[Event]:
+        published = self._publishes(batch.keys() & 0xFF)
+        count = int(np.count_nonzero(published))
+        if count == 0:
+            yield from super().events(batch)
+            return
+        numbers = _numbers(batch, None if count == batch.count else np.flatnonzero(published))
+        if not self.publisher.ahead and _follow(numbers, self.next):
+            self.next = (self.next + count) & MESSAGE_ID_MASK
+            yield from self._handle(batch, numbers)
+            return
+        fresh, gap = self._sort_out(numbers)
+        self.repeated += fresh.size - int(np.count_nonzero(fresh))
+        wanted = np.ones(batch.count, np.bool_)
+        at = np.flatnonzero(published)
+        wanted[at[: fresh.size]] = fresh
+        if gap is not None:
+            wanted[at[fresh.size] :] = False
+        if wanted.any():
+            kept = batch.take(np.flatnonzero(wanted))
+            yield from self._handle(kept, numbers[: fresh.size][fresh])
+        ahead = self.publisher.ahead
+        ahead -= {number for number in ahead if self._distance(number) < 0}
+        if gap is not None:
+            raise gap
+
+    def _handle(self, batch: FrameBatch, numbers: Integers) -> Iterator[Event]:
+        """The events of frames, of which messages carry these numbers. Should it end early, the
+        numbers of what was not handled are still to come."""
+        before = self._handled()
+        try:
+            yield from super().events(batch)
+        except BaseException:
+            done = self._handled() - before
+            if done < numbers.size:
+                self.next = int(numbers[done])
+            raise
+
+    def _sort_out(self, numbers: Integers) -> tuple[Flags, RemoteProtocolError | None]:
+        """Which messages are to be stored, up to the first that is ahead of its time."""
+        fresh = np.zeros(numbers.size, np.bool_)
+        ahead = self.publisher.ahead
+        for index, number in enumerate(numbers.tolist()):
+            distance = self._distance(number)
+            if distance > 0 or number > MESSAGE_ID_MASK:
+                return fresh[:index], RemoteProtocolError(
+                    Reason.NUMBER_GAP,
+                    f"a message carries number {number}; the next one is to carry {self.next}",
+                )
+            if distance == 0:
+                fresh[index] = number not in ahead
+                self.next = (number + 1) & MESSAGE_ID_MASK
+        return fresh, None
+
+    def _publishes(self, types: npt.NDArray[np.integer]) -> Flags:
+        flags: Flags = (types == frames.MESSAGE) | (types == frames.ENVELOPE)
+        return flags
+
+    def _message(self, key: int, batch: FrameBatch) -> Iterator[Event]:
+        if key in self.known_classes:
+            yield Published(key, batch)
+            return
+        yield from refused_messages(
+            batch, Reason.UNKNOWN_CLASS, f"no Connect has named class {key}", published=True
+        )
+
+    def _ack(self, key: int, batch: FrameBatch) -> Iterator[Event]:
+        at, most = 0, batch.count
+        while at < batch.count:
+            some = batch.slice(at, min(at + most, batch.count))
+            firsts, lasts = frames.ack_ranges(some)
+            if firsts.size:
+                yield Acked(key, firsts, lasts)
+            at += firsts.size
+            most *= 2
+            if firsts.size < some.count:
+                bad = some.slice(firsts.size, firsts.size + 1)
+                try:
+                    frames.ack_range(content(bad))
+                except RemoteProtocolError as error:
+                    yield _refused(error, bad)
+                at += 1
+                most = PLAIN_FRAMES_MAX  # Where one is bad, others may be: look not far ahead.
+
+    def _group(self, batch: FrameBatch) -> tuple[list[Event], int]:
+        return list(self._run(batch)), batch.count
+
+    def _each(
+        self, batch: FrameBatch, understand: Callable[[int, FrameBatch], Event], key: int
+    ) -> Iterator[Event]:
+        for at in range(batch.count):
+            frame = batch.slice(at, at + 1)
+            try:
+                event = understand(key, frame)
+            except RemoteProtocolError as error:
+                event = _refused(error, frame)
+            yield event
+
+    def _connect(self, key: int, batch: FrameBatch) -> Iterator[Event]:
+        return self._each(batch, lambda key, frame: greeting(frame), key)
+
+    def _subscribe(self, key: int, batch: FrameBatch) -> Iterator[Event]:
+        return self._each(batch, _subscription, key)
+
+    def _unsubscribe(self, key: int, batch: FrameBatch) -> Iterator[Event]:
+        return self._each(batch, _unsubscription, key)
+
+    def _fetch(self, key: int, batch: FrameBatch) -> Iterator[Event]:
+        return self._each(batch, _fetch, key)
+
+    def _nack(self, key: int, batch: FrameBatch) -> Iterator[Event]:
+        return self._each(batch, _nacked, key)
+
+    def _working(self, key: int, batch: FrameBatch) -> Iterator[Event]:
+        return self._each(batch, _working, key)
+
+
+Version2.HANDLERS = {
+    frames.HEARTBEAT: Version2._heartbeat,
+    frames.MESSAGE: Version2._message,
+    frames.ENVELOPE: Version2._message,
+    frames.SUBSCRIBE: Version2._subscribe,
+    frames.ACK: Version2._ack,
+    frames.CONNECT: Version2._connect,
+    frames.NACK: Version2._nack,
+    frames.WORKING: Version2._working,
+    frames.UNSUBSCRIBE: Version2._unsubscribe,
+    frames.FETCH: Version2._fetch,
+}
+
+
+def is_greeting(frame: FrameBatch) -> bool:
+    """Whether this frame asks for version 2."""
+    return bool(frame.data[0] == frames.CONNECT) and content(frame).lstrip()[:1] == b"{"
+
+
+def greeting(frame: FrameBatch) -> Greeted:
+    """A Connect. Raises RemoteProtocolError (bad_connect)."""
+    asked = requests.decode(requests.ConnectRequest, content(frame), reason=Reason.BAD_CONNECT)
+    return Greeted(_header(frame)[2], asked)
+
+
+def _subscription(key: int, frame: FrameBatch) -> SubscriptionAsked:
+    _, _, request, number = _header(frame)
+    if number == 0:
+        raise RemoteProtocolError(
+            Reason.BAD_REQUEST, "a subscription's number is 1 to 65535, got 0"
+        )
+    asked = requests.decode(requests.SubscribeRequest, content(frame))
+    return SubscriptionAsked(request, key, number, asked)
+
+
+def _unsubscription(key: int, frame: FrameBatch) -> UnsubscriptionAsked:
+    asked = requests.decode(requests.UnsubscribeRequest, content(frame))
+    return UnsubscriptionAsked(_header(frame)[2], key, asked)
+
+
+def _fetch(key: int, frame: FrameBatch) -> FetchAsked:
+    return FetchAsked(
+        _header(frame)[2], key, requests.decode(requests.FetchRequest, content(frame))
+    )
+
+
+def _nacked(key: int, frame: FrameBatch) -> Nacked:
+    held = content(frame)
+    match = _NACK.fullmatch(held)
+    if match is None:
+        shown = held[:40].decode("ascii", "backslashreplace")
+        raise RemoteProtocolError(
+            Reason.BAD_ACK,
+            f"a Nack held {shown!r}; expected first-last, or first-last and milliseconds",
+        )
+    first, last = frames.ack_range(match[1])
+    return Nacked(key, first, last, None if match[2] is None else int(match[2]) / 1000)
+
+
+def _working(key: int, frame: FrameBatch) -> StillWorking:
+    return StillWorking(key, *frames.ack_range(content(frame)))
+
+
+def _refused(error: RemoteProtocolError, frame: FrameBatch) -> Refused:
+    frame_type, key, request, _ = _header(frame)
+    about_class = frame_type in (frames.SUBSCRIBE, frames.FETCH)
+    return Refused(
+        error.reason,
+        error.sentence,
+        frame_type=frame_type,
+        class_id=key if about_class else 0,
+        refers_to=request,
+    )
+
+
+def _header(frame: FrameBatch) -> tuple[int, int, int, int]:
+    """Type, key, message id and the last field of a batch's first frame."""
+    fields: tuple[int, int, int, int] = frames.HEADER.unpack_from(frame.data.data)
+    return fields
+
+
+def _numbers(batch: FrameBatch, at: npt.NDArray[np.intp] | None) -> Integers:
+    """The numbers of a batch's messages; of all its frames, or of those at these indexes."""
+    if at is None and batch.stride:
+        words = frames.strided(batch.data, _NUMBER, _NUMBER_AT, batch.stride, batch.count)
+    else:
+        starts = batch.starts if at is None else batch.starts[at]
+        words = frames.unaligned(batch.data, _NUMBER)[starts + _NUMBER_AT]
+    return words.astype(np.int64)
+
+
+def _follow(numbers: Integers, first: int) -> bool:
+    """Whether these are `first` and those behind it, in order."""
+    last = first + numbers.size
+    if last > MESSAGE_ID_MASK + 1:
+        expected = np.arange(first, last) & MESSAGE_ID_MASK
+    else:
+        expected = np.arange(first, last)
+    return bool((numbers == expected).all())
+
+
+def first_number(batch: FrameBatch) -> int:
+    """The number of a batch's first message."""
+    return _header(batch)[2]
+
+
+def refused_messages(
+    batch: FrameBatch, reason: Reason, sentence: str, *, published: bool = False
+) -> Iterator[Refused]:
+    """What is said of messages of one class that are not stored: once for all whose numbers follow
+    one another. `published` says that nobody has counted them yet."""
+    numbers, types = _numbers(batch, None), batch.data[batch.starts]
+    _, class_id, _, _ = _header(batch)
+    breaks = np.flatnonzero((np.diff(numbers) != 1) | (types[1:] != types[:-1])) + 1
+    for first, last in pairwise([0, *breaks.tolist(), numbers.size]):
+        yield Refused(
+            reason,
+            sentence,
+            frame_type=int(types[first]),
+            class_id=class_id,
+            refers_to=int(numbers[first]),
+            count=last - first,
+            published=last - first if published else 0,
+        )

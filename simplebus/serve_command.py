@@ -1,0 +1,299 @@
+"""The command that runs the bus: its options, and the call that they amount to.
+
+Rule 1: nothing heavy is imported before the command runs, so that help is instant.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Annotated
+
+import typer
+
+from simplebus.complaints import fail, sentence
+from simplebus.core.limits import HEARTBEAT_SECONDS
+from simplebus.options import (
+    ACKNOWLEDGEMENT,
+    DEFAULT,
+    DRAIN_SECONDS,
+    HOSTS,
+    MEMORY,
+    PATIENCE,
+    Full,
+    LogLevel,
+    option,
+    seconds_option,
+    settings,
+    show_size,
+    size_option,
+)
+
+FROM_ENVIRONMENT = (
+    "Each option can be set by an environment variable too: --port by SIMPLEBUS_PORT, and so on."
+)
+
+HELP = (
+    "Run the bus.\n\n"
+    "It prints one line when it is ready, [bold]simplebus ready tcp=HOST:PORT[/bold], and "
+    "serves until it is told to stop. Messages live in memory and end with the server."
+    "\n\n\b\n"
+    "  simplebus serve\n"
+    "  simplebus serve --host 0.0.0.0 --max-memory 4GiB --verbose\n\n" + FROM_ENVIRONMENT
+)
+
+
+def serve(
+    context: typer.Context,
+    host: Annotated[
+        list[str] | None,
+        option(
+            "--host",
+            "An address or name to listen on; give it again for more than one. By default only "
+            "programs on this machine can connect. 0.0.0.0 opens the bus to the network, where "
+            "it asks nobody for a password.",
+            metavar="ADDRESS",
+            show_default="127.0.0.1 and ::1",
+        ),
+    ] = None,
+    port: Annotated[
+        int,
+        option(
+            "--port",
+            "The TCP port. 0 picks a free one; the ready line tells which.",
+            min=0,
+            max=65535,
+            metavar="PORT",
+        ),
+    ] = 8888,
+    ack_timeout: Annotated[
+        int,
+        option(
+            "--ack-timeout",
+            "Ticks after which a message that its subscriber has not acknowledged is sent again; "
+            "each further pause is twice as long. Some clients acknowledge 1.5 seconds late, so "
+            "stay above 2 seconds.",
+            panel=ACKNOWLEDGEMENT,
+            metavar="TICKS",
+        ),
+    ] = 6,
+    tick: Annotated[
+        float,
+        seconds_option(
+            "--tick", "How long a tick is, the beat of the ack timer.", 1.0, panel=ACKNOWLEDGEMENT
+        ),
+    ] = 1.0,
+    full: Annotated[
+        Full,
+        option(
+            "--full",
+            "What happens to a message for a class that is at one of its limits. block: its "
+            "publisher waits, nothing is lost. drop_oldest: the oldest message makes room. "
+            "drop_newest: it is dropped itself. What is dropped is counted.",
+            panel=MEMORY,
+            metavar="POLICY",
+        ),
+    ] = Full.BLOCK,
+    max_memory: Annotated[
+        int,
+        size_option(
+            "--max-memory",
+            "Memory that the messages of all classes together may take. At this limit no class "
+            "grows any more, and --full decides.",
+            show_size(DEFAULT.total_bytes),
+        ),
+    ] = DEFAULT.total_bytes,
+    max_class_memory: Annotated[
+        int | None,
+        size_option(
+            "--max-class-memory",
+            "Memory that the messages of one class may take. At this limit --full decides.",
+            f"{show_size(DEFAULT.class_bytes)}, at most --max-memory",
+        ),
+    ] = None,
+    max_class_messages: Annotated[
+        int,
+        option(
+            "--max-class-messages",
+            "Messages that one class may hold. At this limit --full decides.",
+            panel=MEMORY,
+            metavar="COUNT",
+        ),
+    ] = DEFAULT.class_messages,
+    max_frame: Annotated[
+        int | None,
+        size_option(
+            "--max-frame",
+            "The longest message accepted, with its 13 bytes of framing. Who sends a longer one is "
+            "disconnected.",
+            f"{show_size(DEFAULT.frame_bytes)}, at most half of --max-class-memory",
+        ),
+    ] = None,
+    max_pending: Annotated[
+        int | None,
+        size_option(
+            "--max-pending",
+            "Memory kept for one connection beside the classes: messages that wait for room, "
+            "answers that its peer has not taken. Who needs more is disconnected.",
+            f"{show_size(DEFAULT.pending_bytes)}, at least --max-frame and 512KiB",
+        ),
+    ] = None,
+    max_connections: Annotated[
+        int,
+        option(
+            "--max-connections",
+            "Connections open at once. One more is closed as soon as it comes.",
+            metavar="COUNT",
+        ),
+    ] = DEFAULT.connections,
+    max_credit: Annotated[
+        int,
+        size_option(
+            "--max-credit",
+            "What a version 2 publisher may have sent without having been told that it is stored.",
+            show_size(DEFAULT.credit_bytes),
+        ),
+    ] = DEFAULT.credit_bytes,
+    max_subscriptions: Annotated[
+        int,
+        option(
+            "--max-subscriptions",
+            "Subscriptions of one version 2 connection. One more is refused.",
+            metavar="COUNT",
+        ),
+    ] = DEFAULT.subscriptions,
+    max_durables: Annotated[
+        int,
+        option(
+            "--max-durables",
+            "Durable subscriptions and groups of one class. One more is refused.",
+            metavar="COUNT",
+        ),
+    ] = DEFAULT.durables,
+    max_classes: Annotated[
+        int,
+        option(
+            "--max-classes",
+            "Classes in use. Who asks for one more is disconnected.",
+            metavar="COUNT",
+        ),
+    ] = DEFAULT.classes,
+    hello_timeout: Annotated[
+        float,
+        seconds_option(
+            "--hello-timeout",
+            "How long a fresh connection may say nothing before it is closed.",
+            DEFAULT.hello_seconds,
+            panel=PATIENCE,
+        ),
+    ] = DEFAULT.hello_seconds,
+    frame_timeout: Annotated[
+        float,
+        seconds_option(
+            "--frame-timeout",
+            "How long a message may be under way, from its first byte to its last, before its "
+            "sender is disconnected.",
+            DEFAULT.frame_seconds,
+            panel=PATIENCE,
+        ),
+    ] = DEFAULT.frame_seconds,
+    stall_timeout: Annotated[
+        float,
+        seconds_option(
+            "--stall-timeout",
+            "How long a subscriber that holds back a full class may take nothing before it is "
+            "disconnected.",
+            DEFAULT.stall_seconds,
+            panel=PATIENCE,
+        ),
+    ] = DEFAULT.stall_seconds,
+    drain_timeout: Annotated[
+        float,
+        seconds_option(
+            "--drain-timeout",
+            "How long a server that was told to stop, by SIGTERM or Ctrl-C, waits for subscribers "
+            "to take and acknowledge what is stored for them. What is left then is lost, and the "
+            "log says so. A second signal stops at once.",
+            DRAIN_SECONDS,
+            panel=PATIENCE,
+        ),
+    ] = DRAIN_SECONDS,
+    heartbeat: Annotated[
+        float,
+        seconds_option(
+            "--heartbeat",
+            "How long a version 2 connection may be silent before either side says that it is "
+            "still there; after three times as long it is closed. 0 lets it be silent for ever.",
+            HEARTBEAT_SECONDS,
+            panel=PATIENCE,
+        ),
+    ] = HEARTBEAT_SECONDS,
+    keep_messages: Annotated[
+        int,
+        option(
+            "--keep-messages",
+            "Keep so many of a class's last messages after everybody has acknowledged them, for "
+            "subscriptions that start at an earlier place. 0 keeps none.",
+            panel=MEMORY,
+            min=0,
+            metavar="COUNT",
+        ),
+    ] = 0,
+    keep_memory: Annotated[
+        int,
+        size_option(
+            "--keep-memory",
+            "Keep a class's last messages up to so many bytes after everybody has acknowledged "
+            "them. With --keep-messages or --keep-seconds too, whichever is reached first counts.",
+            "0",
+        ),
+    ] = 0,
+    keep_seconds: Annotated[
+        float,
+        seconds_option(
+            "--keep-seconds",
+            "Keep a class's messages for so long after everybody has acknowledged them.",
+            0,
+            panel=MEMORY,
+        ),
+    ] = 0.0,
+    verbose: Annotated[
+        bool,
+        option("--verbose", "Print a line of rates every second, on standard error."),
+    ] = False,
+    log_level: Annotated[
+        LogLevel,
+        option(
+            "--log-level",
+            "Log on standard error from this level up: debug, info, warning or error.",
+            metavar="LEVEL",
+        ),
+    ] = LogLevel.INFO,
+) -> None:
+    import socket
+    from functools import partial
+
+    import trio
+
+    from simplebus.server.serve import ServeOptions, configure_logging
+    from simplebus.server.serve import serve as serve_until_stopped
+
+    try:
+        chosen = settings(**context.params)
+    except ValueError as error:
+        fail(str(error), status=2)
+    configure_logging(log_level)
+    hosts = tuple(dict.fromkeys(host or HOSTS))
+    options = ServeOptions(hosts=hosts, port=port, drain_seconds=drain_timeout, verbose=verbose)
+    try:
+        trio.run(partial(serve_until_stopped, chosen, options, announce=_announce))
+    except socket.gaierror as error:
+        fail(f"cannot listen on {' or '.join(hosts)}: {sentence(error)}")
+
+
+def _announce(line: str) -> None:
+    """The ready line is all that a script has to read; the rest is for people. Whether anybody
+    still reads is not the server's concern."""
+    stream = sys.stdout if line.startswith("simplebus ready ") else sys.stderr
+    with contextlib.suppress(OSError):
+        print(line, file=stream, flush=True)

@@ -1,0 +1,119 @@
+"""A real server in a thread of its own, so that a client may run under any event loop, or none.
+
+Rule 1: the server is the one that `simplebus serve` runs; only its socket is on a free port.
+Rule 2: every call returns when the server has done what it was asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import TypeVar
+
+import trio
+
+from simplebus.core.settings import Settings
+from simplebus.core.statistics import ClassStatistics
+from simplebus.server.serve import ServeOptions, Serving, serve
+
+T = TypeVar("T")
+
+PATIENCE_SECONDS = 20.0
+
+
+class BusServer:
+    """A server on a free port of 127.0.0.1, until `stop`.
+
+    Raises what kept the server from coming up.
+    """
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self._settings = settings or Settings()
+        self._up: Future[Serving] = Future()
+        self._thread = threading.Thread(target=self._run, name="simplebus server", daemon=True)
+        self._thread.start()
+        self._serving = self._up.result(PATIENCE_SECONDS)
+        self.address = f"simplebus://{self._serving.addresses[0]}"
+        """Where it listens: what `simplebus.connect` is given."""
+
+    def _run(self) -> None:
+        try:
+            trio.run(self._serve)
+        except Exception as error:
+            if self._up.done():
+                raise
+            self._up.set_exception(error)
+
+    async def _serve(self) -> None:
+        async with trio.open_nursery() as nursery:
+            self._token = trio.lowlevel.current_trio_token()
+            self._scope = nursery.cancel_scope
+            serving: Serving = await nursery.start(
+                lambda task_status: serve(
+                    self._settings,
+                    ServeOptions(hosts=("127.0.0.1",), port=0),
+                    announce=lambda line: None,
+                    task_status=task_status,
+                )
+            )
+            self._up.set_result(serving)
+
+    def ask(self, question: Callable[[Serving], T]) -> T:
+        """Look at the server, in its own thread, and block for as long."""
+        answer: Future[T] = Future()
+
+        def reply() -> None:
+            try:
+                answer.set_result(question(self._serving))
+            except Exception as error:
+                answer.set_exception(error)
+
+        self._token.run_sync_soon(reply)
+        return answer.result(PATIENCE_SECONDS)
+
+    def statistics(self, class_id: int = 1) -> ClassStatistics:
+        """A snapshot of one class. Raises KeyError when nobody has named it."""
+        return self.ask(lambda up: up.engine.broker.classes[class_id].statistics())
+
+    def tick(self, times: int = 1) -> None:
+        """Let so many beats of the ack timer pass now; otherwise they come by the clock."""
+        for _ in range(times):
+            self.ask(lambda up: up.engine.tick())
+
+    def hang_up(self) -> None:
+        """Close every connection, as a server that goes does. Clients may connect again."""
+
+        def cut_all(up: Serving) -> None:
+            for connection in up.engine.connections.values():
+                connection.cut()
+
+        self.ask(cut_all)
+
+    def stop(self) -> None:
+        """Stop serving. What is in memory is gone."""
+        with contextlib.suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(self._scope.cancel)
+        self._thread.join(PATIENCE_SECONDS)
+        if self._thread.is_alive():
+            raise TimeoutError(f"the server did not stop within {PATIENCE_SECONDS:g} s")
+
+
+@contextlib.contextmanager
+def bus_server(settings: Settings | None = None) -> Iterator[BusServer]:
+    """A server for a block: `with bus_server() as server: …connect(server.address)`."""
+    server = BusServer(settings)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait, blocking, until it holds. Raises TimeoutError when it never does."""
+    for _ in range(int(PATIENCE_SECONDS / 0.01)):
+        if condition():
+            return
+        threading.Event().wait(0.01)
+    raise TimeoutError(f"it did not come to that within {PATIENCE_SECONDS:g} s")

@@ -1,0 +1,171 @@
+"""Promises about subscriptions: several of them, groups, durables, positions, looks."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from simplebus.core.asking import RefusedError
+from simplebus.core.errors import LocalProtocolError
+from simplebus.testing.promises import (
+    CLOCKLESS,
+    NUMBERED,
+    PATIENCE_SECONDS,
+    Suite,
+    all_payloads,
+    nothing_comes,
+    payloads,
+    promise,
+)
+
+
+class Subscribing(Suite):
+    """Who gets what, from where on."""
+
+    @promise
+    async def test_every_subscription_gets_every_message(self) -> None:
+        async with (
+            self.host(CLOCKLESS) as host,
+            host.connect() as one,
+            host.connect() as other,
+            one.subscribe(1) as a,
+            one.subscribe(1) as b,
+            other.subscribe(1) as c,
+        ):
+            await one.publish_many(NUMBERED, class_id=1)
+            for messages in (a, b, c):
+                assert await payloads(messages, 10) == NUMBERED
+
+    @promise
+    async def test_a_subscription_that_is_left_gets_nothing_more(self) -> None:
+        async with self.open_bus() as bus:
+            async with bus.subscribe(1) as left:
+                await bus.publish(b"before", class_id=1)
+                assert await payloads(left, 1) == [b"before"]
+            await bus.publish(b"after", class_id=1)
+            with pytest.raises(LocalProtocolError, match="left"):
+                await left.get(0.01)
+
+    # Groups --------------------------------------------------------------------------------------
+
+    @promise
+    async def test_each_message_goes_to_one_of_a_group(self) -> None:
+        many = [b"%03d" % number for number in range(600)]
+        async with (
+            self.host(CLOCKLESS) as host,
+            host.connect() as one,
+            host.connect() as other,
+            one.subscribe(1, group="workers", max_in_flight=20) as a,
+            other.subscribe(1, group="workers", max_in_flight=20) as b,
+            other.subscribe(1) as everything,
+        ):
+            await one.publish_many(many, class_id=1)
+            got: list[list[bytes]] = [[], []]
+            while sum(map(len, got)) < len(many):
+                for mine, messages in zip(got, (a, b), strict=True):
+                    some = await messages.take(5, 0.05)
+                    mine += [message.payload for message in some]
+            assert sorted(got[0] + got[1]) == many
+            assert all(got)
+            assert await payloads(everything, len(many)) == many
+
+    @promise
+    async def test_what_a_member_leaves_goes_to_the_others(self) -> None:
+        async with (
+            self.host(CLOCKLESS) as host,
+            host.connect() as one,
+            host.connect() as other,
+            other.subscribe(1, group="workers", auto_ack=False) as stays,
+        ):
+            async with one.subscribe(1, group="workers", auto_ack=False) as leaves:
+                await one.publish_many(NUMBERED, class_id=1)
+                held = await leaves.take(10, 0.1)
+                await one.drain()
+            got = [await stays.get(PATIENCE_SECONDS) for _ in range(10)]
+            assert sorted(message.payload for message in got) == NUMBERED
+            marked = {message.payload for message in got if message.redelivered}
+            assert {message.payload for message in held} <= marked
+
+    # Durables ------------------------------------------------------------------------------------
+
+    @promise
+    async def test_a_durable_goes_on_where_it_was_left(self) -> None:
+        async with self.host(CLOCKLESS) as host, host.connect() as publisher:
+            async with host.connect() as bus, bus.subscribe(1, durable="ledger") as ledger:
+                await publisher.publish_many(NUMBERED[:5], class_id=1)
+                assert await payloads(ledger, 3) == NUMBERED[:3]
+            await publisher.publish_many(NUMBERED[5:], class_id=1)
+            async with host.connect() as bus, bus.subscribe(1, durable="ledger") as ledger:
+                assert await payloads(ledger, 7) == NUMBERED[3:]
+            async with host.connect() as bus, bus.subscribe(1, durable="ledger") as ledger:
+                assert await nothing_comes(ledger)
+
+    @promise
+    async def test_a_durable_has_one_holder(self) -> None:
+        async with self.host(CLOCKLESS) as host, host.connect() as one, host.connect() as other:
+            async with one.subscribe(1, durable="ledger"):
+                with pytest.raises(RefusedError, match="durable_in_use"):
+                    async with other.subscribe(1, durable="ledger"):
+                        pass
+            await one.drain()
+            async with other.subscribe(1, durable="ledger"):
+                pass
+
+    @promise
+    async def test_a_durable_can_be_forgotten(self) -> None:
+        async with self.open_bus() as bus, bus.subscribe(1, auto_ack=False) as holder:
+            await bus.publish_many(NUMBERED[:2], class_id=1)
+            async with bus.subscribe(1, durable="ledger", start="earliest") as ledger:
+                assert await payloads(ledger, 1) == NUMBERED[:1]
+                ledger.forget()
+            async with bus.subscribe(1, durable="ledger", start="earliest") as ledger:
+                assert await payloads(ledger, 2) == NUMBERED[:2]
+            assert await payloads(holder, 2) == NUMBERED[:2]
+
+    # Positions -----------------------------------------------------------------------------------
+
+    @promise
+    async def test_a_subscription_begins_where_it_was_asked_to(self) -> None:
+        async with self.open_bus() as bus, bus.subscribe(1, auto_ack=False):
+            await bus.publish_many(NUMBERED, class_id=1)
+            long_ago = datetime.now(UTC) - timedelta(days=1)
+            for start, expected in (
+                ("earliest", NUMBERED),
+                ("last", NUMBERED[9:]),
+                ("new", []),
+                ("waiting", []),
+                (4, NUMBERED[4:]),
+                (long_ago, NUMBERED),
+            ):
+                async with bus.subscribe(1, start=start) as messages:
+                    assert await all_payloads(messages) == expected, start
+
+    # Looks ---------------------------------------------------------------------------------------
+
+    @promise
+    async def test_a_look_at_what_the_bus_holds_changes_nobodys_position(self) -> None:
+        async with self.open_bus() as bus:
+            await bus.publish_many(NUMBERED, class_id=1)
+            for first, count, expected in (
+                (0, 100, NUMBERED),
+                (0, 3, NUMBERED[:3]),
+                (7, 100, NUMBERED[7:]),
+                (10, 1, []),
+                (0, 0, []),
+            ):
+                found = await bus.fetch(1, first, count)
+                assert [message.payload for message in found] == expected
+                assert [message.sequence for message in found] == list(
+                    range(first, first + len(expected))
+                )
+            async with bus.subscribe(1) as messages:
+                assert await payloads(messages, 10) == NUMBERED
+
+    @promise
+    async def test_what_was_looked_at_is_nobodys_to_acknowledge(self) -> None:
+        async with self.open_bus() as bus:
+            await bus.publish(b"", class_id=1)
+            [message] = await bus.fetch(1)
+            with pytest.raises(LocalProtocolError):
+                message.ack()

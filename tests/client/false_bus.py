@@ -1,0 +1,187 @@
+"""Peers that behave as no bus does, or that stand between a client and one, each in a thread.
+
+Rule 1: a test says what is odd; everything else is as a bus would do it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+from client.bus_server import PATIENCE_SECONDS
+from simplebus.core import frames
+from simplebus.core.frames import DELIMITER, HEADER
+from simplebus.core.limits import HEADER_BYTES
+from simplebus.core.requests import ConnectReply, ErrorReply, SubscribeReply
+
+Answer = Callable[[int, int, int, int, bytes], bytes | None]
+"""From a frame's type, class, message id, timer index and content to what is sent; None for the
+end of the connection."""
+
+
+class FalseBus:
+    """A listener that answers as its test says, and as a bus would where that returns b""."""
+
+    def __init__(self, answer: Answer | None = None, *, credit: int = 1 << 20) -> None:
+        self.connects = 0
+        """Connections that were made."""
+        self.heard: list[tuple[int, int, int, int, bytes]] = []
+        self.peers: list[socket.socket] = []
+        self.says_nothing = False
+        """Whether it reads and answers nothing at all."""
+        self._answer = answer
+        self._credit = credit
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._threads: list[threading.Thread] = []
+        self._start(self._accept)
+
+    def _start(self, work: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=work, args=arguments)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                peer, _ = self._listener.accept()
+                self.connects += 1
+                self.peers.append(peer)
+                if not self.says_nothing:
+                    self._start(self._serve, peer)
+
+    def _serve(self, peer: socket.socket) -> None:
+        waiting = b""
+        with contextlib.suppress(OSError), peer:
+            while data := peer.recv(1 << 16):
+                waiting += data
+                while (end := waiting.find(DELIMITER, HEADER_BYTES)) >= 0:
+                    frame, waiting = waiting[:end], waiting[end + len(DELIMITER) :]
+                    heard = (*HEADER.unpack(frame[:HEADER_BYTES]), frame[HEADER_BYTES:])
+                    self.heard.append(heard)
+                    reply = self._answer(*heard) if self._answer else b""
+                    if reply is None:
+                        return
+                    peer.sendall(reply or self.as_usual(*heard))
+
+    def as_usual(self, kind: int, class_id: int, number: int, timer: int, content: bytes) -> bytes:
+        """What a bus would say."""
+        if kind == frames.CONNECT:
+            reply = ConnectReply(session=0, credit=self._credit, bus="false").encode()
+            return frames.encode(frames.CONNECT, message_id=number, content=reply)
+        if kind == frames.SUBSCRIBE:
+            reply = SubscribeReply(cursor=0, floor=0).encode()
+            return frames.encode(
+                kind, class_id=class_id, message_id=number, timer_index=timer, content=reply
+            )
+        if kind in (frames.MESSAGE, frames.ENVELOPE):
+            return confirm(number + 1)
+        if kind == frames.UNSUBSCRIBE:
+            return frames.encode(kind, class_id=class_id, message_id=number)
+        return b""
+
+    def close(self) -> None:
+        if self._listener.fileno() >= 0:
+            self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+        for peer in self.peers:
+            with contextlib.suppress(OSError):
+                peer.shutdown(socket.SHUT_RDWR)
+            peer.close()
+        for thread in self._threads:
+            thread.join(PATIENCE_SECONDS)
+            assert not thread.is_alive()
+
+
+def confirm(next_number: int) -> bytes:
+    return frames.encode(frames.CONFIRM, message_id=next_number)
+
+
+def refuse(
+    kind: int, number: int, code: str, *, count: int = 1, fatal: bool = False, class_id: int = 0
+) -> bytes:
+    """An Error frame about a frame of this type and number."""
+    content = ErrorReply(code=code, message="not today", fatal=fatal, count=count).encode()
+    return frames.encode(
+        frames.ERROR, class_id=class_id, message_id=number, timer_index=kind, content=content
+    )
+
+
+@contextlib.contextmanager
+def false_bus(answer: Answer | None = None, *, credit: int = 1 << 20) -> Iterator[FalseBus]:
+    bus = FalseBus(answer, credit=credit)
+    try:
+        yield bus
+    finally:
+        bus.close()
+
+
+@contextlib.contextmanager
+def deaf_listener() -> Iterator[FalseBus]:
+    """A listener that accepts, reads nothing and says nothing."""
+    with false_bus() as bus:
+        bus.says_nothing = True
+        yield bus
+
+
+class Proxy:
+    """A way to a bus that can lose what is said, and be cut."""
+
+    def __init__(self, address: str) -> None:
+        self.loses = ""
+        """"what the bus says" or "what it hears" is lost from now on, until it is cut."""
+        self.lost = 0
+        """Bytes that were lost."""
+        self.is_shut = False
+        """Whether nobody gets through."""
+        self._bus = address.removeprefix("simplebus://").rsplit(":", 1)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._sockets: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                if self.is_shut:
+                    client.close()
+                    continue
+                bus = socket.create_connection((self._bus[0], int(self._bus[1])))
+                self._sockets += [client, bus]
+                for way in ((client, bus, "what it hears"), (bus, client, "what the bus says")):
+                    threading.Thread(target=self._relay, args=way, daemon=True).start()
+
+    def _relay(self, source: socket.socket, target: socket.socket, what: str) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                if self.loses == what:
+                    self.lost += len(data)
+                else:
+                    target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+    def cut(self) -> None:
+        """Break every connection."""
+        self.loses = ""
+        broken, self._sockets = self._sockets, []
+        for sock in broken:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut()
+
+
+@contextlib.contextmanager
+def proxy(address: str) -> Iterator[Proxy]:
+    way = Proxy(address)
+    try:
+        yield way
+    finally:
+        way.close()

@@ -1,0 +1,485 @@
+"""Values become payloads and come back. What does not is refused: what came, what was expected."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import enum
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
+
+import attrs
+import msgspec
+import pydantic
+import pydantic.dataclasses
+import pytest
+import typing_extensions
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.client.codecs import (
+    BYTES,
+    CodecName,
+    DecodeError,
+    LibraryCodec,
+    codec_of,
+    decoder,
+    default_codec,
+)
+from simplebus.core.errors import BusError
+
+Item = TypeVar("Item")
+
+
+class Struct(msgspec.Struct):
+    id: int
+    name: str
+
+
+class HeirOfStruct(Struct):
+    pass
+
+
+@dataclasses.dataclass
+class Data:
+    id: int
+    name: str
+
+
+@attrs.define
+class Attrs:
+    id: int
+    name: str
+
+
+class Tuple(NamedTuple):
+    id: int
+    name: str
+
+
+class Dict(TypedDict):
+    id: int
+    name: str
+
+
+class ExtendedDict(typing_extensions.TypedDict):
+    id: int
+    name: str
+
+
+class Model(pydantic.BaseModel):
+    id: int
+    name: str
+
+
+@pydantic.dataclasses.dataclass
+class PydanticData:
+    id: int
+    name: str
+
+
+def protobuf_type(name: str) -> Any:
+    """A message class with an int64 `id` and a string `name`, made without protoc."""
+    file = descriptor_pb2.FileDescriptorProto(
+        name=f"{name}.proto", package="shops", syntax="proto3"
+    )
+    made = file.message_type.add(name=name)
+    field = descriptor_pb2.FieldDescriptorProto
+    made.field.add(name="id", number=1, type=field.TYPE_INT64, label=field.LABEL_OPTIONAL)
+    made.field.add(name="name", number=2, type=field.TYPE_STRING, label=field.LABEL_OPTIONAL)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"shops.{name}"))
+
+
+Proto = protobuf_type("Proto")
+
+MSGSPEC_TYPES = [Struct, Data, Attrs, Tuple, Dict, ExtendedDict]
+KINDS: list[tuple[Any, CodecName]] = [
+    *((type_, "json") for type_ in MSGSPEC_TYPES),
+    *((type_, "msgpack") for type_ in MSGSPEC_TYPES),
+    (Model, "pydantic"),
+    (PydanticData, "pydantic"),
+    (Proto, "protobuf"),
+]
+every_kind = pytest.mark.parametrize(
+    ("type_", "name"), KINDS, ids=[f"{type_.__name__}-{name}" for type_, name in KINDS]
+)
+ids = st.integers(-(2**63), 2**63 - 1)
+
+
+def value_of(type_: Any, id: int, name: str) -> Any:
+    return type_(id=id, name=name)
+
+
+@every_kind
+@given(id=ids, text=st.text())
+def test_what_is_encoded_is_decoded_to_an_equal_value_of_the_same_type(
+    type_: Any, name: CodecName, id: int, text: str
+) -> None:
+    codec, value = codec_of(type_, name), value_of(type_, id, text)
+    payload = codec.encode(value)
+    again = codec.decode(payload)
+    assert type(payload) is bytes
+    assert type(again) is type(value)
+    assert again == value
+
+
+def decoded_or_refused(codec: Any, payload: bytes) -> Any:
+    """The value, or the DecodeError: nothing else may come of a payload."""
+    try:
+        return codec.decode(payload)
+    except DecodeError as error:
+        return error
+
+
+@every_kind
+@given(payload=st.binary(max_size=60))
+def test_any_bytes_are_a_value_or_a_decode_error(
+    type_: Any, name: CodecName, payload: bytes
+) -> None:
+    outcome = decoded_or_refused(codec_of(type_, name), payload)
+    if isinstance(outcome, DecodeError):
+        assert outcome.payload == payload
+    else:
+        assert type(outcome) is type(value_of(type_, 0, ""))
+
+
+@every_kind
+def test_a_truncated_payload_is_refused_where_all_fields_are_required(
+    type_: Any, name: CodecName
+) -> None:
+    codec, value = codec_of(type_, name), value_of(type_, 2**40, "a name")
+    payload = codec.encode(value)
+    for length in range(len(payload)):
+        outcome = decoded_or_refused(codec, payload[:length])
+        assert outcome != value
+        assert isinstance(outcome, DecodeError) or name == "protobuf"
+
+
+@pytest.mark.parametrize("payload", [b"", b"shop", bytearray(b"shop"), memoryview(b"shop")])
+def test_bytes_come_back_as_they_are(payload: Any) -> None:
+    encoded = BYTES.encode(payload)
+    assert type(encoded) is bytes
+    assert encoded == payload
+    assert BYTES.decode(encoded) is encoded
+    assert codec_of(bytes) is BYTES
+
+
+def test_bytes_are_not_copied() -> None:
+    payload = b"shop"
+    assert BYTES.encode(payload) is payload
+
+
+# What each codec is for.
+
+
+@pytest.mark.parametrize(
+    ("type_", "expected"),
+    [
+        *((type_, "json") for type_ in MSGSPEC_TYPES),
+        (Model, "pydantic"),
+        (PydanticData, "pydantic"),
+        (Proto, "protobuf"),
+        (int, None),
+        ("Struct", None),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_a_type_has_the_codec_of_its_kind(type_: Any, expected: CodecName | None) -> None:
+    assert default_codec(type_) == expected
+    if expected is not None:
+        assert codec_of(type_).name == expected
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+@pytest.mark.parametrize("name", ["json", "msgpack"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        3,
+        "text",
+        b"bytes",
+        [1],
+        {"one": [1]},
+        Color.RED,
+        datetime.datetime(2024, 2, 29, tzinfo=datetime.UTC),
+    ],
+)
+def test_what_else_msgspec_knows_is_encoded_when_asked_for(value: Any, name: CodecName) -> None:
+    codec: Any = codec_of(type(value), name)
+    assert codec.decode(codec.encode(value)) == value
+
+
+def test_arguments_of_a_builtin_are_checked_when_it_is_decoded() -> None:
+    codec = codec_of(list[int], "json")
+    assert codec.decode(codec.encode([1, 2])) == [1, 2]
+    with pytest.raises(DecodeError, match=r"is no list\[int\] by the json codec.*`\$\[1\]`"):
+        codec.decode(b'[1,"2"]')
+
+
+class Opened(msgspec.Struct, tag=True):
+    at: int
+
+
+class Closed(msgspec.Struct, tag=True):
+    at: int
+
+
+class Change(msgspec.Struct):
+    of: Opened | Closed
+
+
+@pytest.mark.parametrize("name", ["json", "msgpack"])
+def test_a_tagged_union_in_a_field_keeps_its_type(name: CodecName) -> None:
+    codec = codec_of(Change, name)
+    for value in (Change(Opened(1)), Change(Closed(1))):
+        assert codec.decode(codec.encode(value)) == value
+
+
+class Page(msgspec.Struct, Generic[Item]):
+    items: list[Item]
+
+
+class Names(Page[str]):
+    pass
+
+
+@pytest.mark.parametrize("type_", [Page[str], Names])
+def test_a_generic_type_is_decoded_with_its_arguments(type_: Any) -> None:
+    codec = codec_of(type_)
+    value = type_(items=["a"])
+    assert codec.decode(codec.encode(value)) == value
+    with pytest.raises(DecodeError, match="Expected `str`, got `int`"):
+        codec.decode(b'{"items":[1]}')
+
+
+class ModelPage(pydantic.BaseModel, Generic[Item]):
+    items: list[Item]
+
+
+class Aliased(pydantic.BaseModel):
+    shop_id: int = pydantic.Field(alias="shopId")
+
+    @pydantic.computed_field  # type: ignore[prop-decorator]
+    @property
+    def twice(self) -> int:
+        return 2 * self.shop_id
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+
+def test_a_generic_pydantic_model_is_decoded_with_its_arguments() -> None:
+    codec = codec_of(ModelPage[int])
+    assert codec.decode(codec.encode(ModelPage[int](items=[1]))) == ModelPage[int](items=[1])
+    with pytest.raises(DecodeError, match=r"items\.0 Input should be a valid integer"):
+        codec.decode(b'{"items":["x"]}')
+
+
+def test_a_pydantic_model_is_written_as_its_validation_reads_it() -> None:
+    codec = codec_of(Aliased)
+    assert codec.encode(Aliased(shopId=7)) == b'{"shopId":7}'
+    assert codec.decode(b'{"shopId":7}').shop_id == 7
+
+
+# Types that are not complete yet.
+
+
+class Parent(msgspec.Struct):
+    child: Child | None = None
+    parent: Parent | None = None
+
+
+class Child(msgspec.Struct):
+    id: int
+
+
+def test_a_field_may_name_a_type_that_is_defined_later() -> None:
+    class_codec = codec_of(Parent)
+    value = Parent(Child(7), Parent())
+    assert class_codec.decode(class_codec.encode(value)) == value
+
+
+class Unfinished(msgspec.Struct):
+    never: Never_defined  # type: ignore[name-defined]  # noqa: F821
+
+
+def test_a_field_of_a_type_that_never_came_is_no_fault_of_the_payload() -> None:
+    codec = codec_of(Unfinished)
+    assert isinstance(codec, LibraryCodec)
+    for attempt in (codec.prepare, lambda: codec.decode(b"{}")):
+        with pytest.raises(NameError, match="Never_defined") as caught:
+            attempt()
+        (note,) = caught.value.__notes__
+        assert "test_codecs.Unfinished" in note
+        assert "json codec" in note
+
+
+def test_what_decoding_needs_is_built_once() -> None:
+    codec = codec_of(Struct)
+    assert isinstance(codec, LibraryCodec)
+    assert codec.prepare() is codec.prepare()
+
+
+# What is refused, and how.
+
+
+@every_kind
+def test_a_value_of_another_type_is_refused_with_both_types(type_: Any, name: CodecName) -> None:
+    codec = codec_of(type_, name)
+    expected = type(value_of(type_, 0, "")).__name__
+    with pytest.raises(TypeError, match=f"the {name} codec .* exactly type .*{expected}, got") as e:
+        codec.encode(3.5)
+    assert str(e.value).endswith("got one of type float")
+
+
+def test_a_value_of_a_subclass_is_refused_too() -> None:
+    with pytest.raises(TypeError, match=r"exactly type .*\.Struct, got .*\.HeirOfStruct"):
+        codec_of(Struct).encode(HeirOfStruct(id=1, name=""))
+
+
+def test_text_is_no_bytes() -> None:
+    with pytest.raises(TypeError, match="bytes, bytearray or memoryview, got one of type str"):
+        BYTES.encode("shop")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("type_", "name", "payload", "reason"),
+    [
+        (Struct, "json", b'{"id":"x","name":""}', "Expected `int`, got `str` - at `$.id`"),
+        (Struct, "json", b'{"id":1}', "Object missing required field `name`"),
+        (Struct, "json", b"[]", "Expected `object`, got `array`"),
+        (Struct, "json", b'{"id":1,"name":"\xff"}', "UnicodeDecodeError"),
+        (Struct, "json", b'{"more":' + b"[" * 100_000, "RecursionError"),
+        (Struct, "json", b"", "Input data was truncated"),
+        (Data, "msgpack", b"\x82\xa2id\x01", "Input data was truncated"),
+        (Tuple, "json", b"[1]", "Expected `array` of length 2"),
+        (Model, "pydantic", b'{"id":"x","name":""}', "id Input should be a valid integer"),
+        (PydanticData, "pydantic", b"{", "Invalid JSON"),
+        (Proto, "protobuf", b"\xff\xff\xff", "DecodeError: "),
+    ],
+)
+def test_a_payload_of_the_wrong_shape_is_refused_with_the_reason(
+    type_: Any, name: CodecName, payload: bytes, reason: str
+) -> None:
+    with pytest.raises(DecodeError) as caught:
+        codec_of(type_, name).decode(payload)
+    error = caught.value
+    text = str(error)
+    assert isinstance(error, BusError)
+    assert text.startswith(f"a message is no {type_.__module__}.{type_.__qualname__} by the {name}")
+    assert reason in text
+    assert "\n" not in text
+    assert "For further information" not in text
+    assert (error.type, error.codec, error.payload) == (type_, name, payload)
+    assert error.__cause__ is not None
+
+
+def test_a_short_payload_is_shown_whole_and_a_long_one_by_its_beginning() -> None:
+    codec = codec_of(Struct)
+    with pytest.raises(DecodeError, match=rf"its payload is b'{'x' * 40}'$"):
+        codec.decode(b"x" * 40)
+    with pytest.raises(DecodeError, match=rf"payload is 41 bytes, the first 40 b'{'x' * 40}'$"):
+        codec.decode(b"x" * 41)
+
+
+def test_a_long_reason_is_cut() -> None:
+    codec = codec_of(ModelPage[int])
+    with pytest.raises(DecodeError) as caught:
+        codec.decode(b'{"items":[' + b",".join([b'"x"'] * 500) + b"]}")
+    assert "500 validation errors" in str(caught.value)
+    assert len(str(caught.value)) < 600
+
+
+def test_a_decoder_names_the_class() -> None:
+    codec = codec_of(Struct)
+    for class_id, class_name, shown in (
+        (7, "shop-created", "a message of class 7 'shop-created' is no "),
+        (7, None, "a message of class 7 is no "),
+        (None, "shop-created", "a message of class 'shop-created' is no "),
+    ):
+        with pytest.raises(DecodeError) as caught:
+            decoder(codec, class_id=class_id, class_name=class_name)(b"")
+        assert str(caught.value).startswith(shown)
+        assert (caught.value.class_id, caught.value.class_name) == (class_id, class_name)
+
+
+def test_a_decode_error_survives_pickling() -> None:
+    with pytest.raises(DecodeError) as caught:
+        decoder(codec_of(Struct), class_id=7)(b"{}")
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert str(again) == str(caught.value)
+    assert (again.class_id, again.type, again.payload) == (7, Struct, b"{}")
+
+
+class Reversed:
+    """A codec of one's own."""
+
+    name = "reversed"
+
+    def encode(self, value: str) -> bytes:
+        return value[::-1].encode()
+
+    def decode(self, payload: bytes) -> str:
+        return payload.decode()[::-1]
+
+
+def test_whatever_a_codec_of_ones_own_raises_is_a_decode_error() -> None:
+    decode = decoder(Reversed(), type_=str, class_id=7)
+    assert decode(b"pohs") == "shop"
+    with pytest.raises(DecodeError, match="is no str by the reversed codec: UnicodeDecodeError: "):
+        decode(b"\xff")
+
+
+class Plain:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("attempt", "raised", "text"),
+    [
+        (lambda: codec_of(Struct, "yaml"), ValueError, "there is no codec 'yaml'; expected one of"),  # type: ignore[arg-type]
+        (lambda: codec_of(Struct, "pydantic"), TypeError, "expected 'json' or 'msgpack', or give"),
+        (
+            lambda: codec_of(Model, "msgpack"),
+            TypeError,
+            "Model; expected 'pydantic', or give codec=",
+        ),
+        (lambda: codec_of(PydanticData, "json"), TypeError, "Data; expected 'pydantic', or give"),
+        (lambda: codec_of(Proto, "json"), TypeError, "Proto; expected 'protobuf', or give codec="),
+        (lambda: codec_of(Plain), TypeError, "no codec takes .*Plain: json and msgpack take"),
+        (lambda: codec_of(Plain, "json"), TypeError, "no codec takes .*give codec= an object with"),
+        (lambda: codec_of(int), TypeError, "int has no codec of its own; ask for 'json' or"),
+        (lambda: codec_of(Opened | Closed), TypeError, "a class, got .*Closed; of a union bind"),  # type: ignore[arg-type]
+        (lambda: codec_of("Struct"), TypeError, "a message's type is a class, got 'Struct'"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_codec_that_does_not_fit_is_refused_with_those_that_do(
+    attempt: Callable[[], object], raised: type[Exception], text: str
+) -> None:
+    with pytest.raises(raised, match=text):
+        attempt()
+
+
+def test_a_codec_shows_its_type() -> None:
+    assert repr(codec_of(Struct)) == f"<json codec of {__name__}.Struct>"
+    assert repr(BYTES) == "<bytes codec>"
+
+
+def test_neither_pydantic_nor_protobuf_is_imported_by_ours() -> None:
+    code = (
+        "import sys\n"
+        "import simplebus.client.codecs, simplebus.client.registry\n"
+        "print(*sorted({'pydantic', 'google.protobuf'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split() == []

@@ -1,0 +1,126 @@
+"""Who is woken by a confirm, and who is told of a refusal."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.client.confirms import Confirms, group
+from simplebus.core.asking import RefusedError
+
+
+def no(position: int) -> RefusedError:
+    return RefusedError("unknown_class", f"of {position}")
+
+
+def sentences(errors: list[RefusedError]) -> list[str]:
+    return [error.sentence for error in errors]
+
+
+def test_a_confirm_wakes_those_whom_it_covers_in_order() -> None:
+    confirms, woken = Confirms(), []
+    for position in range(5):
+        confirms.wait_for(position, position, lambda position=position: woken.append(position))
+    confirms.update(3, {})
+    assert woken == [0, 1, 2]
+    assert confirms.is_awaited
+    confirms.update(5, {})
+    assert woken == [0, 1, 2, 3, 4]
+    assert not confirms.is_awaited
+
+
+def test_many_are_through_when_the_last_of_them_is() -> None:
+    confirms = Confirms()
+    waiter = confirms.wait_for(10, 19, lambda: None)
+    confirms.update(19, {})
+    assert not waiter.is_done
+    confirms.update(20, {})
+    assert waiter.is_done
+
+
+def test_a_refusal_goes_to_who_waits_for_it() -> None:
+    confirms = Confirms()
+    alone = confirms.wait_for(0, 0, lambda: None)
+    many = confirms.wait_for(1, 9, lambda: None)
+    confirms.update(1, {0: no(0), 7: no(7), 4: no(4)})
+    confirms.update(10, {9: no(9)})
+    assert sentences(alone.refused) == ["of 0"]
+    assert sentences(many.refused) == ["of 4", "of 7", "of 9"]
+    assert confirms.take_unclaimed() is None
+
+
+def test_a_refusal_that_is_nobody_s_is_kept_for_the_next_who_asks() -> None:
+    confirms = Confirms()
+    flush = confirms.wait_for(5, 4, lambda: None)
+    confirms.update(5, {3: no(3)})
+    assert flush.is_done
+    assert not flush.refused
+    with pytest.raises(ExceptionGroup, match="the bus refused 1 message") as caught:
+        raise confirms.take_unclaimed() or AssertionError
+    assert sentences(list(caught.value.exceptions)) == ["of 3"]
+    assert confirms.take_unclaimed() is None
+
+
+def test_who_has_left_claims_nothing() -> None:
+    confirms = Confirms()
+    first = confirms.wait_for(0, 0, lambda: None)
+    second = confirms.wait_for(1, 1, lambda: None)
+    confirms.leave(first)
+    confirms.update(2, {0: no(0), 1: no(1)})
+    assert not first.refused
+    confirms.leave(second)  # Cancelled in the moment in which it was woken.
+    found = confirms.take_unclaimed()
+    assert found is not None
+    assert sentences(list(found.exceptions)) == ["of 0", "of 1"]
+
+
+def test_unclaimed_refusals_are_bounded_and_counted() -> None:
+    confirms = Confirms()
+    confirms.update(1000, {position: no(position) for position in range(1000)})
+    found = confirms.take_unclaimed()
+    assert found is not None
+    assert str(found).startswith("the bus refused 1000 messages")
+    assert sentences(list(found.exceptions)) == [f"of {position}" for position in range(100)]
+    assert str(group([no(1)])).startswith("the bus refused 1 message ")
+
+
+def test_all_are_woken_when_the_bus_is_gone() -> None:
+    confirms, woken = Confirms(), []
+    waiters = [confirms.wait_for(n, n, lambda: woken.append(1)) for n in range(3)]
+    confirms.wake_all()
+    assert len(woken) == 3
+    assert not any(waiter.is_done for waiter in waiters)
+
+
+@given(
+    st.lists(st.integers(1, 4), max_size=12),
+    st.lists(st.integers(1, 6), max_size=12),
+    st.sets(st.integers(0, 40)),
+    st.data(),
+)
+def test_every_refusal_is_told_once(
+    sizes: list[int], steps: list[int], refused: set[int], data: st.DataObject
+) -> None:
+    """Whoever waits for it, or, when nobody does, whoever flushes."""
+    confirms = Confirms()
+    total = sum(sizes)
+    waiters, at = [], 0
+    for size in sizes:
+        if data.draw(st.booleans()):
+            waiters.append(confirms.wait_for(at, at + size - 1, lambda: None))
+        at += size
+    refused = {position for position in refused if position < total}
+    confirmed = 0
+    while confirmed < total:
+        before = confirmed
+        confirmed = min(confirmed + (steps.pop() if steps else total), total)
+        fresh = {p: no(p) for p in refused if before <= p < confirmed}
+        confirms.update(confirmed, fresh)
+    told = [sentence for waiter in waiters for sentence in sentences(waiter.refused)]
+    for waiter in waiters:
+        expected = sorted(p for p in refused if waiter.first <= p <= waiter.last)
+        assert sentences(waiter.refused) == [f"of {p}" for p in expected]
+    left = confirms.take_unclaimed()
+    told += sentences(list(left.exceptions)) if left else []
+    assert sorted(told) == sorted(f"of {p}" for p in refused)

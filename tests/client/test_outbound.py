@@ -1,0 +1,144 @@
+"""What is said about a message, how a subscription is asked for, and what a request carries."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from simplebus.client.options import subscribe_request
+from simplebus.client.outbound import Outbound, milliseconds, pairs
+from simplebus.client.registry import Registry
+from simplebus.client.replies import Replies
+from simplebus.client.target import Target
+from simplebus.core.client import ClientCore
+from simplebus.core.envelope import Envelope
+from simplebus.core.requests import Start
+
+# Messages ----------------------------------------------------------------------------------------
+
+
+def outbound() -> Outbound:
+    return Outbound(ClientCore(), Registry())
+
+
+def test_a_message_of_which_nothing_is_said_has_no_envelope() -> None:
+    assert outbound().envelope(channel="", key=b"", headers={}, expires=None) is None
+
+
+def test_what_is_said_stands_in_the_envelope() -> None:
+    assert outbound().envelope(
+        channel="orders.eu", key=b"7", headers={"a": "b"}, expires=1.5, delay=0.25
+    ) == Envelope(
+        channel="orders.eu",
+        key=b"7",
+        headers=(("a", "b"),),
+        expires_ms=1500,
+        not_before_ms=250,
+    )
+
+
+def test_one_channel_has_one_envelope() -> None:
+    said = outbound()
+    assert said.envelope(channel="a.b") is said.envelope(channel="a.b")
+    for number in range(5000):
+        said.envelope(channel=f"a.{number}")
+    assert len(said._channels) <= 4096
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(0, 0), (0.0004, 0), (0.001, 1), (math.inf, 2**64 - 1), (1e300, 2**64 - 1), (5e-324, 0)],
+)
+def test_spans_of_time_are_cut_to_what_the_wire_can_say(seconds: float, expected: int) -> None:
+    assert milliseconds("expires", seconds) == expected
+
+
+@pytest.mark.parametrize("seconds", [-0.001, -math.inf, math.nan])
+def test_what_is_no_span_of_time_is_refused(seconds: float) -> None:
+    with pytest.raises(ValueError, match="delay must be seconds from 0 on, got"):
+        outbound().envelope(delay=seconds)
+
+
+def test_headers_are_pairs_of_texts_and_may_repeat() -> None:
+    assert pairs([("a", "1"), ("a", "2")]) == (("a", "1"), ("a", "2"))
+    assert pairs(None) == pairs({}) == ()
+    with pytest.raises(TypeError, match="a header is two texts, got 'a': 1"):
+        pairs({"a": 1})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("channel", ["a..b", "a.*", ".", "a b"])
+def test_a_channel_that_is_none_is_refused(channel: str) -> None:
+    with pytest.raises(ValueError, match="channel"):
+        outbound().envelope(channel=channel)
+    with pytest.raises(ValueError, match="channel"):
+        outbound().envelope(channel=channel, key=b"x")
+
+
+# Subscriptions -----------------------------------------------------------------------------------
+
+
+def test_the_default_is_the_bus_s_default() -> None:
+    assert subscribe_request().encode() == b"{}"
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [
+        ("new", "new"),
+        (17, Start(sequence=17)),
+        (Start(time=1.5), Start(time=1.5)),
+        (datetime(1970, 1, 2, tzinfo=UTC), Start(time=86400.0)),
+    ],
+)
+def test_a_subscription_starts_where_it_was_told(start: Any, expected: object) -> None:
+    assert subscribe_request(start=start).start == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"start": "later"}, "start is one of waiting, new, earliest, last, .* got 'later'"),
+        ({"start": -1}, "no bus grants this subscription: .*start"),
+        ({"slow": "hurry"}, "slow is one of block, drop_oldest, .* got 'hurry'"),
+        ({"durable": ""}, "no bus grants this subscription: .*durable"),
+        ({"group": "x" * 201}, "no bus grants this subscription: .*group"),
+        ({"max_in_flight": 0}, "no bus grants this subscription: .*max_in_flight"),
+        ({"ack_seconds": 0}, "no bus grants this subscription: .*ack_seconds"),
+        ({"max_deliveries": -1}, "no bus grants this subscription: .*max_deliveries"),
+        ({"channels": ("a.#.b",)}, "may only be the last"),
+    ],
+)
+def test_what_no_bus_would_grant_is_refused_here(options: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
+        subscribe_request(**options)
+
+
+@pytest.mark.parametrize("what", [-1, 65536, True, ""])
+def test_what_is_no_class_is_refused(what: object) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        Target.of(what, Registry())
+
+
+# Requests ----------------------------------------------------------------------------------------
+
+
+def test_every_bus_has_a_channel_of_its_own_for_replies() -> None:
+    assert Replies(1).channel != Replies(1).channel
+
+
+def test_a_request_carries_what_its_reply_needs_beside_what_was_said() -> None:
+    asking = Replies(9)
+    about = {"channel": "a.b", "headers": {"mine": "too"}}
+    asked = asking.ask(about, timeout=2.5, wake=lambda: None)  # type: ignore[arg-type]
+    assert asked.about["channel"] == "a.b"
+    assert asked.about["expires"] == 2.5
+    assert dict(pairs(asked.about["headers"])) == {
+        "mine": "too",
+        "reply-to": asking.channel,
+        "reply-class": "9",
+        "request-id": "1",
+    }
+    assert asking.ask({"expires": 1}, timeout=9, wake=lambda: None).about["expires"] == 1

@@ -1,0 +1,481 @@
+"""Which class a type's messages are of, and what is said when that has no answer, or two."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Generic, TypedDict, TypeVar
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.client import registry as module
+from simplebus.client.codecs import DecodeError
+from simplebus.client.registry import DEFAULT, Binding, Registry, UnboundTypeError
+from simplebus.core.errors import BusError
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+Item = TypeVar("Item")
+
+
+class ShopCreated(msgspec.Struct):
+    id: int
+
+
+class ShopClosed(msgspec.Struct):
+    id: int
+
+
+class ChainCreated(ShopCreated):
+    pass
+
+
+class HTTPProblem2Found(msgspec.Struct):
+    pass
+
+
+class Page(msgspec.Struct, Generic[Item]):
+    items: list[Item]
+
+
+class Shops(Page[int]):
+    pass
+
+
+class ShopDict(TypedDict):
+    id: int
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+class Plain:
+    pass
+
+
+class PlainCodec:
+    name = "plain"
+
+    def encode(self, value: Plain) -> bytes:
+        return b"plain"
+
+    def decode(self, payload: bytes) -> Plain:
+        return Plain()
+
+
+@pytest.fixture
+def registry() -> Registry:
+    return Registry()
+
+
+# Binding, and finding what is bound.
+
+
+def test_a_binding_is_found_by_type_id_and_name(registry: Registry) -> None:
+    binding = registry.bind(ShopCreated, class_id=7, name="shop-created")
+    assert registry.bindings[ShopCreated] is binding
+    assert registry.binding_of(ShopCreated) is binding
+    assert registry.by_class(7) is binding
+    assert registry.by_name("shop-created") is binding
+    assert (binding.type, binding.class_id, binding.name) == (ShopCreated, 7, "shop-created")
+
+
+def test_what_is_not_bound_is_not_found(registry: Registry) -> None:
+    assert registry.by_class(7) is None
+    assert registry.by_name("shop-created") is None
+    assert registry.bindings.get(ShopCreated) is None
+    assert ShopCreated not in registry.bindings
+
+
+def test_a_decorated_class_is_bound_and_stays_itself(registry: Registry) -> None:
+    @registry.message(class_id=1, codec="msgpack")
+    @dataclasses.dataclass
+    class Opened:
+        id: int
+
+    @registry.message
+    class Closed(msgspec.Struct):
+        id: int
+
+    assert isinstance(Opened, type)
+    assert registry.binding_of(Opened).class_id == 1
+    assert registry.binding_of(Opened).codec.name == "msgpack"
+    assert registry.binding_of(Closed).codec.name == "json"
+    assert Opened(7) == registry.bindings[Opened].decode(
+        registry.bindings[Opened].encode(Opened(7))
+    )
+
+
+def test_a_class_bound_by_its_id_alone_has_no_name(registry: Registry) -> None:
+    assert registry.bind(ShopCreated, class_id=7).name is None
+
+
+def test_a_class_bound_by_neither_has_the_name_that_it_is_imported_by(registry: Registry) -> None:
+    binding = registry.bind(ShopCreated)
+    assert (binding.class_id, binding.name) == (None, f"{__name__}.ShopCreated")
+    assert registry.by_name(f"{__name__}.ShopCreated") is binding
+
+
+def test_a_class_of_main_has_no_name_that_other_programs_know(registry: Registry) -> None:
+    local = type("ShopCreated", (msgspec.Struct,), {"__module__": "__main__"})
+    with pytest.raises(ValueError, match=r"__main__\.ShopCreated .* name=\"shop-created\"$"):
+        registry.bind(local)
+    assert registry.bind(local, name="shop-created").class_id is None
+
+
+@given(id=st.integers(-(2**63), 2**63 - 1))
+def test_what_a_binding_encodes_it_decodes(id: int) -> None:
+    registry = Registry()
+    registry.bind(ShopCreated, class_id=7)
+    binding = registry.bindings[type(ShopCreated(id))]
+    assert binding.decode(binding.encode(ShopCreated(id))) == ShopCreated(id)
+
+
+def test_encoding_by_a_binding_is_the_librarys_own_function(registry: Registry) -> None:
+    binding = registry.bind(ShopCreated, class_id=7)
+    assert type(binding.encode) is type(msgspec.json.Encoder().encode)
+
+
+def test_a_binding_says_which_class_it_cannot_decode(registry: Registry) -> None:
+    binding = registry.bind(ShopCreated, class_id=7, name="shop-created")
+    with pytest.raises(DecodeError) as caught:
+        binding.decode(b'{"id":"x"}')
+    error = caught.value
+    assert str(error) == (
+        f"a message of class 7 'shop-created' is no {__name__}.ShopCreated by the json codec: "
+        'ValidationError: Expected `int`, got `str` - at `$.id`; its payload is b\'{"id":"x"}\''
+    )
+    assert (error.class_id, error.class_name, error.type) == (7, "shop-created", ShopCreated)
+
+
+def test_a_codec_of_ones_own_is_used_for_any_class(registry: Registry) -> None:
+    codec = PlainCodec()
+    binding: Binding[Plain] = registry.bind(Plain, class_id=7, codec=codec)
+    assert binding.codec is codec
+    assert binding.encode(Plain()) == b"plain"
+    assert isinstance(binding.decode(b"plain"), Plain)
+    binding.prepare()
+
+
+class Unfinished(msgspec.Struct):
+    never: Never_defined  # type: ignore[name-defined]  # noqa: F821
+
+
+def test_preparing_a_binding_finds_the_types_fault_before_the_first_message(
+    registry: Registry,
+) -> None:
+    registry.bind(ShopCreated, class_id=7).prepare()
+    binding = registry.bind(Unfinished, class_id=8)
+    with pytest.raises(NameError, match="Never_defined"):
+        binding.prepare()
+
+
+def test_a_binding_cannot_be_changed(registry: Registry) -> None:
+    binding = registry.bind(ShopCreated, class_id=7)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        binding.class_id = 8  # type: ignore[misc]
+    assert not hasattr(binding, "__dict__")
+
+
+# Types are exact.
+
+
+def test_a_subclass_is_another_type(registry: Registry) -> None:
+    registry.bind(ShopCreated, class_id=7)
+    for find in (registry.binding_of, registry.bindings.__getitem__):
+        with pytest.raises(UnboundTypeError) as caught:
+            find(type(ChainCreated(1)))
+        assert str(caught.value) == (
+            f"{__name__}.ChainCreated is bound to no class ({__name__}.ShopCreated is, but for its "
+            "exact type alone); bind it once, before its first use: "
+            'registry.bind(ChainCreated, name="chain-created")'
+        )
+    registry.bind(ChainCreated, class_id=8)
+    assert registry.binding_of(ShopCreated).class_id == 7
+    assert registry.binding_of(ChainCreated).class_id == 8
+
+
+def test_the_line_that_an_unbound_type_is_answered_with_binds_it(registry: Registry) -> None:
+    for type_, name in (
+        (ShopCreated, "shop-created"),
+        (HTTPProblem2Found, "http-problem2-found"),
+        (Page, "page"),
+    ):
+        with pytest.raises(UnboundTypeError) as caught:
+            registry.binding_of(type_)
+        line = str(caught.value).rpartition(": ")[2]
+        exec(line, {**globals(), "registry": registry})
+        assert registry.binding_of(type_).name == name
+
+
+def test_the_line_for_the_default_registry_is_said_by_its_public_name() -> None:
+    with pytest.raises(
+        UnboundTypeError, match=r": simplebus\.bind\(Plain, name=\"plain\", codec=…"
+    ):
+        DEFAULT.binding_of(Plain)
+
+
+def test_a_local_type_is_called_as_its_function_calls_it(registry: Registry) -> None:
+    class Local(msgspec.Struct):
+        pass
+
+    with pytest.raises(UnboundTypeError, match=r"<locals>\.Local is bound .*\.bind\(Local, name="):
+        registry.binding_of(Local)
+
+
+def test_an_unbound_type_is_both_a_bus_error_and_a_type_error(registry: Registry) -> None:
+    with pytest.raises(BusError):
+        registry.binding_of(ShopCreated)
+    with pytest.raises(TypeError):
+        registry.binding_of(ShopCreated)
+
+
+@pytest.mark.parametrize(
+    ("type_", "text"),
+    [
+        (int, "int says what a value is, not what it means.*class Temperature"),
+        (str, "str says what a value is.*or publish bytes with class_id=…"),
+        (type(None), "NoneType says what a value is"),
+        (object, "object says what a value is"),
+        (dict, r"dict says what .*\(a TypedDict's values are dicts: name their type\)"),
+        (list[int], "list says what a value is"),
+        (bytes, r"bytes needs no binding: publish it raw.*publish\(payload, class_id=…\)"),
+        (memoryview, "memoryview needs no binding"),
+        (type(ShopCreated), "a class is no message; publish a value of it"),
+        (ShopCreated | ShopClosed, "got .*ShopClosed; of a union bind each member"),
+        ("ShopCreated", "a message's type is a class, got 'ShopCreated'"),
+    ],
+)
+def test_what_has_no_meaning_of_its_own_is_neither_bound_nor_found(
+    registry: Registry, type_: Any, text: str
+) -> None:
+    with pytest.raises(TypeError, match=text):
+        registry.bind(type_, class_id=7)
+    with pytest.raises(UnboundTypeError, match=text):
+        registry.binding_of(type_)
+    assert not registry.bindings
+
+
+def test_a_value_type_of_ones_own_is_bound_when_its_codec_is_asked_for(registry: Registry) -> None:
+    with pytest.raises(TypeError, match="Color has no codec of its own; ask for 'json'"):
+        registry.bind(Color, class_id=7)
+    binding = registry.bind(Color, class_id=7, codec="json")
+    assert binding.decode(binding.encode(Color.RED)) is Color.RED
+
+
+def test_a_typed_dict_is_found_by_its_type_and_not_by_its_values(registry: Registry) -> None:
+    binding = registry.bind(ShopDict, class_id=7)
+    assert registry.binding_of(ShopDict) is binding
+    assert binding.decode(binding.encode({"id": 1})) == {"id": 1}
+    with pytest.raises(UnboundTypeError, match="a TypedDict's values are dicts"):
+        registry.bindings[type(ShopDict(id=1))]
+
+
+def test_a_generic_type_is_found_with_its_arguments_and_by_its_values(registry: Registry) -> None:
+    binding = registry.bind(Page[int], class_id=7)
+    assert registry.binding_of(Page[int]) is binding
+    assert registry.bindings[type(Page([1]))] is binding
+    assert registry.bind(Page[int], class_id=7) is binding
+    with pytest.raises(DecodeError, match=r"is no .*Page\[int\] by the json codec"):
+        binding.decode(b'{"items":["x"]}')
+
+
+def test_a_generic_type_has_one_set_of_arguments(registry: Registry) -> None:
+    registry.bind(Page[int], class_id=7)
+    expected = r"Page\[str\] cannot be bound beside .*Page\[int\]: at run time their values have"
+    with pytest.raises(ValueError, match=expected):
+        registry.bind(Page[str], class_id=8)
+    with pytest.raises(UnboundTypeError, match=expected):
+        registry.binding_of(Page[str])
+    assert registry.bind(Shops, class_id=8).type is Shops
+
+
+# What would make one class two, or two one.
+
+
+@pytest.mark.parametrize(
+    ("how", "shared"),
+    [
+        ({"class_id": 7}, "class id 7"),
+        ({"class_id": 7, "name": "shop-created"}, "class id 7"),
+        ({"class_id": 8, "name": "shop-created"}, "class name 'shop-created'"),
+        ({"name": "shop-created"}, "class name 'shop-created'"),
+    ],
+)
+def test_an_id_or_a_name_has_one_type(registry: Registry, how: dict[str, Any], shared: str) -> None:
+    binding = registry.bind(ShopCreated, class_id=7, name="shop-created")
+    with pytest.raises(ValueError, match="already") as caught:
+        registry.bind(ShopClosed, **how)
+    assert str(caught.value) == (
+        f"{shared} is bound to {__name__}.ShopCreated already, and cannot be bound to "
+        f"{__name__}.ShopClosed too"
+    )
+    assert registry.by_class(7) is binding
+    assert ShopClosed not in registry.bindings
+
+
+def test_binding_the_same_again_changes_nothing(registry: Registry) -> None:
+    binding = registry.bind(ShopCreated, class_id=7)
+    assert registry.bind(ShopCreated, class_id=7) is binding
+    assert registry.bind(ShopCreated, class_id=7, codec="json") is binding
+    codec = PlainCodec()
+    plain = registry.bind(Plain, name="plain", codec=codec)
+    assert registry.bind(Plain, name="plain", codec=codec) is plain
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"class_id": 8},
+        {"class_id": 7, "name": "shop-created"},
+        {"name": "shop-created"},
+        {"class_id": 7, "codec": "msgpack"},
+        {"class_id": 7, "codec": PlainCodec()},
+    ],
+)
+def test_a_type_bound_otherwise_is_refused_with_both_bindings(
+    registry: Registry, how: dict[str, Any]
+) -> None:
+    registry.bind(ShopCreated, class_id=7)
+    with pytest.raises(ValueError, match="is bound as class_id=7, name=None, codec='json' already"):
+        registry.bind(ShopCreated, **how)
+    assert registry.binding_of(ShopCreated).class_id == 7
+    assert registry.by_class(8) is None
+
+
+def test_registries_share_nothing() -> None:
+    one, other = Registry(), Registry()
+    one.bind(ShopCreated, class_id=7)
+    other.bind(ShopClosed, class_id=7)
+    assert ShopClosed not in one.bindings
+    assert not DEFAULT.bindings.keys() & {ShopCreated, ShopClosed}
+
+
+def test_the_modules_functions_use_the_default_registry() -> None:
+    assert module.bind == DEFAULT.bind
+    assert module.message == DEFAULT.message
+
+
+# A class that is defined again.
+
+
+def defined_again(shops: ModuleType, source: str) -> Any:
+    """Run a module's source again, as a reload and a notebook's cell do."""
+    exec("from __future__ import annotations\nimport msgspec\n" + source, shops.__dict__)
+    return shops.Shop
+
+
+@pytest.fixture
+def shops(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A module that can bind."""
+    made = ModuleType("shops")
+    made.__dict__["registry"] = registry
+    monkeypatch.setitem(sys.modules, "shops", made)
+    return made
+
+
+def test_a_class_that_is_defined_again_takes_the_binding_over(
+    registry: Registry, shops: ModuleType
+) -> None:
+    source = "@registry.message(class_id={})\nclass Shop(msgspec.Struct):\n    id: int\n"
+    first = defined_again(shops, source.format(7))
+    second = defined_again(shops, source.format(7))
+    assert first is not second
+    assert registry.binding_of(second).class_id == 7
+    assert first not in registry.bindings
+    third = defined_again(shops, source.format(8))
+    assert set(registry.bindings) == {third}
+    assert registry.by_class(7) is None
+
+
+def test_a_class_that_is_bound_after_it_is_defined_again_takes_the_binding_over(
+    registry: Registry, shops: ModuleType
+) -> None:
+    source = "class Shop(msgspec.Struct):\n    id: int\nregistry.bind(Shop, name='shop')\n"
+    defined_again(shops, source)
+    second = defined_again(shops, source)
+    assert set(registry.bindings) == {second}
+    assert registry.by_name("shop") is registry.bindings[second]
+
+
+def test_a_class_that_is_defined_again_gives_nothing_up_for_what_is_refused(
+    registry: Registry, shops: ModuleType
+) -> None:
+    registry.bind(ShopCreated, class_id=8)
+    source = "@registry.message(class_id={})\nclass Shop(msgspec.Struct):\n    id: int\n"
+    first = defined_again(shops, source.format(7))
+    with pytest.raises(ValueError, match=r"class id 8 is bound to .*ShopCreated already"):
+        defined_again(shops, source.format(8))
+    assert registry.binding_of(first).class_id == 7
+
+
+def test_classes_of_one_name_that_live_side_by_side_are_two(registry: Registry) -> None:
+    def made() -> type[Any]:
+        class Shop(msgspec.Struct):
+            pass
+
+        return Shop
+
+    registry.bind(made(), class_id=7)
+    with pytest.raises(ValueError, match=r"class id 7 is bound to .*Shop already"):
+        registry.bind(made(), class_id=7)
+    assert registry.bind(made(), class_id=8).class_id == 8
+
+
+# What cannot be asked for.
+
+
+@pytest.mark.parametrize(
+    ("attempt", "raised", "text"),
+    [
+        (lambda r: r.bind(ShopCreated, class_id=65536), ValueError, "0 to 65535, got 65536"),
+        (lambda r: r.bind(ShopCreated, class_id=-1), ValueError, "0 to 65535, got -1"),
+        (lambda r: r.bind(ShopCreated, class_id=True), ValueError, "0 to 65535, got True"),
+        (lambda r: r.bind(ShopCreated, class_id="7"), ValueError, "0 to 65535, got '7'"),
+        (lambda r: r.bind(ShopCreated, name=""), ValueError, "printable text .* got ''"),
+        (lambda r: r.bind(ShopCreated, name="a b"), ValueError, "without spaces, got 'a b'"),
+        (lambda r: r.bind(ShopCreated, name="a\n"), ValueError, r"printable text .* got 'a\\n'"),
+        (lambda r: r.bind(ShopCreated, name=7), ValueError, "printable text .* got 7"),
+        (lambda r: r.bind(ShopCreated, codec="yaml"), ValueError, "there is no codec 'yaml'"),
+        (lambda r: r.bind(ShopCreated, codec=7), TypeError, "an object with name.*, got 7"),
+        (lambda r: r.bind(Plain, codec=PlainCodec), TypeError, "an object with name.*, got <class"),
+        (lambda r: r.bind(Plain), TypeError, "no codec takes .*Plain: json and msgpack take"),
+        (lambda r: r.bind(Plain, codec="protobuf"), TypeError, "the protobuf codec does not take"),
+    ],
+)
+def test_a_binding_that_makes_no_sense_is_refused_and_leaves_nothing(
+    registry: Registry, attempt: Callable[[Registry], object], raised: type[Exception], text: str
+) -> None:
+    with pytest.raises(raised, match=text):
+        attempt(registry)
+    assert not registry.bindings
+
+
+@pytest.mark.parametrize("class_id", [0, 65535])
+def test_the_first_and_the_last_class_id_are_bound(registry: Registry, class_id: int) -> None:
+    assert registry.bind(ShopCreated, class_id=class_id).class_id == class_id
+
+
+def test_a_registry_counts_its_types(registry: Registry) -> None:
+    registry.bind(Page[int], class_id=7)
+    assert repr(registry) == "<Registry of 1 types>"
+
+
+def test_a_type_checker_knows_what_a_binding_holds() -> None:
+    example = Path(__file__).with_name("typed_example.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", str(example)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

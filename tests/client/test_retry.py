@@ -1,0 +1,110 @@
+"""When it is tried again to reach a bus: arithmetic, without a clock and without chance."""
+
+from __future__ import annotations
+
+import pytest
+
+from simplebus.client.retry import (
+    PAUSE_SECONDS_MAX,
+    PAUSE_SECONDS_MIN,
+    STEADY_SECONDS,
+    Attempt,
+    Schedule,
+    is_worth_retrying,
+)
+from simplebus.core.asking import RefusedError
+from simplebus.core.errors import Reason, RemoteProtocolError
+
+
+def schedule(
+    addresses: int = 1, *, reconnect: float | None = 1000.0, chance: float = 0.0
+) -> Schedule:
+    return Schedule(addresses, timeout=6, reconnect=reconnect, now=100, chance=lambda: chance)
+
+
+def attempts(made: Schedule, count: int, now: float) -> list[tuple[float, int]]:
+    """Pause and address of so many attempts, each of which fails at once."""
+    found = []
+    for _ in range(count):
+        attempt = made.next(now)
+        assert attempt is not None
+        now += attempt.pause
+        found.append((attempt.pause, attempt.address))
+    return found
+
+
+def test_first_every_address_is_tried_once_and_they_share_the_time() -> None:
+    made = schedule(3)
+    assert made.next(100) == Attempt(pause=0, address=0, seconds=2)
+    assert made.next(101) == Attempt(pause=0, address=1, seconds=2.5)
+    assert made.next(105.5) == Attempt(pause=0, address=2, seconds=0.5)
+    assert made.next(105.6) is None
+
+
+def test_the_time_for_the_first_connection_ends() -> None:
+    made = schedule(3)
+    assert made.next(106) is None
+
+
+def test_after_a_loss_the_lost_one_is_first_and_every_turn_waits_longer() -> None:
+    made = schedule(2)
+    made.made(1, 101)
+    made.lost(101 + STEADY_SECONDS)
+    pauses = attempts(made, 8, 101 + STEADY_SECONDS)
+    assert [address for _, address in pauses] == [1, 0] * 4
+    assert [pause for pause, _ in pauses] == pytest.approx([0, 0, 0.05, 0, 0.1, 0, 0.2, 0])
+
+
+def test_pauses_stop_growing_and_are_shortened_by_chance() -> None:
+    for chance, least in ((0.0, 1.0), (0.5, 0.75), (1.0, 0.5)):
+        made = schedule(chance=chance)
+        made.made(0, 0)
+        made.lost(10)
+        pauses = [pause for pause, _ in attempts(made, 50, 10)]
+        assert pauses[1] == pytest.approx(PAUSE_SECONDS_MIN * least)
+        assert pauses[-1] == pytest.approx(PAUSE_SECONDS_MAX * least)
+
+
+def test_a_connection_that_did_not_last_does_not_begin_the_pauses_anew() -> None:
+    made = schedule()
+    now = 100.0
+    paused = []
+    for _ in range(6):
+        made.made(0, now)
+        made.lost(now)
+        attempt = made.next(now)
+        assert attempt is not None
+        paused.append(attempt.pause)
+        now += attempt.pause
+    assert paused == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8, 1.6])
+    made.made(0, now)
+    made.lost(now + STEADY_SECONDS)
+    assert attempts(made, 1, now + STEADY_SECONDS) == [(0, 0)]
+
+
+def test_trying_again_ends_and_an_attempt_may_not_outlast_it() -> None:
+    made = schedule(reconnect=10)
+    made.made(0, 100)
+    made.lost(200)
+    assert made.next(203) == Attempt(pause=0, address=0, seconds=6)
+    last = made.next(209)
+    assert last is not None
+    assert last.pause + last.seconds == pytest.approx(1)
+    assert made.next(210) is None
+
+
+@pytest.mark.parametrize("reconnect", [0, None])
+def test_nothing_is_tried_again_where_that_was_not_wanted(reconnect: float | None) -> None:
+    made = schedule(reconnect=reconnect)
+    assert made.reconnect == 0
+    made.made(0, 100)
+    made.lost(200)
+    assert made.next(200) is None
+
+
+def test_what_would_only_happen_again_is_not_worth_it() -> None:
+    assert is_worth_retrying(None)
+    assert is_worth_retrying(ConnectionResetError())
+    assert is_worth_retrying(RemoteProtocolError(Reason.HEARTBEAT_TIMEOUT, "silence"))
+    assert not is_worth_retrying(RemoteProtocolError(Reason.NAME_IN_USE, "taken"))
+    assert not is_worth_retrying(RefusedError("class_name_conflict", "two ids"))

@@ -1,0 +1,489 @@
+"""Sublists by example, and against a list that is assumed to be perfect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import run_state_machine_as_test as run_machine
+
+from core.channel_oracle import SublistOracle, names, patterns
+from simplebus.core import sublist as module
+from simplebus.core.channels import matches
+from simplebus.core.sublist import CACHE_NAMES_MAX, CACHE_VALUES_MAX, Sublist
+from simplebus.core.trie import Node, Trie
+
+THOUSAND = ".".join(str(number % 7) for number in range(1000))
+
+
+def sublist_of(*listed: str) -> Sublist[str]:
+    """A sublist with these patterns, each its own value."""
+    sublist = Sublist[str]()
+    for pattern in listed:
+        assert sublist.insert(pattern, pattern)
+        sublist.check()
+    return sublist
+
+
+def test_an_empty_sublist_matches_nothing() -> None:
+    sublist = sublist_of()
+    assert (sublist.match("a"), sublist.match(""), len(sublist)) == ((), (), 0)
+
+
+def test_what_was_inserted_is_found() -> None:
+    sublist = sublist_of("a.b", "a.c")
+    assert sublist.match("a.b") == ("a.b",)
+    assert sublist.match("a") == ()
+    assert sublist.match("a.b.c") == ()
+    assert len(sublist) == 2
+
+
+def test_what_was_removed_is_not_found() -> None:
+    sublist = sublist_of("a.b", "a.*", "a.c")
+    sublist.remove("a.b", "a.b")
+    assert sublist.match("a.b") == ("a.*",)
+    sublist.remove("a.*", "a.*")
+    assert sublist.match("a.b") == ()
+    assert sublist.match("a.c") == ("a.c",)
+    assert len(sublist) == 1
+
+
+def test_a_star_stands_for_one_segment_in_any_place() -> None:
+    sublist = sublist_of("*.b.c", "a.*.c", "a.b.*", "*.*.*", "*.*")
+    assert sublist.match("a.b.c") == ("*.b.c", "a.*.c", "a.b.*", "*.*.*")
+    assert sublist.match("a.x.c") == ("a.*.c", "*.*.*")
+    assert sublist.match("x.y") == ("*.*",)
+
+
+def test_open_ends_match_the_rest() -> None:
+    sublist = sublist_of("#", ">", "a.#", "a.>", "a.*.#", "a.*.>")
+    assert sublist.match("") == ("#",)
+    assert sublist.match("a") == ("#", ">", "a.#")
+    assert sublist.match("a.b") == ("#", ">", "a.#", "a.>", "a.*.#")
+    assert sublist.match("a.b.c") == ("#", ">", "a.#", "a.>", "a.*.#", "a.*.>")
+    assert sublist.match("b.b.c") == ("#", ">")
+
+
+def test_values_come_in_the_order_in_which_they_were_inserted() -> None:
+    sublist = sublist_of("a.>", "a.b", "#", "*.b", "a.#")
+    assert sublist.match("a.b") == ("a.>", "a.b", "#", "*.b", "a.#")
+    sublist.remove("a.>", "a.>")
+    sublist.insert("a.>", "again")
+    assert sublist.match("a.b") == ("a.b", "#", "*.b", "a.#", "again")
+
+
+def test_many_values_of_one_pattern_keep_their_order() -> None:
+    sublist = Sublist[int]()
+    for value in (3, 1, 2):
+        sublist.insert("a.*", value)
+        sublist.insert("a.b", value + 10)
+    assert sublist.match("a.b") == (3, 13, 1, 11, 2, 12)
+    sublist.remove("a.*", 3)
+    sublist.remove("a.*", 2)
+    sublist.insert("a.*", 4)
+    sublist.check()
+    assert sublist.match("a.b") == (13, 1, 11, 12, 4)
+
+
+def test_a_value_comes_once_for_each_of_its_patterns() -> None:
+    sublist = Sublist[str]()
+    for pattern in ("a.b", "a.*", "x"):
+        sublist.insert(pattern, "me")
+    assert sublist.match("a.b") == ("me", "me")
+
+
+def test_the_same_pair_again_changes_nothing() -> None:
+    sublist = sublist_of("a.b", "a.*")
+    generation = sublist.generation
+    assert not sublist.insert("a.b", "a.b")
+    assert not sublist.insert("a.*", "a.*")
+    assert (sublist.match("a.b"), len(sublist)) == (("a.b", "a.*"), 2)
+    assert sublist.generation == generation
+
+
+@pytest.mark.parametrize(
+    "pattern", ["a", "a.b", "a.b.c.d", "a.*", "a.*.c", "*", "a.#", "a.>", "#", "a.*.c.d.e", "", "x"]
+)
+def test_removing_what_is_not_there_is_an_error(pattern: str) -> None:
+    sublist = sublist_of("a.b.c", "a.*.c.d", "a.x.*")
+    sublist.insert("a.*.c", "another")
+    generation = sublist.generation
+    with pytest.raises(KeyError, match="was not inserted with the pattern"):
+        sublist.remove(pattern, pattern)
+    sublist.check()
+    assert (len(sublist), sublist.generation) == (4, generation)
+
+
+def test_a_value_is_removed_from_its_own_pattern_only() -> None:
+    sublist = Sublist[int]()
+    for pattern, value in (("a", 1), ("a", 2), ("*", 1), ("*", 3)):
+        sublist.insert(pattern, value)
+    sublist.remove("a", 1)
+    with pytest.raises(KeyError):
+        sublist.remove("a", 3)
+    with pytest.raises(KeyError):
+        sublist.remove("*", 2)
+    assert sublist.match("a") == (2, 1, 3)
+
+
+def test_an_illegal_pattern_is_refused_and_leaves_nothing() -> None:
+    sublist = sublist_of()
+    for pattern in ("", "a.", "a.#.b", "a b"):
+        with pytest.raises(ValueError, match="pattern"):
+            sublist.insert(pattern, "value")
+    assert (len(sublist), sublist.statistics().nodes) == (0, 1)
+
+
+def test_wildcards_in_a_name_are_letters() -> None:
+    sublist = sublist_of("a.*", "a.b", "a.#", "a.>", "*.*.c")
+    assert sublist.match("a.*") == ("a.*", "a.#", "a.>")
+    assert sublist.match("a.#") == ("a.*", "a.#", "a.>")
+    assert sublist.match("*.*.c") == ("*.*.c",)
+    assert sublist.match("*.b") == ()
+
+
+@pytest.mark.parametrize("name", [".", "a.", ".a", "a..b"])
+def test_what_has_an_empty_segment_is_found_by_nothing(name: str) -> None:
+    assert sublist_of("#", ">", "*.*", "a.>", "*.*.*").match(name) == ()
+
+
+# The trie.
+
+
+def test_nodes_hold_the_segments_at_which_no_patterns_part() -> None:
+    sublist = sublist_of("a.b.c.d.*")
+    assert sublist.statistics().nodes == 2
+    sublist.insert("a.b.x.>", "x")
+    assert sublist.statistics().nodes == 4
+    sublist.insert("a.b.#", "b")
+    assert sublist.statistics().nodes == 4
+    sublist.check()
+    assert sublist.match("a.b.c.d.e") == ("a.b.c.d.*", "b")
+    assert sublist.match("a.b.x.y.z") == ("x", "b")
+
+
+def test_removing_leaves_no_needless_node() -> None:
+    sublist = sublist_of("a.b.c.*", "a.b.x.*", "a.b.*", "a.#")
+    for pattern, nodes in (("a.b.*", 5), ("a.b.x.*", 3), ("a.#", 2), ("a.b.c.*", 1)):
+        sublist.remove(pattern, pattern)
+        sublist.check()
+        assert sublist.statistics().nodes == nodes
+    assert sublist.insert("a.b.x.*", "again")
+    assert sublist.match("a.b.x.y") == ("again",)
+
+
+def test_literal_patterns_take_no_nodes() -> None:
+    statistics = sublist_of("a.b", "a.c", "x").statistics()
+    assert (statistics.literal_patterns, statistics.nodes) == (3, 1)
+
+
+def test_a_thousand_segments_take_no_more_nodes_than_two() -> None:
+    listed = [THOUSAND, f"{THOUSAND}.#", f"{THOUSAND[:-2]}.>", f"*{THOUSAND[1:]}"]
+    sublist = sublist_of(*listed)
+    assert sublist.match(THOUSAND) == tuple(listed)
+    assert sublist.statistics().nodes == 4
+    for pattern in listed:
+        sublist.remove(pattern, pattern)
+    assert sublist.statistics().nodes == 1
+
+
+def test_patterns_that_part_at_every_one_of_a_thousand_segments_are_found_and_freed() -> None:
+    segments = THOUSAND.split(".")
+    stars = [".".join([*segments[:count], "*", "x"]) for count in range(0, 1000, 50)]
+    rests = [".".join([*segments[:count], "#"]) for count in range(1000)]
+    sublist = sublist_of(*stars)
+    for pattern in rests:
+        sublist.insert(pattern, pattern)
+    sublist.check()
+    assert sublist.match(THOUSAND) == tuple(rests)
+    assert sublist.match(stars[10].replace("*", "y")) == (stars[10], *rests[:501])
+    for pattern in rests[::2]:
+        sublist.remove(pattern, pattern)
+    sublist.check()
+    assert sublist.match(THOUSAND) == tuple(rests[1::2])
+    del sublist  # Nodes a thousand deep are freed without a recursion error.
+
+
+def test_frequent_segments_are_stored_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    trie = Trie[int]()
+    for number in range(3):
+        trie[f"{number}.reading.*"] = number
+    assert len({id(node.path[1]) for node in trie.nodes() if node.path}) == 1
+    monkeypatch.setattr("simplebus.core.trie._SHARED_MAX", 4)
+    for number in range(3, 100):
+        trie[f"{number}.reading.*"] = number
+        assert len(trie._shared) <= 4
+    assert trie.matching(["7", "reading", "x"]) == [7]
+
+
+def test_a_trie_that_was_tampered_with_is_noticed() -> None:
+    def needless(trie: Trie[int], child: Node[int]) -> None:
+        child.some = None
+
+    def misplaced(trie: Trie[int], child: Node[int]) -> None:
+        child.path = ("b",)
+
+    for tamper in (needless, misplaced):
+        trie = Trie[int]()
+        trie["a.>"] = 1
+        (child,) = trie._root.children
+        tamper(trie, child)
+        with pytest.raises(AssertionError):
+            trie.check()
+
+
+def test_deleting_from_a_trie_what_is_not_there_is_an_error() -> None:
+    trie = Trie[int]()
+    trie["a.>"] = 1
+    for pattern in ("a.#", "b.>", "a.*"):
+        with pytest.raises(KeyError):
+            del trie[pattern]
+    assert (trie.get("a.>"), trie.get("a.#"), trie.get("b.*.>")) == (1, None, None)
+
+
+# The cache.
+
+
+def searches(sublist: Sublist[str], *asked: str) -> int:
+    """How many searches these names take, one after the other."""
+    before = sublist.statistics().searches
+    for name in asked:
+        sublist.match(name)
+    return sublist.statistics().searches - before
+
+
+def test_what_was_found_is_remembered_and_nothing_is_a_result_too() -> None:
+    sublist = sublist_of("a.*")
+    assert searches(sublist, "a.b", "a.b", "x", "x", "a.b") == 2
+    assert sublist.match("a.b") is sublist.match("a.b")
+
+
+def test_a_literal_pattern_makes_one_name_forgotten() -> None:
+    sublist = sublist_of("a.*")
+    assert searches(sublist, "a.b", "a.c", "x") == 3
+    sublist.insert("a.b", "new")
+    assert searches(sublist, "a.c", "x") == 0
+    assert sublist.match("a.b") == ("a.*", "new")
+    sublist.remove("a.b", "new")
+    assert searches(sublist, "a.c", "x") == 0
+    assert sublist.match("a.b") == ("a.*",)
+
+
+def test_a_pattern_with_a_wildcard_makes_all_names_forgotten() -> None:
+    sublist = sublist_of("a.*")
+    assert searches(sublist, "a.b", "x") == 2
+    sublist.insert("x.#", "new")
+    assert searches(sublist, "a.b") == 1
+    assert sublist.match("x") == ("new",)
+    sublist.remove("x.#", "new")
+    assert sublist.match("x") == ()
+
+
+def test_every_change_grows_the_generation() -> None:
+    sublist = sublist_of()
+    seen = [sublist.generation]
+    for change in (sublist.insert, sublist.remove):
+        for pattern in ("a", "a.*"):
+            change(pattern, "value")
+            seen.append(sublist.generation)
+            sublist.match("a")
+    assert seen == sorted(set(seen))
+
+
+def test_names_in_use_stay_however_many_are_asked_once() -> None:
+    sublist = Sublist[str](cache_names=8)
+    sublist.insert("#", "all")
+    sublist.match("in.use")
+    for number in range(100):
+        sublist.match(f"once.{number}")
+        assert searches(sublist, "in.use") == 0
+        sublist.check()
+    assert sublist.statistics().cached_names <= 8
+
+
+def test_the_cache_has_a_ceiling_in_values_too() -> None:
+    sublist = Sublist[int](cache_values=20)
+    for value in range(5):
+        sublist.insert("a.#", value)
+    for value in range(11):
+        sublist.insert("b.#", value)
+    for number in range(100):
+        assert len(sublist.match(f"a.{number}")) == 5
+        sublist.check()
+    assert sublist.statistics().cached_values == 20
+    assert len(sublist.match("b")) == 11  # More than half of what may be remembered.
+    assert sublist.statistics().cached_names == 4
+    before = sublist.statistics().searches
+    sublist.match("b")
+    assert sublist.statistics().searches == before + 1
+
+
+@pytest.mark.parametrize("cache_names", [0, 1])
+def test_a_sublist_without_a_cache_searches_each_time(cache_names: int) -> None:
+    sublist = Sublist[str](cache_names=cache_names)
+    sublist.insert("a", "a")
+    assert searches(sublist, "a", "a", "b", "b") == 4
+    assert sublist.statistics().cached_names == 0
+
+
+def test_the_ceilings_are_stated() -> None:
+    sublist = sublist_of("#")
+    for number in range(3 * CACHE_NAMES_MAX):
+        sublist.match(str(number))
+    sublist.check()
+    assert CACHE_NAMES_MAX // 2 < sublist.statistics().cached_names <= CACHE_NAMES_MAX
+    assert CACHE_VALUES_MAX > CACHE_NAMES_MAX
+
+
+# Against the list.
+
+pairs = st.tuples(patterns(), st.integers(0, 3))
+
+
+@given(st.lists(pairs, max_size=30), st.lists(names, max_size=20))
+def test_a_sublist_finds_what_the_list_finds(
+    inserted: list[tuple[str, int]], asked: list[str]
+) -> None:
+    sublist, oracle = Sublist[int](), SublistOracle()
+    for pattern, value in inserted:
+        assert sublist.insert(pattern, value) == oracle.insert(pattern, value)
+    sublist.check()
+    for name in asked:
+        assert sublist.match(name) == oracle.match(name)
+        assert len(sublist.match(name)) == sum(matches(p, name) for p, _ in set(inserted))
+
+
+@given(st.lists(pairs, unique=True, max_size=30), st.randoms())
+def test_removed_in_any_order_nothing_is_left(
+    inserted: list[tuple[str, int]], random: Random
+) -> None:
+    sublist = Sublist[int]()
+    for pattern, value in inserted:
+        sublist.insert(pattern, value)
+    random.shuffle(inserted)
+    for pattern, value in inserted:
+        sublist.remove(pattern, value)
+        sublist.check()
+    statistics = sublist.statistics()
+    assert (statistics.subscriptions, statistics.literal_patterns, statistics.nodes) == (0, 0, 1)
+
+
+class SublistMachine(RuleBasedStateMachine):
+    """A sublist with a cache of a few names against the list."""
+
+    @initialize(cache_names=st.sampled_from([0, 2, 6, 100]), cache_values=st.sampled_from([4, 100]))
+    def start(self, cache_names: int, cache_values: int) -> None:
+        self.sublist = Sublist[int](cache_names=cache_names, cache_values=cache_values)
+        self.oracle = SublistOracle()
+        self.asked: dict[str, None] = {}
+
+    @rule(pair=pairs)
+    def insert(self, pair: tuple[str, int]) -> None:
+        assert self.sublist.insert(*pair) == self.oracle.insert(*pair)
+
+    @rule(at=st.integers(0, 1000), value=st.integers(0, 3))
+    def insert_a_name_that_was_asked(self, at: int, value: int) -> None:
+        if name := self.asked_name(at):
+            assert self.sublist.insert(name, value) == self.oracle.insert(name, value)
+            assert self.sublist.match(name) == self.oracle.match(name)
+
+    @rule(at=st.integers(0, 1000))
+    def remove(self, at: int) -> None:
+        if self.oracle.pairs:
+            pattern, value = self.oracle.pairs[at % len(self.oracle.pairs)]
+            self.sublist.remove(pattern, value)
+            self.oracle.remove(pattern, value)
+
+    @rule(pair=pairs)
+    def remove_what_may_not_be_there(self, pair: tuple[str, int]) -> None:
+        if pair in self.oracle.pairs:
+            self.sublist.remove(*pair)
+            self.oracle.remove(*pair)
+        else:
+            with pytest.raises(KeyError):
+                self.sublist.remove(*pair)
+
+    @rule(some=st.lists(names, min_size=1, max_size=8))
+    def match(self, some: list[str]) -> None:
+        self.asked.update(dict.fromkeys(some))
+        for name in some:
+            assert self.sublist.match(name) == self.oracle.match(name)
+
+    @rule()
+    def match_again_what_was_asked_lately(self) -> None:
+        for name in list(self.asked)[-5:]:
+            assert self.sublist.match(name) == self.oracle.match(name)
+
+    def asked_name(self, at: int) -> str:
+        return list(self.asked)[-1 - at % len(self.asked)] if self.asked else ""
+
+    @invariant()
+    def the_sublist_is_the_list(self) -> None:
+        self.sublist.check()
+        assert len(self.sublist) == len(self.oracle.pairs)
+
+
+SublistMachine.TestCase.settings = settings(stateful_step_count=30)
+TestTheSublistIsAList = SublistMachine.TestCase
+
+
+# The machine must be able to fail: the sublist is broken on purpose, and it has to notice.
+
+Patch = pytest.MonkeyPatch
+
+
+def remembers_too_long_after_a_literal(patch: Patch) -> None:
+    patch.setattr(module._Cache, "forget", lambda self, name: None)
+
+
+def remembers_too_long_after_a_wildcard(patch: Patch) -> None:
+    patch.setattr(module._Cache, "clear", lambda self: None)
+
+
+def takes_the_rest_for_one_or_more(patch: Patch) -> None:
+    matching = Trie.matching
+    patch.setattr(
+        Trie, "matching", lambda self, segments: matching(self, segments) if segments else []
+    )
+
+
+def fits_any_segments_behind_the_first(patch: Patch) -> None:
+    patch.setattr(
+        "simplebus.core.trie._fits", lambda path, segments, at: at + len(path) <= len(segments)
+    )
+
+
+def leaves_nodes_behind(patch: Patch) -> None:
+    patch.setattr(Trie, "_prune", lambda self, trail: None)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        remembers_too_long_after_a_literal,
+        remembers_too_long_after_a_wildcard,
+        takes_the_rest_for_one_or_more,
+        fits_any_segments_behind_the_first,
+        leaves_nodes_behind,
+    ],
+)
+def test_the_machine_notices_a_sublist_that(
+    broken: Callable[[Patch], None], monkeypatch: Patch
+) -> None:
+    broken(monkeypatch)
+    thorough = settings(
+        max_examples=500,
+        stateful_step_count=30,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        print_blob=False,
+    )
+    with pytest.raises(AssertionError):
+        run_machine(SublistMachine, settings=thorough)

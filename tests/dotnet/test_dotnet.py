@@ -1,0 +1,584 @@
+"""The C# client of protocol/dotnet: its bytes by the vectors, and its word against a real server.
+
+Rule 1: what it is told and what it says is built and read by oracles.py alone.
+Rule 2: it runs in processes of its own, as its users run it. Nothing here looks inside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from needs import needed
+from oracles import DELIMITER, build_frame, group_ids, parse_ack, parse_connect, parse_frame
+from oracles import split_frames as split
+from programs import PATIENCE_SECONDS, Program, server
+from strategies import ACK, CONNECT, HEARTBEAT, MESSAGE, SUBSCRIBE
+
+ROOT = Path(__file__).parents[2]
+CLIENT = ROOT / "protocol" / "dotnet"
+VECTORS = ROOT / "protocol" / "vectors"
+
+ACK_SECONDS = 1.5
+"""How late an acknowledgement may be at most, says the protocol."""
+
+README_PROGRAM = """
+using System;
+using SimpleBus;
+using SimpleBus.Example;
+
+public static class Readme
+{
+    public static void Main(string[] arguments)
+    {
+        %s
+    }
+}
+"""
+
+Dotnet = Callable[..., contextlib.AbstractContextManager[Program]]
+
+
+def code_of_the_readme() -> str:
+    """The client's README example, with the port from the command line."""
+    [code] = re.findall(r"```csharp\n(.*?)```", (CLIENT / "README.md").read_text(), re.DOTALL)
+    assert "8888" in code
+    return str(code).replace("8888", "int.Parse(arguments[0])")
+
+
+@pytest.fixture(scope="module")
+def dotnet(tmp_path_factory: pytest.TempPathFactory) -> Dotnet:
+    """Runs one of these programs: `Shops`, `Checks`, `Readme`. Killed with the block."""
+    needed("mcs")
+    needed("mono")
+    folder = tmp_path_factory.mktemp("dotnet")
+    readme = folder / "Readme.cs"
+    readme.write_text(README_PROGRAM % code_of_the_readme())
+    for name, main in {
+        "Shops": CLIENT / "Example" / "Shops.cs",
+        "Checks": Path(__file__).parent / "Checks.cs",
+        "Readme": readme,
+    }.items():
+        # As version 7 of the language and without a warning, so that old and new compilers take it.
+        command = ["mcs", "-langversion:7", "-warn:4", "-warnaserror", "-optimize"]
+        sources = [*sorted(CLIENT.glob("*.cs")), CLIENT / "Example" / "ShopCreated.cs", main]
+        done = subprocess.run(
+            [*command, f"-out:{folder / name}.exe", *sources],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    @contextlib.contextmanager
+    def run(name: str, *arguments: str) -> Iterator[Program]:
+        with subprocess.Popen(
+            ["mono", folder / f"{name}.exe", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as process:
+            try:
+                yield Program(process)
+            finally:
+                process.kill()
+
+    return run
+
+
+def address(url: str) -> str:
+    return url.removeprefix("simplebus://")
+
+
+def tell(program: Program, line: str) -> None:
+    assert program.process.stdin is not None
+    program.process.stdin.write(line.encode() + b"\n")
+    program.process.stdin.flush()
+
+
+def ends_well(program: Program) -> list[str]:
+    """End its input; returns the lines that it says yet."""
+    status, said, complained = program.end()
+    assert (status, complained) == (0, ""), said
+    return said.splitlines()
+
+
+def ask(dotnet: Dotnet, *questions: str) -> list[str]:
+    """The answers of `Checks bytes`."""
+    with dotnet("Checks", "bytes") as checks:
+        status, said, complained = checks.end("".join(f"{q}\n" for q in questions).encode())
+    assert status == 0, complained
+    return said.splitlines()
+
+
+# Bytes -------------------------------------------------------------------------------------------
+
+
+def vectors(file: str, name: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((VECTORS / f"{file}.json").read_text())[name]
+    return found
+
+
+def bytes_of(vector: dict[str, Any], prefix: str = "") -> bytes:
+    if f"{prefix}hex" in vector:
+        return bytes.fromhex(vector[f"{prefix}hex"])
+    return b"".join(bytes.fromhex(piece) * count for piece, count in vector[f"{prefix}parts"])
+
+
+def fields_of(vector: dict[str, Any]) -> str:
+    names = ("type", "class_id", "message_id", "timer_index")
+    return " ".join([*(str(vector[name]) for name in names), bytes_of(vector, "content_").hex()])
+
+
+def test_it_writes_the_frames_of_the_vectors(dotnet: Dotnet) -> None:
+    frames = vectors("frames", "frames")
+    written = ask(dotnet, *(f"frame {fields_of(vector)}" for vector in frames))
+    assert dict(zip([v["name"] for v in frames], written, strict=True)) == {
+        vector["name"]: bytes_of(vector).hex() for vector in frames
+    }
+
+
+def test_it_reads_the_streams_of_the_vectors_however_they_come(
+    dotnet: Dotnet, tmp_path: Path
+) -> None:
+    streams = vectors("streams", "streams") + [
+        {"name": v["name"], "hex": v["hex"], "frames": [v], "leftover": 0}
+        for v in vectors("frames", "frames")
+    ]
+    questions, expected = [], []
+    for number, vector in enumerate(streams):
+        path = tmp_path / f"{number}"
+        path.write_bytes(bytes_of(vector))
+        frames = [fields_of(frame) for frame in vector["frames"]]
+        for chunk in (1, 2, 3, 5, 11, 1 << 30) if path.stat().st_size < 2000 else (99_991, 1 << 30):
+            questions.append(f"stream {path} {chunk}")
+            expected.append(";".join([*frames, str(vector["leftover"])]))
+    for question, answer, right in zip(questions, ask(dotnet, *questions), expected, strict=True):
+        assert answer == right, question
+
+
+def test_it_groups_acknowledgements_as_the_vectors_do(dotnet: Dotnet) -> None:
+    grouping = vectors("acks", "grouping")
+    questions = [" ".join(["group", *(f"1:3:{i}" for i in v["ids"])]) for v in grouping]
+    for vector, answer in zip(grouping, ask(dotnet, *questions), strict=True):
+        frames = [parse_frame(frame) for frame in split(bytes.fromhex(answer))[0]]
+        assert [content.decode() for *_, content in frames] == vector["contents"], vector["name"]
+        assert {fields[:4] for fields in frames} <= {(ACK, 1, 0, 3)}
+
+
+def test_it_groups_classes_and_timer_indexes_apart(dotnet: Dotnet) -> None:
+    [answer] = ask(dotnet, "group 1:5:7 1:5:8 2:5:9 1:0:9 1:5:9 2:5:10 1:0:10")
+    frames = [parse_frame(frame) for frame in split(bytes.fromhex(answer))[0]]
+    assert [(class_id, timer, content) for _, class_id, _, timer, content in frames] == [
+        (1, 5, b"7-10"),
+        (2, 5, b"9-11"),
+        (1, 0, b"9-11"),
+    ]
+
+
+def test_its_messages_are_protobuf(dotnet: Dotnet) -> None:
+    # Written by hand after the encoding's own description: tag, value, tag, length, bytes.
+    known = {
+        (0, ""): "",
+        (1, ""): "0801",
+        (150, "testing"): "0896011207" + b"testing".hex(),
+        (-1, "Ω\r\n"): "08" + "ff" * 9 + "01" + "1204" + "Ω\r\n".encode().hex(),
+        ((1 << 63) - 1, "x" * 200): "08" + "ff" * 8 + "7f" + "12c801" + "78" * 200,
+    }
+    encoded = ask(dotnet, *(f"encode {n} {name.encode().hex()}" for n, name in known))
+    assert encoded == list(known.values())
+    decoded = ask(dotnet, *(f"decode {message}" for message in known.values()))
+    assert decoded == [f"{n} {name.encode().hex()}" for n, name in known]
+
+
+def test_it_skips_fields_that_it_does_not_know_and_refuses_what_is_none(dotnet: Dotnet) -> None:
+    unknown = "18ff01" + "21" + "00" * 8 + "2a03616263" + "35" + "00" * 4
+    assert ask(dotnet, f"decode {unknown}0805{unknown}") == ["5 "]
+    for broken in ("08", "12ff", "120261", "0a00", "1500000000", "00", "0b", "08" + "ff" * 10):
+        [answer] = ask(dotnet, f"decode {broken}")
+        assert answer.startswith("invalid: "), broken
+
+
+def test_it_refuses_what_a_server_would_hang_up_on(dotnet: Dotnet) -> None:
+    # What it was sending when a connection broke it sends again: that would be for ever.
+    long = 100 - 13  # The limit that Checks sets.
+    good = [b"", b"<\r\n", b"\r\n>", b"<\r\n<", b"x" * long]
+    assert ask(dotnet, *(f"publish 1 {payload.hex()}" for payload in good)) == ["queued"] * len(
+        good
+    )
+    for bad in (DELIMITER, b"a" + DELIMITER, b"<<\r\n>b", b"x" * (long + 1)):
+        [answer] = ask(dotnet, f"publish 1 {bad.hex()}")
+        assert answer.startswith("refused: "), bad
+    assert ask(dotnet, "publish 2 00") == ["refused: class 2 is not bound"]
+
+
+# Against a server that watches -----------------------------------------------------------------
+
+
+class Watcher:
+    """One connection of the client, seen from the server's side."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._received = b""
+
+    def frame(self) -> tuple[int, int, int, int, bytes]:
+        """The next frame that the client sends."""
+        while DELIMITER not in self._received[9:]:
+            more = self.sock.recv(65536)
+            assert more, "the client hung up"
+            self._received += more
+        [frame, *_], _ = split(self._received)
+        self._received = self._received[len(frame) :]
+        return parse_frame(frame)
+
+    def say(self, frame_type: int, **fields: Any) -> None:
+        self.sock.sendall(build_frame(frame_type, **fields))
+
+    def greet(self, session_id: int = 0) -> set[int] | None:
+        """Take the Connect, answer it. Returns the classes that it names."""
+        frame_type, class_id, message_id, timer_index, content = self.frame()
+        assert (frame_type, class_id, message_id, timer_index) == (CONNECT, 0, 0, 0)
+        self.say(CONNECT, content=session_id.to_bytes(4, "little"))
+        return parse_connect(content)
+
+    def acks(self, count: int) -> list[tuple[int, int, int, int]]:
+        """(class, timer index, first, last) of the acks of so many messages."""
+        found = []
+        while count > 0:
+            frame_type, class_id, _, timer_index, content = self.frame()
+            assert frame_type == ACK
+            ids = parse_ack(content)
+            assert ids
+            found.append((class_id, timer_index, *ids))
+            count -= ids[1] - ids[0]
+        return found
+
+
+@contextlib.contextmanager
+def watching(
+    dotnet: Dotnet, name: str, *arguments: str
+) -> Iterator[tuple[Program, Callable[[], contextlib.AbstractContextManager[Watcher]]]]:
+    """The program, and what takes its next connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(PATIENCE_SECONDS)
+
+        @contextlib.contextmanager
+        def accepted() -> Iterator[Watcher]:
+            with listener.accept()[0] as sock:
+                sock.settimeout(PATIENCE_SECONDS)
+                yield Watcher(sock)
+
+        port = listener.getsockname()[1]
+        with dotnet(name, *arguments, f"127.0.0.1:{port}") as program:
+            yield program, accepted
+
+
+def test_it_connects_first_and_subscribes_once_per_class(dotnet: Dotnet) -> None:
+    with watching(dotnet, "Checks", "two") as (checks, accepted), accepted() as peer:
+        assert peer.greet(session_id=0x04030201) == {1, 2}
+        assert [peer.frame() for _ in range(2)] == [(SUBSCRIBE, n, 0, 0, b"") for n in (1, 2)]
+        assert checks.line() == f"session {0x04030201}"
+        peer.say(HEARTBEAT)
+        peer.say(MESSAGE, class_id=2, message_id=7, timer_index=4, content=b"<\r\n")
+        assert [checks.line() for _ in range(2)] == ["first 2 7 3c0d0a", "second 2 7 3c0d0a"]
+        assert peer.frame() == (ACK, 2, 0, 4, b"7-8")
+
+
+def test_its_acks_are_ranges_of_one_class_and_timer_index_and_not_late(dotnet: Dotnet) -> None:
+    with watching(dotnet, "Checks", "two") as (_, accepted), accepted() as peer:
+        peer.greet()
+        [peer.frame() for _ in range(2)]
+        began = time.monotonic()
+        sent = [(1, 0, 5), (1, 0, 6), (2, 0, 0), (1, 1, 7), (2, 0, 1), (1, 1, 3), (1, 1, 4)]
+        for class_id, timer_index, message_id in sent:
+            peer.say(MESSAGE, class_id=class_id, message_id=message_id, timer_index=timer_index)
+        assert peer.acks(len(sent)) == [
+            (1, 0, 5, 7),
+            (2, 0, 0, 2),
+            (1, 1, 7, 8),
+            (1, 1, 3, 5),
+        ]
+        assert time.monotonic() - began < ACK_SECONDS
+
+
+def test_many_acks_do_not_wait_for_their_time_to_come(dotnet: Dotnet) -> None:
+    with watching(dotnet, "Checks", "patient") as (_, accepted), accepted() as peer:
+        peer.greet()
+        peer.frame()
+        peer.sock.sendall(
+            b"".join(build_frame(MESSAGE, class_id=1, message_id=i) for i in range(5000))
+        )
+        [(class_id, timer_index, first, last)] = peer.acks(4096)
+        assert (class_id, timer_index, first) == (1, 0, 0)
+        assert 4096 <= last <= 5000
+
+
+def test_what_it_had_not_acknowledged_is_forgotten_with_the_connection(dotnet: Dotnet) -> None:
+    # After a restart of the server the same ids are other messages.
+    with watching(dotnet, "Checks", "two") as (checks, accepted):
+        with accepted() as peer:
+            peer.greet()
+            [peer.frame() for _ in range(2)]
+            assert checks.line() == "session 0"
+            peer.say(MESSAGE, class_id=1, message_id=3)
+            assert [checks.line() for _ in range(2)] == ["first 1 3 ", "second 1 3 "]
+        with accepted() as peer:
+            assert peer.greet() == {1, 2}
+            assert [peer.frame() for _ in range(2)] == [(SUBSCRIBE, n, 0, 0, b"") for n in (1, 2)]
+            peer.say(MESSAGE, class_id=1, message_id=9)
+            assert peer.frame() == (ACK, 1, 0, 0, b"9-10")
+
+
+def test_closing_acknowledges_at_once_and_hangs_up_when_all_is_written(dotnet: Dotnet) -> None:
+    with watching(dotnet, "Checks", "patient") as (checks, accepted), accepted() as peer:
+        peer.greet()
+        peer.frame()
+        assert checks.line() == "session 0"
+        peer.say(MESSAGE, class_id=1)
+        assert checks.line() == "0"
+        assert checks.process.stdin is not None
+        checks.process.stdin.close()
+        assert peer.frame() == (ACK, 1, 0, 0, b"0-1")
+        assert peer.sock.recv(100) == b""
+        peer.say(MESSAGE, class_id=1, message_id=1)  # It is not processed any more.
+        peer.sock.close()
+        assert checks.line() == "closed"
+
+
+def test_a_client_that_has_nothing_to_say_says_so(dotnet: Dotnet) -> None:
+    with watching(dotnet, "Checks", "quiet") as (_, accepted), accepted() as peer:
+        peer.greet()
+        assert [peer.frame() for _ in range(2)] == [(HEARTBEAT, 0, 0, 0, b"")] * 2
+
+
+# Against the real server -------------------------------------------------------------------------
+
+
+def test_the_example_of_its_readme_runs(dotnet: Dotnet) -> None:
+    with server() as (_, url), dotnet("Readme", url.rpartition(":")[2]) as readme:
+        assert readme.line() == "First"
+        assert ends_well(readme) == []
+        assert what_is_left(url) == []
+
+
+def test_200000_messages_come_in_order_and_are_acknowledged(dotnet: Dotnet) -> None:
+    with server() as (bus, url):
+        with (
+            dotnet("Shops", "count", address(url), "200000") as counting,
+            dotnet("Shops", "publish", address(url)) as publishing,
+        ):
+            assert counting.line().startswith("session ")
+            assert publishing.line().startswith("session ")
+            tell(publishing, "200000")
+            assert publishing.line() == "published 200000"
+            assert counting.line().startswith("counted 200000 in order")
+            assert ends_well(publishing) == ends_well(counting) == []
+        assert what_is_left(url) == []
+        bus.process.terminate()  # It waits for what is not acknowledged, and says what is lost.
+        status, _, log = bus.end()
+        assert status == 0
+        assert "lost" not in log
+
+
+def what_is_left(url: str) -> list[int]:
+    """The ids of the messages of class 1 that a new subscriber finds, acknowledged by nobody."""
+    host, port = address(url).split(":")
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_SECONDS) as sock:
+        sock.sendall(build_frame(CONNECT, content=b"[1]") + build_frame(SUBSCRIBE, class_id=1))
+        # A message for ourselves comes behind all that waits.
+        sock.sendall(build_frame(MESSAGE, class_id=1, content=b"end"))
+        peer = Watcher(sock)
+        ids = []
+        while (frame := peer.frame())[4] != b"end":
+            if frame[0] == MESSAGE:
+                ids.append(frame[2])
+        sock.sendall(build_frame(ACK, class_id=1, content=b"%d-%d" % (frame[2], frame[2] + 1)))
+        return ids
+
+
+class Listener(threading.Thread):
+    """Reads the numbers that `Shops subscribe` prints, as they come."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(daemon=True)
+        assert program.line().startswith("session ")
+        self.numbers: list[int] = []
+        self.process = program.process
+        self._rest, program._unread = program._unread, b""
+        self.start()
+
+    def run(self) -> None:
+        assert self.process.stdout is not None
+        more = b""
+        while True:
+            # Killed in the middle of a line, it had not processed that message.
+            *lines, self._rest = (self._rest + more).split(b"\n")
+            self.numbers += map(int, lines)
+            more = os.read(self.process.stdout.fileno(), 65536)
+            if not more:
+                return
+
+    def until(self, condition: Callable[[list[int]], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not condition(self.numbers):
+            assert time.monotonic() < deadline, f"{len(self.numbers)} came: {self.numbers[-5:]}"
+            time.sleep(0.01)
+
+    def end(self) -> int:
+        """Let it close; returns its status."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.join(PATIENCE_SECONDS)
+        return self.process.wait(PATIENCE_SECONDS)
+
+
+def in_order(numbers: list[int]) -> bool:
+    return all(a < b for a, b in itertools.pairwise(numbers))
+
+
+def test_what_a_killed_consumer_left_comes_to_its_successor(dotnet: Dotnet) -> None:
+    count = 60_000
+    with server() as (_, url), dotnet("Shops", "publish", address(url)) as publishing:
+        with dotnet("Shops", "subscribe", address(url)) as killed:
+            first = Listener(killed)
+            tell(publishing, str(count))
+            first.until(lambda numbers: len(numbers) > count // 3)
+            killed.process.kill()
+            first.join(PATIENCE_SECONDS)
+        assert len(first.numbers) < count, "it was killed too late to prove anything"
+        with dotnet("Shops", "subscribe", address(url)) as successor:
+            second = Listener(successor)
+            second.until(lambda numbers: numbers[-1:] == [count - 1])
+            assert second.end() == 0
+    assert in_order(first.numbers)
+    assert in_order(second.numbers)
+    assert set(first.numbers) | set(second.numbers) == set(range(count))
+    again = set(first.numbers) & set(second.numbers)
+    assert len(again) < count // 3, "it had acknowledged something, that need not come again"
+    assert len(group_ids(second.numbers)) == 1
+
+
+def test_a_handler_that_throws_gets_the_message_again(dotnet: Dotnet) -> None:
+    with (
+        server("--ack-timeout", "3") as (_, url),
+        dotnet("Shops", "publish", address(url)) as publishing,
+        dotnet("Checks", "faulty", address(url)) as faulty,
+    ):
+        assert faulty.line().startswith("session ")
+        tell(publishing, "10")
+        assert [int(faulty.line()) for _ in range(12)] == [*range(10), 5, 7]
+        status, said, complained = faulty.end()
+        assert (status, said) == (0, "closed\n")
+        assert re.findall(r"failed on message (\d+) of class 1", complained) == ["5", "7"]
+        assert what_is_left(url) == []
+
+
+def test_it_publishes_to_a_full_class_from_its_own_handler(dotnet: Dotnet) -> None:
+    # Each message that it takes makes another one, on the connection that its acks have to take.
+    with (
+        server("--max-class-messages", "1000") as (_, url),
+        dotnet("Checks", "echo", address(url)) as echoing,
+        dotnet("Shops", "publish", address(url)) as publishing,
+    ):
+        assert echoing.line().startswith("session ")
+        tell(publishing, "900")
+        assert [echoing.line() for _ in range(900)] == ["echoed"] * 900
+
+
+def test_it_comes_back_when_the_server_was_restarted(dotnet: Dotnet) -> None:
+    with contextlib.ExitStack() as clients:
+        with server() as (bus, url):
+            port = url.rpartition(":")[2]
+            subscribing = clients.enter_context(dotnet("Shops", "subscribe", address(url)))
+            publishing = clients.enter_context(dotnet("Shops", "publish", address(url)))
+            listener = Listener(subscribing)
+            assert publishing.line().startswith("session ")
+            tell(publishing, "1000")
+            assert publishing.line() == "published 1000"
+            listener.until(lambda numbers: len(numbers) == 1000)
+            bus.process.kill()
+        assert publishing.process.stderr is not None
+        assert b"connection lost: " in publishing.process.stderr.readline()
+        tell(publishing, "1000")  # They wait, for there is nobody to take them.
+        with server("--port", port):
+            assert publishing.line() == "published 2000"
+            listener.until(lambda numbers: len(numbers) == 2000)
+            assert listener.numbers == list(range(2000))
+
+
+class Proxy(threading.Thread):
+    """Stands between a client and the server, and cuts each connection after so many bytes."""
+
+    def __init__(self, url: str, cut_after: list[int]) -> None:
+        super().__init__(daemon=True)
+        host, port = address(url).split(":")
+        self._server = (host, int(port))
+        self._cut_after = cut_after
+        self.cuts = 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def __enter__(self) -> Proxy:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self.join(PATIENCE_SECONDS)
+        self._listener.close()
+
+    def run(self) -> None:
+        for budget in [*self._cut_after, 1 << 60]:
+            try:
+                client = self._listener.accept()[0]
+            except OSError:
+                return
+            with client, socket.create_connection(self._server) as bus:
+                up = threading.Thread(target=self._copy, args=(client, bus, 1 << 60), daemon=True)
+                up.start()
+                self._copy(bus, client, budget)
+                for sock in (client, bus):
+                    with contextlib.suppress(OSError):
+                        sock.shutdown(socket.SHUT_RDWR)
+                up.join(PATIENCE_SECONDS)
+            self.cuts += budget < 1 << 60
+
+    @staticmethod
+    def _copy(source: socket.socket, target: socket.socket, budget: int) -> None:
+        with contextlib.suppress(OSError):
+            while budget and (data := source.recv(min(65536, budget))):
+                target.sendall(data)
+                budget -= len(data)
+            target.shutdown(socket.SHUT_WR)
+
+
+def test_a_connection_that_is_cut_again_and_again_loses_nothing(dotnet: Dotnet) -> None:
+    count = 20_000
+    cuts = [5, 100_001, 17 + 30, 200_007]  # In the reply, in a message, anywhere.
+    with (
+        server() as (_, url),
+        dotnet("Shops", "publish", address(url)) as publishing,
+        Proxy(url, cuts) as proxy,
+        dotnet("Shops", "subscribe", proxy.address) as subscribing,
+    ):
+        listener = Listener(subscribing)
+        tell(publishing, str(count))
+        listener.until(lambda numbers: numbers[-1:] == [count - 1])
+        assert listener.end() == 0
+        assert proxy.cuts == len(cuts)
+        assert set(listener.numbers) == set(range(count))
+        sessions = sum(a >= b for a, b in itertools.pairwise(listener.numbers))
+        assert sessions <= len(cuts), "a session's messages were not in order"
+        assert what_is_left(url) == []

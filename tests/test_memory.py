@@ -1,0 +1,499 @@
+"""The bus without a server: what it promises beside what every bus does (tests/conformance).
+
+Where it differs from a test double that only looks like a bus, a test says so by its name.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import anyio
+import pytest
+import trio
+from trio.testing import MockClock
+
+from simplebus import Bus, BusConnectionError, Message, Registry, UnboundTypeError
+from simplebus.core.errors import Reason
+from simplebus.core.settings import Settings
+from simplebus.memory import MemoryBus
+
+Run = Callable[[Callable[[], Awaitable[None]]], None]
+
+registry = Registry()
+
+
+@registry.message(class_id=1)
+@dataclass(frozen=True)
+class Opened:
+    """A shop was opened."""
+
+    shop: str
+
+
+@registry.message(class_id=2)
+@dataclass(frozen=True)
+class Closed:
+    """A shop was closed."""
+
+    shop: str
+
+
+@dataclass(frozen=True)
+class Reopened(Opened):
+    """Bound to no class, though what it derives from is."""
+
+
+@pytest.fixture(params=["trio", "asyncio"])
+def run(request: pytest.FixtureRequest) -> Run:
+    """Run an async function; under trio no time passes."""
+
+    def under_trio(main: Callable[[], Awaitable[None]]) -> None:
+        trio.run(main, clock=MockClock(autojump_threshold=0))
+
+    def under_asyncio(main: Callable[[], Awaitable[None]]) -> None:
+        anyio.run(main, backend="asyncio")
+
+    return under_trio if request.param == "trio" else under_asyncio
+
+
+@pytest.fixture
+def memory() -> MemoryBus:
+    return MemoryBus(registry=registry)
+
+
+# What a program sees of it ------------------------------------------------------------------------
+
+
+def test_what_was_published_is_handled_when_the_bus_is_left(run: Run, memory: MemoryBus) -> None:
+    got: list[Opened] = []
+
+    async def main() -> None:
+        async with memory as bus:
+            assert isinstance(bus, Bus)
+            bus.handle(Opened, got.append)
+            await bus.publish(Opened("Ada's"))
+            await bus.publish(Opened("Bob's"), confirm=False)
+            bus.publish_nowait(Opened("Eve's"))
+
+    run(main)
+    assert got == [Opened("Ada's"), Opened("Bob's"), Opened("Eve's")]
+
+
+def test_a_handler_gets_its_type_and_no_other(run: Run, memory: MemoryBus) -> None:
+    opened: list[Opened] = []
+    closed: list[Closed] = []
+
+    async def main() -> None:
+        async with memory as bus:
+            bus.handle(Opened, opened.append)
+            bus.handle(Closed, closed.append)
+            await bus.publish_many([Opened("Ada's"), Closed("Bob's")])
+            with pytest.raises(UnboundTypeError, match="Reopened"):
+                await bus.publish(Reopened("Eve's"))  # A subclass is another type.
+            with pytest.raises(UnboundTypeError):
+                await bus.publish("text means nothing by itself")
+
+    run(main)
+    assert (opened, closed) == ([Opened("Ada's")], [Closed("Bob's")])
+
+
+@pytest.mark.parametrize(
+    ("binding", "heard"),
+    [
+        ((), ["", "one", "two", "one.two", "one.two.three"]),
+        (("#",), ["", "one", "two", "one.two", "one.two.three"]),
+        (("one",), ["one"]),
+        (("*.two",), ["one.two"]),
+        (("*",), ["one", "two"]),
+        (("one.#",), ["one", "one.two", "one.two.three"]),
+        # A prefix that is longer than the channel does not match, as in RabbitMQ.
+        (("one.two.#",), ["one.two", "one.two.three"]),
+        (("one", "*.*.three"), ["one", "one.two.three"]),
+    ],
+)
+def test_a_handler_gets_the_channels_that_it_is_bound_to(
+    run: Run, memory: MemoryBus, binding: tuple[str, ...], heard: list[str]
+) -> None:
+    got: list[str] = []
+
+    async def main() -> None:
+        async with memory as bus:
+            bus.handle(Opened, lambda value: got.append(value.shop), *binding)
+            for channel in "", "one", "two", "one.two", "one.two.three":
+                await bus.publish(Opened(channel), channel=channel)
+            await bus.publish(Closed("one"), channel="one")
+
+    run(main)
+    assert got == heard
+
+
+def test_a_hash_within_a_pattern_and_wildcards_in_a_channel_are_refused_not_taken_literally(
+    run: Run, memory: MemoryBus
+) -> None:
+    async def main() -> None:
+        async with memory as bus:
+            with pytest.raises(ValueError, match="#"):
+                bus.handle(Opened, print, "a.#.c")
+            for channel in "a.*", "#", "a..b", ".":
+                with pytest.raises(ValueError, match="channel"):
+                    await bus.publish(Opened(""), channel=channel)
+
+    run(main)
+
+
+def test_the_first_subscription_gets_what_waits_and_later_ones_what_is_new(
+    run: Run, memory: MemoryBus
+) -> None:
+    first: list[Opened] = []
+    second: list[Opened] = []
+
+    async def main() -> None:
+        async with memory as bus:
+            await bus.publish(Opened("early"))
+            bus.handle(Opened, first.append)
+            await bus.drain()
+            bus.handle(Opened, second.append)
+            await bus.publish(Opened("late"))
+
+    run(main)
+    assert (first, second) == ([Opened("early"), Opened("late")], [Opened("late")])
+
+
+def test_all_handlers_are_called_and_those_of_a_group_in_turns(run: Run, memory: MemoryBus) -> None:
+    """In which order handlers hear of one message is not promised; each hears them in order."""
+    heard: dict[str, list[Opened]] = {name: [] for name in ("a", "b", "one", "other")}
+    shops = [Opened(f"shop {number}") for number in range(20)]
+
+    async def main() -> None:
+        async with memory as bus:
+            bus.handle(Opened, heard["a"].append)
+            bus.handle(Opened, heard["b"].append)
+            bus.handle(Opened, heard["one"].append, group="workers")
+            bus.handle(Opened, heard["other"].append, group="workers")
+            await bus.publish_many(shops)
+
+    run(main)
+    assert heard["a"] == heard["b"] == shops
+    assert sorted(heard["one"] + heard["other"], key=shops.index) == shops
+
+
+def test_several_clients_share_the_bus(run: Run, memory: MemoryBus) -> None:
+    async def main() -> None:
+        async with memory as one, memory.connect(name="other") as other:
+            async with other.subscribe(Opened) as shops:
+                await one.publish(Opened("Ada's"))
+                assert await anext(shops) == Opened("Ada's")
+            assert memory.statistics().sessions == 2
+
+    run(main)
+
+
+def test_it_is_entered_once_at_a_time_and_keeps_what_it_has(run: Run, memory: MemoryBus) -> None:
+    async def main() -> None:
+        async with memory as bus:
+            await bus.publish(Opened("Ada's"))
+            with pytest.raises(RuntimeError, match="`connect` gives further clients"):
+                await memory.__aenter__()
+        async with memory as bus, bus.subscribe(Opened, durable="ledger") as shops:
+            assert await anext(shops) == Opened("Ada's")
+
+    run(main)
+
+
+def test_it_lives_on_in_another_event_loop() -> None:
+    memory = MemoryBus()
+
+    async def publish() -> None:
+        async with memory as bus:
+            await bus.publish(b"from trio", class_id=1, expires=3600)
+
+    async def consume() -> None:
+        async with memory as bus, bus.subscribe(1) as messages:
+            assert (await messages.get(5)).payload == b"from trio"
+
+    trio.run(publish)
+    anyio.run(consume, backend="asyncio")
+
+
+def test_two_event_loops_at_once_are_refused() -> None:
+    memory = MemoryBus()
+
+    async def intrude() -> None:
+        async with memory.connect():
+            pass
+
+    async def main() -> None:
+        async with memory:
+            with pytest.raises(RuntimeError, match="one event loop at a time"):
+                await anyio.to_thread.run_sync(lambda: anyio.run(intrude, backend="asyncio"))
+
+    trio.run(main)
+
+
+# Leaving -----------------------------------------------------------------------------------------
+
+
+def test_leaving_waits_for_what_handlers_publish_meanwhile(run: Run) -> None:
+    counts = [0] * 7
+
+    async def main() -> None:
+        async with MemoryBus() as bus:
+
+            async def handler(message: Message[bytes]) -> None:
+                counts[message.class_id] += 1
+                await anyio.lowlevel.checkpoint()
+                if message.class_id < 6:
+                    for _ in range(2):
+                        await bus.publish(b"", class_id=message.class_id + 1, confirm=False)
+
+            for class_id in range(7):
+                bus.handle(class_id, handler)
+            await bus.publish(b"", class_id=0)
+
+    run(main)
+    assert counts == [1, 2, 4, 8, 16, 32, 64]
+
+
+def test_leaving_waits_for_handlers(run: Run) -> None:
+    done: list[bytes] = []
+
+    async def main() -> None:
+        async with MemoryBus() as bus:
+
+            async def handler(message: Message[bytes]) -> None:
+                await anyio.sleep(0.05)
+                done.append(message.payload)
+
+            await bus.publish_many([b"1", b"2", b"3"], class_id="by name")
+            bus.handle("by name", handler, max_in_flight=1)
+
+    run(main)
+    assert done == [b"1", b"2", b"3"]
+
+
+def test_leaving_waits_neither_for_what_has_failed_nor_for_what_is_delayed() -> None:
+    calls: list[bytes] = []
+
+    def handler(message: Message[bytes]) -> None:
+        calls.append(message.payload)
+        if message.payload == b"bad":
+            raise ValueError("as always")
+
+    async def main() -> None:
+        with pytest.raises(ExceptionGroup, match="handlers failed 1 time") as told:  # noqa: PT012
+            async with MemoryBus() as bus:
+                bus.handle(1, handler)
+                await bus.publish(b"bad", class_id=1)
+                await bus.publish(b"later", class_id=1, delay=60)
+                await bus.publish(b"good", class_id=1)
+        assert told.group_contains(ValueError, match="as always")
+        assert trio.current_time() == 0.0
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+    assert calls == [b"bad", b"good"]
+
+
+def test_a_handler_that_raises_stops_neither_the_others_nor_the_bus(run: Run) -> None:
+    heard: list[bytes] = []
+
+    def fail(message: Message[bytes]) -> None:
+        raise ValueError(message.payload)
+
+    async def main() -> None:
+        with pytest.raises(ExceptionGroup, match="handlers failed 3 times") as told:  # noqa: PT012
+            async with MemoryBus() as bus:
+                bus.handle(1, fail)
+                bus.handle(1, lambda message: heard.append(message.payload))
+                await bus.publish_many([b"1", b"2", b"3"], class_id=1)
+        assert [error.args for error in told.value.exceptions] == [(b"1",), (b"2",), (b"3",)]
+
+    run(main)
+    assert heard == [b"1", b"2", b"3"]
+
+
+def test_errors_of_handlers_may_be_left_to_the_log(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(message: Message[bytes]) -> None:
+        raise ValueError("not today")
+
+    async def main() -> None:
+        async with MemoryBus(raise_errors=False) as bus:
+            bus.handle(1, fail)
+            await bus.publish(b"", class_id=1)
+
+    with caplog.at_level(logging.ERROR, "simplebus.client"):
+        run(main)
+    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == [
+        "not today"
+    ]
+
+
+def test_what_the_block_raises_is_raised_as_it_is(run: Run) -> None:
+    async def main() -> None:
+        with pytest.raises(KeyError, match="mine"):  # noqa: PT012
+            async with MemoryBus() as bus:
+                bus.handle(1, lambda message: None)
+                await bus.publish(b"", class_id=1)
+                raise KeyError("mine")
+
+    run(main)
+
+
+def test_a_consumer_outside_the_block_hears_that_the_bus_was_left(run: Run) -> None:
+    async def main() -> None:
+        heard: list[BaseException] = []
+
+        async def consume(bus: Bus) -> None:
+            try:
+                async with bus.subscribe(1) as messages:
+                    await messages.get()
+            except BusConnectionError as error:
+                heard.append(error)
+
+        async with anyio.create_task_group() as tasks, MemoryBus() as bus:
+            tasks.start_soon(consume, bus)
+            await anyio.sleep(0.01)
+        assert len(heard) == 1
+
+    run(main)
+
+
+# Time --------------------------------------------------------------------------------------------
+
+
+def test_redelivery_takes_the_time_of_the_event_loops_clock() -> None:
+    times: list[tuple[float, int]] = []
+
+    def handler(message: Message[bytes]) -> None:
+        times.append((trio.current_time(), message.attempt))
+        if message.attempt < 4:
+            raise ValueError("again")
+
+    async def main() -> None:
+        async with MemoryBus(raise_errors=False) as bus:
+            bus.handle(1, handler)
+            await bus.publish(b"", class_id=1)
+            await trio.sleep(3600)
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+    assert times == [(0.0, 1), (6.0, 2), (18.0, 3), (42.0, 4)]
+
+
+def test_a_message_is_given_up_after_so_many_failures() -> None:
+    calls: list[int] = []
+
+    def handler(message: Message[bytes]) -> None:
+        calls.append(message.attempt)
+        raise ValueError("always")
+
+    async def main() -> None:
+        memory = MemoryBus(raise_errors=False)
+        async with memory as bus:
+            bus.handle(1, handler, max_deliveries=3)
+            await bus.publish(b"", class_id=1)
+            await trio.sleep(3600)
+            assert memory.statistics().classes[0].dropped == {Reason.MAX_DELIVERIES: 1}
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+    assert calls == [1, 2, 3]
+
+
+def test_a_delay_and_an_expiry_take_the_time_of_the_event_loops_clock() -> None:
+    times: list[tuple[bytes, float]] = []
+
+    async def main() -> None:
+        memory = MemoryBus()
+        async with memory as bus:
+            await bus.publish(b"expired", class_id=1, expires=3599.9)
+            await bus.publish(b"in time", class_id=1, expires=3600.1)
+            await bus.publish(b"never", class_id=1, expires=0)
+            await trio.sleep(3600)
+            bus.handle(1, lambda message: times.append((message.payload, trio.current_time())))
+            await bus.publish(b"later", class_id=1, delay=600)
+            await trio.sleep(601)
+            # Not silent: it is counted.
+            assert memory.statistics().classes[0].dropped == {Reason.EXPIRED: 2}
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+    assert times == [(b"in time", 3600.0), (b"later", pytest.approx(4200.0))]
+
+
+def test_expiry_is_fixed_when_publishing_and_looked_at_when_the_bus_delivers() -> None:
+    """What the client holds already is in time: who wants less of that asks for less in flight."""
+
+    async def main() -> None:
+        for in_flight, expected in (1, [b"slow"]), (None, [b"slow", b"quick"]):
+            got: list[bytes] = []
+
+            async def handler(message: Message[bytes], got: list[bytes] = got) -> None:
+                got.append(message.payload)
+                await trio.sleep(2)
+
+            async with MemoryBus() as bus:
+                bus.handle(1, handler, max_in_flight=in_flight)
+                await bus.publish(b"slow", class_id=1)
+                await bus.publish(b"quick", class_id=1, expires=1)
+            assert got == expected
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def test_a_clock_that_jumps_takes_the_ack_timer_along() -> None:
+    clock = MockClock()
+
+    async def main() -> None:
+        async with MemoryBus() as bus, bus.subscribe(1, auto_ack=False) as messages:
+            await bus.publish(b"", class_id=1)
+            assert (await messages.get()).attempt == 1
+            clock.jump(30)
+            message = await messages.get()
+            assert message.attempt == 2
+            message.ack()
+
+    trio.run(main, clock=clock)
+
+
+def test_beats_can_be_had_without_a_mock_clock(run: Run) -> None:
+    memory = MemoryBus(Settings(ack_timeout=1, tick_seconds=86_400))
+
+    async def main() -> None:
+        async with memory as bus, bus.subscribe(1, auto_ack=False) as messages:
+            await bus.publish(b"", class_id=1)
+            for attempt in 1, 2:
+                assert (await messages.get()).attempt == attempt
+                memory.tick()
+
+    run(main)
+
+
+# The engine --------------------------------------------------------------------------------------
+
+
+def test_nothing_is_left_of_a_client_that_is_gone(run: Run) -> None:
+    async def main() -> None:
+        memory = MemoryBus()
+        for _ in range(3):
+            async with memory.connect() as bus, bus.subscribe(1) as messages:
+                await bus.publish(b"", class_id=1)
+                await messages.get()
+        statistics = memory.statistics()
+        assert (statistics.sessions, statistics.in_flight) == (0, 0)
+        assert (statistics.published, statistics.acknowledged) == (3, 3)
+        assert statistics.classes[0].ring.messages == 0
+
+    run(main)
+
+
+def test_who_breaks_the_protocol_is_cut_off_and_told_why(run: Run) -> None:
+    async def main() -> None:
+        with pytest.raises(BusConnectionError, match="memory has ended: unknown_type"):  # noqa: PT012
+            async with MemoryBus() as bus:
+                link = bus.wire.writer.link
+                assert link is not None
+                link.send(memoryview(b"\xff" * 20 + b"<\r\n>"))
+                await bus.publish(b"", class_id=1)
+
+    run(main)

@@ -1,0 +1,80 @@
+"""The fixtures for users' tests: under pytest-trio, under anyio's plugin, and without either."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ASYNC = """
+import pytest
+import simplebus
+
+{mark}
+
+async def test_a_handler_hears_of_it(memory_bus):
+    heard = []
+    async with memory_bus as bus:
+        bus.handle(1, lambda message: heard.append(message.payload))
+        await bus.publish(b"hello", class_id=1)
+    assert heard == [b"hello"]
+
+async def test_a_server_has_it(bus_server):
+    async with simplebus.connect(bus_server.address) as bus:
+        await bus.publish(b"hello", class_id=1)
+        assert bus_server.statistics().published == 1
+"""
+
+BLOCKING = """
+import pytest
+import simplebus
+from simplebus.core.settings import Settings
+
+@pytest.fixture
+def bus_settings():
+    return Settings(ack_timeout=1, tick_seconds=86_400.0)
+
+def test_what_is_not_acknowledged_comes_again_when_the_test_says_so(bus_server):
+    with simplebus.connect_blocking(bus_server.address) as bus:
+        with bus.subscribe(1, auto_ack=False) as messages:
+            bus.publish(b"hello", class_id=1)
+            assert messages.get(5).attempt == 1
+            bus_server.tick()
+            assert messages.get(5).attempt == 2
+            bus_server.hang_up()
+            assert messages.get(5).redelivered
+"""
+
+
+def outcome(tmp_path: Path, test: str) -> str:
+    """What pytest says about a test file of somebody who has installed simplebus."""
+    (tmp_path / "test_it.py").write_text(test)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-q", "-W", "error"),
+            *("-p", "no:cacheprovider", "-p", "no:xdist"),
+            *("--rootdir", str(tmp_path), "-c", "/dev/null", str(tmp_path / "test_it.py")),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+    )
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "mark", ["pytestmark = pytest.mark.trio", "pytestmark = pytest.mark.anyio"]
+)
+def test_the_fixtures_work_in_async_tests(tmp_path: Path, mark: str) -> None:
+    said = outcome(tmp_path, ASYNC.format(mark=mark))
+    assert " passed" in said, said
+    assert "failed" not in said, said
+    assert "error" not in said, said
+
+
+def test_the_fixtures_work_in_blocking_tests(tmp_path: Path) -> None:
+    said = outcome(tmp_path, BLOCKING)
+    assert "1 passed" in said, said

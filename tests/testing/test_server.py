@@ -1,0 +1,54 @@
+"""The server for users' tests."""
+
+from __future__ import annotations
+
+import pytest
+
+import simplebus
+from simplebus.core.settings import Settings
+from simplebus.testing import bus_server
+from simplebus.testing.server import BusServer, until
+
+
+def test_it_shows_what_it_has_and_is_gone_afterwards() -> None:
+    with bus_server() as server:
+        with simplebus.connect_blocking(server.address) as bus:
+            bus.publish(b"hello", class_id=7)
+        assert server.statistics(7).published == 1
+        with pytest.raises(KeyError):
+            server.statistics(8)
+        until(lambda: server.ask(lambda up: not up.engine.connections))
+    with pytest.raises(simplebus.BusConnectionError, match="Connection refused"):
+        simplebus.connect_blocking(server.address).__enter__()
+    server.stop()  # Again: nothing happens.
+
+
+def test_time_and_connections_are_the_tests_to_command() -> None:
+    with (
+        bus_server(Settings(ack_timeout=1, tick_seconds=86_400.0)) as server,
+        simplebus.connect_blocking(server.address) as bus,
+        bus.subscribe(1, auto_ack=False) as messages,
+    ):
+        bus.publish(b"hello", class_id=1)
+        assert messages.get(5).attempt == 1
+        server.tick()
+        assert messages.get(5).attempt == 2
+        server.hang_up()
+        bus.publish(b"the client is connected again", class_id=1)
+        assert bus.statistics().reconnections == 1
+
+
+def test_what_keeps_it_from_coming_up_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*args: object, **options: object) -> None:
+        raise OSError("no listener")
+
+    monkeypatch.setattr("simplebus.testing.server.serve", broken)
+    with pytest.raises(ExceptionGroup) as told:
+        BusServer()
+    assert told.group_contains(OSError, match="no listener")
+
+
+def test_what_never_holds_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simplebus.testing.server.PATIENCE_SECONDS", 0.02)
+    with pytest.raises(TimeoutError):
+        until(lambda: False)
