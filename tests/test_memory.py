@@ -14,12 +14,20 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from simplebus import Bus, BusConnectionError, Message, Registry, UnboundTypeError
+from simplebus import (
+    Bus,
+    BusConnectionError,
+    Message,
+    RefusedError,
+    Registry,
+    UnboundTypeError,
+)
 from simplebus.core.errors import Reason
 from simplebus.core.settings import Settings
 from simplebus.memory import MemoryBus
 
-Run = Callable[[Callable[[], Awaitable[None]]], None]
+Main = Callable[[], Awaitable[None]]
+Run = Callable[[Main], None]
 
 registry = Registry()
 
@@ -45,15 +53,20 @@ class Reopened(Opened):
     """Bound to no class, though what it derives from is."""
 
 
+async def bounded(main: Main) -> None:
+    with anyio.fail_after(20):
+        await main()
+
+
 @pytest.fixture(params=["trio", "asyncio"])
 def run(request: pytest.FixtureRequest) -> Run:
     """Run an async function; under trio no time passes."""
 
-    def under_trio(main: Callable[[], Awaitable[None]]) -> None:
-        trio.run(main, clock=MockClock(autojump_threshold=0))
+    def under_trio(main: Main) -> None:
+        trio.run(bounded, main, clock=MockClock(autojump_threshold=0))
 
-    def under_asyncio(main: Callable[[], Awaitable[None]]) -> None:
-        anyio.run(main, backend="asyncio")
+    def under_asyncio(main: Main) -> None:
+        anyio.run(bounded, main, backend="asyncio")
 
     return under_trio if request.param == "trio" else under_asyncio
 
@@ -338,6 +351,52 @@ def test_what_the_block_raises_is_raised_as_it_is(run: Run) -> None:
                 bus.handle(1, lambda message: None)
                 await bus.publish(b"", class_id=1)
                 raise KeyError("mine")
+
+    run(main)
+
+
+def test_leaving_waits_for_a_connection_that_is_being_replaced(run: Run) -> None:
+    got: list[bytes] = []
+
+    async def main() -> None:
+        memory = MemoryBus()
+        async with memory as bus:
+            bus.handle(1, lambda message: got.append(message.payload))
+            await bus.publish_many([b"1", b"2"], class_id=1)
+            memory.hang_up()
+            await bus.publish(b"3", class_id=1)
+            memory.hang_up()
+
+    run(main)
+    assert list(dict.fromkeys(got)) == [b"1", b"2", b"3"]
+
+
+def test_a_handler_that_is_refused_is_told(run: Run) -> None:
+    async def main() -> None:
+        memory = MemoryBus()
+        with pytest.raises(ExceptionGroup, match="handlers failed 1 time") as told:  # noqa: PT012
+            async with (
+                memory as bus,
+                memory.connect() as other,
+                other.subscribe(1, durable="ledger"),
+            ):
+                bus.handle(1, print, durable="ledger")
+                await anyio.sleep(0.01)
+        assert told.group_contains(RefusedError, match="durable_in_use")
+
+    run(main)
+
+
+def test_a_handler_that_hangs_can_be_cancelled(run: Run) -> None:
+    async def main() -> None:
+        memory = MemoryBus()
+        with anyio.move_on_after(0.1) as scope:
+            async with memory as bus:
+                bus.handle(1, lambda message: anyio.sleep_forever())
+                await bus.publish(b"kept", class_id=1)
+        assert scope.cancelled_caught
+        async with memory as bus, bus.subscribe(1) as messages:
+            assert (await messages.get(1)).payload == b"kept"
 
     run(main)
 

@@ -233,6 +233,8 @@ class BlockingWire:
         is written; False at the deadline."""
         core, outgoing = self.core, self.core.outgoing
         core.settle_processed()
+        if not self.wait_until(lambda: not core.holds_verdicts, deadline):
+            return False
         mark, published = outgoing.mark(), core.published
         return self.wait_until(
             lambda: core.confirmed >= published and outgoing.has_written(mark), deadline

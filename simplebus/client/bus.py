@@ -184,19 +184,45 @@ class Bus(Publisher):
             asking = await self._replies_open()
             asked = asking.ask(about, timeout=timeout, wake=answered.set)
             try:
-                await self.publish(message, class_id=class_id, **asked.about)
-                await answered.wait()
+                await self.publish(message, class_id=class_id, confirm=False, **asked.about)
+                await self._reply_or_refusal(answered)
             finally:
                 asking.forget(asked)
             assert asked.reply is not None
             return asked.reply if decode is None else decode(asked.reply.payload)
         raise replies.unanswered(message, class_id, timeout)
 
-    async def reply(self, message: Message[Any], value: object) -> None:
-        """Answer a request. Raises LocalProtocolError for a message that asks for no reply."""
+    async def _reply_or_refusal(self, answered: anyio.Event) -> None:
+        """Return when what was published last is answered. Raises what the bus refused it for, and
+        BusConnectionError when the bus is gone for good."""
+        confirms, position = self.wire.confirms, self._core.published - 1
+
+        def through() -> None:
+            if waiter.refused or not waiter.is_done:
+                answered.set()
+
+        waiter = confirms.wait_for(position, position, through)
+        self._writer.push()  # Nobody waits for the next message to write this one with.
+        try:
+            await answered.wait()
+        finally:
+            if not waiter.is_done:
+                confirms.leave(waiter)
+        if waiter.refused:
+            raise waiter.refused[0]
+        self.wire.check()
+
+    async def reply(self, message: Message[Any], value: object, *, confirm: bool = True) -> None:
+        """Answer a request, and wait for the confirm unless told otherwise. Raises
+        LocalProtocolError for a message that asks for no reply, and what `publish` does."""
         class_id, envelope = replies.reply_to(message)
         payload = self._outbound.payload(value)
         self.wire.check()
+        if not confirm:
+            if self._outgoing.queued_bytes >= self._writer.write_at:
+                await self._writer.make_room()
+            self._core.publish(payload, class_id, envelope)
+            return
         position = self._core.publish(payload, class_id, envelope)
         if refused := await self.wire.confirmed(position, position):
             raise refused[0]

@@ -104,8 +104,9 @@ class Handling:
             outcome = self._handler(message if decode is None else decode(message.payload))
             if outcome is not None and inspect.isawaitable(outcome):
                 outcome = await outcome
-            if outcome is not None and message.is_request:
-                await self._bus.reply(message, outcome)
+            is_reply = outcome is not None and message.is_request
+            if is_reply:
+                await self._bus.reply(message, outcome, confirm=False)
         except Exception as error:
             message.nack()
             self._failures.add(self._handler, message, error)
@@ -119,3 +120,5 @@ class Handling:
             self._failures.add(self._handler, message, itself)
         else:
             message.ack()
+            if is_reply:  # In one piece, and before we wait for anything.
+                self._bus.wire.writer.push()

@@ -77,6 +77,9 @@ class Waits:
         self.check()
         core, outgoing = self.core, self.core.outgoing
         core.settle_processed()
+        while core.holds_verdicts:
+            self.check()
+            await self.changed.wait()
         mark = outgoing.mark()
         await anyio.lowlevel.checkpoint()
         self.writer.push()

@@ -161,7 +161,7 @@ class Wire(Waits):
             self.answer()
         if self.core.outgoing.queued_bytes:  # A confirm has made room, or something was asked for.
             self.writer.push()
-            self.changed.set()
+        self.changed.set()
 
     async def _beat(self) -> None:
         """Acknowledge what slow consumers have processed meanwhile."""

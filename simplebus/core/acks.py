@@ -150,12 +150,14 @@ class AckWindow:
         return list(zip(begins.tolist(), ends.tolist(), strict=True))
 
     def union(self, other: AckWindow) -> AckWindow:
-        """A window in which what either of the two has not acknowledged is not acknowledged."""
+        """A window in which what either of the two was sent and has not acknowledged is not
+        acknowledged; nor what the other one was sent, and this one not yet."""
         cursor = max(self.cursor, other.cursor)
         open_ranges = [
             r for window in (self, other) for r in window.unacked(window.floor, window.cursor)
         ]
-        open_ranges += [(w.cursor, cursor) for w in (self, other) if w.cursor < cursor]
+        if self.cursor < cursor:
+            open_ranges.append((self.cursor, cursor))
         joined = AckWindow(floor=min([first for first, _ in open_ranges], default=cursor))
         joined.cursor = cursor
         reached = joined.floor

@@ -279,6 +279,8 @@ class Answers:
         in_flight_max = None  # Of a group it is its members' business.
         if not asked.group:
             in_flight_max = asked.max_in_flight or IN_FLIGHT_MESSAGES
+            if asked.max_pending is not None and asked.slow.startswith("drop"):
+                in_flight_max = min(in_flight_max, asked.max_pending)  # These are never dropped.
         return Terms(
             ack_ticks=ticks,
             in_flight_max=in_flight_max,

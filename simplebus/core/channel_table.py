@@ -66,6 +66,12 @@ class Wanted:
         wanted: Flags = found == _YES
         return wanted
 
+    def wants(self, number: int) -> bool:
+        """Whether this channel is wanted."""
+        self._reach(number)
+        verdict = self._verdicts[number]
+        return bool(self.of(number)[0]) if verdict == _UNKNOWN else bool(verdict == _YES)
+
     def _reach(self, number: int) -> None:
         if number >= self._verdicts.size:
             more = np.full(number + 1, _NO, np.uint8)

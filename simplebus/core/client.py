@@ -208,6 +208,11 @@ class ClientCore:
         """Whether so much is processed that the bus should know without delay."""
         return self.outgoing.desk.count >= ACKS_MAX
 
+    @property
+    def holds_verdicts(self) -> bool:
+        """Whether acknowledgements wait for a subscription to be begun again on a connection."""
+        return any(inbox.holds_verdicts for inbox in self._inboxes)
+
     def settle_processed(self) -> bool:
         """Acknowledge what consumers have processed up to now. False when no consumer holds any
         message: then there will be nothing new until one takes some."""

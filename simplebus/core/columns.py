@@ -14,6 +14,7 @@ business.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -55,6 +56,14 @@ class Rows:
         return self.expires is not None or self.opens is not None
 
 
+class Row(NamedTuple):
+    """What is known of one message."""
+
+    channel: int = 0
+    expires: float = NEVER
+    opens: float = AT_ONCE
+
+
 class Columns:
     """The columns that a ring has, each as long as the ring has slots."""
 
@@ -86,6 +95,32 @@ class Columns:
         if self.opens is None and rows.opens is not None:
             self.opens = np.full(slots, AT_ONCE)
 
+    def lacks(self, row: Row) -> bool:
+        """Whether there is no place for something that is known of this message."""
+        return bool(
+            (row.channel and self.channels is None)
+            or (row.expires != NEVER and self.expires is None)
+            or (row.opens != AT_ONCE and self.opens is None)
+        )
+
+    def put_one(self, slot: int, row: Row) -> None:
+        """Write one row, for which nothing is lacking."""
+        if self.channels is not None:
+            self.channels[slot] = row.channel
+        if self.expires is not None:
+            self.expires[slot] = row.expires
+        if self.opens is not None:
+            self.opens[slot] = row.opens
+
+    def get_one(self, slot: int) -> Row:
+        """One row."""
+        channels, expires, opens = self.channels, self.expires, self.opens
+        return Row(
+            0 if channels is None else int(channels[slot]),
+            NEVER if expires is None else float(expires[slot]),
+            AT_ONCE if opens is None else float(opens[slot]),
+        )
+
     def put(self, pieces: list[tuple[int, int]], rows: Rows) -> None:
         """Write rows into the slot ranges `pieces`, which hold as many."""
         done = 0
@@ -99,15 +134,6 @@ class Columns:
                 self.expires[here] = NEVER if rows.expires is None else rows.expires[part]
             if self.opens is not None:
                 self.opens[here] = AT_ONCE if rows.opens is None else rows.opens[part]
-
-    def put_plain(self, slot: int) -> None:
-        """Write the row of a message that has nothing special."""
-        if self.channels is not None:
-            self.channels[slot] = 0
-        if self.expires is not None:
-            self.expires[slot] = NEVER
-        if self.opens is not None:
-            self.opens[slot] = AT_ONCE
 
     def get(self, pieces: list[tuple[int, int]]) -> Rows:
         """Copies of the rows in these slot ranges."""

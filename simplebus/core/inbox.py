@@ -216,6 +216,11 @@ class Inbox:
         if self.options.group is not None:  # Others in the group get it now.
             self._drop_untouched()
 
+    @property
+    def holds_verdicts(self) -> bool:
+        """Whether what was said of messages waits for the bus to begin the subscription again."""
+        return self._log.is_held
+
     def content_again(self, *, same_bus: bool) -> bytes:
         """What the Subscribe says on another connection."""
         options = self.options

@@ -41,6 +41,9 @@ REDELIVERY_BYTES = 256 * 1024
 # And from so many sequences at a time, so that a window full of holes does not hold the loop.
 REDELIVERY_MESSAGES = 4096
 
+# How many messages are looked at at once to find out whether all are for a subscription.
+LOOK_AHEAD_MESSAGES = 16_384
+
 # Parked messages are joined to pieces at least this long: many small ones cost what they weigh.
 PARKED_PIECE_BYTES = 64 * 1024
 

@@ -24,6 +24,9 @@ from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES
 from simplebus.core.ring import Ring
 from simplebus.core.runs import ranges_of
 
+# So few are looked at one after the other: arrays have a price of their own.
+_PLAIN_MAX = 8
+
 Ranges = list[tuple[int, int]]
 """Half-open, ascending, none of them empty."""
 
@@ -54,6 +57,8 @@ def pick_of(ring: Ring, ranges: Ranges, wanted: Wanted | None, now: float) -> Pi
 
 def pick(ring: Ring, first: int, last: int, wanted: Wanted | None, now: float) -> Picked:
     """Sort messages first..last-1 by what is to become of them."""
+    if last - first <= _PLAIN_MAX:
+        return _pick_plainly(ring, first, last, wanted, now)
     rows = ring.rows(first, last)
     here: Flags = np.ones(last - first, np.bool_)
     if wanted is not None:
@@ -69,6 +74,41 @@ def pick(ring: Ring, first: int, last: int, wanted: Wanted | None, now: float) -
     return Picked(
         _ranges(here, first), _ranges(later, first), _ranges(others, first), _ranges(expired, first)
     )
+
+
+def _pick_plainly(ring: Ring, first: int, last: int, wanted: Wanted | None, now: float) -> Picked:
+    """The same, one after the other."""
+    picked = Picked([], [], [], [])
+    for sequence in range(first, last):
+        row = ring.row(sequence)
+        kind = picked.send
+        if wanted is not None and not wanted.wants(row.channel):
+            kind = picked.others
+        elif row.expires <= now:
+            kind = picked.others
+            _add(picked.expired, sequence)
+        elif row.opens > now:
+            kind = picked.later
+        _add(kind, sequence)
+    return picked
+
+
+def _add(ranges: Ranges, sequence: int) -> None:
+    if ranges and ranges[-1][1] == sequence:
+        ranges[-1] = (ranges[-1][0], sequence + 1)
+    else:
+        ranges.append((sequence, sequence + 1))
+
+
+def wanted_from(ring: Ring, first: int, last: int, wanted: Wanted) -> int:
+    """The end of what is wanted without a gap, of messages first..last-1, none of which expires or
+    opens later."""
+    if last - first == 1:
+        return last if wanted.wants(ring.row(first).channel) else first
+    here = wanted.of(ring.rows(first, last).channels)
+    if here.size == 1:  # All of them have the same.
+        return last if here[0] else first
+    return last if here.all() else first + int(here.argmin())
 
 
 def opens(ring: Ring, first: int, last: int) -> list[tuple[float, int, int]]:

@@ -71,7 +71,8 @@ class Publisher:
         """Numbered, and not released on this connection."""
         self._under_way: deque[Chunk] = deque()
         """Released on this connection."""
-        self._under_way_bytes = 0
+        self.under_way_bytes = 0
+        """Bytes that are released on this connection and not confirmed."""
         self._settled_bytes = 0
         """Of the oldest chunk, so many bytes are confirmed."""
         self._released = self._numbered = 0
@@ -87,7 +88,7 @@ class Publisher:
     @property
     def held_bytes(self) -> int:
         """Bytes that are not released."""
-        return self.unconfirmed_bytes - self._under_way_bytes
+        return self.unconfirmed_bytes - self.under_way_bytes
 
     @property
     def released(self) -> int:
@@ -109,7 +110,7 @@ class Publisher:
         if (
             envelope is not None
             or type(payload) is not bytes
-            or DELIMITER in payload
+            or (b"\r" in payload and DELIMITER in payload)  # Most hold no single one.
             or len(payload) > self._payload_bytes_max
         ):
             opening, payload = self._dress(payload, class_id, envelope)
@@ -233,7 +234,7 @@ class Publisher:
         """The connection is gone: what was under way is to be written again."""
         self._again.extendleft(reversed(self._under_way))
         self._under_way.clear()
-        self._under_way_bytes = 0
+        self.under_way_bytes = 0
         self._cut_settled()
         self._released = self.confirmed
 
@@ -248,13 +249,13 @@ class Publisher:
             chunk = self._release_one()
         if chunk is not None:
             self._under_way.append(chunk)
-            self._under_way_bytes += chunk.size
+            self.under_way_bytes += chunk.size
             self._released = chunk.end
         return chunk
 
     def _room(self, size: int) -> int:
         """Bytes that may be released; for the next frame, of this size, if nothing is under way."""
-        room = self.credit - self._under_way_bytes
+        room = self.credit - self.under_way_bytes
         return room if self._under_way else max(room, size)
 
     def _release_again(self) -> Chunk | None:
@@ -329,7 +330,7 @@ class Publisher:
         if 0 < ahead < _HALF:
             self._check_released(ahead, number)
             freed = self._settle(self._under_way, self.confirmed + ahead)
-            self._under_way_bytes -= freed
+            self.under_way_bytes -= freed
 
     def refuse(self, number: int, count: int, error: RefusedError) -> None:
         """The bus has not stored `count` messages from this number on, and will not."""
@@ -385,7 +386,7 @@ class Publisher:
         assert self.confirmed <= self._released <= self._numbered <= self.published, vars(self)
         sizes = sum(chunk.size for chunk in self._under_way)
         settled = self._settled_bytes if self._under_way else 0
-        assert self._under_way_bytes == sizes - settled
+        assert self.under_way_bytes == sizes - settled
         chunks = [*self._under_way, *self._again]
         positions = [chunk.first for chunk in chunks] + [self._numbered]
         assert all(chunk.end == after for chunk, after in zip(chunks, positions[1:], strict=True))

@@ -104,6 +104,11 @@ class AckLog:
         """The connection is gone. What was not encoded is kept for another one."""
         self._is_attached = False
 
+    @property
+    def is_held(self) -> bool:
+        """Whether something waits for the bus to know the subscription again."""
+        return bool(self._entries) and not self._is_attached
+
     def close(self) -> None:
         """What is said from now on is of no use to anybody."""
         self.is_open = False

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from simplebus.core.columns import Columns, Rows
+from simplebus.core.columns import AT_ONCE, NEVER, Columns, Row, Rows
 from simplebus.core.frames import DELIMITER, FrameBatch, Integers, Item, stamp, unaligned
 from simplebus.core.limits import (
     FRAME_BYTES_MIN,
@@ -37,6 +37,7 @@ _BYTE: np.dtype[np.uint8] = np.dtype(np.uint8)
 _POSITION: np.dtype[np.int64] = np.dtype(np.int64)
 _WORD: np.dtype[np.uint64] = np.dtype(np.uint64)
 _TIMER: np.dtype[np.uint16] = np.dtype(">u2")
+_PLAIN = Row()
 _NO_ID_OVERFLOW = np.uint64(~((MESSAGE_ID_MASK + 1) << 16) & 0xFFFFFFFFFFFFFFFF)
 
 
@@ -186,8 +187,9 @@ class Ring:
             self._note_peak()
         return taken
 
-    def append_one(self, frame: memoryview, timer_index: int) -> bool:
-        """Copy in one frame, numbered and stamped, where there is plainly room for it.
+    def append_one(self, frame: memoryview, timer_index: int, row: Row | None = None) -> bool:
+        """Copy in one frame, numbered and stamped, where there is plainly room for it. `row`
+        describes one with an envelope.
 
         False leaves the ring as it was: `append` then finds out what is to be done.
         """
@@ -200,16 +202,22 @@ class Ring:
             end = self._size if at > tail else tail
         if size > end - at or held >= self._slots or held >= self.messages_max:
             return False
+        if row is not None and self.columns.lacks(row):
+            return False
         if timer_index != self._stamp:
             self.stamp(head, head, timer_index)
         self._view[at : at + size] = frame
         stamp(self._view, at, head & MESSAGE_ID_MASK, timer_index)
         slot = head & self._mask
         self._position[slot] = at
-        if self.columns.row_bytes:
-            self.columns.put_plain(slot)
         self._write = at + size
         self.head = head + 1
+        if self.columns.row_bytes:
+            self.columns.put_one(slot, row or _PLAIN)
+        if row is not None:
+            self.envelopes_until = self.special_until = head + 1
+            if row.expires != NEVER or row.opens != AT_ONCE:
+                self.timed_until = head + 1
         self._note_peak()
         return True
 
@@ -232,6 +240,10 @@ class Ring:
             return False
         self.columns.add_for(rows, self._slots)
         return True
+
+    def row(self, sequence: int) -> Row:
+        """What is known of one message."""
+        return self.columns.get_one(sequence & self._mask)
 
     def rows(self, first: int, last: int) -> Rows:
         """What is known of messages first..last-1, copied."""

@@ -11,7 +11,7 @@ Rule 2: a tick touches only what is due.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
@@ -155,3 +155,15 @@ class SequenceSet:
         bounds = [bound for pair in self for bound in pair]
         assert all(a < b for a, b in pairwise(bounds)), bounds
         assert self._count == sum(b - a for a, b in self), (self._count, bounds)
+
+
+def check_once(spans: Iterable[Span], ranges: Iterable[tuple[int, int]]) -> None:
+    """Raise AssertionError unless every sequence of these ranges lies in exactly one span."""
+    edges = sorted((span.first, span.last) for span in spans if span.first < span.last)
+    for first, last in ranges:
+        at = first
+        for begin, end in edges:
+            if begin < last and end > first:
+                assert max(begin, first) == at, ("not in exactly one span", at, (begin, end))
+                at = min(end, last)
+        assert at == last, ("in no span", at, last)

@@ -14,7 +14,7 @@ import numpy as np
 
 from simplebus.core import envelope, frames, version2
 from simplebus.core.classes import MessageClass
-from simplebus.core.columns import Rows
+from simplebus.core.columns import AT_ONCE, NEVER, Row, Rows
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.events import Refused
 from simplebus.core.frames import FrameBatch
@@ -142,18 +142,35 @@ class Store:
     # Publishing ----------------------------------------------------------------------------------
 
     def publish_one(self, session: Session, class_id: int, frame: memoryview) -> None:
+        """What `publish` does, for a single message."""
         cls = self.classes[class_id]
+        row = None
+        if frame[0] == frames.ENVELOPE:
+            row = self._row(cls, frame)
         if (
             session.parked
             or cls.blocked
-            or frame[0] != frames.MESSAGE
-            or not cls.ring.append_one(frame, self.timer_index)
+            or (row is None and frame[0] != frames.MESSAGE)
+            or not cls.ring.append_one(frame, self.timer_index, row)
         ):
             self.publish(session, class_id, FrameBatch.of_one(frame))
             return
         if self.clock.now >= cls.times.next_time:
             cls.times.note(self.clock.now, cls.ring.head - 1)
         self._wake(cls)
+
+    def _row(self, cls: MessageClass, frame: memoryview) -> Row | None:
+        """What is known of a message with an envelope; None of a bad one."""
+        try:
+            read, _ = envelope.decode(bytes(frame[HEADER_BYTES:-DELIMITER_BYTES]))
+        except RemoteProtocolError:
+            return None
+        now, expires, opens = self.clock.now, read.expires_ms, read.not_before_ms
+        return Row(
+            cls.channels.numbers((read.channel,))[0],
+            NEVER if expires is None else now + expires / 1000,
+            AT_ONCE if opens is None else now + opens / 1000,
+        )
 
     def publish(self, session: Session, class_id: int, batch: FrameBatch) -> None:
         cls = self.classes[class_id]
@@ -176,8 +193,11 @@ class Store:
         ring = cls.ring
         first = ring.head
         dealt = self._put(cls, batch, session)
-        while dealt < batch.count and cls.keep and cls.release_kept(batch.data.size):
-            dealt += self._put(cls, batch.slice(dealt, batch.count), session)
+        while dealt < batch.count and cls.keep:
+            rest = batch.slice(dealt, batch.count)
+            if not cls.release_kept(rest.data.size):
+                break
+            dealt += self._put(cls, rest, session)
         if ring.head != first:
             if self.clock.now >= cls.times.next_time:
                 cls.times.note(self.clock.now, first)
@@ -187,7 +207,7 @@ class Store:
     def _put(self, cls: MessageClass, batch: FrameBatch, session: Session) -> int:
         if not isinstance(session.dialect, Version2):
             return cls.ring.append(batch, self.timer_index)
-        types = batch.data[batch.starts]
+        types = batch.data[:: batch.stride] if batch.stride else batch.data[batch.starts]
         dealt = 0
         breaks = (np.flatnonzero(types[1:] != types[:-1]) + 1).tolist()
         for first, last in pairwise([0, *breaks, batch.count]):

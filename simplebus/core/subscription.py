@@ -28,17 +28,18 @@ from simplebus.core.channel_table import Wanted
 from simplebus.core.errors import Reason
 from simplebus.core.limits import (
     IN_FLIGHT_BYTES,
+    LOOK_AHEAD_MESSAGES,
     MESSAGES_MAX,
+    PLAIN_FRAMES_MAX,
     REDELIVERY_BYTES,
     REDELIVERY_MESSAGES,
-    REDELIVERY_PAUSE_TICKS_MAX,
     SEND_BYTES,
 )
 from simplebus.core.outbox import Nowhere, Outbox
 from simplebus.core.picking import Picked, Ranges
 from simplebus.core.ring import Ring
 from simplebus.core.runs import ranges_of
-from simplebus.core.spans import INHERITED, SequenceSet, Span, Wheel
+from simplebus.core.spans import INHERITED, SequenceSet, Span, Wheel, check_once
 from simplebus.core.statistics import SubscriptionStatistics
 from simplebus.core.terms import Clock, Pieces, Terms
 
@@ -92,6 +93,8 @@ class Subscription:
         self._put_off = put_off
         """Called with the time at which `wake_due` is to be called."""
         self._peeked = window.cursor
+        self._all_wanted_until = 0
+        """Messages from the cursor to here are for it, and nothing is special about them."""
         self._entered = window.in_flight
         self._dropped_in_flight = 0
         self._wheel = Wheel()
@@ -117,8 +120,10 @@ class Subscription:
 
     @property
     def copies(self) -> bool:
-        if self._again or self.wanted is not None:
+        if self._again:
             return True
+        if self.wanted is not None:
+            return self.window.cursor >= self._all_wanted_until
         return self.window.cursor < self.ring.special_until and self.picks
 
     @property
@@ -178,8 +183,23 @@ class Subscription:
         """See `Feed`. Copies, because they are often many small pieces: one write sends them."""
         data = self._take_again(tick) if self._again else b""
         while not data and not self._again and self.picks and self.has_work:
+            if self._look_ahead():
+                break
             data = self._take_new(tick)
         return data
+
+    def _look_ahead(self) -> bool:
+        """Whether the next messages are all for this subscription, so that they may leave as they
+        lie; few of them only when there are no more."""
+        first, head = self.window.cursor, self.ring.head
+        if self.wanted is None or first < self.ring.timed_until:
+            return False
+        last = min(head, first + LOOK_AHEAD_MESSAGES)
+        until = picking.wanted_from(self.ring, first, last, self.wanted)
+        if until < last and until - first < PLAIN_FRAMES_MAX:
+            return False
+        self._all_wanted_until = until
+        return True
 
     def _take_again(self, tick: int) -> bytes:
         pieces = Pieces(REDELIVERY_BYTES)
@@ -300,6 +320,8 @@ class Subscription:
         last = self.ring.head
         if self.terms.in_flight_max is not None:
             last = min(last, first + self._room())
+        if self.wanted is not None:
+            last = min(last, self._all_wanted_until)
         if first >= last or (self.copies and self.picks):
             return memoryview(b"")
         piece, last = self.ring.piece(first, last, SEND_BYTES)
@@ -326,7 +348,7 @@ class Subscription:
 
     def _expect(self, first: int, last: int, attempts: int, tick: int) -> None:
         """Look at first..last-1 again when their acknowledgement is overdue."""
-        self._wheel.put(tick + self._pause(attempts), first, last, attempts)
+        self._wheel.put(tick + self.terms.pause(attempts), first, last, attempts)
 
     def _expect_without(
         self, left_out: Ranges, first: int, last: int, attempts: int, tick: int
@@ -338,11 +360,6 @@ class Subscription:
             first = max(first, end)
         if first < last:
             self._expect(first, last, attempts, tick)
-
-    def _pause(self, attempts: int) -> int:
-        """Ticks between a sending and the next."""
-        ticks = self.terms.ack_ticks
-        return max(min(ticks << min(attempts - 1, 16), REDELIVERY_PAUSE_TICKS_MAX), ticks)
 
     # What comes back -----------------------------------------------------------------------------
 
@@ -471,10 +488,14 @@ class Subscription:
         return dropped
 
     def _drop_oldest(self, count: int) -> int:
+        """Leave out the oldest that were never sent: what is in flight is the consumer's."""
         window = self.window
-        old = window.unacked(window.floor, window.cursor) + self._new_ranges(self.ring.head)
-        self._skip(picking.front(old, count)[-1][1])
-        return count
+        dropped = picking.front(self._new_ranges(self.ring.head), count)
+        if dropped:
+            first, window.cursor = window.cursor, dropped[-1][1]
+            window.ack_range(first, window.cursor)
+            self._released()
+        return picking.total(dropped)
 
     def _drop_newest(self, count: int) -> int:
         """Leave out the newest, as far as they were not sent."""
@@ -537,7 +558,7 @@ class Subscription:
         self.outbox = Nowhere()
         for span in self._wheel:
             self._wait(span)
-        self._again = deque(sorted(self._spans(), key=_first))
+        self._again = deque(sorted(self._spans(), key=lambda span: span.first))
         self._wheel.clear()
         self._later.clear()
         self._put_off(NEVER)
@@ -565,13 +586,7 @@ class Subscription:
         assert self.acknowledged >= 0
         if self.has_work and self.is_connected:
             assert self.queued, "work that nobody was told about"
-        covered = np.zeros(window.cursor - window.floor, np.int64)
-        for span in self._spans():
-            begin, end = (max(0, at - window.floor) for at in (span.first, span.last))
-            covered[begin:end] += 1
-        for first, last in window.unacked(window.floor, window.cursor):
-            here = covered[first - window.floor : last - window.floor]
-            assert (here == 1).all(), ("not in exactly one span", first, here)
+        check_once(self._spans(), window.unacked(window.floor, window.cursor))
         self._check_waiting()
 
     def _check_waiting(self) -> None:
@@ -583,7 +598,3 @@ class Subscription:
         assert list(self._unsent) == list(unsent), (list(self._unsent), list(unsent))
         if self.terms.in_flight_max is not None:
             assert list(self._resend) == list(resend), (list(self._resend), list(resend))
-
-
-def _first(span: Span) -> int:
-    return span.first

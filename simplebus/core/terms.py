@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from simplebus.core.limits import REDELIVERY_PAUSE_TICKS_MAX
+
 
 class Clock:
     """The reading that a driver brought last."""
@@ -35,6 +37,11 @@ class Terms:
     slow: str = "block"
     takes_envelopes: bool = False
     """Whether the peer knows envelopes; else it gets payloads."""
+
+    def pause(self, attempts: int) -> int:
+        """Ticks between a sending and the next."""
+        doubled = self.ack_ticks << min(attempts - 1, 16)
+        return max(min(doubled, REDELIVERY_PAUSE_TICKS_MAX), self.ack_ticks)
 
 
 @dataclass(slots=True)
