@@ -145,7 +145,7 @@ async def test_a_client_that_sends_byte_by_byte_is_served() -> None:
 
 async def test_a_subscriber_that_never_reads_is_cut_off_when_it_holds_back_others() -> None:
     limits = Limits(class_bytes=4 << 20, stall_seconds=0.3)
-    async with serving(Settings(limits, tick_seconds=0.05, ack_timeout=1000)) as server:
+    async with serving(Settings(limits, tick_seconds=0.05, ack_timeout=40)) as server:
         stalled, reading = await connect(server, [1]), await connect(server, [1])
         for peer in (stalled, reading):
             await peer.send(subscribe())

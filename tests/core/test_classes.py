@@ -1,0 +1,84 @@
+"""When messages were accepted; and what two positions leave behind together."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.core import classes
+from simplebus.core.acks import AckWindow
+from simplebus.core.classes import TimeIndex
+from simplebus.core.limits import TIMES_MAX, TIMES_STEP_SECONDS
+
+
+@given(
+    gaps=st.lists(st.sampled_from([0.0, 0.003, 0.01, 0.02, 5.0, 1000.0]), max_size=60),
+    most=st.sampled_from([3, 8, TIMES_MAX]),
+    floor=st.integers(0, 20),
+    asked=st.floats(-1, 5000),
+)
+def test_nothing_that_was_accepted_then_or_later_is_missed(
+    gaps: list[float], most: int, floor: int, asked: float
+) -> None:
+    index, times = TimeIndex(), list[float]()
+    now = 0.0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(classes, "TIMES_MAX", most)
+        for gap in gaps:
+            now += gap
+            index.note(now, len(times))
+            times.append(now)
+    assert len(index) <= most
+    index.forget(min(floor, len(times)))
+    for time in (asked, *times):
+        found = index.find(time, len(times))
+        first = next((n for n, t in enumerate(times) if t >= time), len(times))
+        assert found <= first
+        if most == TIMES_MAX and found < len(times) and found > floor:
+            assert times[found] > time - 2 * TIMES_STEP_SECONDS
+
+
+def test_a_long_pause_is_not_skipped_however_coarse_the_index_has_become() -> None:
+    index = TimeIndex()
+    for n in range(TIMES_MAX + 2):
+        index.note(n * 100.0, n)
+    assert len(index) < TIMES_MAX
+    assert index.find(50.0, TIMES_MAX + 2) <= 1
+
+
+pieces = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 6)), max_size=6)
+
+
+def window_of(floor: int, cursor: int, acked: list[tuple[int, int]]) -> AckWindow:
+    window = AckWindow(floor=floor)
+    window.cursor = max(floor, cursor)
+    for first, count in acked:
+        if first < window.cursor:
+            window.ack_range(first, min(first + count, window.cursor))
+    return window
+
+
+def unacked(window: AckWindow) -> set[int]:
+    ranges = window.unacked(window.floor, window.cursor)
+    return {s for first, last in ranges for s in range(first, last)}
+
+
+@given(
+    st.integers(0, 20), st.integers(0, 30), pieces, st.integers(0, 20), st.integers(0, 30), pieces
+)
+def test_what_either_has_not_acknowledged_is_left(
+    floor: int,
+    cursor: int,
+    acked: list[tuple[int, int]],
+    other_floor: int,
+    other_cursor: int,
+    other_acked: list[tuple[int, int]],
+) -> None:
+    one = window_of(floor, cursor, acked)
+    other = window_of(other_floor, other_cursor, other_acked)
+    expected = unacked(one) | unacked(other) | set(range(one.cursor, other.cursor))
+    joined = one.union(other)
+    joined.check()
+    assert unacked(joined) == expected
+    assert joined.cursor == max(one.cursor, other.cursor)

@@ -1,0 +1,129 @@
+"""Subscriptions with a name: what they keep while nobody is there, and who may take them up."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.talk import Bus, numbered
+from core.talk2 import (
+    ack,
+    enveloped,
+    nack,
+    on_channel,
+    peer2,
+    publish,
+    subscribe,
+    timed,
+    unsubscribe,
+)
+from simplebus.core.errors import Reason
+
+
+def test_a_durable_goes_on_where_it_was() -> None:
+    bus = Bus()
+    first = peer2(bus, subscribe(1, 5, durable="d"))
+    writer = peer2(bus, publish(1, 0, *numbered(6)))
+    assert first.ids() == list(range(6))
+    first.say(ack(5, 0, 2), ack(5, 3, 4))
+    first.leave()
+    writer.say(publish(1, 6, b"x"))
+    second = peer2(bus, subscribe(1, 8, durable="d", start="new"))
+    messages, told = second.listen()
+    assert told[0].content == {"cursor": 6, "floor": 2, "resumed": True}
+    assert [(m.message_id, m.attempt) for m in messages] == [(2, 2), (4, 2), (5, 2), (6, 1)]
+
+
+def test_acks_of_the_former_connection_count_on_the_next_one() -> None:
+    bus = Bus()
+    first = peer2(bus, subscribe(1, 5, durable="d"), publish(1, 0, *numbered(6)))
+    assert len(first.ids()) == 6
+    first.leave()
+    second = peer2(bus, subscribe(1, 5, durable="d"))
+    second.say(ack(5, 0, 5))
+    assert second.ids() == [5]
+
+
+def test_a_durable_is_held_by_one_session_at_a_time() -> None:
+    bus = Bus()
+    peer2(bus, subscribe(1, 5, durable="d"))
+    assert peer2(bus, subscribe(1, 5, durable="d")).errors() == ["durable_in_use"]
+
+
+@pytest.mark.parametrize("other", [{"channels": ["a"]}, {"group": "g"}])
+def test_a_durable_asked_for_with_other_terms_is_refused(other: dict[str, object]) -> None:
+    bus = Bus()
+    peer2(bus, subscribe(1, 5, durable="d")).leave()
+    assert peer2(bus, subscribe(1, 5, durable="d", **other)).errors() == ["subscription_mismatch"]
+    assert peer2(bus, subscribe(1, 5, durable="d")).told()[0].content["resumed"]
+
+
+def test_who_takes_a_durable_up_is_served_as_it_asks_now() -> None:
+    bus = Bus()
+    first = peer2(bus, subscribe(1, 5, durable="d"), publish(1, 0, *numbered(6)))
+    assert len(first.ids()) == 6
+    first.leave()
+    second = peer2(bus, subscribe(1, 5, durable="d", max_in_flight=2, max_deliveries=2))
+    assert second.ids() == [0, 1]
+    second.say(ack(5, 0, 2))
+    assert second.ids() == [2, 3]
+    bus.tick(12)
+    assert second.ids() == [4, 5]
+    second.say(ack(5, 4, 6))
+    assert second.ids() == []
+    assert bus.statistics(1).dropped == {Reason.MAX_DELIVERIES: 2}
+
+
+def test_forgetting_a_durable_ends_it() -> None:
+    bus = Bus()
+    peer = peer2(bus, subscribe(1, 5, durable="d"), publish(1, 0, b"a"))
+    peer.say(unsubscribe(5))
+    assert len(bus.statistics(1).subscriptions) == 1
+    peer.say(subscribe(1, 5, durable="d"), unsubscribe(5, forget=True))
+    assert bus.statistics(1).subscriptions == ()
+    peer.say(subscribe(1, 5, durable="d", start="new"))
+    assert not peer.told()[-1].content["resumed"]
+
+
+def test_a_class_has_no_more_durables_than_allowed() -> None:
+    bus = Bus(durables=2)
+    peer = peer2(bus, *[subscribe(1, n, durable=f"d{n}") for n in (1, 2, 3)])
+    assert peer.errors() == ["too_many_subscriptions"]
+    peer.say(unsubscribe(1, forget=True), subscribe(1, 3, durable="d3"))
+    assert peer.errors() == []
+
+
+def test_a_delay_ends_with_the_connection_and_an_opening_time_does_not() -> None:
+    bus = Bus()
+    bus.broker.clock.now = 50.0
+    first = peer2(bus, subscribe(1, 5, durable="d"))
+    peer2(bus, enveloped(1, 0, timed(b"a", not_before_ms=9000), timed(b"b")))
+    assert first.ids() == [1]
+    first.say(nack(5, 1, 2, 60_000))
+    first.leave()
+    assert not bus.broker._waits
+    second = peer2(bus, subscribe(1, 5, durable="d"))
+    assert second.ids() == [1]
+    second.say(ack(5, 0, 2))  # Message 0 was never sent: it is passed over.
+    bus.broker.clock.now = 59.0
+    bus.broker.wake_due()
+    assert [(m.message_id, m.attempt) for m in second.got()] == [(0, 1)]
+
+
+def test_what_expires_while_nobody_is_there_makes_room() -> None:
+    bus = Bus(class_messages=4)
+    bus.broker.clock.now = 50.0
+    peer2(bus, subscribe(1, 5, durable="d", channels=["a"])).leave()
+    contents = [b"\x0a" + (1000).to_bytes(8, "big") + b"\0\1a" + b"%d" % n for n in range(4)]
+    writer = peer2(bus, enveloped(1, 0, *contents), enveloped(1, 4, on_channel("a", b"late")))
+    assert writer.session.parked
+    bus.broker.clock.now = 51.0
+    bus.tick()
+    assert not writer.session.parked
+    assert bus.statistics(1).dropped == {Reason.EXPIRED: 4}
+    assert peer2(bus, subscribe(1, 5, durable="d", channels=["a"])).ids() == [4]
+
+
+def test_names_of_durables_belong_to_their_class() -> None:
+    bus = Bus()
+    peer = peer2(bus, subscribe(1, 5, durable="d"), subscribe(2, 6, durable="d"), classes=(1, 2))
+    assert peer.errors() == []

@@ -1,0 +1,84 @@
+"""Spans by tick, and sets of sequences, against plain dicts and sets."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from simplebus.core.spans import SequenceSet, Wheel
+
+bounds = st.tuples(st.integers(0, 60), st.integers(0, 60))
+
+
+class SequenceSetMachine(RuleBasedStateMachine):
+    """The set of ranges against a set of numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.set, self.model = SequenceSet(), set[int]()
+
+    @rule(pair=bounds)
+    def add(self, pair: tuple[int, int]) -> None:
+        self.set.add(*pair)
+        self.model |= set(range(*pair))
+
+    @rule(pair=bounds)
+    def remove(self, pair: tuple[int, int]) -> None:
+        self.set.remove(*pair)
+        self.model -= set(range(*pair))
+
+    @rule(pair=bounds)
+    def without(self, pair: tuple[int, int]) -> None:
+        outside = [s for a, b in self.set.without(*pair) for s in range(a, b)]
+        assert outside == sorted(set(range(*pair)) - self.model)
+
+    @rule()
+    def clear(self) -> None:
+        self.set.clear()
+        self.model.clear()
+
+    @invariant()
+    def both_are_the_same(self) -> None:
+        self.set.check()
+        assert len(self.set) == len(self.model)
+        assert [s for a, b in self.set for s in range(a, b)] == sorted(self.model)
+
+
+TestSequenceSet = SequenceSetMachine.TestCase
+
+
+@given(
+    puts=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(1, 2)), max_size=12),
+    cuts=st.lists(bounds, max_size=5),
+    tick=st.integers(1, 4),
+)
+def test_what_is_cut_out_of_a_wheel_is_due_no_more(
+    puts: list[tuple[int, int, int]], cuts: list[tuple[int, int]], tick: int
+) -> None:
+    wheel, model = Wheel(), dict[int, tuple[int, int]]()
+    first = 0
+    for due, count, attempts in puts:
+        wheel.put(due, first, first + count, attempts)
+        model |= {s: (due, attempts) for s in range(first, first + count)}
+        first += count
+    for begin, end in cuts:
+        out = {
+            s: span.attempts for span in wheel.cut(begin, end) for s in range(span.first, span.last)
+        }
+        expected = {s: attempts for s, (_, attempts) in model.items() if begin <= s < end}
+        assert out == expected
+        model = {s: what for s, what in model.items() if s not in out}
+    popped = {s: span.attempts for span in wheel.pop(tick) for s in range(span.first, span.last)}
+    assert popped == {s: attempts for s, (due, attempts) in model.items() if due == tick}
+    rest = [s for span in wheel.clear() for s in range(span.first, span.last)]
+    assert rest == sorted(set(model) - set(popped))
+    assert len(wheel) == 0
+
+
+def test_spans_that_follow_one_another_are_one() -> None:
+    wheel = Wheel()
+    wheel.put(3, 0, 5, 1)
+    wheel.put(3, 5, 9, 1)
+    wheel.put(3, 9, 12, 2)
+    assert len(wheel) == 2
