@@ -35,7 +35,7 @@ class Subscribed:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The peer handed over a run of messages of one class."""
+    """The peer handed over a run of messages of one class and one frame type."""
 
     class_id: int
     frames: FrameBatch

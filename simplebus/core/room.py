@@ -41,7 +41,8 @@ class Room:
         session.parked_bytes += batch.data.size
         if session.parked and session.parked[-1][0] == cls.class_id:
             last = session.parked[-1][1]
-            if last.data.size < PARKED_PIECE_BYTES:
+            alike = last.data[0] == batch.data[0]
+            if alike and last.data.size < PARKED_PIECE_BYTES:
                 session.parked[-1] = (cls.class_id, last.join(batch))
                 return
         assert session.dialect is not None

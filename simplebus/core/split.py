@@ -131,9 +131,10 @@ def _is_plain(block: Bytes, stride: int, scratch: Scratch) -> bool:
     for first in range(0, block.size, scratch.flags.size):
         part = block[first : first + scratch.flags.size]
         found += np.count_nonzero(np.equal(part, _LESS_THAN, out=scratch.flags[: part.size]))
-    if found > count:  # A header may look like anything.
-        for column in range(HEADER_BYTES):
-            found -= np.count_nonzero(block[column::stride] == _LESS_THAN)
+    if found > count:  # A header may look like anything: its first byte, and the eight behind it.
+        headers = strided(block, _WORD, 1, stride, count).copy().view(np.uint8)
+        found -= np.count_nonzero(headers == _LESS_THAN)
+        found -= np.count_nonzero(block[::stride] == _LESS_THAN)
     return found == count
 
 

@@ -8,7 +8,6 @@ Rule 2: the store says which feeds have something new; it sends nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from itertools import pairwise
 
 import numpy as np
 
@@ -189,7 +188,8 @@ class Store:
                     self._append_dropping_oldest(session, cls, rest)
 
     def _append(self, cls: MessageClass, batch: FrameBatch, session: Session) -> int:
-        """Store messages, as far as there is room. Returns how many it dealt with."""
+        """Store messages of one frame type, as far as there is room. Returns how many it dealt
+        with."""
         ring = cls.ring
         first = ring.head
         dealt = self._put(cls, batch, session)
@@ -205,21 +205,9 @@ class Store:
         return dealt
 
     def _put(self, cls: MessageClass, batch: FrameBatch, session: Session) -> int:
-        if not isinstance(session.dialect, Version2):
+        if batch.data[0] == frames.MESSAGE:
             return cls.ring.append(batch, self.timer_index)
-        types = batch.data[:: batch.stride] if batch.stride else batch.data[batch.starts]
-        dealt = 0
-        breaks = (np.flatnonzero(types[1:] != types[:-1]) + 1).tolist()
-        for first, last in pairwise([0, *breaks, batch.count]):
-            run = batch if last - first == batch.count else batch.slice(first, last)
-            if types[first] == frames.MESSAGE:
-                taken = cls.ring.append(run, self.timer_index)
-            else:
-                taken = self._put_envelopes(cls, run, session)
-            dealt += taken
-            if taken < run.count:
-                break
-        return dealt
+        return self._put_envelopes(cls, batch, session)
 
     def _put_envelopes(self, cls: MessageClass, batch: FrameBatch, session: Session) -> int:
         """The same for a run of messages with envelopes. A bad one is refused, and dealt with."""

@@ -43,6 +43,7 @@ from simplebus.core.limits import (
 from simplebus.core.publishers import Publisher
 from simplebus.core.version1 import Version1, content
 
+_PUBLISHING = (frames.MESSAGE, frames.ENVELOPE)
 _NUMBER_AT = 3
 _NUMBER: np.dtype[np.uint32] = np.dtype(">u4")
 _HALF = 1 << (MESSAGE_ID_BITS - 1)
@@ -111,7 +112,7 @@ class Version2(Version1):
 
     def lone_event(self, frame: memoryview) -> PublishedOne | AckedOne | None:
         frame_type, key = frame[0], frame[1] << 8 | frame[2]
-        if frame_type in (frames.MESSAGE, frames.ENVELOPE):
+        if frame_type in _PUBLISHING:
             number = int.from_bytes(frame[_NUMBER_AT:7], "big")
             if key not in self.known_classes or number != self.next or self.publisher.ahead:
                 return None
@@ -126,16 +127,24 @@ class Version2(Version1):
         return None
 
     def events(self, batch: FrameBatch) -> Iterator[Event]:
-        published = self._publishes(batch.keys() & 0xFF)
-        count = int(np.count_nonzero(published))
-        if count == 0:
-            yield from super().events(batch)
-            return
-        numbers = _numbers(batch, None if count == batch.count else np.flatnonzero(published))
+        published: Flags | None = None
+        if batch.count == 1 or not batch.changes().any():  # All is of one type and class.
+            if batch.data[0] not in _PUBLISHING:
+                yield from self._run(batch)
+                return
+            numbers = _numbers(batch, None)
+        else:
+            published = self._publishes(batch.keys() & 0xFF)
+            numbers = _numbers(batch, np.flatnonzero(published))
+            if not numbers.size:
+                yield from super().events(batch)
+                return
         if not self.publisher.ahead and _follow(numbers, self.next):
-            self.next = (self.next + count) & MESSAGE_ID_MASK
+            self.next = (self.next + numbers.size) & MESSAGE_ID_MASK
             yield from self._handle(batch, numbers)
             return
+        if published is None:
+            published = np.ones(batch.count, np.bool_)
         fresh, gap = self._sort_out(numbers)
         self.repeated += fresh.size - int(np.count_nonzero(fresh))
         wanted = np.ones(batch.count, np.bool_)
@@ -210,7 +219,9 @@ class Version2(Version1):
                 most = PLAIN_FRAMES_MAX  # Where one is bad, others may be: look not far ahead.
 
     def _group(self, batch: FrameBatch) -> tuple[list[Event], int]:
-        return list(self._run(batch)), batch.count
+        types = batch.data[batch.starts]  # There are two for messages.
+        changes = np.flatnonzero(types[1:] != types[:-1]) + 1
+        return list(self._runs(batch, changes)), batch.count
 
     def _each(
         self, batch: FrameBatch, understand: Callable[[int, FrameBatch], Event], key: int

@@ -60,7 +60,7 @@ def test_what_is_cut_out_of_a_wheel_is_due_no_more(
     first = 0
     for due, count, attempts in puts:
         wheel.put(due, first, first + count, attempts)
-        model |= {s: (due, attempts) for s in range(first, first + count)}
+        model |= dict.fromkeys(range(first, first + count), (due, attempts))
         first += count
     for begin, end in cuts:
         out = {

@@ -4,6 +4,7 @@ subscription, lost connections, a full class, the clock, and writes of a few byt
 from __future__ import annotations
 
 import sys
+from random import Random
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from simplebus.core.requests import SubscribeRequest
 
 anybody = st.integers(0, 5)
 class_ids = st.sampled_from(CLASSES)
+randoms = st.randoms(use_true_random=False)
 kinds = st.sampled_from(
     [
         {},
@@ -50,16 +52,24 @@ class Version2Machine(RuleBasedStateMachine):
         class_messages=st.sampled_from([6, 20, 400]),
         first_sequence=st.sampled_from([0, ID_COUNT - 9]),
         first_number=st.sampled_from([0, ID_COUNT - 9]),
+        asked=st.lists(st.tuples(class_ids, subscriptions()), min_size=1, max_size=4),
     )
-    def start(self, class_messages: int, first_sequence: int, first_number: int) -> None:
+    def start(
+        self,
+        class_messages: int,
+        first_sequence: int,
+        first_number: int,
+        asked: list[tuple[int, SubscribeRequest]],
+    ) -> None:
         self.world = World(
             class_messages=class_messages,
             first_sequence=first_sequence,
             first_number=first_number,
             trusting=self.trusting,
         )
-        for _ in range(2):
-            self.world.open()
+        for number, (class_id, wish) in enumerate(asked):
+            talker = self.world.open() if number < 2 else self.talker(number)
+            self.world.subscribe(talker, class_id, number + 1, wish)
 
     def talker(self, who: int) -> Talker:
         talkers = self.world.talkers
@@ -174,6 +184,24 @@ class Version2Machine(RuleBasedStateMachine):
         talker = self.talker(who)
         if talker.subscriptions:
             self.world.nack(talker, self.number(talker, which), first, count, delay_ms)
+
+    @rule(who=anybody, kind=kinds, count=st.integers(1, 9), random=randoms)
+    def publish_and_everybody_decides(
+        self, who: int, kind: dict[str, object], count: int, random: Random
+    ) -> None:
+        self.say(who, [(random.choice(CLASSES), kind) for _ in range(count)])
+        for talker in list(self.world.talkers):
+            self.world.take(talker, 1 << 40)
+        for talker in self.world.talkers:
+            for number in sorted(talker.subscriptions):
+                first, few = random.randrange(3), random.randrange(4)
+                if random.random() < 0.6:
+                    spanning = random.random() < 0.7
+                    self.world.ack(talker, number, first, few, spanning=spanning)
+                elif random.random() < 0.6:
+                    self.world.nack(talker, number, first, few, random.choice([None, 0, 700]))
+        for talker in list(self.world.talkers):
+            self.world.take(talker, 1 << 40)
 
     @precondition(lambda self: self.somebody_is_there)
     @rule(who=anybody, which=anybody)

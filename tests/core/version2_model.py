@@ -477,8 +477,10 @@ class World:
         some = mine[first : first + count]
         between = set(range(some[0], some[-1])) if some else set()
         between -= set(mine)
-        # A client's ranges do not span what it was sent and has not processed.
-        spanning &= not any(s in position.sends for s in between)
+        # A client's ranges do not span what it was sent and has not processed; but what others
+        # of its group hold it knows nothing of.
+        others = {s for s, (who, _) in position.out.items() if who != (talker, number)}
+        spanning &= not any(s in position.sends and s not in others for s in between)
         for a, b in self.ranges(some, spanning=spanning):
             talker.peer.say(talk2.ack(number, a, b))
         for sequence in some:

@@ -1,0 +1,131 @@
+"""The model of version 2 must be able to fail: the engine is broken on purpose, and the model has
+to notice. The broker's own checks are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from core.test_version2_machine import Version2Machine
+from simplebus.core import picking
+from simplebus.core.channel_table import Wanted
+from simplebus.core.errors import RemoteProtocolError
+from simplebus.core.frames import Flags, Integers
+from simplebus.core.group import Group, Member
+from simplebus.core.picking import Picked
+from simplebus.core.ring import Ring
+from simplebus.core.spans import Span, Wheel
+from simplebus.core.subscription import Subscription
+from simplebus.core.version2 import Version2
+
+Patch = pytest.MonkeyPatch
+
+
+class TrustingMachine(Version2Machine):
+    trusting = True
+
+
+def stores_what_was_stored_before(patch: Patch) -> None:
+    sort_out = Version2._sort_out
+
+    def all_fresh(self: Version2, numbers: Integers) -> tuple[Flags, RemoteProtocolError | None]:
+        fresh, gap = sort_out(self, numbers)
+        return np.ones_like(fresh), gap
+
+    patch.setattr(Version2, "_sort_out", all_fresh)
+
+
+def confirms_what_waits_for_room(patch: Patch) -> None:
+    patch.setattr(Version2, "stored", property(lambda self: self.next))
+
+
+def acknowledges_what_was_not_sent(patch: Patch) -> None:
+    def ack(self: Subscription, first: int, last: int) -> None:
+        self._unsent.remove(first, last)
+        self._resend.remove(first, last)
+        self.window.ack_range(first, last)
+
+    patch.setattr(Subscription, "ack", ack)
+
+
+def looks_at_a_clock_that_is_fast(patch: Patch) -> None:
+    pick = picking.pick
+
+    def pick_late(ring: Ring, first: int, last: int, wanted: Wanted | None, now: float) -> Picked:
+        return pick(ring, first, last, wanted, now + 0.6)
+
+    patch.setattr(picking, "pick", pick_late)
+
+
+def lets_every_member_decide(patch: Patch) -> None:
+    def held(self: Group, member: Member, first: int, last: int) -> list[tuple[int, int]]:
+        return [(s, s + 1) for s in sorted(self._holders) if first <= s < last]
+
+    patch.setattr(Group, "_held", held)
+
+
+def forgets_what_a_member_was_handed(patch: Patch) -> None:
+    give_back = Member.give_back
+
+    def keep_nothing(self: Member) -> list[Span]:
+        return give_back(self)[:0]
+
+    patch.setattr(Member, "give_back", keep_nothing)
+
+
+def forgets_what_a_durable_had_in_flight(patch: Patch) -> None:
+    detach = Subscription.detach
+
+    def lose(self: Subscription) -> None:
+        self._wheel.clear()
+        detach(self)
+
+    patch.setattr(Subscription, "detach", lose)
+
+
+def refuses_more_than_it_is_told(patch: Patch) -> None:
+    cut = Wheel.cut
+    patch.setattr(Wheel, "cut", lambda self, first, last: cut(self, first, last + 1))
+
+
+def sends_more_than_may_be_in_flight(patch: Patch) -> None:
+    room = Subscription._room
+    patch.setattr(Subscription, "_room", lambda self: room(self) + 1)
+
+
+BREAKS: list[Callable[[Patch], None]] = [
+    stores_what_was_stored_before,
+    confirms_what_waits_for_room,
+    acknowledges_what_was_not_sent,
+    looks_at_a_clock_that_is_fast,
+    lets_every_member_decide,
+    forgets_what_a_member_was_handed,
+    forgets_what_a_durable_had_in_flight,
+    refuses_more_than_it_is_told,
+    sends_more_than_may_be_in_flight,
+]
+
+
+@pytest.mark.parametrize("break_engine", BREAKS, ids=lambda each: each.__name__)
+def test_the_model_notices_an_engine_that(
+    break_engine: Callable[[Patch], None], monkeypatch: Patch
+) -> None:
+    break_engine(monkeypatch)
+    with pytest.raises(AssertionError) as caught:
+        run_state_machine_as_test(
+            TrustingMachine,
+            settings=settings(
+                max_examples=500,
+                stateful_step_count=40,
+                phases=[Phase.generate],
+                derandomize=True,
+                database=None,
+                report_multiple_bugs=False,
+            ),
+        )
+    assert Path(caught.traceback[-1].path).name == "version2_model.py"
