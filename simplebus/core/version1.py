@@ -84,8 +84,12 @@ class Version1:
         others = np.flatnonzero(~sortable)
         first = 0
         for at in (*others.tolist(), batch.count):
-            if first < at:
+            if at - first > _RUNS_MAX:
                 yield from self._sorted(batch.slice(first, at), keys[first:at])
+            elif first < at:
+                here = keys[first:at]
+                breaks = np.flatnonzero(here[1:] != here[:-1]) + 1
+                yield from self._runs(batch.slice(first, at), breaks)
             if at < batch.count:
                 yield from self._run(batch.slice(at, at + 1))
             first = at + 1

@@ -364,8 +364,11 @@ def refused_messages(
 ) -> Iterator[Refused]:
     """What is said of messages of one class that are not stored: once for all whose numbers follow
     one another. `published` says that nobody has counted them yet."""
+    frame_type, class_id, number, _ = _header(batch)
+    if batch.count == 1:
+        yield Refused(reason, sentence, frame_type, class_id, number, published=int(published))
+        return
     numbers, types = _numbers(batch, None), batch.data[batch.starts]
-    _, class_id, _, _ = _header(batch)
     breaks = np.flatnonzero((np.diff(numbers) != 1) | (types[1:] != types[:-1])) + 1
     for first, last in pairwise([0, *breaks.tolist(), numbers.size]):
         yield Refused(
