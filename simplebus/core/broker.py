@@ -303,6 +303,7 @@ class Broker:
 
     def _refuse(self, session: Session, refused: Refused) -> None:
         """Version 2: a frame has no effect, and its peer is told."""
+        session.is_faulty = True
         self.refused[refused.reason] += refused.count
         reply = ErrorReply(code=refused.reason, message=refused.sentence, count=refused.count)
         session.outbox.reply(

@@ -57,6 +57,13 @@ class MessageClass:
         """Whether something waits that no subscription is there for."""
         return not self.subscriptions or self.waiting.floor < self.waiting.cursor
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody is connected who has not acknowledged everything that is stored."""
+        head = self.ring.head
+        there = self.listening + [group for group in self.groups if group.members]
+        return any(position.window.floor < head for position in there)
+
     def floor(self) -> int:
         """The lowest sequence that somebody may still need."""
         if not self.subscriptions:

@@ -61,6 +61,9 @@ class Session:
         """Messages that were stored, parked or refused."""
         self.confirmed = 0
         """Version 2: the peer was told that every number before it is stored."""
+        self.is_faulty = False
+        """Version 2: whether it had frames refused since the last tick. Each costs more than a good
+        one does, so that it is not to have many at a time."""
         self.heartbeat_seconds = 0.0
         """Version 2: how long either side may be silent; 0 for ever."""
         self.published_tick = -PUBLISHER_TICKS
@@ -85,7 +88,8 @@ class Session:
     @property
     def read_bytes(self) -> int:
         """How much to read from this peer at once."""
-        return TRICKLE_BYTES if self.must_wait else RECEIVE_BYTES
+        small = self.must_wait or self.is_faulty or self.dialect is None
+        return TRICKLE_BYTES if small else RECEIVE_BYTES
 
     @property
     def must_wait(self) -> bool:
@@ -143,6 +147,7 @@ class Session:
     ) -> RemoteProtocolError | None:
         """One beat: is this peer overdue? `holds_back` says that a full class waits for it."""
         receiver, outbox = self.receiver, self.outbox
+        self.is_faulty = False
         quiet = receiver.received_bytes == self._received_before
         mute = outbox.sent_bytes == self._sent_before
         self._received_before = receiver.received_bytes

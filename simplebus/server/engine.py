@@ -30,6 +30,9 @@ log = logging.getLogger("simplebus.server")
 _UNANSWERED_SECONDS_MAX = 30.0
 _UNANSWERED_CHECK_TICKS = 5
 
+_WORDS = ("frames were refused", "acks were ignored")
+"""What became of frames that counted under a reason: others, and acknowledgements."""
+
 
 class Engine:
     """Drives one broker. Enter `run` in a nursery; then `serve` each accepted socket."""
@@ -114,7 +117,9 @@ class Engine:
 
     def _say_what_was_lost(self) -> None:
         """One line for each reason that counted something since the last beat."""
-        counts = Counter({f"acks were ignored ({r})": n for r, n in self.broker.refused.items()})
+        counts = Counter(
+            {_WORDS[r.startswith("ack_")] + f" ({r})": n for r, n in self.broker.refused.items()}
+        )
         for cls in self.broker.classes.values():
             for reason, count in cls.lost().items():
                 counts[f"messages of class {cls.class_id} were dropped ({reason})"] = count
@@ -128,7 +133,7 @@ class Engine:
         for connection in self.connections.values():
             if not connection.session.subscriptions:
                 connection.cut()
-        while any(cls.subscriptions and len(cls.ring) for cls in self.broker.classes.values()):
+        while any(cls.is_awaited for cls in self.broker.classes.values()):
             self._settled = trio.Event()
             await self._settled.wait()
 

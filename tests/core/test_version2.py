@@ -33,7 +33,7 @@ from core.talk2 import (
 )
 from simplebus.core.broker import FullPolicy, Settings
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.limits import IN_FLIGHT_BYTES, RECEIVE_BYTES, Limits
+from simplebus.core.limits import IN_FLIGHT_BYTES, RECEIVE_BYTES, TRICKLE_BYTES, Limits
 from simplebus.core.requests import SubscribeRequest
 from simplebus.core.settings import Keep
 
@@ -726,3 +726,15 @@ def test_very_many_patterns_and_channels_cost_what_they_weigh() -> None:
     peer.told()
     writer.say(enveloped(1, 60_000, on_channel("c.49", b"")))
     assert [message.number for message in peer.got()] == [1, 7, 49]
+
+
+def test_a_peer_whose_frames_are_refused_is_read_a_little_at_a_time_until_the_next_tick() -> None:
+    bus = Bus()
+    fresh = Peer2(bus, bus.broker.open())
+    assert fresh.session.read_bytes == TRICKLE_BYTES
+    peer = peer2(bus)
+    assert peer.session.read_bytes == RECEIVE_BYTES
+    peer.say(publish(9, 0, b"of an unknown class"))
+    assert peer.session.read_bytes == TRICKLE_BYTES
+    bus.tick()
+    assert peer.session.read_bytes == RECEIVE_BYTES
