@@ -219,7 +219,7 @@ class Bus(Publisher):
         payload = self._outbound.payload(value)
         self.wire.check()
         if not confirm:
-            if self._outgoing.queued_bytes >= self._writer.write_at:
+            if self._source.handed_bytes >= self._writer.write_at:
                 await self._writer.make_room()
             self._core.publish(payload, class_id, envelope)
             return

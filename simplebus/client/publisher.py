@@ -33,7 +33,7 @@ class Publisher:
         self.wire = wire
         """For this package."""
         self._core = wire.core
-        self._outgoing = wire.core.outgoing
+        self._source = wire.core.publisher
         self._writer = wire.writer
         self._registry = registry
         self._outbound = Outbound(wire.core, registry)
@@ -71,7 +71,7 @@ class Publisher:
             if refused := await self.wire.confirmed(position, position):
                 raise refused[0]
             return
-        if self._outgoing.queued_bytes >= self._writer.write_at:
+        if self._source.handed_bytes >= self._writer.write_at:
             await self._writer.make_room()
         self._put(payload, id_, envelope)
 
@@ -89,7 +89,7 @@ class Publisher:
             payload = message  # type: ignore[assignment]
             id_ = class_id if type(class_id) is int else self._named_now(class_id)
         envelope = self._envelope(**about) if about else None
-        if self._outgoing.queued_bytes >= self._writer.write_at and not self._writer.has_room():
+        if self._source.handed_bytes >= self._writer.write_at and not self._writer.has_room():
             raise BusFullError("nothing was published: too much waits to be confirmed by the bus")
         return self._put(payload, id_, envelope)
 

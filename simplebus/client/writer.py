@@ -17,7 +17,7 @@ from simplebus.client.signal import Signal
 from simplebus.core.client import ClientCore
 
 # A publisher goes on without a thought until so much waits to be written.
-WRITE_BYTES = 64 * 1024
+WRITE_BYTES = 256 * 1024
 # Written in one turn before other tasks get theirs.
 _TURN_BYTES = 1024 * 1024
 
@@ -34,8 +34,8 @@ class Writer:
         lose: Callable[[Exception], None],
     ) -> None:
         self.write_at = 0
-        """With so many bytes queued, a publisher must call `make_room` first; 0 while the task
-        sleeps, so that the next publisher wakes it."""
+        """When so many bytes were ever handed over, a publisher must call `make_room` first; 0
+        while the task sleeps, so that the next publisher wakes it."""
         self.link: Link | None = None
         """Where to write to; None while there is no connection on which the bus has answered."""
         self._core = core
@@ -104,8 +104,7 @@ class Writer:
             self.push()
             if self._core.outgoing.queued_bytes >= WRITE_BYTES and not self._core.has_credit:
                 return False
-        self.write_at = WRITE_BYTES
-        self.push_soon()
+        self._let_publish()
         return True
 
     async def make_room(self) -> None:
@@ -121,5 +120,12 @@ class Writer:
                     while outgoing.queued_bytes >= WRITE_BYTES:
                         await self._changed.wait()
                         check()
-        self.write_at = WRITE_BYTES
+        self._let_publish()
+
+    def _let_publish(self) -> None:
+        """Publishers go on without a thought until there is enough for a write."""
+        core = self._core
+        self.write_at = core.publisher.handed_bytes + max(
+            1, WRITE_BYTES - core.outgoing.queued_bytes
+        )
         self.push_soon()

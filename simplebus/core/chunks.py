@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import numpy as np
 
@@ -32,6 +32,7 @@ Bounds = Sequence[int] | Integers
 _NUMBER = struct.Struct(">i")
 _NUMBERS: np.dtype[np.int32] = np.dtype(">i4")
 _NUMBER_OFFSET = 3
+_COUNTED_BYTES_MAX = 4096
 
 
 def opening_of(frame_type: int, class_id: int) -> bytes:
@@ -42,14 +43,32 @@ def opening_of(frame_type: int, class_id: int) -> bytes:
 class Segment:
     """Messages that were handed over: whole frames back to back, without numbers yet."""
 
-    __slots__ = ("_data", "_taken", "bounds", "count")
+    __slots__ = ("_data", "_taken", "bounds", "count", "size")
 
-    def __init__(self, data: bytearray, lengths: Iterable[int], count: int) -> None:
+    def __init__(self, data: bytearray, bounds: Bounds, count: int) -> None:
         """The data holds an opening for every content, and a delimiter behind the last one."""
         self._data = memoryview(data)[DELIMITER_BYTES:]
         self._taken = 0
+        self.bounds = bounds
         self.count = count
-        self.bounds = _bounds(lengths, count)
+        self.size = len(data) - DELIMITER_BYTES
+
+    @classmethod
+    def of_alike(cls, opening: bytes, contents: list[bytes], foreign: bytes) -> Segment | None:
+        """Messages with one opening; None if what only delimiters may hold is in a content."""
+        bounds = _bounds(map(len, contents), len(contents))
+        data = bytearray(opening).join([b"", *contents[:-1], contents[-1] + DELIMITER])
+        if not _holds_only(foreign, len(contents) + 1, data):
+            return None
+        return cls(data, bounds, len(contents))
+
+    @classmethod
+    def of_various(cls, openings: list[bytes], contents: list[bytes]) -> Segment:
+        """Messages with an opening each; no content holds a delimiter."""
+        bounds = _bounds(map(len, contents), len(contents))
+        data = bytearray().join(chain.from_iterable(zip(openings, contents, strict=True)))
+        data += DELIMITER
+        return cls(data, bounds, len(contents))
 
     @property
     def is_empty(self) -> bool:
@@ -84,6 +103,15 @@ def _bounds(lengths: Iterable[int], count: int) -> Bounds:
     found += FRAME_BYTES_MIN
     np.cumsum(found, out=bounds[1:])
     return bounds
+
+
+def _holds_only(marker: bytes, times: int, data: bytearray) -> bool:
+    """Whether what only delimiters hold is nowhere in the data but where it was put, so many times.
+    Most data are done with one of its bytes, which is found several times faster."""
+    view = np.frombuffer(data, np.uint8)
+    if len(data) > _COUNTED_BYTES_MAX and np.count_nonzero(view == marker[1]) == times:
+        return True
+    return data.count(marker) == times
 
 
 class Chunk:

@@ -56,10 +56,10 @@ class ClientCore:
             name=name, instance=instance or None, heartbeat=heartbeat, client=client
         )
         self._talk = Conversation(introduction, frame_bytes_max=frame_bytes_max)
-        self._publisher = self._talk.publisher
-        self.publish = self._publisher.publish
+        self.publisher = self._talk.publisher
+        self.publish = self.publisher.publish
         """Hand a message over; see Publisher.publish. Returns its position."""
-        self.publish_many = self._publisher.publish_many
+        self.publish_many = self.publisher.publish_many
         """Hand messages over; see Publisher.publish_many. Returns the last one's position."""
         self.outgoing = self._talk.outgoing
         """What is to be written: `peek` shows it, `sent` says how much was taken."""
@@ -178,21 +178,21 @@ class ClientCore:
     @property
     def published(self) -> int:
         """Messages handed over so far: the position of the next one."""
-        return self._publisher.published
+        return self.publisher.published
 
     @property
     def confirmed(self) -> int:
         """All positions below are stored by the bus, or refused."""
-        return self._publisher.confirmed
+        return self.publisher.confirmed
 
     @property
     def has_credit(self) -> bool:
         """Whether one message more may be handed over without piling up here."""
-        return self._publisher.has_credit
+        return self.publisher.has_credit
 
     def refusals(self) -> dict[int, RefusedError]:
         """What was refused since this was asked the last time, by position."""
-        return self._publisher.refusals()
+        return self.publisher.refusals()
 
     @property
     def on_ack(self) -> Callable[[], object]:
@@ -244,7 +244,7 @@ class ClientCore:
         return list(woken)
 
     def statistics(self) -> ClientStatistics:
-        publisher, outgoing, inboxes = self._publisher, self.outgoing, self._inboxes
+        publisher, outgoing, inboxes = self.publisher, self.outgoing, self._inboxes
         return ClientStatistics(
             session_id=self.session_id,
             reconnections=max(0, self._talk.greetings - 1),
@@ -267,6 +267,6 @@ class ClientCore:
 
     def check(self) -> None:
         """Raise AssertionError unless the invariants hold."""
-        self._publisher.check()
+        self.publisher.check()
         for inbox in self._inboxes:
             inbox.check()

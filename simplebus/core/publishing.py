@@ -10,7 +10,7 @@ Rule 4: when a call raises, nothing of it was published.
 
     confirmed ≤ released ≤ numbered ≤ published
 
-    │ confirmed │ under way │ again │ segments │ pieces │
+    │ confirmed │ under way │ again │ segments │ contents │
     0           confirmed   released numbered            published
 """
 
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import cast
 
 from simplebus.core import envelope as envelopes
 from simplebus.core import frames
@@ -28,7 +29,6 @@ from simplebus.core.errors import LocalProtocolError, Reason, RemoteProtocolErro
 from simplebus.core.frames import DELIMITER
 from simplebus.core.limits import (
     CREDIT_BYTES,
-    DELIMITER_BYTES,
     FRAME_BYTES_MIN,
     MESSAGE_ID_BITS,
     MESSAGE_ID_MASK,
@@ -43,6 +43,13 @@ _HALF = 1 << (MESSAGE_ID_BITS - 1)
 _PLAIN = Envelope()
 _STUFFED = DELIMITER[:-1]
 """What an envelope's content never holds without more behind it."""
+_NO_CLASS = cast(int, object())
+"""Equal to nothing that could be given as a class id, wrong ones included."""
+
+
+def _surely_fitting(payload_bytes_max: int) -> int:
+    """A payload of so many bytes fits even if it needs an envelope that is stuffed throughout."""
+    return payload_bytes_max // 4 * 3 - len(envelopes.encode(_PLAIN, b""))
 
 
 class Publisher:
@@ -53,19 +60,24 @@ class Publisher:
         """Messages handed over so far: the position of the next one."""
         self.confirmed = 0
         """All positions below are stored by the bus, or refused."""
-        self.unconfirmed_bytes = 0
-        """Bytes of the frames of all others."""
+        self.handed_bytes = 0
+        """Bytes of all frames that were ever handed over."""
         self.credit = CREDIT_BYTES
         """Bytes that may be under way. A guess until the bus has said it."""
         self.refused = 0
         self.resent = 0
         self._frame_bytes_max = frame_bytes_max
         self._payload_bytes_max = frame_bytes_max - FRAME_BYTES_MIN
+        self._plain_bytes_max = _surely_fitting(self._payload_bytes_max)
         self._name_class = name_class
         self._openings: dict[int, bytes] = {}
         self._envelope_openings: dict[int, bytes] = {}
-        self._pieces: list[bytes] = []
-        self._put = self._pieces.append
+        self._plain_class = _NO_CLASS
+        """All contents are payloads of this class, and not looked at yet; or `_various` tells."""
+        self._contents: list[bytes] = []
+        self._put = self._contents.append
+        self._various: list[bytes] = []
+        """The openings of the contents, which are then ready to be sent."""
         self._segments: deque[Segment] = deque()
         self._again: deque[Chunk] = deque()
         """Numbered, and not released on this connection."""
@@ -75,10 +87,16 @@ class Publisher:
         """Bytes that are released on this connection and not confirmed."""
         self._settled_bytes = 0
         """Of the oldest chunk, so many bytes are confirmed."""
+        self._confirmed_bytes = 0
         self._released = self._numbered = 0
         self._base = 0
         """The wire's number of position 0."""
         self._refusals: dict[int, RefusedError] = {}
+
+    @property
+    def unconfirmed_bytes(self) -> int:
+        """Bytes of the frames that are handed over, and neither stored nor refused."""
+        return self.handed_bytes - self._confirmed_bytes
 
     @property
     def has_credit(self) -> bool:
@@ -103,24 +121,46 @@ class Publisher:
         Raises LocalProtocolError for a message longer than a frame may be, ValueError for what is
         no class id, TypeError for what is not bytes.
         """
-        try:
-            opening = self._openings[class_id]
-        except KeyError:
-            opening = self._open(class_id)
         if (
-            envelope is not None
+            class_id != self._plain_class
+            or envelope is not None
             or type(payload) is not bytes
-            or (b"\r" in payload and DELIMITER in payload)  # Most hold no single one.
-            or len(payload) > self._payload_bytes_max
+            or len(payload) > self._plain_bytes_max
         ):
-            opening, payload = self._dress(payload, class_id, envelope)
-        put = self._put
-        put(opening)
-        put(payload)
-        self.unconfirmed_bytes += len(payload) + FRAME_BYTES_MIN
+            self._put_any(payload, class_id, envelope)
+        else:
+            self._put(payload)
+            self.handed_bytes += len(payload) + FRAME_BYTES_MIN
         position = self.published
         self.published = position + 1
         return position
+
+    def _put_any(self, payload: bytes, class_id: int, envelope: Envelope | None) -> None:
+        if class_id not in self._openings:
+            self._open(class_id)
+        is_first = not self._contents and envelope is None and type(payload) is bytes
+        if is_first and len(payload) <= self._plain_bytes_max:
+            self._plain_class = class_id
+            self._put(payload)
+            self.handed_bytes += len(payload) + FRAME_BYTES_MIN
+        else:
+            self._put_dressed(*self._dress(payload, class_id, envelope))
+
+    def _put_dressed(self, opening: bytes, content: bytes) -> None:
+        if self._plain_class is not _NO_CLASS:
+            self._dress_contents()
+        self._various.append(opening)
+        self._put(content)
+        self.handed_bytes += len(content) + FRAME_BYTES_MIN
+
+    def _dress_contents(self) -> None:
+        """Make the payloads that were not looked at ready to be sent."""
+        class_id, self._plain_class = self._plain_class, _NO_CLASS
+        for index, payload in enumerate(self._contents):
+            opening, content = self._dress(payload, class_id, None)
+            self.handed_bytes += len(content) - len(payload)
+            self._contents[index] = content
+            self._various.append(opening)
 
     def publish_many(
         self, payloads: Iterable[bytes], class_id: int, envelope: Envelope | None = None
@@ -136,12 +176,13 @@ class Publisher:
             handed = list(map(_as_bytes, handed))
         if len(handed) > PLAIN_FRAMES_MAX and self._put_run(handed, class_id, envelope):
             return self.published - 1
-        pieces: list[bytes] = []
-        for index, payload in enumerate(handed):
-            pieces += self._dress(payload, class_id, envelope, f" at index {index}")
-        self._pieces += pieces
+        dressed = [
+            self._dress(payload, class_id, envelope, f" at index {index}")
+            for index, payload in enumerate(handed)
+        ]
+        for opening, content in dressed:
+            self._put_dressed(opening, content)
         self.published += len(handed)
-        self.unconfirmed_bytes += sum(map(len, pieces[1::2])) + len(handed) * FRAME_BYTES_MIN
         return self.published - 1
 
     def _put_run(self, payloads: list[bytes], class_id: int, envelope: Envelope | None) -> bool:
@@ -152,19 +193,16 @@ class Publisher:
             opening, foreign = self._envelope_openings[class_id], _STUFFED
             front = envelopes.unstuff(envelopes.encode(envelope, b""))
             contents = [front + payload for payload in payloads]
-        run = bytearray(opening)
-        run += opening.join(contents)
-        run += DELIMITER
-        size = len(run) - DELIMITER_BYTES
-        if run.count(foreign) != len(contents) + 1:
-            return False
-        lengths = list(map(len, contents))
-        if size > self._payload_bytes_max and max(lengths) > self._payload_bytes_max:
+        segment = Segment.of_alike(opening, contents, foreign)
+        if segment is None or (
+            segment.size > self._payload_bytes_max
+            and longest_of(segment.bounds) - FRAME_BYTES_MIN > self._payload_bytes_max
+        ):
             return False
         self._seal()
-        self._segments.append(Segment(run, lengths, len(contents)))
-        self.unconfirmed_bytes += size
-        self.published += len(contents)
+        self._segments.append(segment)
+        self.handed_bytes += segment.size
+        self.published += segment.count
         return True
 
     def knows(self, class_id: int) -> bool:
@@ -178,6 +216,8 @@ class Publisher:
 
     def close_class(self, class_id: int) -> None:
         """The class could not be named."""
+        if class_id == self._plain_class:
+            self._dress_contents()
         self._openings.pop(class_id, None)
         self._envelope_openings.pop(class_id, None)
 
@@ -243,9 +283,9 @@ class Publisher:
         chunk = None
         if self._again:
             chunk = self._release_again()
-        elif self._segments or len(self._pieces) > 2:
+        elif self._segments or len(self._contents) > 1:
             chunk = self._release_next()
-        elif self._pieces:
+        elif self._contents:
             chunk = self._release_one()
         if chunk is not None:
             self._under_way.append(chunk)
@@ -286,33 +326,42 @@ class Publisher:
 
     def _release_one(self) -> Chunk | None:
         """What `_release_next` does for the only message that is there."""
-        opening, content = self._pieces
+        if self._plain_class is not _NO_CLASS:
+            self._dress_contents()
+        (content,) = self._contents
         size = len(content) + FRAME_BYTES_MIN
         if size > self._room(size):
             return None
         first = self._numbered
-        self._pieces.clear()
+        self._contents.clear()
+        opening = self._various.pop()
         self._numbered = first + 1
         return Chunk.of_one(opening, content, first=first, number=self._number(first))
 
     def _seal(self) -> None:
-        """Make a segment of the pieces."""
-        pieces = self._pieces
-        if pieces:
-            data = bytearray().join(pieces)
-            data += DELIMITER
-            self._segments.append(Segment(data, map(len, pieces[1::2]), len(pieces) // 2))
-            self._pieces = []
-            self._put = self._pieces.append
+        """Make a segment of the contents."""
+        contents = self._contents
+        if not contents:
+            return
+        segment = None
+        if self._plain_class is not _NO_CLASS:
+            segment = Segment.of_alike(self._openings[self._plain_class], contents, DELIMITER)
+            if segment is None:
+                self._dress_contents()
+        self._segments.append(segment or Segment.of_various(self._various, contents))
+        self._plain_class, self._various, self._contents = _NO_CLASS, [], []
+        self._put = self._contents.append
 
     def _limit_frames(self, frame_bytes: int) -> None:
         """The bus accepts frames of this length; 0 when it does not say."""
         frame_bytes = min(frame_bytes or self._frame_bytes_max, self._frame_bytes_max)
         shrinks = frame_bytes < self._payload_bytes_max + FRAME_BYTES_MIN
+        if shrinks:
+            self._seal()
         self._payload_bytes_max = frame_bytes - FRAME_BYTES_MIN
+        self._plain_bytes_max = _surely_fitting(self._payload_bytes_max)
         if not shrinks:
             return
-        self._seal()
         bounds = [chunk.bounds for chunk in self._again]
         bounds += [segment.bounds for segment in self._segments]
         longest = max(map(longest_of, bounds), default=0)
@@ -371,7 +420,7 @@ class Publisher:
         self._settled_bytes = chunks[0].size_below(position) if chunks else 0
         freed += self._settled_bytes
         self.confirmed = position
-        self.unconfirmed_bytes -= freed
+        self._confirmed_bytes += freed
         return freed
 
     def _cut_settled(self) -> None:

@@ -174,10 +174,10 @@ def test_publish_nowait_gives_the_position_and_raises_without_credit(
                 for position in range(9):
                     assert bus.publish_nowait(b"x" * 20_000, class_id=1) == position
                 with pytest.raises(BusFullError, match="too much waits"):  # noqa: PT012
-                    for _ in range(9):
+                    for _ in range(19):
                         bus.publish_nowait(b"x" * 20_000, class_id=1)
                 published = bus.statistics().published
-                assert published < 18
+                assert published < 28
                 with pytest.raises(BusFullError, match="nothing was published"):
                     bus.publish_nowait(b"x" * 20_000, class_id=1)
                 assert bus.statistics().published == published

@@ -15,9 +15,7 @@ NEAR_THE_WRAP = st.sampled_from([0, 9, 0x0A3E3C0D, ID_COUNT - 3, ID_COUNT - 70])
 
 
 def segment_of(contents: list[bytes], class_id: int = 0x3C0D) -> Segment:
-    data = bytearray(b"".join(opening_of(MESSAGE, class_id) + content for content in contents))
-    data += b"<\r\n>"
-    return Segment(data, map(len, contents), len(contents))
+    return Segment.of_various([opening_of(MESSAGE, class_id)] * len(contents), contents)
 
 
 def frame(number: int, content: bytes) -> bytes:
@@ -27,6 +25,30 @@ def frame(number: int, content: bytes) -> bytes:
 some_contents = st.lists(
     st.sampled_from([b"", b"x", b"<\r\n", b"longer than others"]), min_size=1, max_size=4
 )
+
+
+def frames_of(segment: Segment | None) -> bytes:
+    assert segment is not None
+    chunk = segment.take(most=1 << 20, room=1 << 20, first=0, number=5)
+    assert chunk is not None
+    assert segment.is_empty
+    assert segment.size == chunk.size
+    return bytes(chunk.data)
+
+
+@given(some_contents, st.integers(1, 40))
+def test_messages_of_one_kind_make_the_same_segment_without_their_openings(
+    some: list[bytes], times: int
+) -> None:
+    contents = some * times
+    alike = Segment.of_alike(opening_of(MESSAGE, 0x3C0D), contents, b"<\r\n>")
+    assert frames_of(alike) == frames_of(segment_of(contents))
+
+
+@given(some_contents, st.integers(0, 9), st.sampled_from([b"<\r\n>", b"a<\r\n>b"]))
+def test_a_delimiter_in_a_content_is_seen(some: list[bytes], at: int, content: bytes) -> None:
+    some.insert(at, content)
+    assert Segment.of_alike(opening_of(MESSAGE, 0x3C0D), some, b"<\r\n>") is None
 
 
 @given(some_contents, st.integers(1, 40), NEAR_THE_WRAP, st.data())
