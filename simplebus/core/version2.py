@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Container, Iterator
-from itertools import pairwise
+from collections.abc import Callable, Container, Iterable, Iterator
+from itertools import chain, islice, pairwise
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -81,14 +82,16 @@ class Version2(Version1):
     @property
     def stored(self) -> int:
         """The number before which all is stored."""
-        return self._parked[0] if self._parked else self.next
+        if self._parked and self._distance(self._parked[0]) < 0:
+            return self._parked[0]
+        return self.next
 
     def stored_ahead(self, parked: list[FrameBatch]) -> set[int]:
         """The numbers behind `stored` that are stored too, while these messages are not."""
         span = (self.next - self.stored) & MESSAGE_ID_MASK
         numbers = {(self.stored + k) & MESSAGE_ID_MASK for k in range(span)}
-        numbers.difference_update(*(_numbers(batch, None).tolist() for batch in parked))
-        return numbers | self.publisher.ahead
+        numbers |= self.publisher.ahead
+        return numbers.difference(*(_numbers(batch, None).tolist() for batch in parked))
 
     def parks(self, batch: FrameBatch) -> None:
         number = first_number(batch)
@@ -161,15 +164,22 @@ class Version2(Version1):
             raise gap
 
     def _handle(self, batch: FrameBatch, numbers: Integers) -> Iterator[Event]:
-        """The events of frames, of which messages carry these numbers. Should it end early, the
-        numbers of what was not handled are still to come."""
+        """The events of frames, of which messages carry these numbers, in order. Should it end
+        early, the numbers of what was not handled are still to come. Others behind them may be
+        stored: where classes take turns, each one's messages are handled in one piece."""
         before = self._handled()
+        given: list[Published | Refused] = []
         try:
-            yield from super().events(batch)
+            for event in super().events(batch):
+                if isinstance(event, Published | Refused):
+                    given.append(event)
+                yield event
         except BaseException:
             done = self._handled() - before
             if done < numbers.size:
-                self.next = int(numbers[done])
+                handled = set(islice(chain.from_iterable(map(_numbers_of, given)), done))
+                self.next = next(n for n in numbers.tolist() if n not in handled)
+                self.publisher.ahead |= {n for n in handled if self._distance(n) > 0}
             raise
 
     def _sort_out(self, numbers: Integers) -> tuple[Flags, RemoteProtocolError | None]:
@@ -342,6 +352,13 @@ def _numbers(batch: FrameBatch, at: npt.NDArray[np.intp] | None) -> Integers:
         starts = batch.starts if at is None else batch.starts[at]
         words = frames.unaligned(batch.data, _NUMBER)[starts + _NUMBER_AT]
     return words.astype(np.int64)
+
+
+def _numbers_of(event: Published | Refused) -> Iterable[int]:
+    """The numbers of the messages that an event is about."""
+    if isinstance(event, Published):
+        return cast(list[int], _numbers(event.frames, None).tolist())
+    return ((event.refers_to + k) & MESSAGE_ID_MASK for k in range(event.published))
 
 
 def _follow(numbers: Integers, first: int) -> bool:

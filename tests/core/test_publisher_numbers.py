@@ -171,6 +171,24 @@ def test_errors_that_nobody_reads_end_the_session() -> None:
     assert next(said) > 1000
 
 
+@pytest.mark.parametrize("unknown", [1, 3])
+def test_where_classes_take_turns_nothing_is_lost_when_errors_end_the_session(unknown: int) -> None:
+    """Messages are handled class by class: the lower one's errors end it, or the higher one's."""
+    bus = Bus(frame_bytes=1000, pending_bytes=1000 + RECEIVE_BYTES)
+    bus.trusting = True
+    peer = peer2(bus, classes=(2,), name="a")
+    said = in_turn(60_000, classes=(unknown, 2))
+    assert peer.is_refused(said) is Reason.PENDING_LIMIT
+    assert len(stored(bus, 2)) < 30_000 or unknown == 3
+    again = Peer2(bus, bus.broker.open())
+    again.say(hello(1, 2, 3, name="a"))
+    first = again.told()[0].content["next"]
+    assert first < 60_000
+    again.say(in_turn(60_000 - first, first=first, classes=(unknown, 2)))
+    assert stored(bus, 2) == list(range(1, 60_000, 2))
+    assert confirms(again) == [60_000]
+
+
 # A full class ------------------------------------------------------------------------------------
 
 
