@@ -32,6 +32,7 @@ LIMIT_FLAGS = {
     "class_messages": "--max-class-messages",
     "class_bytes": "--max-class-memory",
     "total_bytes": "--max-memory",
+    "total_pending_bytes": "--max-total-pending",
     "pending_bytes": "--max-pending",
     "connections": "--max-connections",
     "classes": "--max-classes",
@@ -54,6 +55,7 @@ _SETTING_FLAGS = {
 _RELATED = {
     "frame_bytes": "a frame may take at most half of --max-class-memory",
     "class_bytes": "a class may not take more than --max-memory, which all classes share",
+    "total_pending_bytes": "one connection may take --max-pending of it",
     "pending_bytes": "a whole frame of --max-frame and one read must fit into it",
 }
 """Why the bounds of a limit are what they are, where another option decides."""
@@ -164,6 +166,7 @@ def settings(
     max_class_messages: int,
     max_frame: int | None,
     max_pending: int | None,
+    max_total_pending: int | None,
     max_connections: int,
     max_classes: int,
     hello_timeout: float,
@@ -192,6 +195,8 @@ def settings(
         max_frame = min(DEFAULT.frame_bytes, max_class_memory // 2)
     if max_pending is None:
         max_pending = max(DEFAULT.pending_bytes, max_frame + RECEIVE_BYTES)
+    if max_total_pending is None:
+        max_total_pending = max(DEFAULT.total_pending_bytes, max_pending)
     try:
         return Settings(
             limits=Limits(
@@ -200,6 +205,7 @@ def settings(
                 class_bytes=max_class_memory,
                 total_bytes=max_memory,
                 pending_bytes=max_pending,
+                total_pending_bytes=max_total_pending,
                 connections=max_connections,
                 classes=max_classes,
                 subscriptions=max_subscriptions,

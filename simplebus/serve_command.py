@@ -138,6 +138,15 @@ def serve(
             f"{show_size(DEFAULT.pending_bytes)}, at least --max-frame and 512KiB",
         ),
     ] = None,
+    max_total_pending: Annotated[
+        int | None,
+        size_option(
+            "--max-total-pending",
+            "The same for all connections together. Above it, those for which the most is kept are "
+            "disconnected.",
+            f"{show_size(DEFAULT.total_pending_bytes)}, at least --max-pending",
+        ),
+    ] = None,
     max_connections: Annotated[
         int,
         option(

@@ -100,6 +100,11 @@ def test_the_version_is_told() -> None:
             "--max-pending must be from 3145728 to 1099511627776, got 1048576 (a whole frame of "
             "--max-frame and one read must fit into it)",
         ),
+        (
+            "--max-total-pending 4MiB",
+            "--max-total-pending must be from 67108864 to 1125899906842624, got 4194304 (one "
+            "connection may take --max-pending of it)",
+        ),
         ("--max-class-messages 0", "--max-class-messages must be above 0, got 0"),
         ("--max-connections 0", "--max-connections must be above 0, got 0"),
         ("--max-classes 70000", "--max-classes must be from 1 to 65536, got 70000"),

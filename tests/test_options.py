@@ -44,7 +44,8 @@ def test_every_option_of_serve_reaches_the_settings() -> None:
     given = (
         "--ack-timeout 9 --tick 0.25 --full drop_newest --max-memory 4GiB --max-class-memory 2GiB "
         "--max-class-messages 1000 --max-frame 2MiB --max-pending 32MiB --max-connections 5 "
-        "--max-classes 6 --hello-timeout 7 --frame-timeout 8 --stall-timeout 9.5"
+        "--max-total-pending 64MiB --max-classes 6 --hello-timeout 7 --frame-timeout 8 "
+        "--stall-timeout 9.5"
     )
     values = given_to_serve(*given.split())
     assert options.settings(**values) == Settings(
@@ -54,6 +55,7 @@ def test_every_option_of_serve_reaches_the_settings() -> None:
             class_bytes=2 << 30,
             total_bytes=4 << 30,
             pending_bytes=32 << 20,
+            total_pending_bytes=64 << 20,
             connections=5,
             classes=6,
             hello_seconds=7,
@@ -82,6 +84,7 @@ def test_the_policies_are_those_of_the_broker() -> None:
             ["--max-frame", "128MiB"],
             {"frame_bytes": 128 << 20, "pending_bytes": (128 << 20) + RECEIVE_BYTES},
         ),
+        (["--max-pending", "2GiB"], {"pending_bytes": 2 << 30, "total_pending_bytes": 2 << 30}),
     ],
 )
 def test_what_is_not_given_fits_what_is(arguments: list[str], limits: dict[str, int]) -> None:

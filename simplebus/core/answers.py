@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 from simplebus.core import frames
 from simplebus.core.channels import check_pattern
@@ -27,6 +28,7 @@ from simplebus.core.requests import (
     SubscribeReply,
     SubscribeRequest,
 )
+from simplebus.core.ring import Ring
 from simplebus.core.session import Session
 from simplebus.core.store import Store
 from simplebus.core.subscription import Subscription
@@ -370,7 +372,12 @@ class Answers:
     # Fetch ---------------------------------------------------------------------------------------
 
     def fetch(self, session: Session, asked: FetchAsked) -> None:
+        """Many may be asked for at once: each is looked up when the peer has taken those before."""
         ring = self._class(asked.class_id).ring
+        session.outbox.owe(partial(self._answer_fetch, session, asked, ring))
+        self._ready(session.outbox)
+
+    def _answer_fetch(self, session: Session, asked: FetchAsked, ring: Ring) -> None:
         first = min(max(asked.asked.first, ring.floor), ring.head)
         last = min(first + asked.asked.count, ring.head)
         pieces: list[memoryview] = []

@@ -130,13 +130,16 @@ class Broker:
             self._apply(session, single)
         else:
             most = self.settings.limits.pending_bytes
+            events = 0
             try:
                 for event in session.receive(buffer, count):
+                    events += 1
                     self._apply(session, event)
                     if session.outbox.pending_bytes > most:
                         break  # Little said may ask for much.
             finally:
                 self._confirm(session)
+            session.took(count, events)
             self._check_pending(session)
             return
         if isinstance(session.dialect, Version2):
@@ -303,7 +306,6 @@ class Broker:
 
     def _refuse(self, session: Session, refused: Refused) -> None:
         """Version 2: a frame has no effect, and its peer is told."""
-        session.is_faulty = True
         self.refused[refused.reason] += refused.count
         reply = ErrorReply(code=refused.reason, message=refused.sentence, count=refused.count)
         session.outbox.reply(
@@ -485,7 +487,24 @@ class Broker:
                 overdue.append((session, error))
             elif session.heartbeat_seconds and not session.outbox.idle:
                 self._make_ready(session.outbox)
-        return overdue
+        return overdue + self._too_heavy()
+
+    def _too_heavy(self) -> list[tuple[Session, RemoteProtocolError]]:
+        """The sessions to be cut off because all together keep too much waiting."""
+        most = self.settings.limits.total_pending_bytes
+        excess = sum(session.pending_bytes for session in self.sessions.values()) - most
+        heavy = []
+        if excess > 0:
+            for session in sorted(self.sessions.values(), key=lambda s: -s.pending_bytes):
+                sentence = (
+                    f"{session.pending_bytes} bytes wait for this connection; for all together "
+                    f"{most} are allowed, and it has the most"
+                )
+                heavy.append((session, RemoteProtocolError(Reason.PENDING_LIMIT, sentence)))
+                excess -= session.pending_bytes
+                if excess <= 0:
+                    break
+        return heavy
 
     @property
     def due(self) -> float:

@@ -80,7 +80,15 @@ REDELIVERY_PAUSE_TICKS_MAX = 60
 # A bulk of messages in flight must be addressable by the nearest-id rule: half the id space.
 MESSAGES_MAX = 1 << (MESSAGE_ID_BITS - 2)
 
+# Where a read brings more events than so many, and fewer bytes each, the next one is short: what
+# each costs keeps the loop from everybody else.
+DENSE_EVENTS = 64
+DENSE_EVENT_BYTES = 256
+DENSE_READ_BYTES = 16 * 1024
+
 # Version 2.
+# What an answer that is owed weighs until it is made.
+OWED_BYTES = 256
 NAME_CHARACTERS_MAX = 200
 CHANNEL_BYTES_MAX = 4096
 BINDINGS_MAX = 1024
@@ -113,12 +121,6 @@ HEARTBEAT_SECONDS = 30.0
 HEARTBEATS_MISSED_MAX = 3
 
 # The client.
-# Bytes that wait for one consumer: reading pauses here, and goes on below half of it.
-BUFFERED_BYTES_MAX = 4 * 1024 * 1024
-
-# A consumer that takes nothing for so long stands still.
-STILL_SECONDS = 1.0
-
 # At the latest when so many messages are processed, or this long after the first of them, their
 # acknowledgements are written.
 ACKS_MAX = 4096
@@ -153,6 +155,9 @@ class Limits:
     """Memory that all classes together may hold."""
     pending_bytes: int = 64 * 1024 * 1024
     """Bytes kept for one connection beside the rings: parked messages and unsent replies."""
+    total_pending_bytes: int = 1024 * 1024 * 1024
+    """The same for all connections together. Looked at once per tick; above it, those for which the
+    most is kept are cut off."""
     connections: int = 10_000
     """Connections open at once."""
     classes: int = 4096
@@ -180,6 +185,7 @@ class Limits:
             ("class_messages", 1, MESSAGES_MAX),
             ("class_bytes", 4 * RING_BYTES_MIN, self.total_bytes),
             ("pending_bytes", self.frame_bytes + RECEIVE_BYTES, 1 << 40),
+            ("total_pending_bytes", self.pending_bytes, 1 << 50),
             ("classes", 1, CLASS_ID_MAX + 1),
             ("subscriptions", 1, SUBSCRIPTIONS_MAX),
             ("credit_bytes", 1, 1 << 40),

@@ -6,15 +6,18 @@ Rule 2: a version 2 peer is told whose messages follow whenever that changes, di
 
     rest    what is begun or copied: goes first
     replies answers
+    owed    answers that are long, each made when those before it are taken
     queue   feeds with something to send, in turn
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 from simplebus.core import frames
+from simplebus.core.limits import OWED_BYTES
 
 
 class Feed(Protocol):
@@ -63,6 +66,7 @@ class Outbox:
         """Where in the replies a Confirm begins that none was behind yet; -1 for nowhere."""
         self._rest = memoryview(b"")
         """Copied bytes that go first: the rest of a cut frame, redeliveries, replies."""
+        self._owed: deque[Callable[[], None]] = deque()
         self._queue: deque[Feed] = deque()
         self._peeked: memoryview = memoryview(b"")
         self._source: Feed | None = None
@@ -70,12 +74,12 @@ class Outbox:
     @property
     def pending_bytes(self) -> int:
         """Bytes kept for this session beside the rings."""
-        return len(self._rest) + len(self._replies)
+        return len(self._rest) + len(self._replies) + OWED_BYTES * len(self._owed)
 
     @property
     def idle(self) -> bool:
         """Whether nothing waits to be sent."""
-        return not (self._rest or self._replies or self._queue)
+        return not (self._rest or self._replies or self._owed or self._queue)
 
     def reply(self, frame: bytes) -> None:
         """Queue a frame that is no subscription's message."""
@@ -94,6 +98,10 @@ class Outbox:
         self._replies += frames.encode(frames.DELIVER, class_id=class_id) + messages
         self._named = None
 
+    def owe(self, say: Callable[[], None]) -> None:
+        """Have an answer said by calling this, once everything that was said before is taken."""
+        self._owed.append(say)
+
     def wake(self, feed: Feed) -> None:
         """The feed has something to send."""
         if not feed.queued:
@@ -110,6 +118,8 @@ class Outbox:
     def peek(self, tick: int) -> memoryview:
         """The next bytes to send; empty when there are none."""
         self._source = None
+        if self._owed and not (self._rest or self._replies):
+            self._owed.popleft()()
         if not self._rest and self._replies:
             self._rest = memoryview(bytes(self._replies))
             self._replies.clear()

@@ -17,6 +17,9 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.events import AckedOne, Event, PublishedOne
 from simplebus.core.frames import FrameBatch
 from simplebus.core.limits import (
+    DENSE_EVENT_BYTES,
+    DENSE_EVENTS,
+    DENSE_READ_BYTES,
     HEARTBEATS_MISSED_MAX,
     PUBLISHER_TICKS,
     RECEIVE_BYTES,
@@ -61,9 +64,6 @@ class Session:
         """Messages that were stored, parked or refused."""
         self.confirmed = 0
         """Version 2: the peer was told that every number before it is stored."""
-        self.is_faulty = False
-        """Version 2: whether it had frames refused since the last tick. Each costs more than a good
-        one does, so that it is not to have many at a time."""
         self.heartbeat_seconds = 0.0
         """Version 2: how long either side may be silent; 0 for ever."""
         self.published_tick = -PUBLISHER_TICKS
@@ -79,6 +79,7 @@ class Session:
         self._received_before = 0
         self._sent_before = 0
         self._known_classes = known_classes
+        self._read_bytes = TRICKLE_BYTES
 
     @property
     def pending_bytes(self) -> int:
@@ -88,8 +89,14 @@ class Session:
     @property
     def read_bytes(self) -> int:
         """How much to read from this peer at once."""
-        small = self.must_wait or self.is_faulty or self.dialect is None
-        return TRICKLE_BYTES if small else RECEIVE_BYTES
+        return min(self._read_bytes, TRICKLE_BYTES) if self.must_wait else self._read_bytes
+
+    def took(self, count: int, events: int) -> None:
+        """A read of `count` bytes brought so many events. Bulk is read in ever larger pieces."""
+        if events > DENSE_EVENTS and count < events * DENSE_EVENT_BYTES:
+            self._read_bytes = DENSE_READ_BYTES
+        elif count >= self._read_bytes:
+            self._read_bytes = min(2 * self._read_bytes, RECEIVE_BYTES)
 
     @property
     def must_wait(self) -> bool:
@@ -147,7 +154,6 @@ class Session:
     ) -> RemoteProtocolError | None:
         """One beat: is this peer overdue? `holds_back` says that a full class waits for it."""
         receiver, outbox = self.receiver, self.outbox
-        self.is_faulty = False
         quiet = receiver.received_bytes == self._received_before
         mute = outbox.sent_bytes == self._sent_before
         self._received_before = receiver.received_bytes

@@ -33,7 +33,13 @@ from core.talk2 import (
 )
 from simplebus.core.broker import FullPolicy, Settings
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.limits import IN_FLIGHT_BYTES, RECEIVE_BYTES, TRICKLE_BYTES, Limits
+from simplebus.core.limits import (
+    DENSE_READ_BYTES,
+    IN_FLIGHT_BYTES,
+    RECEIVE_BYTES,
+    TRICKLE_BYTES,
+    Limits,
+)
 from simplebus.core.requests import SubscribeRequest
 from simplebus.core.settings import Keep
 
@@ -476,17 +482,45 @@ def test_a_fetch_changes_nobodys_position_and_interrupts_nobodys_messages() -> N
     ]
 
 
-def test_fetches_that_ask_for_more_than_may_be_pending_end_the_session() -> None:
+def test_many_fetches_at_once_take_the_memory_of_one() -> None:
     bus = Bus(frame_bytes=100_000, pending_bytes=100_000 + RECEIVE_BYTES)
     bus.trusting = True
     peer = peer2(bus)
-    for n in range(15):
-        peer.say(publish(1, n, b"x" * 90_000))
-    with pytest.raises(RemoteProtocolError) as caught:
-        peer.say(asked(FETCH, 1, 3) * 10_000)
-    held = peer.session.outbox.pending_bytes
-    assert caught.value.reason is Reason.PENDING_LIMIT
-    assert held < 2 * (100_000 + RECEIVE_BYTES)
+    peer.say(publish(1, 0, *[b"x" * 90_000] * 15))
+    peer.told()
+    peer.say(b"".join(asked(FETCH, 1, n) for n in range(100)))
+    bus.broker.take_ready()
+    outbox, at, most = peer.session.outbox, bytearray(), 0
+    while piece := outbox.peek(0):
+        most = max(most, outbox.pending_bytes)
+        at += piece[:50_000]
+        outbox.sent(min(len(piece), 50_000), 0)
+    answered = [frame for frame in split_frames(bytes(at))[0] if frame[:1] == b"F"]
+    assert [parse_frame(frame)[2] for frame in answered] == list(range(100))
+    assert most < 2 * 1024 * 1024
+
+
+def test_too_many_fetches_at_once_end_the_session() -> None:
+    bus = Bus(frame_bytes=100_000, pending_bytes=100_000 + RECEIVE_BYTES)
+    bus.trusting = True
+    assert peer2(bus).is_refused(asked(FETCH, 1, 3) * 10_000) is Reason.PENDING_LIMIT
+
+
+def test_those_who_need_the_most_are_cut_off_when_all_together_need_too_much() -> None:
+    most = 100_000 + RECEIVE_BYTES
+    limits = Limits(frame_bytes=100_000, pending_bytes=most, total_pending_bytes=most)
+    bus = Bus(Settings(limits=limits))
+    bus.trusting = True
+    peers = [peer2(bus) for _ in range(3)]
+    halves = [50_000, 90_000, 70_000]
+    for peer, size in zip(peers, halves, strict=True):
+        peer.say(asked(FETCH, 1, 3) * 2000, b"1" * size)
+    assert bus.broker.tick() == []
+    heavy = peer2(bus, asked(FETCH, 1, 3) * 4000)
+    ((cut, error),) = bus.broker.tick()
+    assert cut is heavy.session
+    assert error.reason is Reason.PENDING_LIMIT
+    assert "has the most" in error.sentence
 
 
 @pytest.mark.parametrize("most", [1, 5, 13, 14, 40])
@@ -728,13 +762,21 @@ def test_very_many_patterns_and_channels_cost_what_they_weigh() -> None:
     assert [message.number for message in peer.got()] == [1, 7, 49]
 
 
-def test_a_peer_whose_frames_are_refused_is_read_a_little_at_a_time_until_the_next_tick() -> None:
+def test_bulk_is_read_in_ever_larger_pieces_and_what_costs_much_in_short_ones() -> None:
     bus = Bus()
-    fresh = Peer2(bus, bus.broker.open())
-    assert fresh.session.read_bytes == TRICKLE_BYTES
+    bus.trusting = True
     peer = peer2(bus)
-    assert peer.session.read_bytes == RECEIVE_BYTES
-    peer.say(publish(9, 0, b"of an unknown class"))
-    assert peer.session.read_bytes == TRICKLE_BYTES
-    bus.tick()
-    assert peer.session.read_bytes == RECEIVE_BYTES
+    frame_of_100 = publish(1, 0, b"x" * 87)
+    number = 0
+    while peer.session.read_bytes < RECEIVE_BYTES:
+        count = peer.session.read_bytes // len(frame_of_100) + 1
+        peer.say(publish(1, number, *[b"x" * 87] * count))
+        number += count
+    assert number < 10 * RECEIVE_BYTES / 100
+    peer.say(publish(9, number, b"unknown") + publish(1, number + 1, b"x"))
+    assert peer.session.read_bytes == RECEIVE_BYTES, "a few are no matter"
+    bad = build_frame(talk2.ACK, class_id=5, content=b"bad")
+    peer.say(bad * 1000)
+    assert peer.session.read_bytes == DENSE_READ_BYTES < TRICKLE_BYTES
+    peer.say(bad * 10)
+    assert peer.session.read_bytes == DENSE_READ_BYTES
