@@ -155,7 +155,8 @@ class Broker:
             if session.parked_bytes > most:
                 raise RemoteProtocolError(
                     Reason.OVER_CREDIT,
-                    f"{session.parked_bytes} bytes are unconfirmed, the credit is {most}",
+                    f"{session.parked_bytes} bytes are unconfirmed, the credit is "
+                    f"{limits.credit_granted}",
                 )
         if session.pending_bytes > limits.pending_bytes:
             raise RemoteProtocolError(

@@ -200,8 +200,8 @@ def strided(
 # Ack ranges --------------------------------------------------------------------------------------
 
 
-def ack_range(content: bytes | memoryview) -> tuple[int, int]:
-    """The half-open range of message ids in an Ack's content.
+def ack_range(content: bytes | memoryview, whose: str = "an Ack") -> tuple[int, int]:
+    """The half-open range of message ids in an Ack's content, or another frame's that holds one.
 
     Raises RemoteProtocolError (bad_ack) for anything but `first-last`, decimal, first < last.
     """
@@ -214,7 +214,7 @@ def ack_range(content: bytes | memoryview) -> tuple[int, int]:
     more = f"… ({len(content)} bytes)" if len(content) > 40 else ""
     raise RemoteProtocolError(
         Reason.BAD_ACK,
-        f"an Ack held {shown!r}{more}; expected first-last with "
+        f"{whose} held {shown!r}{more}; expected first-last with "
         f"0 <= first < last <= {MESSAGE_ID_MASK + 1}",
     )
 

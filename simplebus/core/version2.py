@@ -47,6 +47,8 @@ from simplebus.core.version1 import Version1, content
 _PUBLISHING = (frames.MESSAGE, frames.ENVELOPE)
 _NUMBER_AT = 3
 _NUMBER: np.dtype[np.uint32] = np.dtype(">u4")
+_WHITE_SPACE = b" \t\r\n"
+"""What JSON takes for it."""
 _HALF = 1 << (MESSAGE_ID_BITS - 1)
 _NACK = re.compile(rb"([0-9]{1,10}-[0-9]{1,10})(?: ([0-9]{1,12}))?")
 
@@ -279,7 +281,7 @@ Version2.HANDLERS = {
 
 def is_greeting(frame: FrameBatch) -> bool:
     """Whether this frame asks for version 2."""
-    return bool(frame.data[0] == frames.CONNECT) and content(frame).lstrip()[:1] == b"{"
+    return bool(frame.data[0] == frames.CONNECT) and content(frame).lstrip(_WHITE_SPACE)[:1] == b"{"
 
 
 def greeting(frame: FrameBatch) -> Greeted:
@@ -318,12 +320,12 @@ def _nacked(key: int, frame: FrameBatch) -> Nacked:
             Reason.BAD_ACK,
             f"a Nack held {shown!r}; expected first-last, or first-last and milliseconds",
         )
-    first, last = frames.ack_range(match[1])
+    first, last = frames.ack_range(match[1], "a Nack")
     return Nacked(key, first, last, None if match[2] is None else int(match[2]) / 1000)
 
 
 def _working(key: int, frame: FrameBatch) -> StillWorking:
-    return StillWorking(key, *frames.ack_range(content(frame)))
+    return StillWorking(key, *frames.ack_range(content(frame), "a Working"))
 
 
 def _refused(error: RemoteProtocolError, frame: FrameBatch) -> Refused:
