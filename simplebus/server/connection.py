@@ -57,6 +57,8 @@ class Connection:
             with self._scope:
                 while True:
                     await trio.lowlevel.wait_readable(sock)
+                    if session.closed:  # Another connection has taken its place since.
+                        break
                     try:
                         count = sock.recv_into(space[: session.read_bytes])
                     except BlockingIOError:

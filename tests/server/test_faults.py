@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 
 import pytest
 import trio
+from core.talk2 import hello
 from served import ack, class_statistics, connect, message, serving, subscribe, until
 
 from simplebus.core import ring
@@ -33,6 +35,23 @@ async def test_an_internal_error_costs_one_connection_and_nobody_else(
         await bystander.send(message(b"still here"))
         assert await bystander.messages(1) == [(0, b"still here")]
     assert "disconnected by an internal error" in caplog.text
+
+
+async def test_one_that_is_taken_over_with_bytes_unread_is_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with serving() as server:
+        for attempt in range(20):
+            greeting = hello(1, name=f"till {attempt}", instance="a")
+            former, next_one = await connect(server), await connect(server)
+            await former.send(greeting)
+            assert await former.frame()
+            unread = message(b"of the former session")
+            for peer, said in (former, unread), (next_one, greeting), (former, unread):
+                os.write(peer.stream.socket.fileno(), said)  # All in one turn of the loop.
+            assert await next_one.frame()
+            assert await former.hung_up()
+    assert "internal error" not in caplog.text
 
 
 async def test_memory_that_the_system_refuses_makes_a_publisher_wait(
