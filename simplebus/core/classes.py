@@ -172,7 +172,8 @@ class MessageClass:
 
 
 class TimeIndex:
-    """When messages were accepted, to within TIMES_STEP_SECONDS or a little more.
+    """When messages were accepted, to within TIMES_STEP_SECONDS; where more than TIMES_MAX steps
+    would be kept, to within longer ones.
 
     times    12.00     12.01     57.30         a step begins with a message
     ends     12.01     12.02     57.31         when a message begins the next one at the latest
@@ -220,3 +221,5 @@ class TimeIndex:
         count = bisect_right(self._firsts, floor) - 1
         if count > 0:
             del self._times[:count], self._ends[:count], self._firsts[:count]
+            while self._step > TIMES_STEP_SECONDS and len(self._times) < TIMES_MAX // 4:
+                self._step /= 2

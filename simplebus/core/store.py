@@ -283,7 +283,8 @@ class Store:
     def _drop_newest(self, session: Session, cls: MessageClass, batch: FrameBatch) -> None:
         cls.dropped[Reason.DROP_NEWEST] += batch.count
         if isinstance(session.dialect, Version2):
-            sentence = f"class {cls.class_id} is full, and drops the newest"
+            why = "it drops the newest" if len(cls.ring) else "other classes hold the memory"
+            sentence = f"class {cls.class_id} is full: {why}"
             self._refuse_messages(session, batch, Reason.DROP_NEWEST, sentence)
 
     def _append_dropping_oldest(

@@ -47,6 +47,18 @@ def test_a_long_pause_is_not_skipped_however_coarse_the_index_has_become() -> No
     assert index.find(50.0, TIMES_MAX + 2) <= 1
 
 
+def test_an_index_that_is_short_again_is_fine_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(classes, "TIMES_MAX", 16)
+    index = TimeIndex()
+    for n in range(200):
+        index.note(n / 50, n)
+    assert index.find(3.9, 200) < 190
+    index.forget(200)
+    for n in range(200, 208):
+        index.note(10 + n / 50, n)
+    assert index.find(10 + 207 / 50, 208) == 207
+
+
 pieces = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 6)), max_size=6)
 
 
