@@ -17,7 +17,7 @@ from contextlib import suppress
 from selectors import EVENT_READ, EVENT_WRITE
 from time import monotonic, sleep
 
-from simplebus.client import dial
+from simplebus.client import dial, forks
 from simplebus.client.blocking_dial import dialled
 from simplebus.client.confirms import Confirms
 from simplebus.client.dial import Address
@@ -56,6 +56,7 @@ class BlockingWire:
         """Why there will be no other connection; None while there may be one."""
         self._is_last = False
         """Whether this connection is to be the last: nothing is left to be done on another."""
+        forks.watch(self)
 
     def check(self) -> None:
         """Raise BusConnectionError when there is no connection and will be none."""
@@ -132,6 +133,16 @@ class BlockingWire:
             self._over(dial.left(self._address) if self._is_last else loss)
         log.warning("%s; trying again", loss)
         self._schedule.lost(monotonic())
+
+    def disown(self, end: BusConnectionError) -> None:
+        """This process is a child of the one that made the connection. What the selector looks for
+        is the parent's: it is closed here, and not changed."""
+        if self._end is None:
+            self._end = end
+            if self._socket is not None:
+                self._socket.close()
+                self._socket = None
+            self._selector.close()
 
     def _over(self, end: BusConnectionError) -> None:
         """There will be no other connection. Raises that."""

@@ -41,7 +41,8 @@ async def connect(
     none; the seconds that connecting may take; which types are bound to which classes; the seconds
     of silence after which a connection is tested; the seconds for which a lost connection is tried
     to be replaced, 0 or None for not at all; the longest frame to send and to accept.
-    Resource handling: leaving the block ends handlers, waits for confirms, and closes.
+    Resource handling: leaving the block ends handlers, waits for confirms, and closes. A process that
+    is forked from this one cannot use the bus, and gets BusConnectionError: it connects by itself.
     Error handling: raises ValueError for what is no address, and BusConnectionError when no bus
     answers or one refuses. Leaving raises BusConnectionError when messages were not confirmed, an
     ExceptionGroup of what handlers raised or the bus refused, unless the block itself raises.

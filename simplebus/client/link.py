@@ -15,7 +15,7 @@ from typing import Protocol
 
 import anyio
 
-from simplebus.client import dial
+from simplebus.client import dial, forks
 from simplebus.client.dial import Address
 from simplebus.core.client import ClientCore
 from simplebus.core.errors import BusConnectionError, RemoteProtocolError
@@ -91,6 +91,7 @@ class SocketLink:
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
+        forks.watch(self)
 
     def send(self, data: memoryview) -> int:
         try:
@@ -113,6 +114,10 @@ class SocketLink:
         self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
+        self._socket.close()
+
+    def disown(self, end: BusConnectionError) -> None:
+        """A child's copy would keep the connection open when this process has ended it."""
         self._socket.close()
 
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 import anyio
 
-from simplebus.client import dial
+from simplebus.client import dial, forks
 from simplebus.client.link import Link, Place, greeted
 from simplebus.client.retry import Schedule, is_worth_retrying
 from simplebus.client.signal import Signal
@@ -53,6 +53,7 @@ class Wire(Waits):
         """Whether a consumer holds messages that it may process any time."""
         self._beat_wanted = Signal()
         core.on_ack = self._acked
+        forks.watch(self)
 
     # Connections ---------------------------------------------------------------------------------
 
@@ -102,6 +103,8 @@ class Wire(Waits):
 
     async def _replace(self) -> None:
         """The connection is lost: have another one, or be told that there will be none."""
+        if self.end is not None:
+            return
         self.core.lost()
         self._after_receiving()  # What came before the end counts.
         self.changed.set()
@@ -125,6 +128,14 @@ class Wire(Waits):
             self.writer.link = None
             self._loss = dial.lost(self._place, error)
             self._serving.cancel()
+
+    def disown(self, end: BusConnectionError) -> None:
+        """This process is a child of the one that made the connection. Nobody is woken: what
+        waits is the parent's."""
+        if self.end is None:
+            self.end = end
+            self.writer.write_at = 0
+            self.writer.link = None
 
     def _over(self, end: BusConnectionError) -> None:
         """There will be no other connection: whoever waits learns so."""
