@@ -14,6 +14,7 @@ from simplebus.core import ring
 from simplebus.core.broker import Broker, FullPolicy, Settings
 from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
+from simplebus.server.connection import Connection
 
 
 async def test_an_internal_error_costs_one_connection_and_nobody_else(
@@ -52,6 +53,20 @@ async def test_one_that_is_taken_over_with_bytes_unread_is_over(
             assert await next_one.frame()
             assert await former.hung_up()
     assert "internal error" not in caplog.text
+
+
+async def test_a_connection_that_is_cut_as_it_begins_to_write_is_no_internal_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Connection, "_send", lambda self: False)  # A socket that takes nothing.
+    async with serving() as server:
+        for _ in range(30):  # Which of its two tasks runs first, chance says.
+            await connect(server)
+            (connection,) = server.engine.connections.values()
+            connection.flush()
+            connection.cut()
+            await until(lambda: not server.engine.connections)
+    assert not caplog.records
 
 
 async def test_memory_that_the_system_refuses_makes_a_publisher_wait(
