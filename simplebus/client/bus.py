@@ -40,6 +40,9 @@ class Bus(Publisher):
         super().__init__(wire, registry)
         self.failures = Failures()
         """What handlers raised. For this package."""
+        self.end: BaseException | None = None
+        """Why the block was ended although it was not through: what leaving raises. For this
+        package."""
         self._tasks = tasks
         """Where handlers run."""
         self._replies: Replies | None = None
@@ -108,6 +111,8 @@ class Bus(Publisher):
         A message is acknowledged when its handler has returned. When that raises, it comes again
         after a pause; the error is logged, and raised when the bus is left. Several handlers of a
         class get every message each.
+        When the bus is gone for good, or the handler raises KeyboardInterrupt or SystemExit, the
+        bus's block is cancelled, and leaving it raises BusConnectionError, or that.
         """
         if concurrency < 1:
             raise ValueError(f"concurrency is a number of tasks from 1 on, got {concurrency}")
@@ -121,6 +126,13 @@ class Bus(Publisher):
             handling.open(known)
         self._handled.append(handling)
         self._tasks.start_soon(handling.run)
+
+    def end_block(self, error: BaseException) -> None:
+        """Handlers cannot go on: have the block cancelled, and leaving it raise this. For this
+        package."""
+        if self.end is None:
+            self.end = error
+            self._tasks.cancel_scope.cancel()
 
     @property
     def is_idle(self) -> bool:

@@ -3,6 +3,7 @@
 Rule 1: a program meets a bus, wherever it is, through `open_bus`: `connect` is that for addresses.
 Rule 2: leaving the block loses nothing in silence: what was not confirmed, what was refused and not
 told yet, and what handlers raised, comes as an error, unless the block itself raises.
+Rule 3: what ends a program, and what closes a generator, leaves as it came, in no group of errors.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from simplebus.client.registry import DEFAULT, Registry
 from simplebus.client.retry import Schedule
 from simplebus.client.wire import Wire
 from simplebus.core.limits import CLOSE_SECONDS, CLOSE_SECONDS_FAILED, Limits
+
+_ENDS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
 @asynccontextmanager
@@ -41,11 +44,12 @@ async def connect(
     none; the seconds that connecting may take; which types are bound to which classes; the seconds
     of silence after which a connection is tested; the seconds for which a lost connection is tried
     to be replaced, 0 or None for not at all; the longest frame to send and to accept.
-    Resource handling: leaving the block ends handlers, waits for confirms, and closes. A process that
-    is forked from this one cannot use the bus, and gets BusConnectionError: it connects by itself.
+    Resource handling: leaving the block ends handlers, waits for confirms, and closes. To a process
+    forked from this one the bus raises BusConnectionError: it is to connect by itself.
     Error handling: raises ValueError for what is no address, and BusConnectionError when no bus
     answers or one refuses. Leaving raises BusConnectionError when messages were not confirmed, an
-    ExceptionGroup of what handlers raised or the bus refused, unless the block itself raises.
+    ExceptionGroup of what handlers raised or the bus refused, unless the block itself raises. A
+    block with handlers is cancelled when the bus is gone for good, and raises BusConnectionError.
     """
     places = [SocketPlace(where) for where in dial.addresses(address)]
     async with open_bus(
@@ -87,13 +91,28 @@ async def open_bus(
                     try:
                         yield bus
                         failed = False
-                    except (Exception, KeyboardInterrupt, SystemExit) as error:
+                    except (Exception, *_ENDS) as error:
                         failure = error  # Kept out of the task groups, which would wrap it.
                     handlers.cancel_scope.cancel()
             finally:
                 seconds = CLOSE_SECONDS_FAILED if failed else CLOSE_SECONDS
                 await wire.close(seconds=seconds, shield=failed)
+    except BaseExceptionGroup as group:
+        failure = failure or _lone_end(group)
+        if failure is None:
+            raise
     finally:
         if failure is not None:
             raise failure
-    raise_any(bus.failures.all(), wire.confirms.take_unclaimed(), wire.unconfirmed())
+    if bus.end is not None and not isinstance(bus.end, Exception):
+        raise bus.end
+    raise_any(bus.failures.all(), wire.confirms.take_unclaimed(), wire.unconfirmed() or bus.end)
+
+
+def _lone_end(group: BaseExceptionGroup[BaseException]) -> BaseException | None:
+    """What has ended the program in one of our tasks, if nothing else was raised."""
+    ends, others = group.split(_ENDS)
+    found: BaseException | None = ends
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found if others is None else None

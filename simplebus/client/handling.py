@@ -5,12 +5,13 @@ and got one, is confirmed.
 Rule 2: what goes wrong in a handler is the handler's: its message comes again after the bus's
 pause, the bus goes on, and tells when it is left.
 Rule 3: every handler has a subscription of its own. One that hangs holds up nobody else.
+Rule 4: a program that lives by its handlers is told when nothing will come any more: its block
+ends. So it does when a handler ends the program.
 """
 
 from __future__ import annotations
 
 import inspect
-import logging
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -24,8 +25,6 @@ from simplebus.core.messages import Message
 
 if TYPE_CHECKING:
     from simplebus.client.bus import Bus
-
-log = logging.getLogger("simplebus.client")
 
 
 class Handling:
@@ -72,7 +71,7 @@ class Handling:
                 for _ in range(self._concurrency):
                     workers.start_soon(self._work, workers.cancel_scope)
         except BusConnectionError as error:
-            log.debug("handler %r ends: %s", self._handler, error)
+            self._bus.end_block(error)
         except BusError as error:
             self._failures.add(self._handler, subscription.target, error)
         finally:
@@ -92,8 +91,8 @@ class Handling:
                 finally:
                     self._busy -= 1
                     self._bus.wire.changed.set()
-        except BusConnectionError as error:
-            log.debug("handler %r ends: %s", self._handler, error)
+        except (BusConnectionError, KeyboardInterrupt, SystemExit) as error:
+            self._bus.end_block(error)  # Raised from here, it would be wrapped, or end the loop.
         except RefusedError as error:  # The bus has ended the subscription.
             self._failures.add(self._handler, self._subscription.target, error)
             scope.cancel()

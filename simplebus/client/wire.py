@@ -118,7 +118,9 @@ class Wire(Waits):
         try:
             await self.open()
         except BusConnectionError as problem:
-            self._over(dial.given_up(loss, problem, self._schedule.reconnect))
+            end = dial.given_up(loss, problem, self._schedule.reconnect)
+            log.error("%s", end)
+            self._over(end)
         else:
             log.info("connected again, to %s", self._place)
 
@@ -204,7 +206,9 @@ class Wire(Waits):
 
     def closed(self, inbox: Inbox) -> None:
         """A subscription has ended."""
-        self._arrivals.pop(inbox, None)
+        arrived = self._arrivals.pop(inbox, None)
+        if arrived is not None:
+            arrived.set()  # Another task may wait for what will not come.
         self.writer.push()
 
     def handed_out(self) -> None:

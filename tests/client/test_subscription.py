@@ -402,3 +402,24 @@ def test_cancelling_get_loses_nothing(run: Run, clockless_server: BusServer) -> 
 
     run(main)
     until(lambda: clockless_server.statistics().acknowledged == 50)
+
+
+@pytest.mark.parametrize("wait", ["get", "take", "__anext__"])
+def test_a_task_that_waits_is_told_when_another_leaves_the_subscription(
+    run: Run, shared_server: BusServer, wait: str
+) -> None:
+    async def main() -> None:
+        async with simplebus.connect(shared_server.address) as bus:
+            messages = bus.subscribe(83)
+            await messages.__aenter__()
+
+            async def waiter() -> None:
+                with pytest.raises(LocalProtocolError, match="was left"):
+                    await getattr(messages, wait)(*([1] if wait == "take" else []))
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(waiter)
+                await anyio.wait_all_tasks_blocked()
+                await messages.__aexit__(None, None, None)
+
+    run(main)
