@@ -98,8 +98,7 @@ class BlockingPublisher:
         envelope = self._outbound.envelope(**about) if about else None
         self.wire.check()
         first = self._core.published
-        for id_, payloads in runs:
-            self._core.publish_many(payloads, id_, envelope)
+        self._core.publish_runs(runs, envelope)
         if not confirm or self._core.published == first:
             self.wire.write()
         elif refused := self.wire.confirmed(first, self._core.published - 1):

@@ -119,8 +119,7 @@ class Publisher:
         else:
             await self._writer.make_room()
         first = self._core.published
-        for id_, payloads in runs:
-            self._core.publish_many(payloads, id_, envelope)
+        self._core.publish_runs(runs, envelope)
         self._writer.push()
         if not confirm or self._core.published == first:
             return

@@ -61,6 +61,8 @@ class ClientCore:
         """Hand a message over; see Publisher.publish. Returns its position."""
         self.publish_many = self.publisher.publish_many
         """Hand messages over; see Publisher.publish_many. Returns the last one's position."""
+        self.publish_runs = self.publisher.publish_runs
+        """Hand messages of several classes over; see Publisher.publish_runs."""
         self.outgoing = self._talk.outgoing
         """What is to be written: `peek` shows it, `sent` says how much was taken."""
         self._inboxes = self._talk.inboxes

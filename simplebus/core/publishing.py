@@ -47,9 +47,9 @@ _NO_CLASS = cast(int, object())
 """Equal to nothing that could be given as a class id, wrong ones included."""
 
 
-def _surely_fitting(payload_bytes_max: int) -> int:
+def _surely_fitting(payload_bytes_max: int, envelope: Envelope = _PLAIN) -> int:
     """A payload of so many bytes fits even if it needs an envelope that is stuffed throughout."""
-    return payload_bytes_max // 4 * 3 - len(envelopes.encode(_PLAIN, b""))
+    return payload_bytes_max // 4 * 3 - len(envelopes.encode(envelope, b""))
 
 
 class Publisher:
@@ -184,6 +184,31 @@ class Publisher:
             self._put_dressed(opening, content)
         self.published += len(handed)
         return self.published - 1
+
+    def publish_runs(
+        self, runs: list[tuple[int, list[bytes]]], envelope: Envelope | None = None
+    ) -> int:
+        """Hand messages of several classes over in this order, as `publish_many` does each run; all
+        or, when it raises, none of them."""
+        if len(runs) > 1:
+            self._check_runs(runs, envelope)
+        for class_id, payloads in runs:
+            self.publish_many(payloads, class_id, envelope)
+        return self.published - 1
+
+    def _check_runs(self, runs: list[tuple[int, list[bytes]]], envelope: Envelope | None) -> None:
+        """Raise what `publish_many` would, about any of these."""
+        for class_id, _ in runs:
+            if class_id not in self._openings:
+                self._open(class_id)
+        payloads = [payload for _, run in runs for payload in run]
+        if set(map(type, payloads)) == {bytes}:
+            surely = _surely_fitting(self._payload_bytes_max, envelope or _PLAIN)
+            if max(map(len, payloads)) <= surely:
+                return
+        class_ids = (class_id for class_id, run in runs for _ in run)
+        for index, (payload, class_id) in enumerate(zip(payloads, class_ids, strict=True)):
+            self._dress(payload, class_id, envelope, f" at index {index}")
 
     def _put_run(self, payloads: list[bytes], class_id: int, envelope: Envelope | None) -> bool:
         """Hand messages over in one piece. False if one of them has to be looked at for itself."""

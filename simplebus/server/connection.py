@@ -175,7 +175,7 @@ class Connection:
 
     async def _write(self) -> None:
         try:
-            while self.socket.fileno() >= 0:  # It may be closed before this task has its first turn.
+            while self.socket.fileno() >= 0:  # Closed, perhaps, before the first turn.
                 await trio.lowlevel.wait_writable(self.socket)
                 done = self._send()
                 self._engine.settle()  # What was passed over may have made room.

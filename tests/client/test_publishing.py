@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import anyio
+import msgspec
 import pytest
 
 import simplebus
@@ -13,6 +14,17 @@ from simplebus import BusFullError, LocalProtocolError, RefusedError
 from simplebus.core import frames
 
 PUBLISHED = (frames.MESSAGE, frames.ENVELOPE)
+registry = simplebus.Registry()
+
+
+@registry.message(class_id=84)
+class Small(msgspec.Struct):
+    number: int
+
+
+@registry.message(class_id=85)
+class Large(msgspec.Struct):
+    body: bytes
 
 
 def refusing(*numbers: int) -> FalseBus:
@@ -287,3 +299,26 @@ def test_a_payload_that_is_too_long_is_refused_by_all(run: Run, shared_server: B
             assert bus.statistics().published == 0
 
     run(main)
+
+
+def test_of_many_values_one_that_is_too_long_keeps_all_back(
+    run: Run, shared_server: BusServer
+) -> None:
+    values = [Small(1), Large(b"x" * 1000), Small(2)]
+
+    async def main() -> None:
+        async with simplebus.connect(
+            shared_server.address, registry=registry, frame_bytes=1000
+        ) as bus:
+            for confirm_ in (True, False):
+                with pytest.raises(LocalProtocolError, match="payload at index 1 has"):
+                    await bus.publish_many(values, confirm=confirm_)
+            assert bus.statistics().published == 0
+
+    run(main)
+    with simplebus.connect_blocking(
+        shared_server.address, registry=registry, frame_bytes=1000
+    ) as bus:
+        with pytest.raises(LocalProtocolError, match="payload at index 1 has"):
+            bus.publish_many(values)
+        assert bus.statistics().published == 0

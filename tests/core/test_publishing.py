@@ -305,6 +305,40 @@ def test_a_payload_too_long_for_a_frame_is_refused_and_the_longest_is_not() -> N
     assert payloads(line.server) == [b"x" * 187] * 4
 
 
+@settings(deadline=None)
+@given(
+    runs=st.lists(
+        st.tuples(st.integers(1, 3), st.lists(contents(70), min_size=1, max_size=3)), max_size=4
+    ),
+    many=st.sampled_from([1, 30]),
+    about=st.sampled_from([None, Envelope(channel="a.b", headers=(("k", "<\r\n>" * 3),))]),
+)
+def test_messages_of_several_classes_are_published_all_or_none(
+    runs: list[tuple[int, list[bytes]]], many: int, about: Envelope | None
+) -> None:
+    """Frames of 80 bytes at most: about half of these runs hold a payload too long for them."""
+    runs = [(class_id, payloads * many) for class_id, payloads in runs]
+    every = [(class_id, payload) for class_id, run in runs for payload in run]
+    core, alone = ClientCore(frame_bytes_max=80), ClientCore(frame_bytes_max=80)
+    refused = None
+    for index, (class_id, payload) in enumerate(every):
+        try:
+            alone.publish(payload, class_id, about)
+        except LocalProtocolError:
+            refused = index
+            break
+    if refused is None:
+        assert core.publish_runs(runs, about) == len(every) - 1
+        sizes = [one.statistics().unconfirmed_bytes for one in (core, alone)]
+        assert sizes[0] == sizes[1]
+    else:
+        with pytest.raises(LocalProtocolError, match=rf"payload at index {refused} has"):
+            core.publish_runs(runs, about)
+        assert core.published == 0
+        assert core.statistics().unconfirmed_bytes == 0
+    core.check()
+
+
 def test_a_bus_that_accepts_less_than_what_waits_is_no_bus_for_us() -> None:
     line = Line(server=ModelServer(frame_bytes=100))
     line.core.publish_many([b"", b"x" * 88], 1)
