@@ -1,22 +1,48 @@
-"""From an address to a connected socket, waiting without an event loop.
+"""From an address to a connected socket, in steps, without an event loop.
 
 Rule 1: what is tried, and what is said when it fails, is the business of `dial`.
+Rule 2: no step waits. Each gives what is to be waited for before the next one, and whoever takes
+the steps waits as long as it may: a connection that is being made outlives the call that began it.
 """
 
 from __future__ import annotations
 
+import math
 import selectors
 import socket
+from collections.abc import Generator
 from selectors import EVENT_WRITE
-from time import monotonic
+from time import monotonic, sleep
 
 from simplebus.client import dial
 from simplebus.client.dial import Address
 from simplebus.core.errors import BusConnectionError
 
+Step = tuple[socket.socket | None, int, float]
+"""A socket, its events, and the time until which they are waited for; None for that time alone."""
 
-def dialled(where: Address, until: float, seconds: float) -> socket.socket:
-    """A connected socket. Raises BusConnectionError, at that time at the latest."""
+
+def wait(step: Step, deadline: float) -> None:
+    """Return when the next step may be taken, or at the deadline."""
+    sock, events, until = step
+    seconds = max(0.0, min(until, deadline) - monotonic())
+    if sock is None:
+        sleep(seconds)
+    else:
+        _is_ready(sock, events, seconds)
+
+
+def until_ready(sock: socket.socket, events: int, until: float) -> Generator[Step, None, bool]:
+    """Steps until a socket is ready; False if it is not in time."""
+    while not _is_ready(sock, events, 0.0):
+        if monotonic() >= until:
+            return False
+        yield sock, events, until
+    return True
+
+
+def dialled(where: Address, until: float, seconds: float) -> Generator[Step, None, socket.socket]:
+    """Steps to a connected socket. Raises BusConnectionError, at that time at the latest."""
     problem: OSError | None = None
     try:
         infos = dial.numeric(where) or socket.getaddrinfo(
@@ -31,10 +57,8 @@ def dialled(where: Address, until: float, seconds: float) -> socket.socket:
             problem = error
             continue
         try:
-            with selectors.DefaultSelector() as selector:
-                selector.register(sock, EVENT_WRITE)
-                if not selector.select(max(0.0, until - monotonic())):
-                    raise dial.unanswered(where, seconds, connected=False)
+            if not (yield from until_ready(sock, EVENT_WRITE, until)):
+                raise dial.unanswered(where, seconds, connected=False)
             dial.finish(sock)
         except BaseException as error:
             sock.close()
@@ -44,3 +68,9 @@ def dialled(where: Address, until: float, seconds: float) -> socket.socket:
         else:
             return sock
     raise dial.refused(where, problem) from problem
+
+
+def _is_ready(sock: socket.socket, events: int, seconds: float) -> bool:
+    with selectors.DefaultSelector() as selector:
+        selector.register(sock, events)
+        return bool(selector.select(None if seconds == math.inf else seconds))

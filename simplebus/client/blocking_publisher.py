@@ -68,9 +68,10 @@ class BlockingPublisher:
         """
         payload, id_, envelope = self._ready(message, class_id, about)
         self.wire.check()
-        if self._outgoing.queued_bytes and not self._core.has_credit:
+        is_full = self._outgoing.queued_bytes and not self._core.has_credit
+        if is_full or self.wire.is_away:
             self.wire.poll()
-            if not self._core.has_credit:
+            if self._outgoing.queued_bytes and not self._core.has_credit:
                 raise BusFullError("nothing was published: too much waits to be confirmed")
         position = self._core.publish(payload, id_, envelope)
         self.wire.push()

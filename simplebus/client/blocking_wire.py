@@ -12,16 +12,16 @@ import logging
 import math
 import selectors
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from selectors import EVENT_READ, EVENT_WRITE
-from time import monotonic, sleep
+from time import monotonic
 
 from simplebus.client import dial, forks
-from simplebus.client.blocking_dial import dialled
+from simplebus.client.blocking_dial import Step, dialled, until_ready, wait
 from simplebus.client.confirms import Confirms
 from simplebus.client.dial import Address
-from simplebus.client.retry import Schedule, is_worth_retrying
+from simplebus.client.retry import Attempt, Schedule, is_worth_retrying
 from simplebus.core.asking import RefusedError, Request
 from simplebus.core.client import ClientCore
 from simplebus.core.errors import BusConnectionError, RemoteProtocolError
@@ -41,7 +41,9 @@ class BlockingWire:
         self._address = addresses[0]
         """Where the connection goes, or went."""
         self._socket: socket.socket | None = None
-        """None while there is no connection."""
+        """None while there is no connection on which the bus has answered."""
+        self._coming: Generator[Step, None, None] | None = None
+        """The connection that is being made."""
         self._selector = selectors.DefaultSelector()
         self._buffer = ReceiveBuffer(READ_BYTES)
         self._is_stuck = False
@@ -65,35 +67,55 @@ class BlockingWire:
 
     # Connections ---------------------------------------------------------------------------------
 
+    @property
+    def is_away(self) -> bool:
+        """Whether there is no connection now."""
+        return self._socket is None
+
     def open(self) -> None:
         """Make the first connection. Raises BusConnectionError."""
-        while not self._connect_once(math.inf):
-            pass
+        while self._socket is None:
+            self._connect(math.inf)
 
-    def _connect_once(self, deadline: float) -> bool:
-        """One attempt; whether there is a connection. Raises BusConnectionError to give up."""
-        attempt = self._schedule.next(monotonic())
-        if attempt is None:
-            self._give_up()
-            return False
-        sleep(min(attempt.pause, max(0.0, deadline - monotonic())))
-        if monotonic() >= deadline:
-            return False
+    def _connect(self, deadline: float) -> None:
+        """Go a step further with the connection that is being made, and wait for the next one until
+        the deadline. Raises BusConnectionError when there will be none."""
+        if self._coming is None:
+            attempt = self._schedule.next(monotonic())
+            if attempt is None:
+                self._give_up()
+                return
+            self._coming = self._attempted(attempt)
+        step = next(self._coming, None)
+        if step is None:
+            self._coming = None
+        else:
+            wait(step, deadline)
+
+    def _attempted(self, attempt: Attempt) -> Generator[Step, None, None]:
+        """One attempt in steps. Raises BusConnectionError to give up."""
+        start = monotonic() + attempt.pause
+        while monotonic() < start:
+            yield None, 0, start
         self._address = self._addresses[attempt.address]
-        until = min(deadline, monotonic() + attempt.seconds)
+        until = monotonic() + attempt.seconds
         try:
-            self._socket = dialled(self._address, until, attempt.seconds)
-            self._selector.register(self._socket, EVENT_READ)
-            self._is_stuck, self._awaited = False, EVENT_READ
-            self._greet(until, attempt.seconds)
+            sock = yield from dialled(self._address, until, attempt.seconds)
+            try:
+                yield from self._greeted(sock, until, attempt.seconds)
+            except BaseException:
+                sock.close()
+                self.core.lost()
+                raise
         except BusConnectionError as problem:
-            self._hang_up()
             self._problem = problem
             if not is_worth_retrying(problem.__cause__):
                 self._give_up()
-            return False
+            return
+        self._socket = sock
+        self._selector.register(sock, EVENT_READ)
+        self._awaited = EVENT_READ
         self._schedule.made(attempt.address, monotonic())
-        return True
 
     def _give_up(self) -> None:
         """There will be no connection."""
@@ -101,15 +123,18 @@ class BlockingWire:
         problem = self._problem or dial.unanswered(self._address, seconds, connected=False)
         self._over(problem if self._loss is None else dial.given_up(self._loss, problem, seconds))
 
-    def _greet(self, until: float, seconds: float) -> None:
-        """Have the bus answer the Connect. Raises BusConnectionError."""
+    def _greeted(
+        self, sock: socket.socket, until: float, seconds: float
+    ) -> Generator[Step, None, None]:
+        """Have the bus answer the Connect, in steps. Raises BusConnectionError."""
         asked = self.core.connected(monotonic())
         try:
             while not asked.done:
-                self._send()
-                if not self._wait(until):
+                self._send(sock)
+                events = EVENT_READ | (EVENT_WRITE if self._is_stuck else 0)
+                if not (yield from until_ready(sock, events, until)):
                     raise dial.unanswered(self._address, seconds, connected=True)
-                self._receive()
+                self._receive(sock)
             if asked.error is not None:
                 raise dial.lost(self._address, asked.error)
         except BusConnectionError:
@@ -156,26 +181,24 @@ class BlockingWire:
         """Write what the socket takes now."""
         if self._socket is not None:
             try:
-                self._send()
+                self._send(self._socket)
             except OSError as error:
                 self._lose(error)
 
-    def _send(self) -> None:
-        assert self._socket is not None
+    def _send(self, sock: socket.socket) -> None:
         outgoing = self.core.outgoing
         try:
             while data := outgoing.peek():
-                outgoing.sent(self._socket.send(data))
+                outgoing.sent(sock.send(data))
             self._is_stuck = False
         except BlockingIOError:
             self._is_stuck = True
 
-    def _receive(self) -> None:
+    def _receive(self, sock: socket.socket) -> None:
         """Take what is there, without waiting. Raises OSError and RemoteProtocolError."""
-        assert self._socket is not None
         core = self.core
         try:
-            count = self._socket.recv_into(self._buffer.space)
+            count = sock.recv_into(self._buffer.space)
         except BlockingIOError:
             return
         if not count:
@@ -183,12 +206,11 @@ class BlockingWire:
         core.receive(self._buffer, count, monotonic())
         self.confirms.update(core.confirmed, core.refusals())
 
-    def _wait(self, until: float) -> int:
+    def _wait(self, sock: socket.socket, until: float) -> int:
         """Which events are there; 0 when it is time to look at the clock."""
-        assert self._socket is not None
         wanted = EVENT_READ | (EVENT_WRITE if self._is_stuck else 0)
         if wanted != self._awaited:
-            self._selector.modify(self._socket, wanted)
+            self._selector.modify(sock, wanted)
             self._awaited = wanted
         patience = None if until == math.inf else max(0.0, until - monotonic())
         ready = self._selector.select(patience)
@@ -197,28 +219,37 @@ class BlockingWire:
     # Waiting for the bus -------------------------------------------------------------------------
 
     def wait_until(self, condition: Callable[[], bool], deadline: float = math.inf) -> bool:
-        """Write and read until the condition holds, or, then False, until the deadline."""
+        """Write and read until the condition holds, or, then False, until the deadline.
+
+        After the deadline, too, what is there is taken once: who never waits gets on all the same.
+        """
         while True:
             self.check()
             self.push()
             if condition():
                 return True
-            now = monotonic()
-            if now >= deadline:
-                return False
-            if self._socket is None:
-                self._connect_once(deadline)
-                continue
-            try:
-                due = self.core.tick(now)
-                self._send()
-                if self._wait(min(due, deadline)):
-                    self._receive()
-            except (OSError, RemoteProtocolError) as error:
-                self._lose(error)
+            is_last = monotonic() >= deadline
+            self._move(deadline)
+            if is_last:
+                return condition()
+
+    def _move(self, deadline: float) -> None:
+        """Write and read once, or go on with a connection that is being made; wait for that until
+        the deadline at most."""
+        sock = self._socket
+        if sock is None:
+            self._connect(deadline)
+            return
+        try:
+            due = self.core.tick(monotonic())
+            self._send(sock)
+            if self._wait(sock, min(due, deadline)):
+                self._receive(sock)
+        except (OSError, RemoteProtocolError) as error:
+            self._lose(error)
 
     def poll(self) -> None:
-        """Write and read what goes without waiting."""
+        """Write and read what goes without waiting, and get on with a connection."""
         self.wait_until(lambda: False, monotonic())
 
     def write(self, deadline: float = math.inf) -> None:
@@ -281,6 +312,8 @@ class BlockingWire:
                     self.wait_until(lambda: False, deadline)
         finally:
             self._end = self._end or dial.left(self._address)
+            if self._coming is not None:
+                self._coming.close()
             if self._socket is not None:
                 self._hang_up()
             self._selector.close()

@@ -168,6 +168,27 @@ def test_an_outage_is_told_to_who_waits_with_a_timeout_and_waits_on(server: BusS
         assert bus.statistics().reconnections == 1
 
 
+def test_who_never_waits_gets_on_all_the_same(server: BusServer) -> None:
+    """Without an event loop, what is there is taken, and a lost connection replaced, by calls that
+    do not wait and by those that may not wait long enough for either."""
+
+    def published_now() -> bool:
+        bus.publish_nowait(b"x", class_id=1)
+        return server.statistics().published > 0
+
+    with (
+        simplebus.connect_blocking(server.address) as bus,
+        bus.subscribe(1, auto_ack=False) as messages,
+    ):
+        server.hang_up()
+        until(published_now)
+        assert bus.statistics().reconnections == 1
+        until(lambda: bool(messages.take(1, timeout=0)))
+        server.hang_up()
+        bus.publish_nowait(b"x", class_id=2)
+        until(lambda: bool(messages.take(1, timeout=0) and bus.statistics().reconnections == 2))
+
+
 # Where the next connection goes ------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 import simplebus
-from client.bus_server import BusServer
+from client.bus_server import BusServer, until
 from client.conftest import Run
 from client.false_bus import FalseBus, confirm, false_bus, refuse
 from simplebus import BusFullError, LocalProtocolError, RefusedError
@@ -196,6 +196,22 @@ def test_publish_nowait_gives_the_position_and_raises_without_credit(
 
     with pytest.raises(simplebus.BusConnectionError, match="were not confirmed"):
         run(main)
+
+
+def test_publish_nowait_goes_on_once_the_bus_has_confirmed() -> None:
+    """Without an event loop too, where nobody reads but the calls themselves."""
+
+    def has_room() -> bool:
+        try:
+            bus.publish_nowait(b"x" * 20_000, class_id=1)
+        except BusFullError:
+            return False
+        return True
+
+    with false_bus(credit=200_000) as small, simplebus.connect_blocking(small.address) as bus:
+        for _ in range(100):
+            until(has_room)
+        assert bus.statistics().published == 100
 
 
 def test_publish_nowait_by_name_works_once_the_bus_has_said_its_id(
