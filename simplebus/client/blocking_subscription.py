@@ -2,8 +2,8 @@
 
 Rule 1: asking for the next message says that the one before is processed. So does leaving the
 subscription's block without an exception.
-Rule 2: a loop that is left early has not asked: when another loop begins, the last message of the
-one before counts as failed, and the bus sends it again.
+Rule 2: a loop says so too when it is left by `break` or `return`, and that its last message failed
+when it is left by an exception. Nobody else says anything of what a loop is at.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Self, TypeVar
 
+from simplebus.client.blocking_loops import BlockingLooped, Looping
 from simplebus.client.codecs import DecodeError
 from simplebus.client.entry import Entry
 from simplebus.client.target import Target, nothing_came, undecodable
@@ -77,36 +78,25 @@ class BlockingBaseSubscription(Entry[T]):
             patience = CLOSE_SECONDS if kind is None else CLOSE_SECONDS_FAILED
             self._wire.write(monotonic() + patience)
 
-    def messages(self) -> Iterator[Message[T]]:
+    def messages(self) -> BlockingLooped[Message[T]]:
         """Iterate over messages: what came with a value, and the value."""
-        inbox = self.inbox
-        inbox.give_up()
-        while self._refill(self._idle_seconds):
-            inbox.prepare(MESSAGES_PER_TURN)
-            for message in inbox.ready:
-                yield message
-                if monotonic() >= self._ack_at:
-                    self._push_acks()
+        return BlockingLooped(self._messages, self._next_message)
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> BlockingLooped[Batch]:
         """Iterate over batches: many messages at the price of one."""
-        inbox = self.inbox
-        inbox.give_up()
-        while self._refill(self._idle_seconds):
-            batch = inbox.take_batch()
-            assert batch is not None, "refill returned, and there was nothing"
-            yield batch
+        return BlockingLooped(self._batches, self._next_batch)
 
     def get(self, timeout: float | None = None) -> Message[T]:
-        """The next message. Says that the one before is processed.
+        """The next message. Says that the one before is processed, unless a loop is at that.
 
         Raises TimeoutError when none came in so many seconds.
         """
         inbox = self.inbox
-        for message in inbox.ready:
-            if monotonic() >= self._ack_at:
-                self._push_acks(handing_out=True)
-            return message
+        if inbox.loop is None:
+            for message in inbox.ready:
+                if monotonic() >= self._ack_at:
+                    self._push_acks(handing_out=True)
+                return message
         seconds = math.inf if timeout is None else timeout
         if not self._refill(seconds):
             raise nothing_came(self.target, seconds)
@@ -122,14 +112,47 @@ class BlockingBaseSubscription(Entry[T]):
             return []
         return list(self.inbox.take_batch(most) or ())
 
-    def _refill(self, seconds: float) -> bool:
-        """Wait until there is something to hand out. What was handed out before is processed."""
+    def _messages(self) -> Iterator[Message[T]]:
+        inbox = self.inbox
+        with Looping(inbox) as loop:
+            while self._refill(self._idle_seconds, loop):
+                inbox.prepare(MESSAGES_PER_TURN)
+                for message in inbox.ready:
+                    yield message
+                    if monotonic() >= self._ack_at:
+                        self._push_acks()
+
+    def _batches(self) -> Iterator[Batch]:
+        with Looping(self.inbox) as loop:
+            while self._refill(self._idle_seconds, loop):
+                yield self._take_batch()
+
+    def _next_message(self) -> Message[T]:
+        try:
+            return self.get(self._idle_seconds)
+        except TimeoutError:
+            raise StopIteration from None
+
+    def _next_batch(self) -> Batch:
+        if not self._refill(self._idle_seconds):
+            raise StopIteration
+        return self._take_batch()
+
+    def _take_batch(self) -> Batch:
+        batch = self.inbox.take_batch()
+        assert batch is not None, "refill returned, and there was nothing"
+        return batch
+
+    def _refill(self, seconds: float, loop: object | None = None) -> bool:
+        """Wait until there is something to hand out, to a loop or to who asks one by one. What that
+        was handed before is processed."""
         inbox, wire = self.inbox, self._wire
-        inbox.settle(current=True)
+        inbox.ask(loop)
         if not inbox.is_empty:
             wire.check()
             if wire.core.acks_are_due or monotonic() >= self._ack_at:
-                self._push_acks()
+                wire.push()
+                self._ack_at = monotonic() + ACK_SECONDS
             return True
         inbox.is_awaited = True
         try:
@@ -153,17 +176,26 @@ class BlockingSubscription(BlockingBaseSubscription[T]):
         inbox = self.inbox
         decode = inbox.decode
         assert decode is not None
-        inbox.give_up()
         try:
-            while self._refill(self._idle_seconds):
-                inbox.prepare(MESSAGES_PER_TURN)
-                for value in map(decode, inbox.payloads):
-                    yield value
-                    if monotonic() >= self._ack_at:
-                        self._push_acks()
+            with Looping(inbox) as loop:
+                while self._refill(self._idle_seconds, loop):
+                    inbox.prepare(MESSAGES_PER_TURN, values=True)
+                    for value in map(decode, inbox.payloads):
+                        yield value
+                        if monotonic() >= self._ack_at:
+                            self._push_acks()
         except DecodeError as error:
             message = inbox.current()
             inbox.give_up()
+            raise undecodable(error, message) from None
+
+    def __next__(self) -> T:
+        """The next value. Says that the one before is processed. Raises DecodeError as a loop."""
+        message = self._next_message()
+        try:
+            return message.value
+        except DecodeError as error:
+            self.inbox.give_up()
             raise undecodable(error, message) from None
 
 
@@ -171,4 +203,8 @@ class BlockingRawSubscription(BlockingBaseSubscription[bytes]):
     """The messages of one class: `with bus.subscribe(1) as messages`, then iterate."""
 
     def __iter__(self) -> Iterator[Message[bytes]]:
-        return self.messages()
+        return self._messages()
+
+    def __next__(self) -> Message[bytes]:
+        """The next message. Says that the one before is processed."""
+        return self._next_message()

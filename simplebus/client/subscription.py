@@ -1,10 +1,12 @@
 """A subscription under trio or asyncio: one by one, in batches, as values or as messages.
 
-Rule 1: asking for the next message says that the one before is processed. So does leaving the
-subscription's block without an exception.
-Rule 2: a loop that is left early has not asked: when another loop begins, the last message of the
-one before counts as failed, and the bus sends it again. One whose processing was cancelled is put
-back at once: it is the next.
+Rule 1: a loop says that a message is processed by coming round for the next one, and by being left
+with `break` or `return`. What its body was at when it raised comes again after the bus's pause;
+what it was at when it was cancelled is put back, and is the next. When it cannot be known how a
+loop was left, it counts as raised.
+Rule 2: who asks one by one, with `get`, `take` or `anext`, says by asking that what it was handed
+before is processed, and nothing of what a loop is at. So does leaving the subscription's block
+without an exception.
 Rule 3: a message is handed out behind the last point at which a task can be cancelled: cancelling
 loses nothing.
 """
@@ -16,10 +18,12 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import anyio
 import anyio.lowlevel
 
+from simplebus.client import leaving
+from simplebus.client.codecs import DecodeError
 from simplebus.client.entry import Entry
-from simplebus.client.loops import BatchLoop, MessageLoop, ValueLoop
+from simplebus.client.loops import BatchLoop, Looped, MessageLoop, ValueLoop
 from simplebus.client.signal import Signal
-from simplebus.client.target import Target, nothing_came
+from simplebus.client.target import Target, nothing_came, undecodable
 from simplebus.core.errors import LocalProtocolError
 from simplebus.core.limits import MESSAGES_PER_TURN
 from simplebus.core.messages import Batch, Message
@@ -36,10 +40,14 @@ T = TypeVar("T")
 class BaseSubscription(Entry[T]):
     """The messages of one class whose values are of one type.
 
-    A message is acknowledged when its loop comes round for the next one, and the last one when the
-    block is left without an exception. To have a failed message again, let the exception leave the
-    block, or begin another loop; an exception that is caught between loop and block, with no loop
-    behind it, counts as processed. What a cancelled body was at is put back by itself.
+    A message is acknowledged when its loop comes round for the next one, or is left by `break` or
+    `return`. It is not when the body raises, wherever that is caught: then it comes again after a
+    pause. Nor when the body is cancelled: then it is the next message. A loop that runs in a
+    generator of yours, or over an iterator that you keep, does not see how its body was left:
+    unless it comes round, its last message comes again.
+
+    What `get`, `take` and `anext` have returned is acknowledged when any of them, or a loop, asks
+    for more, and when the block is left without an exception.
     """
 
     def __init__(
@@ -70,24 +78,25 @@ class BaseSubscription(Entry[T]):
     ) -> None:
         self.close(processed=kind is None)
 
-    def messages(self) -> MessageLoop[T]:
+    def messages(self) -> Looped[Message[T]]:
         """Iterate over messages: what came with a value, and the value."""
-        return MessageLoop(self)
+        return Looped(lambda stands: MessageLoop(self, stands), self.get)
 
-    def batches(self) -> BatchLoop:
+    def batches(self) -> Looped[Batch]:
         """Iterate over batches: many messages at the price of one."""
-        return BatchLoop(self)
+        return Looped(lambda stands: BatchLoop(self, stands), self._get_batch)
 
     async def get(self, timeout: float | None = None) -> Message[T]:
-        """The next message. Says that the one before is processed.
+        """The next message. Says that the one before is processed, unless a loop is at that.
 
         Raises TimeoutError when none came in so many seconds. With `auto_ack=False` several tasks
         may get messages of one subscription.
         """
         inbox = self.inbox
         while True:
-            for message in inbox.ready:
-                return message
+            if inbox.loop is None:
+                for message in inbox.ready:
+                    return message
             with anyio.move_on_after(timeout):
                 await self.refill()
             if inbox.is_empty:
@@ -118,10 +127,11 @@ class BaseSubscription(Entry[T]):
         self.leave(processed=processed)
         self._wire.closed(self.inbox)
 
-    async def refill(self) -> None:
-        """Return once there is something to hand out. What was handed out before is processed."""
+    async def refill(self, loop: object | None = None) -> None:
+        """Return once there is something to hand out, to a loop or to who asks one by one. What
+        that was handed before is processed."""
         inbox, wire = self.inbox, self._wire
-        inbox.settle(current=True)
+        inbox.ask(loop)
         if not inbox.is_empty:
             wire.check()
             wire.writer.push_due_acks()
@@ -141,12 +151,16 @@ class BaseSubscription(Entry[T]):
                 await self._arrived.wait()
         finally:
             inbox.is_awaited = False
-        inbox.settle(current=True)  # Other tasks may have taken some meanwhile.
+        inbox.ask(loop)  # Other tasks may have taken some meanwhile.
 
-    def prepare(self) -> None:
+    def prepare(self, *, values: bool = False) -> None:
         """Have the messages of the next turn ready."""
-        self._since_turn += self.inbox.prepare(MESSAGES_PER_TURN)
+        self._since_turn += self.inbox.prepare(MESSAGES_PER_TURN, values=values)
         self._wire.handed_out()
+
+    async def _get_batch(self) -> Batch:
+        await self.refill()
+        return self.take_batch()
 
     def take_batch(self, most: int | None = None) -> Batch:
         batch = self.inbox.take_batch(most)
@@ -159,28 +173,26 @@ class BaseSubscription(Entry[T]):
 class Subscription(BaseSubscription[T]):
     """The values of one type: `async with bus.subscribe(ShopCreated) as shops`, then iterate."""
 
-    _loop: ValueLoop[T] | None = None
-
     def __aiter__(self) -> ValueLoop[T]:
-        return ValueLoop(self)
+        return ValueLoop(self, leaving.statement())
 
     async def __anext__(self) -> T:
-        """The next value. Says that the one before is processed."""
-        if self._loop is None:
-            self._loop = ValueLoop(self)
-        return await self._loop.__anext__()
+        """The next value. Says that the one before is processed. Raises DecodeError, whose
+        `message` will come again, for what is none."""
+        message = await self.get()
+        try:
+            return message.value
+        except DecodeError as error:
+            self.inbox.give_up()
+            raise undecodable(error, message) from None
 
 
 class RawSubscription(BaseSubscription[bytes]):
     """The messages of one class: `async with bus.subscribe(1) as messages`, then iterate."""
 
-    _loop: MessageLoop[bytes] | None = None
-
     def __aiter__(self) -> MessageLoop[bytes]:
-        return MessageLoop(self)
+        return MessageLoop(self, leaving.statement())
 
     async def __anext__(self) -> Message[bytes]:
         """The next message. Says that the one before is processed."""
-        if self._loop is None:
-            self._loop = MessageLoop(self)
-        return await self._loop.__anext__()
+        return await self.get()

@@ -146,10 +146,7 @@ class ClientCore:
         """
         if inbox.leaving is not None:
             return inbox.leaving
-        if processed:
-            inbox.settle(current=True)
-        else:
-            inbox.give_up()
+        inbox.finish(processed=processed)
         content = UnsubscribeRequest(forget=True).encode() if forget else b""
         number = inbox.subscription_number
         request = self._talk.requests.make(frames.UNSUBSCRIBE, subject=number, content=content)

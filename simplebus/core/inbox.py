@@ -2,11 +2,14 @@
 
 Rule 1: a message is settled when its consumer comes back for the next one, never when it is handed
 out. Settling acknowledges, unless the consumer acknowledges by itself.
-Rule 2: nothing here runs per message. How far a consumer has come is read off its iterator when
+Rule 2: what a loop was handed is that loop's to settle: by coming round, or by telling how it
+ended. When others ask meanwhile, it is set aside: nothing is said about it, so the bus sends it
+again in time. What was handed to who asks one by one is settled by whoever asks next.
+Rule 3: nothing here runs per message. How far a consumer has come is read off its iterator when
 somebody wants to know.
-Rule 3: a message that comes again while it still waits here, or is being processed, is dropped: the
+Rule 4: a message that comes again while it still waits here, or is being processed, is dropped: the
 one that is here will do. So what waits is at most what the bus lets be in flight.
-Rule 4: what waits here outlives the connection. Whether the bus still wants to hear about it, the
+Rule 5: what waits here outlives the connection. Whether the bus still wants to hear about it, the
 bus says when the subscription begins again.
 
     batch   │ settled │ handed out │ prepared │ untouched │      queue   batch batch …
@@ -29,7 +32,15 @@ from simplebus.core.asking import RefusedError, Request
 from simplebus.core.errors import LocalProtocolError
 from simplebus.core.limits import MESSAGE_ID_BITS, MESSAGE_ID_MASK
 from simplebus.core.messages import Batch, Message
-from simplebus.core.receipts import ACKED, NACKED, NACKED_AT_ONCE, AckLog, Desk, Receipt
+from simplebus.core.receipts import (
+    ACKED,
+    NACKED,
+    NACKED_AT_ONCE,
+    AckLog,
+    Desk,
+    Receipt,
+    Verdict,
+)
 from simplebus.core.requests import Start, SubscribeReply, SubscribeRequest
 from simplebus.core.runs import Ids, Run, ranges_of
 
@@ -85,6 +96,14 @@ class Inbox:
         self._prepared = 0
         self._unit = 1
         """How many messages were handed out at once, the last time."""
+        self._makes_values = False
+        """Whether `payloads` is taken from directly, and `ready` is of no use."""
+        self.loop: object | None = None
+        """The loop that asked last; None for who asks one by one, and for who acknowledges."""
+        self._ended: deque[tuple[object, Verdict | None]] = deque()
+        """Loops that have ended, and the verdict on what they were at; None to put it back."""
+        self._aside: dict[object, tuple[Batch, int, int]] = {}
+        """What loops are at while others have asked."""
 
     def _new_log(self) -> AckLog:
         options = self.options
@@ -230,15 +249,20 @@ class Inbox:
 
     # Handing out. What was handed out before must be settled, put back or given up ----------------
 
-    def prepare(self, most: int) -> int:
-        """Make up to `most` messages `ready`. Returns how many; 0 when there are none."""
+    def prepare(self, most: int, *, values: bool = False) -> int:
+        """Have up to `most` messages `ready`, or, for who makes values of them, `payloads`. Returns
+        how many were added; 0 when there are none, or when those before are not used up."""
+        if values == self._makes_values and length_hint(self.payloads):
+            return 0
         if not self._begin():
             return 0
         assert self._batch is not None
         first = self._prepared
         self._prepared = min(first + most, len(self._batch))
         self._unit = 1
-        self.payloads, self.ready = self._batch.messages(first, self._prepared)
+        self.payloads, ready = self._batch.messages(first, self._prepared)
+        self._makes_values = values
+        self.ready = iter(()) if values else ready
         return self._prepared - first
 
     def take_batch(self, most: int | None = None) -> Batch | None:
@@ -273,29 +297,95 @@ class Inbox:
 
     # What becomes of what was handed out ---------------------------------------------------------
 
+    def ask(self, loop: object | None = None) -> None:
+        """Somebody comes for more: a loop, or who asks one by one. What it was handed before is
+        processed; what another loop is at is not its to judge."""
+        self._hear_ended()
+        if self.loop is not None and self.loop is not loop:
+            self._set_aside()
+        self.loop = loop if self.auto_ack else None
+        self.settle(current=True)
+        if loop in self._aside:
+            batch, first, last = self._aside.pop(loop)
+            batch.settle(ACKED, first, last)
+
+    def restart(self, loop: object) -> None:
+        """A loop begins, perhaps anew: then it was left, and nobody knows how."""
+        self.end_loop(loop, NACKED)
+        self._hear_ended()
+
+    def end_loop(self, loop: object, verdict: Verdict | None) -> None:
+        """A loop has ended; the verdict on what it was at, None to put that back. Heard later: who
+        calls may be a finalizer, anywhere in a program."""
+        self._ended.append((loop, verdict))
+
     def settle(self, *, current: bool) -> None:
         """What was handed out is processed; the last of it only if `current`."""
+        self._hear_ended()
         last = self._handed
         if not current:
             last -= self._unit
+        self._decide(ACKED, last)
+
+    def _decide(self, verdict: Verdict, last: int) -> None:
+        """The verdict on what was handed out and not settled, up to there."""
         if last > self._settled:
             if self.auto_ack and self._batch is not None:
-                self._batch.settle(ACKED, self._settled, last)
+                self._batch.settle(verdict, self._settled, last)
             self._settled = last
+
+    def _hear_ended(self) -> None:
+        """Settle what loops were at that have ended."""
+        while self._ended:
+            loop, verdict = self._ended.popleft()
+            if loop is self.loop:
+                self.loop = None
+                self._decide(ACKED, self._handed - self._unit)
+                if verdict is None:
+                    self._go_back()
+                else:
+                    self._decide(verdict, self._handed)
+            elif loop in self._aside:
+                batch, first, last = self._aside.pop(loop)
+                batch.settle(verdict or NACKED_AT_ONCE, first, last)
+
+    def _set_aside(self) -> None:
+        """Others ask while a loop is at something, which stays that loop's."""
+        self._decide(ACKED, self._handed - self._unit)
+        handed = self._handed
+        if self._batch is not None and handed > self._settled:
+            self._aside[self.loop] = (self._batch, self._settled, handed)
+            self._settled = handed
+        self._forget_prepared()  # So that the loop asks when it comes round.
 
     def give_up(self) -> None:
         """The last that was handed out is not processed. The bus will send it again, in time."""
         self.settle(current=False)
-        last = self._handed
-        if self.auto_ack and self._batch is not None and last > self._settled:
-            self._batch.settle(NACKED, self._settled, last)
-        self._settled = last
+        self._decide(NACKED, self._handed)
 
     def put_back(self) -> None:
         """The last that was handed out is not processed, and is the next to be handed out."""
         self.settle(current=False)
+        self._go_back()
+
+    def _go_back(self) -> None:
+        """What was handed out and not settled is the next to be handed out."""
         self._forget_prepared()
         self._prepared = self._settled
+
+    def finish(self, *, processed: bool) -> None:
+        """The consumer is about to leave; `processed` says what became of the last that it asked
+        for. What loops are at that have not ended is not processed."""
+        self._hear_ended()
+        if self.loop is not None:
+            self._set_aside()
+        elif processed:
+            self.settle(current=True)
+        else:
+            self.give_up()
+        for batch, first, last in self._aside.values():
+            batch.settle(NACKED, first, last)
+        self._aside.clear()
 
     def leave(self, request: Request) -> None:
         """The consumer leaves. What it was never handed goes back to the bus."""

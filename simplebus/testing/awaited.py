@@ -81,7 +81,7 @@ class AwaitedSubscription:
         self._subscription.__exit__(*error)
 
     def __aiter__(self) -> _Each:
-        return _Each(iter(self._subscription))  # type: ignore[call-overload]
+        return _Each(self._subscription)  # type: ignore[arg-type]
 
     def messages(self) -> _Each:
         return _Each(self._subscription.messages())
@@ -91,7 +91,7 @@ class AwaitedSubscription:
 
 
 class _Each:
-    """A loop, asynchronously."""
+    """A loop, asynchronously: what it was handed is processed when it asks for the next."""
 
     def __init__(self, loop: Iterator[Any]) -> None:
         self._loop = loop
@@ -100,9 +100,10 @@ class _Each:
         return self
 
     async def __anext__(self) -> Any:
-        for one in self._loop:
-            return one
-        raise StopAsyncIteration
+        try:
+            return next(self._loop)
+        except StopIteration:
+            raise StopAsyncIteration from None
 
 
 def _awaited(name: str, attribute: Any) -> Any:

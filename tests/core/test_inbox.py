@@ -16,7 +16,7 @@ from simplebus.core.asking import RefusedError, Request
 from simplebus.core.envelope import Envelope
 from simplebus.core.errors import LocalProtocolError, RemoteProtocolError
 from simplebus.core.inbox import Inbox
-from simplebus.core.receipts import Desk
+from simplebus.core.receipts import ACKED, NACKED, Desk, Verdict
 from simplebus.core.receive import FrameReceiver, ReceiveBuffer
 from simplebus.core.requests import Start, SubscribeReply, SubscribeRequest
 from simplebus.core.runs import Run, runs
@@ -140,6 +140,68 @@ def test_a_batch_that_is_put_back_is_the_next_one() -> None:
     assert inbox.take_batch() is not None
     inbox.put_back()
     assert payloads(inbox, 1) == [b"000002"]
+
+
+def ask(inbox: Inbox, loop: object | None = None) -> bytes:
+    """The next message's payload, for a loop or for who asks one by one."""
+    inbox.ask(loop)
+    inbox.prepare(64)
+    inbox.check()
+    return next(inbox.ready).payload
+
+
+def test_what_a_loop_is_at_is_set_aside_until_it_comes_round() -> None:
+    inbox, loop = inbox_with(5), object()
+    assert ask(inbox, loop) == b"000000"
+    assert ask(inbox) == b"000001"
+    assert inbox.told() == []
+    assert ask(inbox, loop) == b"000002"
+    assert inbox.told() == ["+1-2", "+0-1"]
+    inbox.finish(processed=True)
+    assert inbox.told() == ["-2-3"]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "at_once", "aside", "next_"),
+    [
+        (ACKED, "+0-1", "+0-1", b"000001"),
+        (NACKED, "-0-1", "-0-1", b"000001"),
+        (None, None, "-0-1 0", b"000000"),
+    ],
+)
+def test_a_loop_that_ends_says_what_becomes_of_what_it_was_at(
+    verdict: Verdict | None, at_once: str | None, aside: str, next_: bytes
+) -> None:
+    inbox, loop = inbox_with(5), object()
+    assert ask(inbox, loop) == b"000000"
+    inbox.end_loop(loop, verdict)
+    assert ask(inbox) == next_
+    assert inbox.told() == ([] if at_once is None else [at_once])
+
+    inbox = inbox_with(5)
+    assert [ask(inbox, loop), ask(inbox)] == [b"000000", b"000001"]
+    inbox.end_loop(loop, verdict)
+    inbox.settle(current=False)
+    assert inbox.told() == [aside]
+
+
+def test_a_loop_that_begins_anew_was_left_and_nobody_knows_how() -> None:
+    inbox, loop = inbox_with(5), object()
+    assert ask(inbox, loop) == b"000000"
+    inbox.restart(loop)
+    assert inbox.told() == ["-0-1"]
+    assert ask(inbox, loop) == b"000001"
+
+
+def test_values_and_messages_are_not_mixed_up() -> None:
+    inbox = inbox_with(5)
+    inbox.prepare(64, values=True)
+    assert next(inbox.payloads) == b"000000"
+    assert next(inbox.ready, None) is None
+    inbox.settle(current=True)
+    inbox.prepare(64)
+    message = next(inbox.ready)
+    assert (message.payload, message.sequence) == (b"000001", 1)
 
 
 def test_without_auto_ack_nothing_is_said_but_by_hand() -> None:
