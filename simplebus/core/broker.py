@@ -186,13 +186,13 @@ class Broker:
 
     def _leave_publisher(self, session: Session, dialect: Version2) -> None:
         """Remember how far its messages are stored. What is not will come again."""
-        publisher = dialect.publisher
+        publisher, publishers = dialect.publisher, self.answers.publishers
         if publisher.name:
-            publisher.ahead = dialect.stored_ahead([batch for _, batch in session.parked])
-            publisher.next = dialect.stored
+            ahead = dialect.stored_ahead([batch for _, batch in session.parked])
+            publishers.note(publisher, dialect.stored, ahead)
         self.store.room.forget(session)
         if publisher.session_id == session.session_id:
-            self.answers.publishers.leave(publisher, self.clock.now)
+            publishers.leave(publisher, self.clock.now)
 
     def take_ready(self) -> list[int]:
         """Ids of sessions whose outbox has something new. Each is named once until taken; ask until

@@ -110,8 +110,9 @@ CREDIT_BYTES = 8 * 1024 * 1024
 # Publishers that are gone are remembered so long, and so many of them.
 PUBLISHER_SECONDS = 3600.0
 PUBLISHERS_MAX = 65_536
-# And of messages that were stored though some before them were not, so many in all.
-PUBLISHERS_AHEAD_MAX = 262_144
+# And which of their messages were stored though some before them were not, one bit for each number
+# up to the last one of them.
+PUBLISHERS_AHEAD_BYTES_MAX = 16 * 1024 * 1024
 # When messages were accepted is known to within so many seconds, and for so many points in time.
 TIMES_STEP_SECONDS = 0.01
 TIMES_MAX = 65_536

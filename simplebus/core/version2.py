@@ -41,7 +41,7 @@ from simplebus.core.limits import (
     MESSAGE_ID_MASK,
     PLAIN_FRAMES_MAX,
 )
-from simplebus.core.publishers import Publisher
+from simplebus.core.publishers import Ahead, Publisher
 from simplebus.core.version1 import Version1, content
 
 _PUBLISHING = (frames.MESSAGE, frames.ENVELOPE)
@@ -88,12 +88,24 @@ class Version2(Version1):
             return self._parked[0]
         return self.next
 
-    def stored_ahead(self, parked: list[FrameBatch]) -> set[int]:
+    def stored_ahead(self, parked: list[FrameBatch]) -> Ahead | None:
         """The numbers behind `stored` that are stored too, while these messages are not."""
-        span = (self.next - self.stored) & MESSAGE_ID_MASK
-        numbers = {(self.stored + k) & MESSAGE_ID_MASK for k in range(span)}
-        numbers |= self.publisher.ahead
-        return numbers.difference(*(_numbers(batch, None).tolist() for batch in parked))
+        stored, numbers = self.stored, self._numbers_behind(self.stored)
+        is_stored = np.ones(numbers.size, np.bool_)
+        beyond = (self.next - stored) & MESSAGE_ID_MASK
+        if self.publisher.ahead is not None:
+            is_stored[beyond:] = self.publisher.ahead.holds(numbers[beyond:])
+        for batch in parked:
+            is_stored &= ~np.isin(numbers, _numbers(batch, None))
+        return Ahead.of(stored, is_stored)
+
+    def _numbers_behind(self, first: int) -> Integers:
+        """All numbers from this one on before the last one of which something is known."""
+        ahead = self.publisher.ahead
+        count = (self.next - first) & MESSAGE_ID_MASK
+        if ahead is not None:
+            count += max(0, self._distance(ahead.end))
+        return np.arange(first, first + count) & MESSAGE_ID_MASK
 
     def parks(self, batch: FrameBatch) -> None:
         number = first_number(batch)
@@ -161,7 +173,8 @@ class Version2(Version1):
             kept = batch.take(np.flatnonzero(wanted))
             yield from self._handle(kept, numbers[: fresh.size][fresh])
         ahead = self.publisher.ahead
-        ahead -= {number for number in ahead if self._distance(number) < 0}
+        if ahead is not None and self._distance(ahead.end) <= 0:
+            self.publisher.ahead = None
         if gap is not None:
             raise gap
 
@@ -179,26 +192,41 @@ class Version2(Version1):
         except BaseException:
             done = self._handled() - before
             if done < numbers.size:
-                handled = set(islice(chain.from_iterable(map(_numbers_of, given)), done))
-                self.next = next(n for n in numbers.tolist() if n not in handled)
-                self.publisher.ahead |= {n for n in handled if self._distance(n) > 0}
+                self._end_early(
+                    numbers, list(islice(chain.from_iterable(map(_numbers_of, given)), done))
+                )
             raise
+
+    def _end_early(self, numbers: Integers, handled: list[int]) -> None:
+        """Of a batch's messages only these were handled."""
+        is_handled = np.isin(numbers, handled)
+        first = int(numbers[int(is_handled.argmin())])
+        known = self._numbers_behind(first)
+        stored = np.isin(known, handled)
+        if self.publisher.ahead is not None:
+            stored |= self.publisher.ahead.holds(known)
+        self.next, self.publisher.ahead = first, Ahead.of(first, stored)
 
     def _sort_out(self, numbers: Integers) -> tuple[Flags, RemoteProtocolError | None]:
         """Which messages are to be stored, up to the first that is ahead of its time."""
         fresh = np.zeros(numbers.size, np.bool_)
-        ahead = self.publisher.ahead
+        gap = None
         for index, number in enumerate(numbers.tolist()):
             distance = self._distance(number)
             if distance > 0 or number > MESSAGE_ID_MASK:
-                return fresh[:index], RemoteProtocolError(
+                gap = RemoteProtocolError(
                     Reason.NUMBER_GAP,
                     f"a message carries number {number}; the next one is to carry {self.next}",
                 )
+                fresh = fresh[:index]
+                break
             if distance == 0:
-                fresh[index] = number not in ahead
+                fresh[index] = True
                 self.next = (number + 1) & MESSAGE_ID_MASK
-        return fresh, None
+        ahead = self.publisher.ahead
+        if ahead is not None:
+            fresh &= ~ahead.holds(numbers[: fresh.size])
+        return fresh, gap
 
     def _publishes(self, types: npt.NDArray[np.integer]) -> Flags:
         flags: Flags = (types == frames.MESSAGE) | (types == frames.ENVELOPE)

@@ -12,7 +12,9 @@ from core.talk import Bus, numbered
 from core.talk2 import MESSAGE, Peer2, ack, enveloped, hello, on_channel, peer2, publish, subscribe
 from simplebus.core.broker import Broker, FullPolicy, Settings
 from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.frames import Flags, Integers
 from simplebus.core.limits import PLAIN_FRAMES_MAX, PUBLISHER_SECONDS, RECEIVE_BYTES, Limits
+from simplebus.core.publishers import Ahead
 
 MANY = 4 * PLAIN_FRAMES_MAX
 
@@ -278,6 +280,39 @@ def test_an_offence_among_what_is_known_already_forgets_nothing() -> None:
     assert stored(bus, 1) == list(range(0, 100, 2))
     assert stored(bus, 2) == list(range(1, 100, 2))
     assert not peer.session.dialect.publisher.ahead  # type: ignore[union-attr]
+
+
+def test_publishers_that_leave_very_much_ahead_cost_nobody_else_anything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked_about = []
+    holds = Ahead.holds
+
+    def counted(self: Ahead, numbers: Integers) -> Flags:
+        asked_about.append(numbers.size)
+        return holds(self, numbers)
+
+    monkeypatch.setattr(Ahead, "holds", counted)
+    bus = full(FullPolicy.BLOCK, class_messages=300_000)
+    bus.trusting = True
+    peer2(bus, publish(1, 0, b"x"), name="early").leave()
+    peer2(
+        bus, *[publish(2, at, *[b""] * 100_000) for at in range(0, 300_000, 100_000)], classes=(2,)
+    )
+    for number in range(5):
+        peer = peer2(bus, classes=(1, 2), name=f"{number}")
+        peer.say(in_turn(110_000, classes=(2, 1)))
+        peer.leave()
+    bus.tick()
+    again = Peer2(bus, bus.broker.open())
+    again.say(hello(name="early"))
+    assert again.told()[0].content["next"] == 1
+    behind = peer2(bus, name="4")
+    asked_about.clear()
+    for _ in range(10):
+        behind.say(publish(1, ID_COUNT - 1, b""))
+    assert bus.broker.refused[Reason.DUPLICATE] == 10
+    assert sum(asked_about) == 10
 
 
 def test_more_unconfirmed_than_the_credit_ends_the_session() -> None:

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles import ID_COUNT
 
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.limits import PUBLISHER_SECONDS, PUBLISHERS_AHEAD_MAX, PUBLISHERS_MAX
-from simplebus.core.publishers import Publishers
+from simplebus.core.limits import PUBLISHER_SECONDS, PUBLISHERS_AHEAD_BYTES_MAX, PUBLISHERS_MAX
+from simplebus.core.publishers import Ahead, Publisher, Publishers
+
+
+def left(publishers: Publishers, name: str, ahead: Ahead | None, now: float = 0.0) -> Publisher:
+    """One that came, had number 7 stored, and went."""
+    publisher, _ = publishers.claim(name, "", 1)
+    publishers.note(publisher, 8, ahead)
+    publishers.leave(publisher, now)
+    return publisher
 
 
 def test_a_name_is_taken_over_by_the_same_program_alone() -> None:
@@ -45,10 +57,50 @@ def test_of_too_many_the_one_that_is_gone_longest_is_forgotten() -> None:
     assert [publishers.claim(f"{number}", "", 1)[0].next for number in (0, 2, 3)] == [0, 0, 7]
 
 
-def test_numbers_that_are_ahead_are_not_remembered_without_end() -> None:
+def test_who_has_left_and_come_again_is_gone_from_then_on() -> None:
     publishers = Publishers()
-    for number in range(9):
-        publisher, _ = publishers.claim(f"{number}", "", number)
-        publisher.ahead = set(range(PUBLISHERS_AHEAD_MAX // 4))
-        publishers.leave(publisher, 0.0)
-    assert len(publishers) == 4
+    left(publishers, "first", None, 0.0)
+    left(publishers, "second", None, 1.0)
+    left(publishers, "first", None, 2.0)
+    publishers.forget(PUBLISHER_SECONDS + 1)
+    assert len(publishers) == 1
+    assert publishers.claim("first", "", 1)[0].next == 8
+
+
+def test_numbers_that_are_ahead_are_forgotten_alone_when_they_are_too_many() -> None:
+    quarter = Ahead(8, np.ones(8 * PUBLISHERS_AHEAD_BYTES_MAX // 4, np.bool_))
+    publishers = Publishers()
+    there = [left(publishers, "plain", None)]
+    there += [left(publishers, f"{number}", quarter) for number in range(6)]
+    publishers.forget(1.0)
+    assert [publisher.next for publisher in there] == [8] * 7
+    assert [publisher.ahead for publisher in there] == [None] * 3 + [quarter] * 4
+    left(publishers, "3", None)
+    left(publishers, "6", quarter)
+    assert [publisher.ahead for publisher in there[3:]] == [quarter, None, quarter, quarter]
+
+
+def test_who_is_forgotten_leaves_no_numbers_that_count() -> None:
+    publishers = Publishers()
+    for number in range(100):
+        left(publishers, f"{number}", Ahead(8, np.ones(80, np.bool_)), float(number))
+        publishers.forget(number + PUBLISHER_SECONDS)
+    assert (len(publishers), publishers._ahead, publishers._ahead_bytes) == (0, {}, 0)
+
+
+@given(
+    st.lists(st.booleans(), max_size=40),
+    st.sampled_from([0, 5, ID_COUNT - 20, ID_COUNT - 1]),
+    st.lists(st.integers(0, ID_COUNT - 1) | st.integers(0, 70), max_size=40),
+)
+def test_numbers_that_are_ahead_are_found_like_in_a_set(
+    flags: list[bool], first: int, asked: list[int]
+) -> None:
+    flags.append(True)
+    expected = {(first + k) % ID_COUNT for k, is_stored in enumerate(flags) if is_stored}
+    ahead = Ahead(first, np.array(flags))
+    asked += [(first + k - 3) % ID_COUNT for k in range(50)]
+    found = ahead.holds(np.array(asked, np.int64))
+    assert found.tolist() == [number in expected for number in asked]
+    assert ahead.end == (first + len(flags)) % ID_COUNT
+    assert ahead.size == (len(flags) + 7) // 8
