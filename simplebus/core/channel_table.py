@@ -47,10 +47,10 @@ class Wanted:
         self._verdicts: Verdicts = np.full(max(_VERDICTS_MIN, len(names)), _UNKNOWN, np.uint8)
         self._verdicts[len(names) :] = _NO
 
-    def set(self, number: int) -> None:
-        """It wants this channel, which is new."""
-        self._reach(number)
-        self._verdicts[number] = _YES
+    def add(self, numbers: list[int]) -> None:
+        """It wants these channels, which are new and ascend."""
+        self._reach(numbers[-1])
+        self._verdicts[numbers] = _YES
 
     def of(self, numbers: npt.NDArray[np.uint32] | int) -> Flags:
         """Which of these channels are wanted."""
@@ -60,8 +60,8 @@ class Wanted:
         unknown = found == _UNKNOWN
         if unknown.any():
             for number in np.unique(numbers[unknown]).tolist():
-                matches = self._sublist.match(self._names[number])
-                self._verdicts[number] = _YES if matches else _NO
+                is_wanted = self._sublist.matches(self._names[number])
+                self._verdicts[number] = _YES if is_wanted else _NO
             found = self._verdicts[numbers]
         wanted: Flags = found == _YES
         return wanted
@@ -73,8 +73,9 @@ class Wanted:
         return bool(self.of(number)[0]) if verdict == _UNKNOWN else bool(verdict == _YES)
 
     def _reach(self, number: int) -> None:
-        if number >= self._verdicts.size:
-            more = np.full(number + 1, _NO, np.uint8)
+        size = self._verdicts.size
+        if number >= size:
+            more = np.full(max(number + 1, 2 * size) - size, _NO, np.uint8)
             self._verdicts = np.concatenate([self._verdicts, more])
 
 
@@ -97,7 +98,11 @@ class ChannelTable:
         """The numbers of these channels, "" being none. They hold until the next call."""
         if len(self._names) + len(names) > self._names_max:
             self._forget()
-        return [self._number(name) for name in names]
+        known = self._numbers
+        new = [name for name in dict.fromkeys(names) if name not in known]
+        if new:
+            self._add(new)
+        return [known[name] for name in names]
 
     def add(self, patterns: Sequence[str]) -> Wanted:
         """Somebody wants what one of these patterns matches."""
@@ -113,14 +118,18 @@ class ChannelTable:
         for pattern in wanted.patterns:
             self._sublist.remove(pattern, wanted)
 
-    def _number(self, name: str) -> int:
-        number = self._numbers.get(name)
-        if number is None:
+    def _add(self, names: list[str]) -> None:
+        """Give channels numbers, and have who wants them know; once for all that the same want."""
+        found: dict[int, tuple[tuple[Wanted, ...], list[int]]] = {}
+        for name in names:
             number = self._numbers[name] = len(self._names)
             self._names.append(name)
-            for wanted in self._sublist.match(name):
-                wanted.set(number)
-        return number
+            who = self._sublist.match(name)
+            if who:
+                found.setdefault(id(who), (who, []))[1].append(number)
+        for who, numbers in found.values():
+            for wanted in dict.fromkeys(who):
+                wanted.add(numbers)
 
     def _forget(self) -> None:
         """Number anew, and only the channels that stored messages carry."""

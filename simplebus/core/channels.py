@@ -9,14 +9,15 @@ without a channel, and is legal only where that is meant.
     #    zero or more segments, as the last one: `one.#` matches `one`, and `#` alone matches all
     >    one or more segments, as the last one: `one.>` does not match `one`
 
-Inside a longer segment these characters are letters like any other: `a*` matches `a*` alone.
+Inside a longer segment these characters are letters like any other: `a*` matches `a*` alone. A
+pattern with wildcards has PATTERN_SEGMENTS_MAX segments at most.
 """
 
 from __future__ import annotations
 
 import re
 
-from simplebus.core.limits import CHANNEL_BYTES_MAX
+from simplebus.core.limits import CHANNEL_BYTES_MAX, PATTERN_SEGMENTS_MAX
 
 ONE = "*"
 REST = "#"
@@ -45,6 +46,11 @@ def check_name(name: str) -> str:
 def check_pattern(pattern: str) -> str:
     """The pattern of a subscription, as it is. Raises ValueError when it is not legal."""
     segments = _checked(pattern, "pattern")
+    if len(segments) > PATTERN_SEGMENTS_MAX and not WILDCARDS.isdisjoint(segments):
+        raise ValueError(
+            f"pattern {_shown(pattern)} of {len(segments)} segments is too long, expected at most "
+            f"{PATTERN_SEGMENTS_MAX} where some are wildcards"
+        )
     for number, segment in enumerate(segments[:-1], 1):
         if segment in OPEN:
             raise ValueError(

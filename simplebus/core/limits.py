@@ -92,6 +92,16 @@ OWED_BYTES = 256
 NAME_CHARACTERS_MAX = 200
 CHANNEL_BYTES_MAX = 4096
 BINDINGS_MAX = 1024
+# Segments of a pattern with wildcards: as many as a routing key of AMQP can have. However short,
+# each takes memory and time.
+PATTERN_SEGMENTS_MAX = 128
+# So many patterns are compared with a name at once.
+SHEET_PATTERNS_MAX = 1024
+# Of a sublist: names whose matches are remembered, and the values of all these together; and of how
+# many sets of patterns it is remembered what they come to.
+CACHE_NAMES_MAX = 4096
+CACHE_VALUES_MAX = 1 << 20
+CACHE_RESULTS_MAX = 256
 # With so many channels of one class, those that no stored message carries are forgotten.
 CHANNEL_NAMES_MAX = 65_536
 # As many numbers as the wire has.

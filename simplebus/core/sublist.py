@@ -2,8 +2,9 @@
 
 Rule 1: a sublist is a set of pairs of a pattern and a value; `match` is `channels.matches` asked of
 each pattern. Everything else in this file makes that fast.
-Rule 2: patterns without wildcards lie in a dict, the others in a trie. What is remembered of names
+Rule 2: patterns without wildcards lie in a dict, the others in a sieve. What is remembered of names
 has a ceiling in names and in values, and never outlives a change that concerns it.
+Rule 3: names that the same patterns with wildcards match share one result.
 """
 
 from __future__ import annotations
@@ -13,12 +14,10 @@ from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
 from simplebus.core.channels import check_pattern, is_literal, split
-from simplebus.core.trie import Trie
+from simplebus.core.limits import CACHE_NAMES_MAX, CACHE_RESULTS_MAX, CACHE_VALUES_MAX
+from simplebus.core.sieve import Hits, Sieve, values_of
 
-# Belong in limits.py. Names whose matches are remembered, and the values of all these together.
-CACHE_NAMES_MAX = 4096
-CACHE_VALUES_MAX = 1 << 20
-
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T", bound=Hashable)
 
 _Values: TypeAlias = tuple[int, T] | dict[T, int]
@@ -34,8 +33,8 @@ class SublistStatistics:
     """Pairs of a pattern and a value."""
     literal_patterns: int
     """Patterns without wildcards."""
-    nodes: int
-    """Nodes of the trie, which holds the other patterns."""
+    wild_patterns: int
+    """The others."""
     cached_names: int
     """Names whose matches are remembered."""
     cached_values: int
@@ -53,11 +52,14 @@ class Sublist(Generic[T]):
         self.generation = 0
         """Grows with every change. As long as it stays, so does what was matched."""
         self._literal: dict[str, _Values[T]] = {}
-        self._wild: Trie[_Values[T]] = Trie()
+        self._wild: Sieve[_Values[T]] = Sieve()
         self._length = 0
         self._place = 0
         """Of the next pair, in the order of insertion."""
-        self._cache: _Cache[T] = _Cache(names=cache_names, values=cache_values)
+        self._cache: _Cache[str, T] = _Cache(names=cache_names, values=cache_values)
+        self._results: _Cache[Hits[_Values[T]], T] = _Cache(
+            names=CACHE_RESULTS_MAX, values=cache_values
+        )
         self._searches = 0
 
     def __len__(self) -> int:
@@ -113,13 +115,20 @@ class Sublist(Generic[T]):
             self._cache.keep(name, found)
         return found
 
+    def matches(self, name: str) -> bool:
+        """Whether `match` finds any."""
+        segments = split(name)
+        if "" in segments:
+            return False
+        return name in self._literal or bool(self._wild.matching(segments))
+
     def statistics(self) -> SublistStatistics:
-        """A snapshot. It looks at every node: ask it seldom."""
+        """A snapshot."""
         results = self._cache.results()
         return SublistStatistics(
             subscriptions=self._length,
             literal_patterns=len(self._literal),
-            nodes=sum(1 for _ in self._wild.nodes()),
+            wild_patterns=len(self._wild),
             cached_names=len(results),
             cached_values=sum(map(len, results)),
             searches=self._searches,
@@ -129,14 +138,13 @@ class Sublist(Generic[T]):
         """Raise AssertionError unless the invariants hold."""
         self._wild.check()
         self._cache.check()
-        stored = [*self._literal.values()]
-        for node in self._wild.nodes():
-            stored += node.values
+        self._results.check()
+        stored = [*self._literal.values(), *self._wild.values()]
         places = [place for place, _ in _pairs(stored)]
         assert len(places) == len(set(places)) == self._length, (places, self._length)
         assert all(place < self._place for place in places), (places, self._place)
 
-    def _store(self, pattern: str) -> dict[str, _Values[T]] | Trie[_Values[T]]:
+    def _store(self, pattern: str) -> dict[str, _Values[T]] | Sieve[_Values[T]]:
         return self._literal if is_literal(pattern) else self._wild
 
     def _search(self, name: str) -> tuple[T, ...]:
@@ -145,13 +153,15 @@ class Sublist(Generic[T]):
         segments = split(name)
         if "" in segments:
             return ()
-        found = self._wild.matching(segments)
+        hits = self._wild.matching(segments)
         literal = self._literal.get(name)
         if literal is not None:
-            found.append(literal)
-        pairs = _pairs(found)
-        pairs.sort()  # No two places are equal: values are never compared.
-        return tuple([value for _, value in pairs])
+            return _in_order([*values_of(hits), literal])
+        found = self._results.get(hits)
+        if found is None:
+            found = _in_order(values_of(hits))
+            self._results.keep(hits, found)
+        return found
 
     def _changed(self, pattern: str) -> None:
         """Forget what may not hold any more.
@@ -165,10 +175,11 @@ class Sublist(Generic[T]):
             self._cache.forget(pattern)
         else:
             self._cache.clear()
+            self._results.clear()
 
 
-class _Cache(Generic[T]):
-    """The matches of names in use, in two halves.
+class _Cache(Generic[K, T]):
+    """The matches of names in use, or of whatever else decides what is found, in two halves.
 
     When the recent half is full, the older one is forgotten, and the recent one becomes the older.
     A name that is found in the older half moves to the recent one. So the names in use stay,
@@ -178,11 +189,11 @@ class _Cache(Generic[T]):
     def __init__(self, *, names: int, values: int) -> None:
         self._names_max = names // 2
         self._values_max = values // 2
-        self._recent: dict[str, tuple[T, ...]] = {}
+        self._recent: dict[K, tuple[T, ...]] = {}
         self._recent_values = 0
-        self._older: dict[str, tuple[T, ...]] = {}
+        self._older: dict[K, tuple[T, ...]] = {}
 
-    def get(self, name: str) -> tuple[T, ...] | None:
+    def get(self, name: K) -> tuple[T, ...] | None:
         found = self._recent.get(name)
         if found is None:
             found = self._older.pop(name, None)
@@ -190,7 +201,7 @@ class _Cache(Generic[T]):
                 self.keep(name, found)
         return found
 
-    def keep(self, name: str, found: tuple[T, ...]) -> None:
+    def keep(self, name: K, found: tuple[T, ...]) -> None:
         """Remember what is not remembered, unless it alone is more than half of what may be."""
         if len(found) > self._values_max or not self._names_max:
             return
@@ -200,7 +211,7 @@ class _Cache(Generic[T]):
         self._recent[name] = found
         self._recent_values = values
 
-    def forget(self, name: str) -> None:
+    def forget(self, name: K) -> None:
         self._recent_values -= len(self._recent.pop(name, ()))
         self._older.pop(name, None)
 
@@ -218,6 +229,13 @@ class _Cache(Generic[T]):
         for half in (self._recent, self._older):
             assert len(half) <= self._names_max, (len(half), self._names_max)
             assert sum(map(len, half.values())) <= self._values_max
+
+
+def _in_order(stored: Iterable[_Values[T]]) -> tuple[T, ...]:
+    """All values of some patterns, in the order in which they were inserted."""
+    pairs = _pairs(stored)
+    pairs.sort()  # No two places are equal: values are never compared.
+    return tuple([value for _, value in pairs])
 
 
 def _pairs(stored: Iterable[_Values[T]]) -> list[tuple[int, T]]:

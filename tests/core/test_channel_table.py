@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -85,3 +87,24 @@ def test_names_that_nothing_stored_carries_are_forgotten(monkeypatch: pytest.Mon
         store(table, there, [f"n{number}"])
         there.release(max(0, there.head - 3))
     assert len(table) <= 10
+
+
+def test_who_wants_many_new_channels_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+    add = Wanted.add
+
+    def counted(self: Wanted, numbers: list[int]) -> None:
+        told.append(self)
+        add(self, numbers)
+
+    monkeypatch.setattr(Wanted, "add", counted)
+    there = ring()
+    table = ChannelTable(there)
+    beginnings = [".".join(steps) for steps in product("a*", repeat=8)]
+    wanted = [table.add([f"{begin}.{end}" for begin in beginnings]) for end in "#>*"]
+    few = table.add(["a.#", "*.b"])
+    names = [f"{'a.' * 8}{n}" for n in range(500)]
+    store(table, there, [*names, *names, "", "x.b"])
+    assert sorted(map(id, told)) == sorted(map(id, [*wanted, few, few]))
+    for each in (*wanted, few):
+        look(each, there, [*names, *names, "", "x.b"])

@@ -18,7 +18,7 @@ from simplebus.core.channels import (
     overlaps,
     split,
 )
-from simplebus.core.limits import CHANNEL_BYTES_MAX
+from simplebus.core.limits import CHANNEL_BYTES_MAX, PATTERN_SEGMENTS_MAX
 
 LONG = ".".join(["segment"] * 500 + ["s"] * 30)
 THOUSAND = ".".join(str(number % 7) for number in range(1000))
@@ -211,11 +211,19 @@ def test_a_thousand_segments_are_matched() -> None:
     assert matches(".".join("*" * 1000), THOUSAND)
     assert not matches(".".join("*" * 999), THOUSAND)
     for pattern in (f"{begun}.*", f"{begun}.>", f"{begun}.#", f"*{THOUSAND[1:]}", f"{begun}.{end}"):
-        assert check_pattern(pattern)
         assert matches(pattern, THOUSAND)
         assert not matches(pattern, f"x{THOUSAND[1:-1]}x")
     assert matches(f"{THOUSAND}.#", THOUSAND)
     assert not matches(f"{THOUSAND}.>", THOUSAND)
+
+
+def test_a_pattern_with_wildcards_has_so_many_segments_at_most() -> None:
+    most = ".".join("a" * PATTERN_SEGMENTS_MAX)
+    for end in ("*", "#", ">"):
+        assert check_pattern(f"{most[:-1]}{end}")
+        with pytest.raises(ValueError, match="129 segments is too long, expected at most 128 "):
+            check_pattern(f"{most}.{end}")
+    assert check_pattern(THOUSAND) == check_name(THOUSAND) == THOUSAND
 
 
 def test_two_ways_to_write_a_letter_are_two_names() -> None:

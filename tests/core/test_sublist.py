@@ -14,10 +14,9 @@ from hypothesis.stateful import run_state_machine_as_test as run_machine
 from core.channel_oracle import SublistOracle, names, patterns
 from simplebus.core import sublist as module
 from simplebus.core.channels import matches
-from simplebus.core.sublist import CACHE_NAMES_MAX, CACHE_VALUES_MAX, Sublist
-from simplebus.core.trie import Node, Trie
-
-THOUSAND = ".".join(str(number % 7) for number in range(1000))
+from simplebus.core.limits import CACHE_NAMES_MAX, CACHE_VALUES_MAX
+from simplebus.core.sieve import Sheet, Sieve
+from simplebus.core.sublist import Sublist
 
 
 def sublist_of(*listed: str) -> Sublist[str]:
@@ -135,7 +134,7 @@ def test_an_illegal_pattern_is_refused_and_leaves_nothing() -> None:
     for pattern in ("", "a.", "a.#.b", "a b"):
         with pytest.raises(ValueError, match="pattern"):
             sublist.insert(pattern, "value")
-    assert (len(sublist), sublist.statistics().nodes) == (0, 1)
+    assert (len(sublist), sublist.statistics().wild_patterns) == (0, 0)
 
 
 def test_wildcards_in_a_name_are_letters() -> None:
@@ -149,100 +148,6 @@ def test_wildcards_in_a_name_are_letters() -> None:
 @pytest.mark.parametrize("name", [".", "a.", ".a", "a..b"])
 def test_what_has_an_empty_segment_is_found_by_nothing(name: str) -> None:
     assert sublist_of("#", ">", "*.*", "a.>", "*.*.*").match(name) == ()
-
-
-# The trie.
-
-
-def test_nodes_hold_the_segments_at_which_no_patterns_part() -> None:
-    sublist = sublist_of("a.b.c.d.*")
-    assert sublist.statistics().nodes == 2
-    sublist.insert("a.b.x.>", "x")
-    assert sublist.statistics().nodes == 4
-    sublist.insert("a.b.#", "b")
-    assert sublist.statistics().nodes == 4
-    sublist.check()
-    assert sublist.match("a.b.c.d.e") == ("a.b.c.d.*", "b")
-    assert sublist.match("a.b.x.y.z") == ("x", "b")
-
-
-def test_removing_leaves_no_needless_node() -> None:
-    sublist = sublist_of("a.b.c.*", "a.b.x.*", "a.b.*", "a.#")
-    for pattern, nodes in (("a.b.*", 5), ("a.b.x.*", 3), ("a.#", 2), ("a.b.c.*", 1)):
-        sublist.remove(pattern, pattern)
-        sublist.check()
-        assert sublist.statistics().nodes == nodes
-    assert sublist.insert("a.b.x.*", "again")
-    assert sublist.match("a.b.x.y") == ("again",)
-
-
-def test_literal_patterns_take_no_nodes() -> None:
-    statistics = sublist_of("a.b", "a.c", "x").statistics()
-    assert (statistics.literal_patterns, statistics.nodes) == (3, 1)
-
-
-def test_a_thousand_segments_take_no_more_nodes_than_two() -> None:
-    listed = [THOUSAND, f"{THOUSAND}.#", f"{THOUSAND[:-2]}.>", f"*{THOUSAND[1:]}"]
-    sublist = sublist_of(*listed)
-    assert sublist.match(THOUSAND) == tuple(listed)
-    assert sublist.statistics().nodes == 4
-    for pattern in listed:
-        sublist.remove(pattern, pattern)
-    assert sublist.statistics().nodes == 1
-
-
-def test_patterns_that_part_at_every_one_of_a_thousand_segments_are_found_and_freed() -> None:
-    segments = THOUSAND.split(".")
-    stars = [".".join([*segments[:count], "*", "x"]) for count in range(0, 1000, 50)]
-    rests = [".".join([*segments[:count], "#"]) for count in range(1000)]
-    sublist = sublist_of(*stars)
-    for pattern in rests:
-        sublist.insert(pattern, pattern)
-    sublist.check()
-    assert sublist.match(THOUSAND) == tuple(rests)
-    assert sublist.match(stars[10].replace("*", "y")) == (stars[10], *rests[:501])
-    for pattern in rests[::2]:
-        sublist.remove(pattern, pattern)
-    sublist.check()
-    assert sublist.match(THOUSAND) == tuple(rests[1::2])
-    del sublist  # Nodes a thousand deep are freed without a recursion error.
-
-
-def test_frequent_segments_are_stored_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    trie = Trie[int]()
-    for number in range(3):
-        trie[f"{number}.reading.*"] = number
-    assert len({id(node.path[1]) for node in trie.nodes() if node.path}) == 1
-    monkeypatch.setattr("simplebus.core.trie._SHARED_MAX", 4)
-    for number in range(3, 100):
-        trie[f"{number}.reading.*"] = number
-        assert len(trie._shared) <= 4
-    assert trie.matching(["7", "reading", "x"]) == [7]
-
-
-def test_a_trie_that_was_tampered_with_is_noticed() -> None:
-    def needless(trie: Trie[int], child: Node[int]) -> None:
-        child.some = None
-
-    def misplaced(trie: Trie[int], child: Node[int]) -> None:
-        child.path = ("b",)
-
-    for tamper in (needless, misplaced):
-        trie = Trie[int]()
-        trie["a.>"] = 1
-        (child,) = trie._root.children
-        tamper(trie, child)
-        with pytest.raises(AssertionError):
-            trie.check()
-
-
-def test_deleting_from_a_trie_what_is_not_there_is_an_error() -> None:
-    trie = Trie[int]()
-    trie["a.>"] = 1
-    for pattern in ("a.#", "b.>", "a.*"):
-        with pytest.raises(KeyError):
-            del trie[pattern]
-    assert (trie.get("a.>"), trie.get("a.#"), trie.get("b.*.>")) == (1, None, None)
 
 
 # The cache.
@@ -330,6 +235,17 @@ def test_a_sublist_without_a_cache_searches_each_time(cache_names: int) -> None:
     assert sublist.statistics().cached_names == 0
 
 
+def test_names_that_the_same_patterns_match_share_a_result() -> None:
+    sublist = sublist_of("a.*", "*.b.>", "a.#", "a.x")
+    assert sublist.match("a.c") is sublist.match("a.d")
+    assert sublist.match("a.x") == ("a.*", "a.#", "a.x")
+    assert sublist.match("c") is sublist.match("d") == ()
+    before = sublist.match("a.c")
+    sublist.insert("a.*", "another")
+    assert sublist.match("a.c") == (*before, "another")
+    assert sublist.match("a.d") == (*before, "another")
+
+
 def test_the_ceilings_are_stated() -> None:
     sublist = sublist_of("#")
     for number in range(3 * CACHE_NAMES_MAX):
@@ -355,6 +271,7 @@ def test_a_sublist_finds_what_the_list_finds(
     for name in asked:
         assert sublist.match(name) == oracle.match(name)
         assert len(sublist.match(name)) == sum(matches(p, name) for p, _ in set(inserted))
+        assert sublist.matches(name) == bool(oracle.match(name))
 
 
 @given(st.lists(pairs, unique=True, max_size=30), st.randoms())
@@ -369,7 +286,11 @@ def test_removed_in_any_order_nothing_is_left(
         sublist.remove(pattern, value)
         sublist.check()
     statistics = sublist.statistics()
-    assert (statistics.subscriptions, statistics.literal_patterns, statistics.nodes) == (0, 0, 1)
+    assert (statistics.subscriptions, statistics.literal_patterns, statistics.wild_patterns) == (
+        0,
+        0,
+        0,
+    )
 
 
 class SublistMachine(RuleBasedStateMachine):
@@ -411,6 +332,7 @@ class SublistMachine(RuleBasedStateMachine):
     def match(self, some: list[str]) -> None:
         self.asked.update(dict.fromkeys(some))
         for name in some:
+            assert self.sublist.matches(name) == bool(self.oracle.match(name))
             assert self.sublist.match(name) == self.oracle.match(name)
 
     @rule()
@@ -445,20 +367,18 @@ def remembers_too_long_after_a_wildcard(patch: Patch) -> None:
 
 
 def takes_the_rest_for_one_or_more(patch: Patch) -> None:
-    matching = Trie.matching
+    matching = Sieve.matching
     patch.setattr(
-        Trie, "matching", lambda self, segments: matching(self, segments) if segments else []
+        Sieve, "matching", lambda self, segments: matching(self, segments) if segments else ()
     )
 
 
-def fits_any_segments_behind_the_first(patch: Patch) -> None:
-    patch.setattr(
-        "simplebus.core.trie._fits", lambda path, segments, at: at + len(path) <= len(segments)
-    )
+def asks_for_the_head_alone(patch: Patch) -> None:
+    patch.setattr(Sheet, "matching", lambda self, segments: self.bits)
 
 
-def leaves_nodes_behind(patch: Patch) -> None:
-    patch.setattr(Trie, "_prune", lambda self, trail: None)
+def leaves_bits_behind(patch: Patch) -> None:
+    patch.setattr(Sheet, "remove", lambda self, way, number: None)
 
 
 @pytest.mark.parametrize(
@@ -467,8 +387,8 @@ def leaves_nodes_behind(patch: Patch) -> None:
         remembers_too_long_after_a_literal,
         remembers_too_long_after_a_wildcard,
         takes_the_rest_for_one_or_more,
-        fits_any_segments_behind_the_first,
-        leaves_nodes_behind,
+        asks_for_the_head_alone,
+        leaves_bits_behind,
     ],
 )
 def test_the_machine_notices_a_sublist_that(
