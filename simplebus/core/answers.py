@@ -148,8 +148,8 @@ class Answers:
             released=lambda: self._store.loosen(cls),
             put_off=lambda due: self._put_off(due, position),
         )
-        cls.subscriptions.append(position)
-        cls.listening.append(position)
+        cls.add(position)
+        cls.listening[position] = None
         session.subscriptions[class_id] = position
         self._wake(position)
 
@@ -180,7 +180,7 @@ class Answers:
         else:
             position.attach(session.outbox, number)
             session.subscriptions[number] = position
-            cls.listening.append(position)
+            cls.listening[position] = None
         reply = SubscribeReply(
             cursor=position.window.cursor, floor=position.window.floor, resumed=resumed
         )
@@ -216,21 +216,20 @@ class Answers:
         durable, group = asked.durable or "", asked.group or ""
         if not (durable or group):
             return None
-        position = cls.named.get((durable, group))
+        position = cls.named.get(cls.key(durable, group))
         if position is None:
-            others = [names for names in cls.named if durable and names[0] == durable]
-            if others:
-                raise RemoteProtocolError(
-                    Reason.SUBSCRIPTION_MISMATCH,
-                    f"the durable {durable!r} exists with the group {others[0][1]!r}, and was "
-                    f"asked for with the group {group!r}",
-                )
             if len(cls.named) >= self._settings.limits.durables:
                 raise RemoteProtocolError(
                     Reason.TOO_MANY_SUBSCRIPTIONS,
                     f"class {cls.class_id} has {len(cls.named)} durables and groups",
                 )
             return None
+        if position.group != group:
+            raise RemoteProtocolError(
+                Reason.SUBSCRIPTION_MISMATCH,
+                f"the durable {durable!r} exists with the group {position.group!r}, and was "
+                f"asked for with the group {group!r}",
+            )
         there = position.wanted.patterns if position.wanted else ()
         if set(there) != set(asked.channels):
             raise RemoteProtocolError(
@@ -265,11 +264,7 @@ class Answers:
             put_off=lambda due: self._put_off(due, position),
         )
         position.durable, position.group = durable, group
-        cls.subscriptions.append(position)
-        if isinstance(position, Group):
-            cls.groups.append(position)
-        if durable or group:
-            cls.named[durable, group] = position
+        cls.add(position)
         self._set_terms(cls, position, position.terms)
         return position
 
@@ -295,10 +290,9 @@ class Answers:
     def _set_terms(self, cls: MessageClass, position: Subscription, terms: Terms) -> None:
         """Serve a position like this from now on."""
         position.terms = terms
-        if position in cls.policed:
-            cls.policed.remove(position)
+        cls.policed.pop(position, None)
         if terms.pending_max is not None:
-            cls.policed.append(position)
+            cls.policed[position] = None
 
     # Going ---------------------------------------------------------------------------------------
 
@@ -318,7 +312,7 @@ class Answers:
         held = session.subscriptions.pop(number)
         held.outbox.forget(held)
         if isinstance(held, Subscription):
-            self._store.classes[held.class_id].listening.remove(held)
+            del self._store.classes[held.class_id].listening[held]
 
     def unsubscribe(self, session: Session, asked: UnsubscriptionAsked) -> None:
         held = session.subscriptions.pop(asked.number, None)
@@ -343,7 +337,7 @@ class Answers:
             return
         cls = self._store.classes[held.class_id]
         held.outbox.forget(held)
-        cls.listening.remove(held)
+        del cls.listening[held]
         if held.durable and not forget:
             held.detach()
         else:
@@ -353,20 +347,7 @@ class Answers:
         """A position is gone for good."""
         cls = self._store.classes[position.class_id]
         position.give_up_waiting()
-        cls.subscriptions.remove(position)
-        cls.named.pop((position.durable, position.group), None)
-        if position in cls.policed:
-            cls.policed.remove(position)
-        if isinstance(position, Group):
-            cls.groups.remove(position)
-        if position.wanted is not None:
-            cls.channels.remove(position.wanted)
-        cls.delivered += position.delivered
-        cls.redelivered += position.redelivered
-        cls.acknowledged += position.acknowledged
-        cls.dropped.update(position.undelivered)
-        if not cls.subscriptions:
-            cls.leave(position.window)
+        cls.remove(position)
         self._store.release(cls)
 
     # Fetch ---------------------------------------------------------------------------------------

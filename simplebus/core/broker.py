@@ -565,6 +565,7 @@ class Broker:
         for cls in self.classes.values():
             cls.ring.check()
             memory += cls.ring.statistics().memory_bytes
+            cls.check()
             assert cls.ring.floor == cls.floor() or (cls.keep and cls.ring.floor < cls.floor())
             for subscription in cls.subscriptions:
                 subscription.check()

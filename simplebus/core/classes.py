@@ -14,6 +14,7 @@ from collections import Counter, deque
 from simplebus.core.acks import AckWindow
 from simplebus.core.channel_table import ChannelTable
 from simplebus.core.errors import Reason
+from simplebus.core.floors import Floors
 from simplebus.core.group import Group
 from simplebus.core.limits import TIMES_MAX, TIMES_STEP_SECONDS
 from simplebus.core.requests import Start
@@ -35,15 +36,16 @@ class MessageClass:
         self._keeps = bool(keep)
         self.channels = ChannelTable(ring)
         self.times = TimeIndex()
-        self.subscriptions: list[Subscription] = []
+        self.subscriptions: dict[Subscription, None] = {}
         """Every position, those of durables and groups included."""
-        self.listening: list[Subscription] = []
+        self._floors = Floors()
+        self.listening: dict[Subscription, None] = {}
         """The positions that sessions are connected to, but for groups."""
-        self.groups: list[Group] = []
-        self.policed: list[Subscription] = []
+        self.groups: dict[Group, None] = {}
+        self.policed: dict[Subscription, None] = {}
         """The positions with a policy of their own about what waits for them."""
         self.named: dict[tuple[str, str], Subscription] = {}
-        """Durables and groups, by the names of both."""
+        """Durables and groups: see `key`."""
         self.waiting = AckWindow(floor=0)
         """The backlog: what the next subscription that asks for what waits takes over."""
         self.blocked: deque[Session] = deque()
@@ -61,14 +63,14 @@ class MessageClass:
     def is_awaited(self) -> bool:
         """Whether somebody is connected who has not acknowledged everything that is stored."""
         head = self.ring.head
-        there = self.listening + [group for group in self.groups if group.members]
+        there = (*self.listening, *(group for group in self.groups if group.members))
         return any(position.window.floor < head for position in there)
 
     def floor(self) -> int:
         """The lowest sequence that somebody may still need."""
         if not self.subscriptions:
             return self.waiting.floor
-        floor = min([s.window.floor for s in self.subscriptions])
+        floor = self._floors.lowest()
         if self.waiting.floor < self.waiting.cursor:
             return min(floor, self.waiting.floor)
         return floor
@@ -108,6 +110,39 @@ class MessageClass:
 
     # Positions -----------------------------------------------------------------------------------
 
+    @staticmethod
+    def key(durable: str, group: str) -> tuple[str, str]:
+        """By what a named position is found: a durable by its own name, whatever its group is."""
+        return (durable, "") if durable else ("", group)
+
+    def add(self, position: Subscription) -> None:
+        """One more position."""
+        self.subscriptions[position] = None
+        self._floors.add(position)
+        if isinstance(position, Group):
+            self.groups[position] = None
+        if position.durable or position.group:
+            self.named[self.key(position.durable, position.group)] = position
+
+    def remove(self, position: Subscription) -> None:
+        """A position is gone for good. What it did stays counted; what it leaves is the backlog, if
+        it was the last one."""
+        del self.subscriptions[position]
+        self._floors.remove(position)
+        self.policed.pop(position, None)
+        if isinstance(position, Group):
+            del self.groups[position]
+        if position.durable or position.group:
+            del self.named[self.key(position.durable, position.group)]
+        if position.wanted is not None:
+            self.channels.remove(position.wanted)
+        self.delivered += position.delivered
+        self.redelivered += position.redelivered
+        self.acknowledged += position.acknowledged
+        self.dropped.update(position.undelivered)
+        if not self.subscriptions:
+            self._leave(position.window)
+
     def start(self, start: str | Start) -> AckWindow:
         """A fresh position. Raises ValueError for a start that is none."""
         ring = self.ring
@@ -141,11 +176,17 @@ class MessageClass:
         self.waiting = AckWindow(floor=head)
         return window
 
-    def leave(self, window: AckWindow) -> None:
+    def _leave(self, window: AckWindow) -> None:
         """The last position is gone: what it has not acknowledged joins the backlog."""
         if self.waiting.floor < self.waiting.cursor:
             window = window.union(self.waiting)
         self.waiting = window
+
+    def check(self) -> None:
+        """Raise AssertionError unless the floor is the lowest there is."""
+        if self.subscriptions:
+            lowest = min(position.window.floor for position in self.subscriptions)
+            assert self._floors.lowest() == lowest, (self._floors.lowest(), lowest)
 
     def statistics(self) -> ClassStatistics:
         subscriptions = tuple(s.statistics() for s in self.subscriptions)

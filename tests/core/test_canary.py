@@ -102,7 +102,7 @@ def forgets_what_is_overdue(patch: Patch) -> None:
 
 def tells_one_subscriber_only(patch: Patch) -> None:
     def wake(self: Store, cls: MessageClass) -> None:
-        for subscription in cls.listening[:1]:
+        for subscription in list(cls.listening)[:1]:
             subscription.outbox.wake(subscription)
             self._ready(subscription.outbox)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import pytest
 
 from core.talk import Bus, numbered
@@ -17,6 +19,7 @@ from core.talk2 import (
     unsubscribe,
 )
 from simplebus.core.errors import Reason
+from simplebus.core.subscription import Subscription
 
 
 def test_a_durable_goes_on_where_it_was() -> None:
@@ -127,3 +130,30 @@ def test_names_of_durables_belong_to_their_class() -> None:
     bus = Bus()
     peer = peer2(bus, subscribe(1, 5, durable="d"), subscribe(2, 6, durable="d"), classes=(1, 2))
     assert peer.errors() == []
+
+
+def test_a_durable_with_a_group_is_found_by_its_own_name() -> None:
+    bus = Bus()
+    peer = peer2(bus, subscribe(1, 1, durable="d", group="g"), subscribe(1, 2, durable="d"))
+    assert peer.errors() == ["subscription_mismatch"]
+    peer.say(subscribe(1, 3, durable="d", group="h"))
+    assert peer.errors() == ["subscription_mismatch"]
+    peer.say(subscribe(1, 4, group="g"), subscribe(1, 5, group="d"), subscribe(1, 6, durable="g"))
+    assert peer.errors() == []
+    assert len(bus.statistics(1).subscriptions) == 4
+
+
+def test_another_durable_costs_no_look_at_the_names_of_all() -> None:
+    bus = Bus()
+    peer = peer2(bus)
+
+    class Names(dict[tuple[str, str], Subscription]):
+        def __iter__(self) -> NoReturn:
+            raise AssertionError("the names are walked")
+
+    cls = bus.broker.classes[1]
+    cls.named = Names(cls.named)
+    for n in range(20):
+        peer.say(subscribe(1, n, durable=f"d{n}"), unsubscribe(n))
+    assert peer.errors() == []
+    assert len(cls.named) == 20

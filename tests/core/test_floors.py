@@ -1,0 +1,87 @@
+"""The lowest floor of many positions, against looking at all; and how many are looked at."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from simplebus.core.acks import AckWindow
+from simplebus.core.floors import Floors
+from simplebus.core.subscription import Subscription
+
+
+class Position:
+    """What `Floors` knows of one; counts how often it is looked at."""
+
+    looks = 0
+
+    def __init__(self, floor: int) -> None:
+        self._window = AckWindow(floor=floor)
+
+    @property
+    def window(self) -> AckWindow:
+        Position.looks += 1
+        return self._window
+
+
+def position(floor: int) -> Subscription:
+    return cast(Any, Position(floor))
+
+
+class FloorsMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.floors = Floors()
+        self.positions: list[Subscription] = []
+
+    @rule(floor=st.integers(0, 50))
+    def add(self, floor: int) -> None:
+        self.positions.append(position(floor))
+        self.floors.add(self.positions[-1])
+
+    @precondition(lambda self: self.positions)
+    @rule(which=st.integers(0, 1000), by=st.integers(1, 20))
+    def move(self, which: int, by: int) -> None:
+        moved = self.positions[which % len(self.positions)]
+        moved.window.floor += by
+
+    @precondition(lambda self: self.positions)
+    @rule(which=st.integers(0, 1000))
+    def remove(self, which: int) -> None:
+        self.floors.remove(self.positions.pop(which % len(self.positions)))
+
+    @precondition(lambda self: self.positions)
+    @invariant()
+    def both_find_the_same(self) -> None:
+        assert self.floors.lowest() == min(p.window.floor for p in self.positions)
+
+
+TestFloors = FloorsMachine.TestCase
+
+
+def test_a_move_costs_a_look_or_two_however_many_positions_there_are() -> None:
+    floors, positions = Floors(), [position(0) for _ in range(1000)]
+    for each in positions:
+        floors.add(each)
+    Position.looks = 0
+    for n in range(10):
+        for each in positions:
+            each.window.floor = n + 1
+            floors.lowest()
+    assert floors.lowest() == 10
+    moves = 10 * len(positions)
+    assert Position.looks <= moves + 2 * moves + 1  # To move it; to note it; to find it right.
+
+
+def test_positions_that_are_gone_are_not_kept() -> None:
+    floors = Floors()
+    stays = position(0)
+    floors.add(stays)
+    for n in range(1000):
+        gone = position(n)
+        floors.add(gone)
+        floors.remove(gone)
+        assert len(floors) <= 66
+    assert floors.lowest() == 0
