@@ -482,8 +482,11 @@ class Broker:
         self.answers.publishers.forget(self.clock.now)
         limits, seconds = self.settings.limits, self.settings.tick_seconds
         overdue = []
+        room = self.store.room
+        short_of_memory = room.is_short_of_memory()
         for session in self.sessions.values():
-            error = session.tick(limits, seconds, holds_back=self.holds_back(session))
+            holds_back = bool(room.awaited) and self._holds_back(session, short_of_memory)
+            error = session.tick(limits, seconds, holds_back=holds_back)
             if error is not None:
                 overdue.append((session, error))
             elif session.heartbeat_seconds and not session.outbox.idle:
@@ -549,9 +552,10 @@ class Broker:
 
     def holds_back(self, session: Session) -> bool:
         """Whether somebody waits for this session's acknowledgements."""
-        short_of_memory = any(
-            cls.blocked and len(cls.ring) < cls.ring.messages_max for cls in self.classes.values()
-        )
+        room = self.store.room
+        return bool(room.awaited) and self._holds_back(session, room.is_short_of_memory())
+
+    def _holds_back(self, session: Session, short_of_memory: bool) -> bool:
         return any(
             window.floor == cls.ring.floor < cls.ring.head and (cls.blocked or short_of_memory)
             for held in session.subscriptions.values()
@@ -573,6 +577,7 @@ class Broker:
                 assert session.parked
                 assert session.parked[0][0] == cls.class_id
         kept = self.store.room.kept_bytes()
+        assert set(self.store.room.awaited) == {c for c in self.classes.values() if c.blocked}
         assert memory + kept == self.budget.used <= self.budget.limit
 
     def statistics(self) -> BrokerStatistics:

@@ -33,11 +33,13 @@ class Room:
         """Stores what fits, wakes who wants it, and returns how many messages it dealt with."""
         self.let_in: dict[Session, None] = {}
         """Sessions of whose messages some found room; whoever looks at them clears it."""
+        self.awaited: dict[MessageClass, None] = {}
+        """The classes in which somebody waits for room."""
 
     def park(self, session: Session, cls: MessageClass, batch: FrameBatch) -> None:
         """Keep messages aside until their class has room."""
         if not session.parked:
-            cls.blocked.append(session)
+            self._wait(session, cls)
         session.parked_bytes += batch.data.size
         if session.parked and session.parked[-1][0] == cls.class_id:
             last = session.parked[-1][1]
@@ -61,9 +63,9 @@ class Room:
                     if self._give_way(cls):
                         continue
                     break
-                cls.blocked.popleft()
+                self._wait_no_more(session, cls)
                 if goes_on_in is not None:
-                    goes_on_in.blocked.append(session)
+                    self._wait(session, goes_on_in)
                     with_room.append(goes_on_in)
 
     def left_behind(self, session: Session) -> None:
@@ -74,7 +76,7 @@ class Room:
     def forget(self, session: Session) -> None:
         """Drop what a session has parked."""
         if session.parked:
-            self._classes[session.parked[0][0]].blocked.remove(session)
+            self._wait_no_more(session, self._classes[session.parked[0][0]])
             self._drop(session)
 
     def kept_bytes(self) -> int:
@@ -82,7 +84,20 @@ class Room:
         return sum(s.parked_bytes for s in self.blocked_sessions() if s.closed)
 
     def blocked_sessions(self) -> list[Session]:
-        return [session for cls in self._classes.values() for session in cls.blocked]
+        return [session for cls in self.awaited for session in cls.blocked]
+
+    def is_short_of_memory(self) -> bool:
+        """Whether somebody waits for room that another class may have to make."""
+        return any(len(cls.ring) < cls.ring.messages_max for cls in self.awaited)
+
+    def _wait(self, session: Session, cls: MessageClass) -> None:
+        cls.blocked.append(session)
+        self.awaited[cls] = None
+
+    def _wait_no_more(self, session: Session, cls: MessageClass) -> None:
+        cls.blocked.remove(session)
+        if not cls.blocked:
+            del self.awaited[cls]
 
     def _unpark(self, session: Session, cls: MessageClass) -> MessageClass | None:
         """Store what a session has parked, in order, as far as it is for `cls` and fits.
@@ -117,7 +132,7 @@ class Room:
         session = next((s for s in reversed(cls.blocked) if s.closed), None)
         if session is None:
             return False
-        cls.blocked.remove(session)
+        self._wait_no_more(session, cls)
         self._budget.give(session.parked_bytes)
         self._drop(session)
         return True

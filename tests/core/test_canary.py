@@ -72,7 +72,7 @@ def numbers_wrongly(patch: Patch) -> None:
 def stores_in_another_order(patch: Patch) -> None:
     def park(self: Room, session: Session, cls: MessageClass, batch: FrameBatch) -> None:
         if not session.parked:
-            cls.blocked.append(session)
+            self._wait(session, cls)
             session.parked.append((cls.class_id, batch.copy()))
         else:
             session.parked.insert(1, (cls.class_id, batch.copy()))

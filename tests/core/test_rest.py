@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from core.talk import Bus, ack, connect, publish, subscribe
+from simplebus.core.classes import MessageClass
 from simplebus.core.limits import ACK_REST_MESSAGES_MAX, PLAIN_FRAMES_MAX, PUBLISHER_TICKS
 
 
@@ -47,6 +50,20 @@ def test_a_peer_that_published_lately_may_not_rest() -> None:
     bus.tick(PUBLISHER_TICKS)
     peer.say(ack(1, 1, 2))
     assert bus.broker.may_rest(peer.session)
+
+
+def test_who_holds_back_a_class_is_known_without_a_walk_over_all_classes() -> None:
+    bus = Bus(class_messages=2)
+    publisher, subscriber = bus.peer(connect(1)), bus.peer(connect(1, 2), subscribe(1))
+    publisher.say(publish(1, b"a", b"b", b"waits"))
+
+    class Classes(dict[int, MessageClass]):
+        def values(self) -> NoReturn:
+            raise AssertionError("all classes are walked over")
+
+    bus.broker.classes = Classes(bus.broker.classes)
+    assert bus.broker.holds_back(subscriber.session)
+    assert not bus.broker.holds_back(publisher.session)
 
 
 def test_a_peer_that_holds_back_a_full_class_may_not_rest() -> None:
