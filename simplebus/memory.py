@@ -321,7 +321,9 @@ class MemoryLink:
     @property
     def is_quiet(self) -> bool:
         """Whether the client's reader waits, and there is nothing for it."""
-        return self._arrived is not None and self.session.outbox.idle
+        broker = self._exchange.broker
+        goes_on = broker.due <= broker.clock.now
+        return self._arrived is not None and self.session.outbox.idle and not goes_on
 
     def wake(self) -> None:
         """There may be something to read."""
@@ -343,6 +345,10 @@ class MemoryLink:
                 return count
             if self.is_over:
                 return 0
+            if not self.session.outbox.idle:  # It has more to look at, in another turn.
+                self._exchange.settle()
+                await anyio.lowlevel.checkpoint()
+                continue
             self._arrived = anyio.Event()
             try:
                 await self._exchange.wait(self._arrived)

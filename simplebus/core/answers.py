@@ -303,9 +303,16 @@ class Answers:
             waiting.pop(session, None)
             if not waiting:
                 self._early.pop(class_id, None)
+        groups: dict[Group, None] = {}
         for held in session.subscriptions.values():
-            self._let_go(held, forget=False)
+            if isinstance(held, Member):
+                held.group.leave(held)
+                groups[held.group] = None
+            else:
+                self._let_go(held, forget=False)
         session.subscriptions.clear()
+        for group in groups:  # What came back is handed out when all are gone that it came from.
+            self._has_fewer(group, forget=False)
 
     def drop(self, session: Session, number: int) -> None:
         """A subscription of this session is no more; its position is about to end."""
@@ -320,21 +327,25 @@ class Answers:
             raise RemoteProtocolError(
                 Reason.UNKNOWN_SUBSCRIPTION, f"this session has no subscription {asked.number}"
             )
-        self._let_go(held, forget=asked.asked.forget)
+        forget = asked.asked.forget
+        if isinstance(held, Member):
+            held.group.leave(held)
+            self._has_fewer(held.group, forget=forget)
+        else:
+            self._let_go(held, forget=forget)
         answer = frames.encode(frames.UNSUBSCRIBE, class_id=asked.number, message_id=asked.request)
         self._reply(session, answer)
 
-    def _let_go(self, held: Subscription | Member, *, forget: bool) -> None:
-        """A session has no part in a position any more. One without a name, or whose name is to be
-        forgotten, ends with it."""
-        if isinstance(held, Member):
-            group = held.group
-            group.leave(held)
-            if not group.members and (forget or not group.durable):
-                self.end(group)
-            else:
-                self._wake(group)
-            return
+    def _has_fewer(self, group: Group, *, forget: bool) -> None:
+        """Members of a group are gone. One without a name, or whose name is to be forgotten, ends
+        with its last member."""
+        if not group.members and (forget or not group.durable):
+            self.end(group)
+        else:
+            self._wake(group)
+
+    def _let_go(self, held: Subscription, *, forget: bool) -> None:
+        """The same for a position that a session had alone."""
         cls = self._store.classes[held.class_id]
         held.outbox.forget(held)
         del cls.listening[held]

@@ -39,18 +39,20 @@ from simplebus.core.events import (
 from simplebus.core.group import Group, Member
 from simplebus.core.limits import (
     ACK_REST_MESSAGES_MAX,
+    LOOKED_MESSAGES_MAX,
     MESSAGE_ID_MASK,
     PLAIN_FRAMES_MAX,
     PUBLISHER_TICKS,
 )
 from simplebus.core.outbox import Outbox
+from simplebus.core.position import NEVER
 from simplebus.core.receive import ReceiveBuffer
 from simplebus.core.requests import ErrorReply
 from simplebus.core.session import Session
 from simplebus.core.settings import FullPolicy, Settings
 from simplebus.core.statistics import BrokerStatistics
 from simplebus.core.store import Store
-from simplebus.core.subscription import NEVER, Subscription
+from simplebus.core.subscription import Subscription
 from simplebus.core.terms import Clock
 from simplebus.core.version2 import Version2
 
@@ -519,14 +521,21 @@ class Broker:
         """Send what was put off until now."""
         if self._due > self.clock.now:
             return
+        looked = 0
         for position in list(self._waits):
-            if position.due <= self.clock.now and position.wake_due():
+            if position.due > self.clock.now:
+                continue
+            del self._waits[position]  # Who is still not done comes behind all others.
+            if position.wake_due():
                 if isinstance(position, Group):
                     self._hand_out(position)
+                    looked += position.looked
                 elif position.is_connected:
                     self._make_ready(position.outbox)
-            if position.due == NEVER:
-                del self._waits[position]
+            if position.due < NEVER:
+                self._waits[position] = None
+            if looked >= LOOKED_MESSAGES_MAX:
+                break
         self._due = min([position.due for position in self._waits], default=NEVER)
 
     def _put_off(self, due: float, position: Subscription) -> None:

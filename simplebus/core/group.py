@@ -4,7 +4,8 @@ Rule 1: a group hands messages out to its members before they are sent, a few at
 has the fewest: how fast a member takes them decides how many it gets.
 Rule 2: only the member that was sent a message holds it: it alone can acknowledge it, refuse it or
 ask for time.
-Rule 3: what a member had when it goes, did not take or did not acknowledge in time, goes to another
+Rule 3: nothing here walks over all members or all that is in flight for a message, but for a beat.
+Rule 4: what a member had when it goes, did not take or did not acknowledge in time, goes to another
 one.
 
     group     floor ─ handed out ─ cursor ─ head
@@ -15,19 +16,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 from simplebus.core import picking
 from simplebus.core.acks import AckWindow
 from simplebus.core.limits import (
     GROUP_IN_FLIGHT_MESSAGES,
+    LOOKED_MESSAGES_MAX,
     REDELIVERY_BYTES,
     REDELIVERY_MESSAGES,
 )
 from simplebus.core.outbox import Outbox
-from simplebus.core.picking import Ranges
-from simplebus.core.spans import Span
+from simplebus.core.spans import Span, Wheel
 from simplebus.core.subscription import Subscription
+from simplebus.core.takers import Takers
 from simplebus.core.terms import Pieces
 
 # Handed out to one member at once, if it has room for as many.
@@ -47,8 +50,13 @@ class Member:
         """The number of the Subscribe that asked for it."""
         self.queued = False
         self.attempt = 1
+        self.looked = 0
         self.held = 0
         """Messages handed out to it and not acknowledged."""
+        self.turn = 0
+        """When it was handed something last; the order counts."""
+        self.wheel = Wheel()
+        """What it was sent and has not acknowledged, no more and no less, by when it is overdue."""
         self.spans: deque[Span] = deque()
         """What it was handed out and is not sent yet."""
         self.handed_tick = 0
@@ -72,36 +80,62 @@ class Member:
     @property
     def room(self) -> int:
         """How many messages more it may have."""
-        if self.is_late and not self.outbox.idle:
-            return 0
-        return max(0, self.in_flight_max - self.held)
+        return 0 if self.is_late else max(0, self.in_flight_max - self.held)
 
     def hand(self, spans: list[Span], tick: int) -> None:
         """These are to be sent to it."""
         if not self.spans:
             self.handed_tick = tick
         self.spans += spans
-        self.held += _total(spans)
+        self.hold(_total(spans))
         self.outbox.wake(self)
 
     def give_back(self) -> list[Span]:
         """What it was handed out and not sent."""
         spans = list(self.spans)
         self.spans.clear()
-        self.held -= _total(spans)
+        self.hold(-_total(spans))
+        return spans
+
+    def hold(self, more: int) -> None:
+        """It has so many messages more, or fewer."""
+        self.held += more
+        self.group.offer(self)
+
+    def lose(self, first: int, last: int) -> list[Span]:
+        """It has none of first..last-1 any longer. Returns what of them it was sent."""
+        spans = self.wheel.cut(first, last)
+        if spans:
+            self.hold(-_total(spans))
+        return spans
+
+    def overdue(self, tick: int) -> list[Span]:
+        """What it should have acknowledged by this tick; it has it no longer."""
+        spans = self.wheel.pop(tick)
+        if spans:
+            self.hold(-_total(spans))
         return spans
 
     def skip_to(self, floor: int) -> None:
-        """Nothing below floor is to be sent."""
+        """It has nothing below floor any longer."""
+        self.lose(0, floor)
         for span in [span for span in self.spans if span.first < floor]:
-            self.held -= min(floor, span.last) - span.first
+            self.hold(span.first - min(floor, span.last))
             span.first = min(floor, span.last)
+
+    def _is_here(self) -> None:
+        """It takes something: it is no longer late."""
+        if self.is_late:
+            self.is_late = False
+            self.group.offer(self)
 
     def take(self, tick: int) -> bytes:
         """See `Feed`."""
-        self.is_late = False
+        self._is_here()
         pieces = Pieces(REDELIVERY_BYTES)
-        while self.spans and not pieces.count:
+        self.looked = 0
+        while self.spans and not pieces.count and self.looked < LOOKED_MESSAGES_MAX:
+            self.looked += self.spans[0].last - self.spans[0].first
             self.group.send(self, self.spans[0], pieces, tick)
             if self.spans[0].first >= self.spans[0].last:
                 self.spans.popleft()
@@ -109,7 +143,7 @@ class Member:
         return b"".join(pieces.parts)
 
     def peek(self, tick: int) -> memoryview:
-        self.is_late = False
+        self._is_here()
         return memoryview(b"")
 
     def sent(self, piece: memoryview, count: int, tick: int) -> bytes:
@@ -119,12 +153,18 @@ class Member:
 class Group(Subscription):
     """The shared position. It sends nothing itself: its outbox is nowhere."""
 
+    looked_max = REDELIVERY_MESSAGES  # It has no outbox whose turn it were: others wait for it.
+
     def __init__(self, **arguments: Any) -> None:
         """Takes what Subscription does, but for the outbox and the number."""
         super().__init__(**arguments)
-        self.members: list[Member] = []
-        self._holders: dict[int, Member] = {}
-        """Who was sent each message that is not acknowledged and not to be sent again."""
+        self.members: dict[Member, None] = {}
+        self._takers = Takers()
+        self._turns = 0
+        self._has_come_back = False
+        """Whether what is to be sent again is to be put in order first."""
+        self._looks_on = False
+        """Whether it goes on looking for what is for it in another turn."""
 
     @property
     def is_served(self) -> bool:
@@ -136,44 +176,69 @@ class Group(Subscription):
         """One more member."""
         most = GROUP_IN_FLIGHT_MESSAGES if in_flight_max is None else in_flight_max
         member = Member(self, outbox, number, most)
-        self.members.append(member)
+        self.members[member] = None
+        self._next_turn(member)
+        self.offer(member)
         return member
+
+    def offer(self, member: Member) -> None:
+        """What a member has, or may have, has changed."""
+        if member in self.members and member.room:
+            self._takers.put(member)
+        else:
+            self._takers.remove(member)
+
+    def _next_turn(self, member: Member) -> None:
+        self._turns += 1
+        member.turn = self._turns
 
     def leave(self, member: Member) -> None:
         """A member is gone. What it had is to be handed out again."""
-        self.members.remove(member)
+        del self.members[member]
         member.outbox.forget(member)
         self._again += member.give_back()
-        for first, last in self._held(member, self.window.floor, self.window.cursor):
-            self._again += self._wheel.cut(first, last)
-            self._let_go(first, last)
-        self._in_order()
+        self._again += member.wheel.clear()
+        self._has_come_back = True
 
     # Handing out ---------------------------------------------------------------------------------
 
     def share(self) -> list[Member]:
         """Hand out what can be. Returns who got something."""
         woken: dict[Member, None] = {}
-        while takers := [member for member in self.members if member.room]:
-            member = min(takers, key=_load)
-            fair = -(-self._waiting(_SHARE_MAX * len(takers)) // len(takers))
+        if self._looks_on:
+            return []
+        if self._has_come_back:
+            self._again = deque(sorted(self._again, key=_first))
+            self._has_come_back = False
+        self.looked = 0
+        takers = self._takers
+        while takers:
+            member = takers.first()
+            fair = -(-self._waiting() // len(takers))
             spans = self._next(min(member.room, _SHARE_MAX, max(1, fair)))
             if not spans:
                 break
+            self.looked -= _total(spans)
+            self._next_turn(member)
             member.hand(spans, self._clock.tick)
             woken[member] = None
-            self.members.remove(member)
-            self.members.append(member)
+        if takers and self.looked >= self.looked_max and self.has_work:
+            self._looks_on = True
+            self._put_off(self._clock.now)
         return list(woken)
 
-    def _waiting(self, most: int) -> int:
-        """How many messages are to be handed out; at least `most` is as good as any number."""
+    @property
+    def due(self) -> float:
+        return self._clock.now if self._looks_on else super().due
+
+    def wake_due(self) -> bool:
+        looks_on, self._looks_on = self._looks_on, False
+        return super().wake_due() or looks_on
+
+    def _waiting(self) -> int:
+        """About how many messages are to be handed out, if they are few."""
         count = self.ring.head - self.window.cursor
-        for span in self._again:
-            if count >= most:
-                break
-            count += span.last - span.first
-        return count
+        return count + _total(islice(self._again, _SHARE_MAX))
 
     def _next(self, most: int) -> list[Span]:
         """Up to `most` messages that nobody has: again first, then new ones."""
@@ -182,10 +247,13 @@ class Group(Subscription):
             span, last, picked = found
             self._settle(span, last, picked)
             return [Span(a, b, span.attempts) for a, b in picked.send]
-        window = self.window
-        while window.cursor < self.ring.head:
-            picked, last = self._look(REDELIVERY_MESSAGES if self.picks else most, most)
-            window.cursor = last
+        window, many = self.window, most
+        while window.cursor < self.ring.head and not self._again:
+            if self.looked >= self.looked_max:
+                break
+            picked, last = self._look(many, most)
+            many = min(2 * many, REDELIVERY_MESSAGES)  # None of these is for it: look further.
+            self._reach(last)
             self._entered += picking.total(picked.send)
             self._entered += picking.total(picking.before(picked.later, last))
             self._leave_out(picked, last, attempts=0)
@@ -202,13 +270,13 @@ class Group(Subscription):
         member.attempt = span.next_attempt
         first, last = span.first, self._copy(picked.send, span.last, pieces, tick)
         self._leave_out(picked, last, attempts=span.attempts)
+        attempts = max(span.next_attempt, 1)
         for begin, end in picking.before(picked.send, last):
-            self._expect(begin, end, max(span.next_attempt, 1), tick)
-            for sequence in range(begin, end):
-                self._holders[sequence] = member
+            member.wheel.put(tick + self.terms.pause(attempts), begin, end, attempts)
         span.first = last
         sent = pieces.count - before
-        member.held -= last - first - sent
+        if sent < last - first:
+            member.hold(sent - (last - first))
         if span.attempts > 0:
             self.redelivered += sent
         else:
@@ -218,35 +286,34 @@ class Group(Subscription):
 
     def acknowledge(self, member: Member, first: int, last: int) -> None:
         """A member has processed what it holds of first..last-1."""
-        for begin, end in self._held(member, first, last):
-            self.window.ack_range(begin, end)
-            self._let_go(begin, end)
+        for span in member.lose(first, last):
+            self.window.ack_range(span.first, span.last)
 
     def refuse(self, member: Member, first: int, last: int, delay: float | None, tick: int) -> None:
         """A member could not process what it holds of first..last-1: see `nack`."""
-        for begin, end in self._held(member, first, last):
-            self.nack(begin, end, delay, tick)
-            self._let_go(begin, end)
+        for span in member.lose(first, last):
+            if delay is None:
+                self._expect(span.first, span.last, span.attempts, tick)
+            elif delay <= 0:
+                self._again.append(span)
+            else:
+                self._delay(self._clock.now + delay, span)
 
     def extend(self, member: Member, first: int, last: int, tick: int) -> None:
         """A member is at what it holds of first..last-1: see `working`."""
-        for begin, end in self._held(member, first, last):
-            self.working(begin, end, tick)
+        self._postpone(member.wheel, first, last, tick)
 
     def tick(self, tick: int) -> None:
-        before = len(self._again)
+        for member in self.members:
+            for span in member.overdue(tick):
+                self._wheel.put(tick, span.first, span.last, span.attempts)
         super().tick(tick)
-        for span in list(self._again)[before:]:
-            for begin, end in self.window.unacked(span.first, span.last):
-                self._let_go(begin, end)
         for member in self.members:
             if member.spans and member.handed_tick + self.terms.ack_ticks <= tick:
                 member.is_late = True
                 self._again += member.give_back()
 
     def _skip(self, floor: int) -> int:
-        for sequence in [s for s in self._holders if s < floor]:
-            self._let_go(sequence, sequence + 1)
         for member in self.members:
             member.skip_to(floor)
         return super()._skip(floor)
@@ -258,60 +325,28 @@ class Group(Subscription):
         yield from super()._spans()
         for member in self.members:
             yield from member.spans
-
-    def _held(self, member: Member, first: int, last: int) -> Ranges:
-        """What of first..last-1 a member was sent and has not acknowledged."""
-        holders = self._holders
-        if last - first > len(holders):
-            mine = sorted(s for s, who in holders.items() if who is member and first <= s < last)
-        else:
-            mine = [s for s in range(first, last) if holders.get(s) is member]
-        return runs_of(mine)
-
-    def _let_go(self, first: int, last: int) -> None:
-        """Nobody holds these any longer."""
-        for sequence in range(first, last):
-            member = self._holders.pop(sequence, None)
-            if member is not None:
-                member.held -= 1
-
-    def _in_order(self) -> None:
-        self._again = deque(sorted(self._again, key=_first))
+            yield from member.wheel
 
     def check(self) -> None:
         super().check()
         for member in self.members:
-            sent = sum(who is member for who in self._holders.values())
-            assert member.held == sent + _total(member.spans), (member.held, sent)
+            held = _total(member.wheel) + _total(member.spans)
+            assert member.held == held, (member.held, held)
             assert member.held <= member.in_flight_max
-        assert set(self._holders.values()) <= set(self.members)
-        for sequence in self._holders:
-            assert self.window.unacked(sequence, sequence + 1), "held and acknowledged"
-            assert any(span.first <= sequence < span.last for span in self._wheel)
+            for span in member.wheel:
+                there = self.window.unacked(span.first, span.last)
+                assert there == [(span.first, span.last)], "held and acknowledged"
+        self._takers.check()
+        assert len(self._takers) == sum(member.room > 0 for member in self.members)
 
     def _check_waiting(self) -> None:
         assert not self._unsent
         assert not self._resend
 
 
-def runs_of(sequences: list[int]) -> Ranges:
-    """Ascending numbers as half-open ranges."""
-    ranges: Ranges = []
-    for sequence in sequences:
-        if ranges and ranges[-1][1] == sequence:
-            ranges[-1] = (ranges[-1][0], sequence + 1)
-        else:
-            ranges.append((sequence, sequence + 1))
-    return ranges
-
-
 def _total(spans: Iterable[Span]) -> int:
     """How many messages lie in spans."""
     return sum(span.last - span.first for span in spans)
-
-
-def _load(member: Member) -> int:
-    return member.held
 
 
 def _first(span: Span) -> int:

@@ -44,6 +44,9 @@ REDELIVERY_MESSAGES = 4096
 # How many messages are looked at at once to find out whether all are for a subscription.
 LOOK_AHEAD_MESSAGES = 16_384
 
+# So many messages are looked at in one turn, if none of them is for whom they are looked at.
+LOOKED_MESSAGES_MAX = 65_536
+
 # Parked messages are joined to pieces at least this long: many small ones cost what they weigh.
 PARKED_PIECE_BYTES = 64 * 1024
 

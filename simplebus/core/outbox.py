@@ -3,6 +3,8 @@
 Rule 1: bytes are pulled by whoever can send them. A cursor moves when bytes were taken, not before,
 so a slow peer costs the ring's memory and nothing else.
 Rule 2: a version 2 peer is told whose messages follow whenever that changes, directly before them.
+Rule 3: one look shows bytes or takes only so long. An outbox that shows none and is not idle has
+more to look at: it is to be asked again when others have had their turn.
 
     rest    what is begun or copied: goes first
     replies answers
@@ -17,7 +19,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from simplebus.core import frames
-from simplebus.core.limits import OWED_BYTES
+from simplebus.core.limits import LOOKED_MESSAGES_MAX, OWED_BYTES
 
 
 class Feed(Protocol):
@@ -30,6 +32,9 @@ class Feed(Protocol):
     """Whether the outbox has it in its queue."""
     attempt: int
     """Which attempt to deliver what `take` returned, or `peek` showed, is."""
+    looked: int
+    """How many messages the last `take` looked at; from LOOKED_MESSAGES_MAX on it gives up, even
+    if there may be more to be sent."""
 
     @property
     def copies(self) -> bool:
@@ -116,7 +121,7 @@ class Outbox:
         self._named = None  # Another one may come by the same name.
 
     def peek(self, tick: int) -> memoryview:
-        """The next bytes to send; empty when there are none."""
+        """The next bytes to send; empty when there are none, or none were found yet: see Rule 3."""
         self._source = None
         if self._owed and not (self._rest or self._replies):
             self._owed.popleft()()
@@ -124,16 +129,21 @@ class Outbox:
             self._rest = memoryview(bytes(self._replies))
             self._replies.clear()
             self._confirm_at = -1
-        while not self._rest and self._queue:
+        looked = 0
+        while not self._rest and self._queue and looked < LOOKED_MESSAGES_MAX:
             feed = self._queue[0]
             if feed.copies:
                 copies = feed.take(tick)
+                looked += feed.looked
                 if copies:
                     if self.names_feeds:
                         copies = self._name(feed) + copies
                     self._rest = memoryview(copies)
                     self._queue.rotate(-1)
                     continue
+                if feed.looked >= LOOKED_MESSAGES_MAX and feed.has_work:
+                    self._queue.rotate(-1)
+                    break
             piece = feed.peek(tick)
             if piece:
                 if self.names_feeds and (name := self._name(feed)):

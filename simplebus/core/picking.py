@@ -111,6 +111,27 @@ def wanted_from(ring: Ring, first: int, last: int, wanted: Wanted) -> int:
     return last if here.all() else first + int(here.argmin())
 
 
+def count(ring: Ring, first: int, last: int, wanted: Wanted | None) -> int:
+    """How many of messages first..last-1 are wanted."""
+    if wanted is None or first >= last:
+        return max(0, last - first)
+    if last - first == 1:
+        return int(wanted.wants(ring.row(first).channel))
+    here = wanted.of(ring.rows(first, last).channels)
+    number = int(np.count_nonzero(here))
+    return number * (last - first) if here.size == 1 else number
+
+
+def wanted_ranges(ring: Ring, first: int, last: int, wanted: Wanted | None) -> Ranges:
+    """Which of messages first..last-1 are wanted."""
+    if wanted is None or first >= last:
+        return [(first, last)] * (first < last)
+    here = wanted.of(ring.rows(first, last).channels)
+    if here.size == 1:  # All of them have the same.
+        return [(first, last)] * bool(here[0])
+    return _ranges(here, first)
+
+
 def opens(ring: Ring, first: int, last: int) -> list[tuple[float, int, int]]:
     """When messages first..last-1 may be delivered: times, and whose they are."""
     times = ring.rows(first, last).opens

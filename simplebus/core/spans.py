@@ -4,20 +4,23 @@ Rule 1: every message that was sent and not acknowledged lies in exactly one spa
 are kept. A span may also cover messages that are acknowledged: they are left out when it is due.
 Rule 2: a tick touches only what is due.
 
-    wheel   tick 17: (4, 9)  tick 18: (9, 30) …      ascending within a tick
-    set     (4, 6) (8, 30)                           some of the messages, and how many
+    wheel   tick 17: sent once (4, 9), twice (12, 14)   tick 18: sent once (9, 12) …
+    set     (4, 6) (8, 30)                              some of the messages, and how many
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
 
 INHERITED = -1
 """The attempts of messages that somebody else was sent, who knows how often."""
+
+# So few ranges are put among others one by one.
+_FEW = 16
 
 _first = attrgetter("first")
 
@@ -38,46 +41,41 @@ class Span:
 
 
 class Wheel:
-    """Spans by the tick at which they are due."""
+    """Messages by the tick at which they are due, and by how often they were sent."""
 
     def __init__(self) -> None:
-        self._due: dict[int, list[Span]] = {}
+        self._due: dict[int, dict[int, SequenceSet]] = {}
+        """By tick, then by attempts. None of them is empty."""
 
     def __len__(self) -> int:
         """How many spans there are."""
-        return sum(map(len, self._due.values()))
+        return sum(1 for _ in self)
 
     def put(self, tick: int, first: int, last: int, attempts: int) -> None:
         """Messages first..last-1 are due at this tick."""
-        spans = self._due.setdefault(tick, [])
-        if spans and spans[-1].last == first and spans[-1].attempts == attempts:
-            spans[-1].last = last
-        else:
-            insort(spans, Span(first, last, attempts), key=_first)
+        self._set(tick, attempts).add(first, last)
 
     def pop(self, tick: int) -> list[Span]:
-        """What is due at this tick."""
-        return self._due.pop(tick, [])
+        """What is due at this tick, ascending."""
+        return _spans(self._due.pop(tick, {}))
 
     def cut(self, first: int, last: int) -> list[Span]:
         """Take messages first..last-1 out, wherever they lie."""
         out: list[Span] = []
-        for tick, spans in list(self._due.items()):
-            at = max(0, bisect_right(spans, first, key=_first) - 1)
-            while at < len(spans) and spans[at].first < last:
-                span = spans[at]
-                begin, end = max(first, span.first), min(last, span.last)
-                if begin >= end:
-                    at += 1
-                    continue
-                out.append(Span(begin, end, span.attempts))
-                left = [Span(span.first, begin, span.attempts)] if span.first < begin else []
-                right = [Span(end, span.last, span.attempts)] if end < span.last else []
-                spans[at : at + 1] = left + right
-                at += len(left)
-            if not spans:
-                del self._due[tick]
+        for tick, attempts, sequences in self._sets():
+            out += [Span(a, b, attempts) for a, b in sequences.take(first, last)]
+            self._drop_empty(tick, attempts)
         return out
+
+    def postpone(self, first: int, last: int, due: Callable[[int], int]) -> None:
+        """Messages first..last-1, as far as they are in here, are due at another tick, which
+        follows from their attempts. Those that are due then are not touched: however often this is
+        asked for at a time, each message is moved once."""
+        for tick, attempts, sequences in self._sets():
+            then = due(attempts)
+            if then != tick and (ranges := sequences.take(first, last)):
+                self._set(then, attempts).update(ranges)
+                self._drop_empty(tick, attempts)
 
     def clear(self) -> list[Span]:
         """Take everything out, ascending."""
@@ -86,8 +84,35 @@ class Wheel:
         return spans
 
     def __iter__(self) -> Iterator[Span]:
-        for spans in self._due.values():
-            yield from spans
+        for by_attempts in self._due.values():
+            yield from _spans(by_attempts)
+
+    def _set(self, tick: int, attempts: int) -> SequenceSet:
+        by_attempts = self._due.setdefault(tick, {})
+        sequences = by_attempts.get(attempts)
+        if sequences is None:
+            sequences = by_attempts[attempts] = SequenceSet()
+        return sequences
+
+    def _sets(self) -> list[tuple[int, int, SequenceSet]]:
+        return [
+            (tick, attempts, sequences)
+            for tick, by_attempts in self._due.items()
+            for attempts, sequences in by_attempts.items()
+        ]
+
+    def _drop_empty(self, tick: int, attempts: int) -> None:
+        by_attempts = self._due[tick]
+        if not by_attempts[attempts]:
+            del by_attempts[attempts]
+            if not by_attempts:
+                del self._due[tick]
+
+
+def _spans(by_attempts: dict[int, SequenceSet]) -> list[Span]:
+    """Ascending."""
+    spans = [Span(a, b, n) for n, sequences in by_attempts.items() for a, b in sequences]
+    return sorted(spans, key=_first) if len(by_attempts) > 1 else spans
 
 
 class SequenceSet:
@@ -110,6 +135,10 @@ class SequenceSet:
         """Have first..last-1."""
         if first >= last:
             return
+        if self._lasts and self._lasts[-1] == first:
+            self._lasts[-1] = last
+            self._count += last - first
+            return
         begin, end = bisect_left(self._lasts, first), bisect_right(self._firsts, last)
         if begin < end:
             first = min(first, self._firsts[begin])
@@ -125,6 +154,34 @@ class SequenceSet:
             return
         ends = [(self._firsts[begin], first), (last, self._lasts[end - 1])]
         self._replace(begin, end, [(a, b) for a, b in ends if a < b])
+
+    def take(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Have none of first..last-1. Returns the ranges of them that were in here."""
+        begin, end = bisect_right(self._lasts, first), bisect_left(self._firsts, last)
+        if begin >= end or first >= last:
+            return []
+        taken = list(zip(self._firsts[begin:end], self._lasts[begin:end], strict=True))
+        taken[0] = (max(first, taken[0][0]), taken[0][1])
+        taken[-1] = (taken[-1][0], min(last, taken[-1][1]))
+        self.remove(first, last)
+        return taken
+
+    def update(self, ranges: list[tuple[int, int]]) -> None:
+        """Have all of these ascending ranges: many at once, where one after the other would move
+        what lies behind each of them."""
+        if len(ranges) <= _FEW:
+            for first, last in ranges:
+                self.add(first, last)
+            return
+        firsts: list[int] = []
+        lasts: list[int] = []
+        for first, last in sorted([*self, *ranges]):
+            if lasts and first <= lasts[-1]:
+                lasts[-1] = max(last, lasts[-1])
+            else:
+                firsts.append(first)
+                lasts.append(last)
+        self._firsts, self._lasts, self._count = firsts, lasts, sum(lasts) - sum(firsts)
 
     def without(self, first: int, last: int) -> list[tuple[int, int]]:
         """The ranges of first..last-1 that are not in here."""

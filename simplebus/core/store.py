@@ -341,6 +341,7 @@ class Store:
             cls.times.forget(cls.ring.floor)
             if cls.ring.floor < cls.ring.timed_until:
                 self._expire(cls)
+            self._police(cls)  # Some may not have counted all yet.
             if cls.blocked or cls.keep.seconds:
                 self.release(cls)  # Other classes may have given memory back.
 

@@ -159,7 +159,7 @@ class Connection:
             for _ in range(_PIECES_PER_TURN):
                 piece = outbox.peek(tick)
                 if not piece:
-                    return True
+                    return outbox.idle  # Or there is more to look at, in another turn.
                 count = self.socket.send(piece)
                 outbox.sent(count, tick)
                 if count < len(piece):

@@ -19,6 +19,7 @@ from core.talk2 import (
     working,
 )
 from simplebus.core.errors import Reason
+from simplebus.core.limits import LOOKED_MESSAGES_MAX, REDELIVERY_MESSAGES
 
 
 def group_of(bus: Bus, count: int, **options: object) -> list[Peer2]:
@@ -271,3 +272,62 @@ def test_a_group_that_drops_the_newest_keeps_the_order_of_the_rest() -> None:
         only.say(ack(5, ids[0], ids[-1] + 1))
     assert heard == [0, 1, 2, 3, 4]
     assert bus.statistics(1).dropped == {Reason.SLOW_CONSUMER: 15}
+
+
+def test_a_member_reaches_only_what_it_holds_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    bus = Bus()
+    one, two = group_of(bus, 2, max_in_flight=1000)
+    peer2(bus, publish(1, 0, *numbered(1000)))
+    mine = one.ids()
+    group = next(iter(bus.broker.classes[1].groups))
+    holder, other = group.members
+    assert (holder.held, other.held) == (500, 500)
+    two.ids()
+    monkeypatch.setattr(holder, "wheel", None)  # Nobody looks at it for the other one.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bus, "trusting", True)
+        two.say(working(5, 0, 1000), ack(5, 0, 1000), nack(5, 0, 1000))
+    monkeypatch.undo()
+    bus.check()
+    assert bus.statistics(1).in_flight == len(mine)
+    one.say(ack(5, 0, 1000))
+    assert bus.statistics(1).in_flight == 0
+
+
+def test_a_group_looks_through_a_backlog_in_turns() -> None:
+    bus = Bus()
+    count = 10 * REDELIVERY_MESSAGES
+    writer = peer2(bus, publish(1, 0, *[b""] * count), enveloped(1, count, on_channel("x", b"!")))
+    peer = peer2(bus, subscribe(1, 5, group="g", channels=["x"], start="earliest"))
+    group = next(iter(bus.broker.classes[1].groups))
+    turns, before = 0, 0
+    while bus.broker.due <= bus.broker.clock.now:
+        assert 0 < group.window.cursor - before <= 2 * REDELIVERY_MESSAGES
+        before = group.window.cursor
+        writer.say(publish(1, count + 1 + turns, b"does not make it look more"))
+        assert group.window.cursor == before
+        bus.broker.wake_due()
+        bus.check()
+        turns += 1
+    assert turns >= 5
+    assert peer.ids() == [count]
+
+
+def test_only_some_groups_go_on_looking_in_one_turn_and_all_come_to_an_end() -> None:
+    bus = Bus()
+    writer = peer2(bus, publish(1, 0, *[b""] * (3 * REDELIVERY_MESSAGES)))
+    most = LOOKED_MESSAGES_MAX // REDELIVERY_MESSAGES
+    number = 2 * most
+    options = {"channels": ["x"], "start": "earliest"}
+    peer = peer2(bus, *[subscribe(1, n, group=f"g{n}", **options) for n in range(1, number + 1)])
+    groups = list(bus.broker.classes[1].groups)
+    for _ in range(2):
+        before = [group.window.cursor for group in groups]
+        bus.broker.wake_due()
+        moved = sum(group.window.cursor > at for group, at in zip(groups, before, strict=True))
+        assert 0 < moved <= most
+    while bus.broker.due <= bus.broker.clock.now:
+        bus.broker.wake_due()
+    assert {group.window.cursor for group in groups} == {groups[0].ring.head}
+    writer.say(enveloped(1, 3 * REDELIVERY_MESSAGES, on_channel("x", b"")))
+    assert len(peer.got()) == number

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from simplebus.core.runs import ranges_of
 from simplebus.core.spans import SequenceSet, Wheel
 
 bounds = st.tuples(st.integers(0, 60), st.integers(0, 60))
@@ -32,6 +35,18 @@ class SequenceSetMachine(RuleBasedStateMachine):
     def without(self, pair: tuple[int, int]) -> None:
         outside = [s for a, b in self.set.without(*pair) for s in range(a, b)]
         assert outside == sorted(set(range(*pair)) - self.model)
+
+    @rule(pair=bounds)
+    def take(self, pair: tuple[int, int]) -> None:
+        taken = self.set.take(*pair)
+        assert all(a < b for a, b in taken)
+        assert [s for a, b in taken for s in range(a, b)] == sorted(set(range(*pair)) & self.model)
+        self.model -= set(range(*pair))
+
+    @rule(numbers=st.sets(st.integers(0, 60)))
+    def update(self, numbers: set[int]) -> None:
+        self.set.update(ranges_of(np.isin(np.arange(61), list(numbers))))
+        self.model |= numbers
 
     @rule()
     def clear(self) -> None:
@@ -74,6 +89,52 @@ def test_what_is_cut_out_of_a_wheel_is_due_no_more(
     rest = [s for span in wheel.clear() for s in range(span.first, span.last)]
     assert rest == sorted(set(model) - set(popped))
     assert len(wheel) == 0
+
+
+@given(
+    puts=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(1, 2)), max_size=12),
+    moves=st.lists(st.tuples(bounds, st.integers(0, 3)), max_size=5),
+)
+def test_what_is_postponed_is_due_then_and_nothing_else_is_moved(
+    puts: list[tuple[int, int, int]], moves: list[tuple[tuple[int, int], int]]
+) -> None:
+    wheel, model = Wheel(), dict[int, tuple[int, int]]()
+    first = 0
+    for due, count, attempts in puts:
+        wheel.put(due, first, first + count, attempts)
+        model |= dict.fromkeys(range(first, first + count), (due, attempts))
+        first += count
+    for (begin, end), now in moves:
+        wheel.postpone(begin, end, lambda attempts, now=now: now + attempts)  # type: ignore[misc]
+        model |= {s: (now + n, n) for s, (_, n) in model.items() if begin <= s < end}
+    for tick in range(10):
+        due_now = {
+            s: span.attempts for span in wheel.pop(tick) for s in range(span.first, span.last)
+        }
+        assert due_now == {s: n for s, (due, n) in model.items() if due == tick}
+    assert len(wheel) == 0
+
+
+def test_what_is_postponed_together_is_one_span_again() -> None:
+    wheel = Wheel()
+    for n in range(20_000):
+        wheel.put(1 + n % 2, n, n + 1, 1)
+    assert len(wheel) == 20_000
+    wheel.postpone(0, 20_000, lambda attempts: 9)
+    assert [(span.first, span.last) for span in wheel] == [(0, 20_000)]
+
+
+def test_however_often_a_tick_is_postponed_to_each_message_is_moved_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wheel = Wheel()
+    for n in range(1000):  # What was sent once and what was sent twice, in turn: it cannot merge.
+        wheel.put(1, n, n + 1, 1 + n % 2)
+    wheel.postpone(0, 1000, lambda attempts: 9 + attempts)
+    monkeypatch.setattr(SequenceSet, "take", lambda *_: pytest.fail("something is moved again"))
+    for _ in range(1000):
+        wheel.postpone(0, 1000, lambda attempts: 9 + attempts)
+    assert len(wheel) == 1000
 
 
 def test_spans_that_follow_one_another_are_one() -> None:

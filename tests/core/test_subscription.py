@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from oracles import build_frame, parse_frame, split_frames
 from strategies import MESSAGE
 
-from core.talk import batch_of, numbered
+from core.talk import Bus, batch_of, numbered
+from core.talk2 import Got, enveloped, hello, on_channel, peer2, subscribe
+from simplebus.core import picking
 from simplebus.core.acks import AckWindow
-from simplebus.core.limits import REDELIVERY_BYTES, REDELIVERY_PAUSE_TICKS_MAX, SEND_BYTES
+from simplebus.core.limits import (
+    LOOKED_MESSAGES_MAX,
+    REDELIVERY_BYTES,
+    REDELIVERY_PAUSE_TICKS_MAX,
+    SEND_BYTES,
+)
 from simplebus.core.outbox import Outbox
+from simplebus.core.picking import Picked
 from simplebus.core.ring import MemoryBudget, Ring
 from simplebus.core.subscription import Subscription
 from simplebus.core.terms import Terms
@@ -351,3 +361,53 @@ def test_work_that_nobody_was_told_about_is_noticed() -> None:
     line.ring.append(batch_of(build_frame(MESSAGE)), 0)
     with pytest.raises(AssertionError, match="nobody was told"):
         line.subscription.check()
+
+
+def test_a_backlog_that_is_not_for_anybody_is_looked_through_in_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bus = Bus()
+    count = 3 * LOOKED_MESSAGES_MAX // 2
+    contents = [on_channel("a", b"")] * count
+    peer2(bus, enveloped(1, 0, *contents), enveloped(1, count, on_channel("x", b"!")))
+    options = {"channels": ["x"], "start": "earliest"}
+    peer = peer2(bus, *[subscribe(1, n, **options) for n in range(1, 4)])
+    looked, pick = 0, picking.pick
+
+    def counting(ring: Ring, first: int, last: int, *rest: Any) -> Picked:
+        nonlocal looked
+        looked += last - first
+        return pick(ring, first, last, *rest)
+
+    monkeypatch.setattr(picking, "pick", counting)
+    outbox, turns, got = peer.session.outbox, 0, list[Got]()
+    while not outbox.idle:
+        looked = 0
+        got += peer.got()
+        assert looked <= 4 * LOOKED_MESSAGES_MAX
+        turns += 1
+    assert turns >= 3
+    assert sorted(message.number for message in got) == [1, 2, 3]
+    assert {message.message_id for message in got} == {count}
+
+
+def test_an_answer_does_not_wait_for_the_end_of_a_look() -> None:
+    bus = Bus()
+    peer2(bus, enveloped(1, 0, *[on_channel("a", b"")] * (2 * LOOKED_MESSAGES_MAX)))
+    peer = peer2(bus, subscribe(1, 5, channels=["x"], start="earliest"))
+    assert [said.kind for said in peer.told()] == ["subscribe"]
+    assert not peer.session.outbox.idle
+    peer.say(hello(1))
+    assert [said.kind for said in peer.told()] == ["connect"]
+    for _ in range(4):
+        assert peer.listen() == ([], [])
+    assert peer.session.outbox.idle
+
+
+def test_who_is_looked_for_is_told_meanwhile_that_the_bus_is_there() -> None:
+    bus = Bus()
+    peer2(bus, enveloped(1, 0, *[on_channel("a", b"")] * (2 * LOOKED_MESSAGES_MAX)))
+    peer = peer2(bus, subscribe(1, 5, channels=["x"], start="earliest"), heartbeat=1)
+    peer.told()
+    bus.tick(3)
+    assert [said.kind for said in peer.told()] == ["heartbeat"]

@@ -63,10 +63,19 @@ def looks_at_a_clock_that_is_fast(patch: Patch) -> None:
 
 
 def lets_every_member_decide(patch: Patch) -> None:
-    def held(self: Group, member: Member, first: int, last: int) -> list[tuple[int, int]]:
-        return [(s, s + 1) for s in sorted(self._holders) if first <= s < last]
+    lose = Member.lose
 
-    patch.setattr(Group, "_held", held)
+    def lose_all(self: Member, first: int, last: int) -> list[Span]:
+        return [span for each in self.group.members for span in lose(each, first, last)]
+
+    leave = Group.leave
+
+    def leave_for_all(self: Group, member: Member) -> None:
+        self._again += member.lose(0, self.window.cursor)
+        leave(self, member)
+
+    patch.setattr(Member, "lose", lose_all)
+    patch.setattr(Group, "leave", leave_for_all)
 
 
 def forgets_what_a_member_was_handed(patch: Patch) -> None:

@@ -1,0 +1,51 @@
+"""How many of the messages ahead of a position's cursor are for it.
+
+Rule 1: a message is looked at once when it is counted and once when the cursor passes it, however
+often the number is asked for.
+Rule 2: what has piled up is counted a part at a time, what is new always: until all is counted, the
+number is too low.
+
+    cursor ─── counted ─── until ─── not counted yet ─── head
+"""
+
+from __future__ import annotations
+
+from simplebus.core import picking
+from simplebus.core.acks import AckWindow
+from simplebus.core.channel_table import Wanted
+from simplebus.core.limits import REDELIVERY_MESSAGES
+from simplebus.core.ring import Ring
+
+
+class Ahead:
+    """Of one position."""
+
+    def __init__(self, ring: Ring, window: AckWindow, wanted: Wanted | None) -> None:
+        self._ring = ring
+        self._window = window
+        self._wanted = wanted
+        self._head = ring.head
+        """Where the head was when it was looked last."""
+        self.until = window.cursor
+        self.count = 0
+        """Messages for it from the cursor to `until`."""
+        self.most = 0
+        """How many messages were worth a look the last time."""
+
+    def look(self) -> None:
+        """Count on: twice what is new, so that all is counted some day, and a part of the rest."""
+        ring, head = self._ring, self._ring.head
+        self.most = 2 * (head - self._head) + REDELIVERY_MESSAGES
+        if self._wanted is None or ring.columns.channels is None:
+            self.most = head - self._window.cursor  # One look says it of them all.
+        self._head = head
+        until = min(head, self.until + self.most)
+        self.count += picking.count(ring, self.until, until, self._wanted)
+        self.until = until
+
+    def reach(self, cursor: int) -> None:
+        """The cursor is about to be there. What it passes must still be stored."""
+        if cursor < self.until:
+            self.count -= picking.count(self._ring, self._window.cursor, cursor, self._wanted)
+        else:
+            self.count, self.until = 0, cursor

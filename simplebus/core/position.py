@@ -1,0 +1,304 @@
+"""Where one subscription stands in its class: what it was sent, what came back, what waits.
+
+Rule 1: a position never holds a message; it holds sequences of its class's ring.
+Rule 2: a tick touches only what is due; what is due is queued once, with a longer pause each time.
+Rule 3: what waits to be sent, be it again, is not in flight; and what was never sent cannot be
+acknowledged, though the cursor has passed it.
+
+    ring    floor ─ in flight ─ cursor ─ not sent yet ─ head
+    wheel   tick 17: (4, 9)  tick 18: (9, 30) …      what to look at again, by tick
+    later   12.5 s: (30, 31)                         put off to a time
+    again   (4, 6) (8, 9)                            what is to be sent again now
+"""
+
+from __future__ import annotations
+
+import heapq
+from abc import ABC, abstractmethod
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+
+from simplebus.core.acks import AckWindow
+from simplebus.core.ahead import Ahead
+from simplebus.core.channel_table import Wanted
+from simplebus.core.errors import Reason
+from simplebus.core.limits import IN_FLIGHT_BYTES, MESSAGES_MAX
+from simplebus.core.outbox import Nowhere, Outbox
+from simplebus.core.ring import Ring
+from simplebus.core.spans import INHERITED, SequenceSet, Span, Wheel, check_once
+from simplebus.core.statistics import SubscriptionStatistics
+from simplebus.core.terms import Clock, Terms
+
+NEVER = float("inf")
+
+
+class Position(ABC):
+    """See the module's law. A feed, but what it is sent is a subscription's business."""
+
+    def __init__(
+        self,
+        *,
+        ring: Ring,
+        window: AckWindow,
+        outbox: Outbox | None = None,
+        terms: Terms,
+        timer_ticks: int = 0,
+        number: int = 0,
+        clock: Clock | None = None,
+        wanted: Wanted | None = None,
+        released: Callable[[], None] = lambda: None,
+        put_off: Callable[[float], None] = lambda due: None,
+    ) -> None:
+        self.class_id = ring.class_id
+        self.ring = ring
+        self.window = window
+        self.outbox = outbox or Nowhere()
+        self.terms = terms
+        self.number = number
+        self.wanted = wanted
+        """Which channels; None for everything."""
+        self.durable = ""
+        """The name under which it outlives its session; empty for none."""
+        self.group = ""
+        self.request = 0
+        """The number of the Subscribe that asked for it last."""
+        self.delivered = 0
+        self.redelivered = 0
+        self.dropped = 0
+        self.queued = False
+        self.attempt = 1
+        self.looked = 0
+        self.is_too_slow = False
+        """Whether it is to be cut off for what waits for it."""
+        self.undelivered: Counter[Reason] = Counter()
+        """Messages for it that it was never sent, or not again, by reason."""
+        self._timer_ticks = timer_ticks or terms.ack_ticks
+        """What timer indexes count up to, in the whole class."""
+        self._clock = clock or Clock()
+        self._released = released
+        """Called when the floor may have moved by itself."""
+        self._put_off = put_off
+        """Called with the time at which `wake_due` is to be called."""
+        self._peeked = window.cursor
+        self._all_wanted_until = 0
+        """Messages from the cursor to here are for it, and nothing is special about them."""
+        self._ahead: Ahead | None = None
+        """What waits ahead of the cursor; counted from when it matters first."""
+        self._entered = window.in_flight
+        self._dropped_in_flight = 0
+        self._wheel = Wheel()
+        self._later: list[tuple[float, int, Span]] = []
+        self._again: deque[Span] = deque()
+        self._unsent = SequenceSet()
+        """What waits and was never sent, though the cursor has passed it."""
+        self._resend = SequenceSet()
+        """What waits to be sent again; kept where it matters how much is in flight."""
+        if window.floor < window.cursor:
+            span = Span(window.floor, window.cursor, INHERITED)
+            self._again.append(span)
+            self._wait(span)
+
+    @property
+    def acknowledged(self) -> int:
+        """Messages acknowledged."""
+        return self._entered - self._dropped_in_flight - self.window.in_flight
+
+    @property
+    def is_connected(self) -> bool:
+        return not isinstance(self.outbox, Nowhere)
+
+    @property
+    def copies(self) -> bool:
+        if self._again:
+            return True
+        if self.wanted is not None:
+            return self.window.cursor >= self._all_wanted_until
+        return self.window.cursor < self.ring.special_until and self.picks
+
+    @property
+    def picks(self) -> bool:
+        """Whether new messages must be looked at one by one."""
+        ring, cursor = self.ring, self.window.cursor
+        return (
+            self.wanted is not None
+            or cursor < ring.timed_until
+            or (cursor < ring.envelopes_until and not self.terms.takes_envelopes)
+        )
+
+    @property
+    def is_served(self) -> bool:
+        """Whether somebody is there to be sent messages."""
+        return self.is_connected
+
+    @property
+    def has_work(self) -> bool:
+        if not self._again and self.window.cursor >= self.ring.head:
+            return False
+        return self.terms.in_flight_max is None or self._room() > 0
+
+    def statistics(self) -> SubscriptionStatistics:
+        return SubscriptionStatistics(
+            class_id=self.class_id,
+            session_id=self.outbox.session_id,
+            number=self.number,
+            durable=self.durable,
+            group=self.group,
+            floor=self.window.floor,
+            cursor=self.window.cursor,
+            in_flight=self.window.in_flight,
+            waiting=self.ring.head - self.window.cursor,
+            delivered=self.delivered,
+            redelivered=self.redelivered,
+            acknowledged=self.acknowledged,
+            dropped=self.dropped,
+            undelivered=dict(self.undelivered),
+        )
+
+    def _room(self) -> int:
+        """How many messages more may be in flight."""
+        window, most = self.window, self.terms.in_flight_max
+        if most is None:
+            return MESSAGES_MAX
+        held = window.in_flight - len(self._unsent) - len(self._resend)
+        if 0 < held < most:  # Take it that they are as long as those between them.
+            size = self.ring.size(window.floor, window.cursor)
+            if size * held >= IN_FLIGHT_BYTES * (window.cursor - window.floor):
+                return 0
+        return max(0, most - held)
+
+    @abstractmethod
+    def take(self, tick: int) -> bytes:
+        """See `Feed`. Copies, because they are often many small pieces: one write sends them."""
+
+    @abstractmethod
+    def peek(self, tick: int) -> memoryview:
+        """See `Feed`."""
+
+    @abstractmethod
+    def sent(self, piece: memoryview, count: int, tick: int) -> bytes:
+        """See `Feed`. The rest of a cut frame is a copy: its ring may let go of it."""
+
+    # What comes back -----------------------------------------------------------------------------
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether some of what the cursor has passed may wait to be sent."""
+        return bool(self._again or self._later)
+
+    def ack(self, first: int, last: int) -> None:
+        """The consumer has processed what it was sent of first..last-1."""
+        if not self.has_waiting:
+            self.window.ack_range(first, last)
+            return
+        for begin, end in self._unsent.without(max(first, self.window.floor), last):
+            self._resend.remove(begin, end)
+            self.window.ack_range(begin, end)
+
+    def nack(self, first: int, last: int, delay: float | None, tick: int) -> None:
+        """The consumer could not process first..last-1. They come again after the pause that their
+        attempts have earned, or after `delay` seconds."""
+        if delay is None:
+            self.working(first, last, tick)
+            return
+        for span in self._wheel.cut(first, last):
+            self._wait(span)
+            if delay <= 0:
+                self._again.append(span)
+            else:
+                self._delay(self._clock.now + delay, span)
+        if self._again:
+            self.outbox.wake(self)
+
+    def working(self, first: int, last: int, tick: int) -> None:
+        """The consumer is at it: the ack timeout of first..last-1 begins again."""
+        self._postpone(self._wheel, first, last, tick)
+
+    def _postpone(self, wheel: Wheel, first: int, last: int, tick: int) -> None:
+        wheel.postpone(first, last, lambda attempts: tick + self.terms.pause(attempts))
+
+    def tick(self, tick: int) -> None:
+        """Queue what is due at this tick and not acknowledged."""
+        for span in self._wheel.pop(tick):
+            if span.last > self.window.floor:
+                self._again.append(span)
+                self._wait(span)
+        if self._again:
+            self.outbox.wake(self)
+        self.window.release_memory()
+
+    @property
+    def due(self) -> float:
+        """When `wake_due` is to be called next."""
+        return self._later[0][0] if self._later else NEVER
+
+    def wake_due(self) -> bool:
+        """Queue what was put off until now. Returns whether there is something to send."""
+        while self._later and self._later[0][0] <= self._clock.now:
+            self._again.append(heapq.heappop(self._later)[2])
+        if self._again:
+            self.outbox.wake(self)
+        return bool(self._again)
+
+    def _delay(self, due: float, span: Span) -> None:
+        heapq.heappush(self._later, (due, span.first, span))
+        self._put_off(due)
+
+    def _wait(self, span: Span) -> None:
+        """A span waits to be sent, for the first time or again."""
+        waiting = self._unsent if self._is_unsent(span) else self._resend
+        if waiting is self._unsent or self.terms.in_flight_max is not None:
+            for first, last in self.window.unacked(span.first, span.last):
+                waiting.add(first, last)
+
+    def _is_unsent(self, span: Span) -> bool:
+        """In version 1, what somebody else was sent counts as sent."""
+        return span.attempts == 0 or (span.attempts == INHERITED and self.terms.takes_envelopes)
+
+    # Coming and going ----------------------------------------------------------------------------
+
+    def detach(self) -> None:
+        """The session is gone; the position stays. What was in flight is to be sent again."""
+        self.outbox.forget(self)
+        self.outbox = Nowhere()
+        for span in self._wheel:
+            self._wait(span)
+        self._again = deque(sorted(self._spans(), key=lambda span: span.first))
+        self._wheel.clear()
+        self._later.clear()
+        self._put_off(NEVER)
+
+    def give_up_waiting(self) -> None:
+        """The position is gone: nothing is to be woken for it any more."""
+        self._put_off(NEVER)
+
+    def attach(self, outbox: Outbox, number: int) -> None:
+        """A session takes the position up."""
+        self.outbox, self.number = outbox, number
+
+    def _spans(self) -> Iterator[Span]:
+        """Wherever they are kept."""
+        yield from self._again
+        yield from self._wheel
+        for _, _, span in self._later:
+            yield span
+
+    def check(self) -> None:
+        """Raise AssertionError unless the invariants hold."""
+        window = self.window
+        window.check()
+        assert self.ring.floor <= window.floor <= window.cursor <= self.ring.head
+        assert self.acknowledged >= 0
+        if self.has_work and self.is_connected:
+            assert self.queued, "work that nobody was told about"
+        check_once(self._spans(), window.unacked(window.floor, window.cursor))
+        self._check_waiting()
+
+    def _check_waiting(self) -> None:
+        """What is said to wait is what lies in the spans that wait."""
+        unsent, resend = SequenceSet(), SequenceSet()
+        for span in (*self._again, *(span for _, _, span in self._later)):
+            for first, last in self.window.unacked(span.first, span.last):
+                (unsent if self._is_unsent(span) else resend).add(first, last)
+        assert list(self._unsent) == list(unsent), (list(self._unsent), list(unsent))
+        if self.terms.in_flight_max is not None:
+            assert list(self._resend) == list(resend), (list(self._resend), list(resend))
