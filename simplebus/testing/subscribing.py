@@ -47,6 +47,18 @@ class Subscribing(Suite):
             with pytest.raises(LocalProtocolError, match="left"):
                 await left.get(0.01)
 
+    @promise
+    async def test_what_is_wanted_is_found_behind_very_much_that_is_not(self) -> None:
+        async with self.open_bus() as bus, bus.subscribe(1, max_in_flight=1, auto_ack=False):
+            await bus.publish_many([b""] * 70_000, class_id=1, channel="many")
+            await bus.publish(b"found", class_id=1, channel="one")
+            async with (
+                bus.subscribe(1, "one", start="earliest") as alone,
+                bus.subscribe(1, "one", start="earliest", group="workers") as member,
+            ):
+                assert await payloads(alone, 1) == [b"found"]
+                assert await payloads(member, 1) == [b"found"]
+
     # Groups --------------------------------------------------------------------------------------
 
     @promise
