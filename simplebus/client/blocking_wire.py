@@ -50,8 +50,6 @@ class BlockingWire:
         """Whether the socket took less than it was given."""
         self._awaited = EVENT_READ
         """What the selector looks for."""
-        self._problem: BusConnectionError | None = None
-        """Why the last attempt failed."""
         self._loss: BusConnectionError | None = None
         """What became of the last connection."""
         self._end: BusConnectionError | None = None
@@ -108,9 +106,11 @@ class BlockingWire:
                 self.core.lost()
                 raise
         except BusConnectionError as problem:
-            self._problem = problem
-            if not is_worth_retrying(problem.__cause__):
+            schedule = self._schedule
+            if not schedule.failed(attempt.address, problem):
                 self._give_up()
+            elif schedule.problem is problem and schedule.has_refusal:
+                log.warning("%s; that address is not tried again", problem)
             return
         self._socket = sock
         self._selector.register(sock, EVENT_READ)
@@ -119,9 +119,11 @@ class BlockingWire:
 
     def _give_up(self) -> None:
         """There will be no connection."""
-        seconds = self._schedule.timeout if self._loss is None else self._schedule.reconnect
-        problem = self._problem or dial.unanswered(self._address, seconds, connected=False)
-        self._over(problem if self._loss is None else dial.given_up(self._loss, problem, seconds))
+        schedule, loss = self._schedule, self._loss
+        seconds = schedule.timeout if loss is None else schedule.reconnect
+        problem = schedule.problem or dial.unanswered(self._address, seconds, connected=False)
+        limit = None if schedule.has_refusal else seconds
+        self._over(problem if loss is None else dial.given_up(loss, problem, limit))
 
     def _greeted(
         self, sock: socket.socket, until: float, seconds: float

@@ -44,6 +44,8 @@ async def connect(
     none; the seconds that connecting may take; which types are bound to which classes; the seconds
     of silence after which a connection is tested; the seconds for which a lost connection is tried
     to be replaced, 0 or None for not at all; the longest frame to send and to accept.
+    Several addresses are of buses that may take each other's place: a class that has only a name is
+    to have the same id on all of them, which is certain if it is bound to an id too.
     Resource handling: leaving the block ends handlers, waits for confirms, and closes. To a process
     forked from this one the bus raises BusConnectionError: it is to connect by itself.
     Error handling: raises ValueError for what is no address, and BusConnectionError when no bus

@@ -135,12 +135,12 @@ def lost(place: object, error: Exception | None) -> BusConnectionError:
 
 
 def given_up(
-    loss: BusConnectionError, problem: BusConnectionError, seconds: float
+    loss: BusConnectionError, problem: BusConnectionError, seconds: float | None
 ) -> BusConnectionError:
-    """There was no other connection after a loss."""
-    found = BusConnectionError(
-        f"{loss}; no other connection was made within {_shown(seconds)} s: {problem}"
-    )
+    """There was no other connection after a loss; within so many seconds, or because of a refusal
+    that trying again would not change."""
+    within = "" if seconds is None else f" within {_shown(seconds)} s"
+    found = BusConnectionError(f"{loss}; no other connection was made{within}: {problem}")
     found.__cause__ = problem
     return found
 

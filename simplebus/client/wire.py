@@ -59,21 +59,22 @@ class Wire(Waits):
 
     async def open(self) -> None:
         """Make a connection. Raises BusConnectionError when the time for it is over."""
-        problem: BusConnectionError | None = None
-        while attempt := self._schedule.next(anyio.current_time()):
+        schedule = self._schedule
+        while attempt := schedule.next(anyio.current_time()):
             await anyio.sleep(attempt.pause)
             self._place = self._places[attempt.address]
             try:
                 link = await greeted(self._place, self.core, self._buffer, attempt.seconds)
-            except BusConnectionError as error:
-                problem = error
-                if not is_worth_retrying(error.__cause__):
+            except BusConnectionError as problem:
+                if not schedule.failed(attempt.address, problem):
                     break
+                if schedule.problem is problem and schedule.has_refusal:
+                    log.warning("%s; that address is not tried again", problem)
             else:
-                self._schedule.made(attempt.address, anyio.current_time())
+                schedule.made(attempt.address, anyio.current_time())
                 self._link = self.writer.link = link
                 return
-        raise problem or dial.unanswered(self._place, self._schedule.timeout, connected=False)
+        raise schedule.problem or dial.unanswered(self._place, schedule.timeout, connected=False)
 
     async def run(self) -> None:
         """Move bytes, on one connection after the other, until `close` has ended."""
@@ -118,7 +119,8 @@ class Wire(Waits):
         try:
             await self.open()
         except BusConnectionError as problem:
-            end = dial.given_up(loss, problem, self._schedule.reconnect)
+            seconds = None if self._schedule.has_refusal else self._schedule.reconnect
+            end = dial.given_up(loss, problem, seconds)
             log.error("%s", end)
             self._over(end)
         else:

@@ -229,7 +229,7 @@ class Conversation:
         """Why a frame had no effect, or why the bus closes."""
         reply = decode(ErrorReply, run.content)
         if reply.fatal:
-            raise RemoteProtocolError(_reason(reply.code), reply.message)
+            raise self._closing(reply)
         number, kind = run.first_id & MESSAGE_ID_MASK, run.timer_index
         error = RefusedError(reply.code, reply.message)
         if kind in (frames.MESSAGE, frames.ENVELOPE):
@@ -254,7 +254,17 @@ class Conversation:
                     self.publisher.close_class(named.id)
             request.fail(error)
             if request is self._greeting:
-                raise RemoteProtocolError(_reason(reply.code), reply.message)
+                raise self._closing(reply)
+
+    def _closing(self, reply: ErrorReply) -> RemoteProtocolError:
+        """Why the bus closes."""
+        reason, sentence = _reason(reply.code), reply.message
+        if reason == Reason.CLASS_NAME_CONFLICT and self.greetings:
+            sentence += (
+                "; the bus before gave the class that id, which messages of this program have; "
+                "bind a class to an id (class_id=…) where a program goes from bus to bus"
+            )
+        return RemoteProtocolError(reason, sentence)
 
     def _left(self, request: Request) -> None:
         """An Unsubscribe is done."""

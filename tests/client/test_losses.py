@@ -369,6 +369,38 @@ def test_a_name_that_is_in_use_is_refused_at_once(run: Run, server: BusServer) -
     run(main)
 
 
+CONFLICT = (
+    r"closed the connection.*; no other connection was made: .*class_name_conflict: .*'foo'.*"
+    r"that one is 'bar'; the bus before gave the class that id.*class_id="
+)
+
+
+def test_a_bus_where_a_name_has_another_id_is_left_alone_and_the_reason_is_told(
+    run: Run, server: BusServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The address that may come back is tried to the end; that is not why it failed."""
+    with simplebus.connect_blocking(server.address) as other:
+        other.publish(b"x", class_id="bar")
+
+    async def main() -> None:
+        first = BusServer()
+        async with simplebus.connect([first.address, server.address], reconnect=0.5) as bus:
+            await bus.publish(b"x", class_id="foo")
+            await anyio.to_thread.run_sync(first.stop)
+            with pytest.raises(BusConnectionError, match=CONFLICT):
+                await bus.fetch("foo")
+
+    run(main)
+    first = BusServer()
+    addresses = [first.address, server.address]
+    with simplebus.connect_blocking(addresses, reconnect=0.5) as bus:
+        bus.publish(b"x", class_id="foo")
+        first.stop()
+        with pytest.raises(BusConnectionError, match=CONFLICT):
+            bus.fetch("foo")
+    assert caplog.text.count("that address is not tried again") == 2
+
+
 def refusing_later(code: str) -> FalseBus:
     """A bus that says something fatal about the first message."""
 

@@ -13,7 +13,7 @@ from simplebus.client.retry import (
     is_worth_retrying,
 )
 from simplebus.core.asking import RefusedError
-from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.errors import BusConnectionError, Reason, RemoteProtocolError
 
 
 def schedule(
@@ -100,6 +100,38 @@ def test_nothing_is_tried_again_where_that_was_not_wanted(reconnect: float | Non
     made.made(0, 100)
     made.lost(200)
     assert made.next(200) is None
+
+
+def refused(reason: Reason) -> BusConnectionError:
+    problem = BusConnectionError(f"not with you: {reason}")
+    problem.__cause__ = RemoteProtocolError(reason, "no")
+    return problem
+
+
+def test_an_address_whose_bus_cannot_serve_us_is_passed_over_and_the_others_are_tried() -> None:
+    made = schedule(3)
+    made.made(1, 100)
+    made.lost(200)
+    conflict = refused(Reason.CLASS_NAME_CONFLICT)
+    assert attempts(made, 1, 200) == [(0, 1)]
+    assert made.failed(1, conflict)
+    assert attempts(made, 1, 200) == [(0, 2)]
+    assert made.failed(2, BusConnectionError("nobody there"))
+    assert made.problem is conflict
+    assert [address for _, address in attempts(made, 5, 200)] == [0, 2, 0, 2, 0]
+    assert made.failed(0, conflict)
+    assert made.failed(2, conflict)
+    assert made.next(200) is None
+    made.lost(300)
+    assert (made.problem, made.has_refusal) == (None, False)
+    assert [address for _, address in attempts(made, 3, 300)] == [1, 2, 0]
+
+
+def test_what_a_bus_refuses_because_of_the_program_is_refused_by_all() -> None:
+    made = schedule(2)
+    assert made.next(100) is not None
+    assert not made.failed(0, refused(Reason.NAME_IN_USE))
+    assert made.has_refusal
 
 
 def test_what_would_only_happen_again_is_not_worth_it() -> None:
