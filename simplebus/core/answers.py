@@ -247,9 +247,18 @@ class Answers:
     def _open(self, cls: MessageClass, asked: SubscribeRequest) -> Subscription:
         """A new position."""
         store = self._store
+        wanted = cls.channels.add(asked.channels) if asked.channels else None
+        if asked.channels and wanted is None:
+            raise RemoteProtocolError(
+                Reason.MEMORY_LIMIT,
+                f"the bus has no memory for {len(asked.channels)} patterns: {store.budget.left} "
+                f"bytes are left of {store.budget.limit}",
+            )
         try:
             window = cls.start(asked.start)
         except ValueError as error:
+            if wanted is not None:
+                cls.channels.remove(wanted)
             raise RemoteProtocolError(Reason.BAD_REQUEST, str(error)) from None
         durable, group = asked.durable or "", asked.group or ""
         kind = Group if group else Subscription
@@ -259,7 +268,7 @@ class Answers:
             terms=self._terms(asked),
             timer_ticks=self._settings.ack_timeout,
             clock=store.clock,
-            wanted=cls.channels.add(asked.channels) if asked.channels else None,
+            wanted=wanted,
             released=lambda: store.loosen(cls),
             put_off=lambda due: self._put_off(due, position),
         )

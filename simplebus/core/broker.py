@@ -577,7 +577,8 @@ class Broker:
         memory = 0
         for cls in self.classes.values():
             cls.ring.check()
-            memory += cls.ring.statistics().memory_bytes
+            cls.channels.check()
+            memory += cls.ring.statistics().memory_bytes + cls.channels.memory_bytes
             cls.check()
             assert cls.ring.floor == cls.floor() or (cls.keep and cls.ring.floor < cls.floor())
             for subscription in cls.subscriptions:

@@ -3,9 +3,13 @@
 Rule 1: a channel is matched against a subscription's patterns once: against all there are when its
 first message comes, against those of a later one when that looks at such a message. From then on a
 run of messages is a look into a table by channel number.
-Rule 2: names that no stored message carries are forgotten when there are too many.
+Rule 2: names that no stored message carries are forgotten when there are too many, or no memory for
+others: about as many at a time as new ones come, so that nobody waits for it.
+Rule 3: names, verdicts and patterns are paid for from the memory of all classes, before they are
+there.
 
     names    0: ""   1: "orders.eu"   2: "orders.us" …        numbers in the ring's column
+    uses     3           1                0     …             stored messages that carry them
     wanted   [ no        yes              ?     … ]           one row of verdicts a subscription
 """
 
@@ -16,8 +20,15 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from simplebus.core.channels import is_literal
 from simplebus.core.frames import Flags
-from simplebus.core.limits import CHANNEL_NAMES_MAX
+from simplebus.core.limits import (
+    CHANNEL_BYTES,
+    CHANNEL_NAMES_MAX,
+    CHANNELS_FORGOTTEN,
+    PATTERN_BYTES,
+    PATTERN_SEGMENT_BYTES,
+)
 from simplebus.core.ring import Ring
 from simplebus.core.sublist import Sublist
 
@@ -35,22 +46,22 @@ class Wanted:
 
     def __init__(self, patterns: Sequence[str], names: list[str]) -> None:
         """`names` are the channels by number, of which it knows nothing yet."""
-        self.patterns = tuple(dict.fromkeys(patterns))
+        self.patterns = tuple(patterns)
         self._sublist: Sublist[None] = Sublist(cache_names=0, cache_values=0)
         for pattern in self.patterns:
             self._sublist.insert(pattern, None)
-        self.forget(names)
-
-    def forget(self, names: list[str]) -> None:
-        """These are the channels now, and nothing is known of them."""
         self._names = names
         self._verdicts: Verdicts = np.full(max(_VERDICTS_MIN, len(names)), _UNKNOWN, np.uint8)
         self._verdicts[len(names) :] = _NO
 
     def add(self, numbers: list[int]) -> None:
-        """It wants these channels, which are new and ascend."""
+        """It wants these channels, which are new and whose greatest number is the last one."""
         self._reach(numbers[-1])
         self._verdicts[numbers] = _YES
+
+    def forget(self, numbers: npt.NDArray[np.intp]) -> None:
+        """These numbers, which ascend, stand for no channel any more."""
+        self._verdicts[numbers[: numbers.searchsorted(self._verdicts.size)]] = _NO
 
     def of(self, numbers: npt.NDArray[np.uint32] | int) -> Flags:
         """Which of these channels are wanted."""
@@ -84,31 +95,50 @@ class ChannelTable:
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
+        self._columns = ring.columns
         self._names = [""]
+        """By number; "" for one that is free."""
         self._numbers: dict[str, int] = {"": 0}
+        self._free: list[int] = []
+        self._is_named = np.zeros(0, np.bool_)
+        """By number, up to the capacity: whether it stands for a channel."""
+        self._capacity = 0
+        """Numbers up to this one are paid for, whoever keeps something for each of them."""
         self._sublist: Sublist[Wanted] = Sublist()
         self._wanted: dict[Wanted, None] = {}
         self._names_max = CHANNEL_NAMES_MAX
+        self._all_used_at = -1
+        """With this floor, and the same channels, there is none to be forgotten."""
+        self.memory_bytes = 0
+        """Taken from the budget."""
 
     def __len__(self) -> int:
         """How many channels have numbers."""
-        return len(self._names) - 1
+        return len(self._numbers) - 1
 
-    def numbers(self, names: Sequence[str]) -> list[int]:
-        """The numbers of these channels, "" being none. They hold until the next call."""
-        if len(self._names) + len(names) > self._names_max:
-            self._forget()
+    def numbers(self, names: Sequence[str]) -> list[int] | None:
+        """The numbers of these channels, "" being none. They hold until the next call, and as long
+        as stored messages carry them. None when there is no memory for those that are new."""
         known = self._numbers
         new = [name for name in dict.fromkeys(names) if name not in known]
         if new:
+            if len(known) + len(new) > self._names_max or not self._pay_for(new):
+                self.forget(max(CHANNELS_FORGOTTEN, 2 * len(new)))
+                self._names_max = max(CHANNEL_NAMES_MAX, len(known) + CHANNELS_FORGOTTEN)
+                new = [name for name in dict.fromkeys(names) if name not in known]
+                if not self._pay_for(new):
+                    return None
             self._add(new)
         return [known[name] for name in names]
 
-    def add(self, patterns: Sequence[str]) -> Wanted:
-        """Somebody wants what one of these patterns matches."""
+    def add(self, patterns: Sequence[str]) -> Wanted | None:
+        """Somebody wants what one of these patterns matches. None when there is no memory."""
+        patterns = tuple(dict.fromkeys(patterns))
+        if not self._take(_size_of(patterns) + self._capacity):
+            return None
         wanted = Wanted(patterns, self._names)
         self._wanted[wanted] = None
-        for pattern in wanted.patterns:
+        for pattern in patterns:
             self._sublist.insert(pattern, wanted)
         return wanted
 
@@ -117,34 +147,107 @@ class ChannelTable:
         del self._wanted[wanted]
         for pattern in wanted.patterns:
             self._sublist.remove(pattern, wanted)
+        self._give(_size_of(wanted.patterns) + self._capacity)
+
+    def forget(self, most: int) -> int:
+        """Forget up to so many channels that no stored message carries. Returns how many."""
+        if self._ring.floor == self._all_used_at:
+            return 0
+        is_idle = self._is_named.copy()
+        is_idle[np.flatnonzero(self._columns.uses[: is_idle.size])] = False
+        idle = np.flatnonzero(is_idle)
+        if idle.size <= most:
+            self._all_used_at = self._ring.floor
+        idle, names = idle[:most], self._names
+        self._is_named[idle] = False
+        self._give(sum(_size_of_name(names[number]) for number in idle.tolist()))
+        for number in idle.tolist():
+            del self._numbers[names[number]]
+            names[number] = ""
+        for wanted in self._wanted:
+            wanted.forget(idle)
+        self._free += idle[::-1].tolist()
+        return idle.size
+
+    def _pay_for(self, names: list[str]) -> bool:
+        """Take the memory that these new channels need, if there is so much."""
+        capacity = self._capacity
+        top = len(self._names) + max(0, len(names) - len(self._free))
+        while capacity < top:
+            capacity = max(_VERDICTS_MIN, 2 * capacity)
+        more = (capacity - self._capacity) * self._column_bytes
+        if not self._take(more + sum(map(_size_of_name, names))):
+            return False
+        unnamed = np.zeros(capacity - self._capacity, np.bool_)
+        self._is_named = np.concatenate([self._is_named, unnamed])
+        self._capacity = capacity
+        return True
+
+    @property
+    def _column_bytes(self) -> int:
+        """What is kept for each number, beside its name."""
+        return 2 * self._columns.uses.itemsize + self._is_named.itemsize + len(self._wanted)
+
+    def _take(self, size: int) -> bool:
+        if not self._ring.budget.take(size):
+            return False
+        self.memory_bytes += size
+        return True
+
+    def _give(self, size: int) -> None:
+        self.memory_bytes -= size
+        self._ring.budget.give(size)
 
     def _add(self, names: list[str]) -> None:
         """Give channels numbers, and have who wants them know; once for all that the same want."""
         found: dict[int, tuple[tuple[Wanted, ...], list[int]]] = {}
+        self._all_used_at = -1
         for name in names:
-            number = self._numbers[name] = len(self._names)
-            self._names.append(name)
+            if self._free:
+                number = self._free.pop()
+                self._names[number] = name
+            else:
+                number = len(self._names)
+                self._names.append(name)
+            self._numbers[name] = number
+            self._is_named[number] = True
             who = self._sublist.match(name)
             if who:
                 found.setdefault(id(who), (who, []))[1].append(number)
         for who, numbers in found.values():
+            numbers.sort()
             for wanted in dict.fromkeys(who):
                 wanted.add(numbers)
 
-    def _forget(self) -> None:
-        """Number anew, and only the channels that stored messages carry."""
-        ring, column = self._ring, self._ring.columns.channels
-        stored = np.zeros(len(self._names), np.bool_)
-        if column is not None and len(ring):
-            stored[ring.rows(ring.floor, ring.head).channels] = True
-        stored[0] = True
-        kept = np.flatnonzero(stored)
-        if column is not None:
-            renumbered = np.zeros(stored.size, np.uint32)
-            renumbered[kept] = np.arange(kept.size)
-            column[:] = renumbered[column]
-        self._names = [self._names[number] for number in kept.tolist()]
-        self._numbers = {name: number for number, name in enumerate(self._names)}
-        for wanted in self._wanted:
-            wanted.forget(self._names)
-        self._names_max = max(CHANNEL_NAMES_MAX, 2 * len(self._names))
+    def check(self) -> None:
+        """Raise AssertionError unless the invariants hold."""
+        named = {name: number for number, name in enumerate(self._names) if name}
+        assert self._numbers == {"": 0} | named
+        assert np.flatnonzero(self._is_named).tolist() == sorted(named.values())
+        assert len(self._free) + len(named) + 1 == len(self._names)
+        assert not any(self._names[number] for number in self._free)
+        assert all(self._names[number] for number in np.flatnonzero(self._columns.uses[1:]) + 1)
+        assert self.memory_bytes == (
+            sum(map(_size_of_name, named))
+            + sum(_size_of(wanted.patterns) for wanted in self._wanted)
+            + self._capacity * self._column_bytes
+        )
+
+
+def _size_of_name(name: str) -> int:
+    """About what a channel takes."""
+    return CHANNEL_BYTES + _size_of_text(name)
+
+
+def _size_of(patterns: Sequence[str]) -> int:
+    """About what somebody's patterns take, here and in a table of its own."""
+    return sum(map(_size_of_pattern, patterns))
+
+
+def _size_of_pattern(pattern: str) -> int:
+    segments = 0 if is_literal(pattern) else pattern.count(".") + 1
+    return PATTERN_BYTES + segments * PATTERN_SEGMENT_BYTES + _size_of_text(pattern)
+
+
+def _size_of_text(text: str) -> int:
+    return len(text) if text.isascii() else 4 * len(text)

@@ -73,6 +73,8 @@ class Columns:
         self.opens: Times | None = None
         self.row_bytes = 0
         """Memory of one row of the columns that exist."""
+        self.uses = np.zeros(0, np.int64)
+        """By channel number, but for 0: how many stored messages carry it."""
 
     def missing_bytes(self, rows: Rows) -> int:
         """Memory of one row of the columns that these rows need and that do not exist."""
@@ -120,6 +122,24 @@ class Columns:
             NEVER if expires is None else float(expires[slot]),
             AT_ONCE if opens is None else float(opens[slot]),
         )
+
+    def use(self, channels: Channels | int, count: int) -> None:
+        """So many messages that carry these channels, or all of them this one, are stored."""
+        top = channels if isinstance(channels, int) else int(channels.max(initial=0))
+        size = self.uses.size
+        if top >= size:
+            more = np.zeros(max(top + 1, 2 * size) - size, np.int64)
+            self.uses = np.concatenate([self.uses, more])
+        if isinstance(channels, int):
+            self.uses[channels] += count
+        else:
+            np.add.at(self.uses, channels, 1)
+
+    def let_go(self, pieces: list[tuple[int, int]]) -> None:
+        """Messages in these slot ranges are stored no longer."""
+        assert self.channels is not None
+        for start, stop in pieces:
+            np.subtract.at(self.uses, self.channels[start:stop], 1)
 
     def put(self, pieces: list[tuple[int, int]], rows: Rows) -> None:
         """Write rows into the slot ranges `pieces`, which hold as many."""

@@ -40,6 +40,7 @@ class Reason(enum.StrEnum):
     SUBSCRIPTION_MISMATCH = "subscription_mismatch"
     DURABLE_IN_USE = "durable_in_use"
     TOO_MANY_SUBSCRIPTIONS = "too_many_subscriptions"
+    MEMORY_LIMIT = "memory_limit"
     NAME_IN_USE = "name_in_use"
     TAKEN_OVER = "taken_over"
     NUMBER_GAP = "number_gap"

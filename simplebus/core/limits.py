@@ -105,8 +105,15 @@ SHEET_PATTERNS_MAX = 1024
 CACHE_NAMES_MAX = 4096
 CACHE_VALUES_MAX = 1 << 20
 CACHE_RESULTS_MAX = 256
-# With so many channels of one class, those that no stored message carries are forgotten.
+# With so many channels of one class, those that no stored message carries are forgotten: so many at
+# a time at least.
 CHANNEL_NAMES_MAX = 65_536
+CHANNELS_FORGOTTEN = 4096
+# Memory that a channel takes beside its text; and each pattern of a subscription, and if it has
+# wildcards each of its segments: about what was measured for those that have the least in common.
+CHANNEL_BYTES = 256
+PATTERN_BYTES = 2560
+PATTERN_SEGMENT_BYTES = 512
 # As many numbers as the wire has.
 SUBSCRIPTIONS_MAX = 0xFFFF
 IN_FLIGHT_MAX = MESSAGES_MAX
@@ -166,7 +173,10 @@ class Limits:
     class_bytes: int = 512 * 1024 * 1024
     """Memory that one class may hold: its frames and their columns."""
     total_bytes: int = 1024 * 1024 * 1024
-    """Memory that all classes together may hold."""
+    """Memory that all classes together may hold: their frames and columns, the names of the
+    channels that their messages carry, the patterns of their subscriptions, connected or not.
+    When it is spent, a message finds its class full, and a Subscribe that brings patterns is
+    refused with `memory_limit`."""
     pending_bytes: int = 64 * 1024 * 1024
     """Bytes kept for one connection beside the rings: parked messages and unsent replies."""
     total_pending_bytes: int = 1024 * 1024 * 1024

@@ -42,7 +42,7 @@ _NO_ID_OVERFLOW = np.uint64(~((MESSAGE_ID_MASK + 1) << 16) & 0xFFFFFFFFFFFFFFFF)
 
 
 class MemoryBudget:
-    """Bytes that all rings together may hold. Invariant: 0 <= used <= limit."""
+    """Bytes that all classes together may hold. Invariant: 0 <= used <= limit."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -121,7 +121,8 @@ class Ring:
         """No message at or above it expires or opens later."""
         self.special_until = 0
         """The greater one of the two: from here on, messages are plain."""
-        self._budget = budget
+        self.budget = budget
+        """Of all rings together."""
         self._write = 0
         """Where the next frame goes, if it fits there."""
         self._wrap = 0
@@ -214,6 +215,8 @@ class Ring:
         self.head = head + 1
         if self.columns.row_bytes:
             self.columns.put_one(slot, row or _PLAIN)
+            if row is not None:
+                self.columns.use(row.channel, 1)
         if row is not None:
             self.envelopes_until = self.special_until = head + 1
             if row.expires != NEVER or row.opens != AT_ONCE:
@@ -224,6 +227,7 @@ class Ring:
     def _describe(self, first: int, rows: Rows) -> None:
         """Note what is known of the messages from `first` on, which were just appended."""
         self.columns.put(self._pieces(first, first + rows.count), rows)
+        self.columns.use(rows.channels, rows.count)
         if rows.is_timed:
             self.timed_until = first + rows.count
 
@@ -236,7 +240,7 @@ class Ring:
         if self.floor == self.head and self._memory() + more > self.bytes_max:
             self._resize(0, 0)
             more = 0
-        if self._memory() + more > self.bytes_max or not self._budget.take(more):
+        if self._memory() + more > self.bytes_max or not self.budget.take(more):
             return False
         self.columns.add_for(rows, self._slots)
         return True
@@ -414,6 +418,8 @@ class Ring:
         if floor <= self.floor:
             return
         assert floor <= self.head, (floor, self.head)
+        if self.columns.channels is not None:
+            self.columns.let_go(self._pieces(self.floor, floor))
         self.floor = floor
 
     def after(self, size: int) -> int:
@@ -470,7 +476,7 @@ class Ring:
         column = slots * row_bytes
         size = min(size, self.bytes_max - column)
         # Where the budget does not pay for twice as much, it may pay for enough to be worth a move.
-        affordable = self._memory() + self._budget.left - column
+        affordable = self._memory() + self.budget.left - column
         if self._size + self._size // 8 < affordable < size:
             size = affordable
         if (slots, size) == (self._slots, self._size) or size - self.frame_bytes < longest_next:
@@ -490,12 +496,12 @@ class Ring:
         """Move everything kept into new arrays, oldest frame first."""
         memory = size + slots * self._row_bytes
         more = max(0, memory - self._memory())
-        if not self._budget.take(more):
+        if not self.budget.take(more):
             return False
         try:
             arena, position = allocate(size, _BYTE), allocate(slots, _POSITION)
         except (OSError, MemoryError):  # The system has less than the budget promised.
-            self._budget.give(more)
+            self.budget.give(more)
             return False
         old_arena, old_position = self._arena, self._position
         old_pieces = self._pieces(self.floor, self.head) if len(self) else []
@@ -507,7 +513,7 @@ class Ring:
         positions = np.concatenate([old_position[:0]] + [old_position[a:b] for a, b in old_pieces])
         give = max(0, self._memory() - memory)
         self._set_arrays(arena, position)
-        self._budget.give(give)
+        self.budget.give(give)
         at = 0
         done = 0
         for (first, last), (begin, end) in zip(segments, bounds, strict=False):
@@ -549,6 +555,10 @@ class Ring:
             message_id = int.from_bytes(self._view[begin + 3 : begin + _TIMER_AT], "big")
             assert message_id == sequence & MESSAGE_ID_MASK, (sequence, message_id)
         assert total == self.frame_bytes, (total, self.frame_bytes)
+        if self.columns.channels is not None:
+            carried = self.rows(self.floor, self.head).channels
+            uses = np.bincount(carried, minlength=self.columns.uses.size)
+            assert (uses[1:] == self.columns.uses[1:]).all()
 
 
 def _at_least(least: int, wanted: int) -> int:

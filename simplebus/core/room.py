@@ -125,9 +125,13 @@ class Room:
         return None
 
     def _give_way(self, cls: MessageClass) -> bool:
-        """Drop what a peer left behind here, when such messages take all the memory in use: no ring
-        could make room for those that wait in front of them, or for themselves."""
-        if len(cls.ring) or self._budget.used > self.kept_bytes():
+        """Drop what a peer left behind here, when such messages take all the memory in use that is
+        not for channels and patterns: no ring could make room for those that wait in front of them,
+        or for themselves."""
+        if len(cls.ring):
+            return False
+        channels = sum(each.channels.memory_bytes for each in self._classes.values())
+        if self._budget.used > self.kept_bytes() + channels:
             return False
         session = next((s for s in reversed(cls.blocked) if s.closed), None)
         if session is None:

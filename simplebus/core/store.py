@@ -18,6 +18,7 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.events import Refused
 from simplebus.core.frames import FrameBatch
 from simplebus.core.limits import (
+    CHANNEL_NAMES_MAX,
     CLASS_ID_MAX,
     DELIMITER_BYTES,
     HEADER_BYTES,
@@ -159,14 +160,17 @@ class Store:
         self._wake(cls)
 
     def _row(self, cls: MessageClass, frame: memoryview) -> Row | None:
-        """What is known of a message with an envelope; None of a bad one."""
+        """What is known of a message with an envelope; None of a bad one, or without memory."""
         try:
             read, _ = envelope.decode(bytes(frame[HEADER_BYTES:-DELIMITER_BYTES]))
         except RemoteProtocolError:
             return None
+        numbers = cls.channels.numbers((read.channel,))
+        if numbers is None:
+            return None
         now, expires, opens = self.clock.now, read.expires_ms, read.not_before_ms
         return Row(
-            cls.channels.numbers((read.channel,))[0],
+            numbers[0],
             NEVER if expires is None else now + expires / 1000,
             AT_ONCE if opens is None else now + opens / 1000,
         )
@@ -217,6 +221,11 @@ class Store:
             read = envelope.scan(some)
             if read.count:
                 rows = self._rows(cls, read)
+                if rows is None:
+                    if some.count == 1:
+                        break
+                    most = some.count // 2
+                    continue
                 good = some if read.count == some.count else some.slice(0, read.count)
                 taken = cls.ring.append(good, self.timer_index, rows)
                 dealt += taken
@@ -229,8 +238,11 @@ class Store:
                 most = PLAIN_FRAMES_MAX  # Where one is bad, others may be: look not far ahead.
         return dealt
 
-    def _rows(self, cls: MessageClass, read: envelope.EnvelopeColumns) -> Rows:
+    def _rows(self, cls: MessageClass, read: envelope.EnvelopeColumns) -> Rows | None:
+        """What is known of these messages; None when there is no memory for their channels."""
         numbers = cls.channels.numbers(read.names)
+        if numbers is None:
+            return None
         if isinstance(read.channels, int):
             channels: int | np.ndarray = numbers[read.channels] if numbers else 0
         else:
@@ -336,6 +348,8 @@ class Store:
 
     def tick(self) -> None:
         """Once per tick: memory, times, and what nobody waits for any more."""
+        if 4 * self.budget.left < self.budget.limit:
+            self._forget_channels()
         for cls in self.classes.values():
             cls.ring.tick()
             cls.times.forget(cls.ring.floor)
@@ -344,6 +358,13 @@ class Store:
             self._police(cls)  # Some may not have counted all yet.
             if cls.blocked or cls.keep.seconds:
                 self.release(cls)  # Other classes may have given memory back.
+
+    def _forget_channels(self) -> None:
+        """Memory is short: give back what channels take that no stored message carries."""
+        most = CHANNEL_NAMES_MAX
+        for cls in self.classes.values():
+            if most and len(cls.channels):
+                most -= cls.channels.forget(most)
 
     def _expire(self, cls: MessageClass) -> None:
         """Drop what waits in front for somebody who has not come for it in time."""

@@ -6,6 +6,7 @@ import pytest
 from oracles import ID_COUNT, build_frame, parse_frame
 from strategies import CONNECT, ack_frame
 
+from core import talk2
 from core.talk import Bus, Peer, ack, connect, heartbeat, numbered, publish, subscribe
 from simplebus.core.acks import AckWindow
 from simplebus.core.broker import FullPolicy, Settings
@@ -468,9 +469,10 @@ def test_parked_messages_without_memory_to_keep_them_are_counted() -> None:
     assert peer.hear_ids(1) == list(range(stored))
 
 
+@pytest.mark.parametrize("patterns", [[], ["a.*"]])
 @pytest.mark.parametrize("somebody_waits", [False, True])
 def test_what_is_kept_for_those_who_left_gives_way_before_it_blocks_a_class_for_good(
-    somebody_waits: bool,
+    somebody_waits: bool, patterns: list[str]
 ) -> None:
     # Two messages are kept that would leave too little memory for the ring to take either of them,
     # or the long message in front of them.
@@ -481,6 +483,8 @@ def test_what_is_kept_for_those_who_left_gives_way_before_it_blocks_a_class_for_
         class_bytes=CLASS_BYTES_MIN,
         total_bytes=CLASS_BYTES_MIN,
     )
+    durable = talk2.subscribe(2, 5, durable="d", channels=patterns)
+    talk2.peer2(bus, durable, classes=(2,)).leave()
     peer = bus.peer(connect(1), subscribe(1), publish(1, *numbered(4)))
     if somebody_waits:
         bus.peer(publish(1, b"y" * 90_000))

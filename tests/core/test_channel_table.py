@@ -21,15 +21,25 @@ NAMES = ["", "a", "b", "a.x", "a.y", "c", "d", "e", "f"]
 PATTERNS = ["#", "a", "a.*", ">", "c", "*", "x.y"]
 
 
-def ring() -> Ring:
-    return Ring(class_id=1, messages_max=1 << 16, bytes_max=1 << 22, budget=MemoryBudget(1 << 22))
+def ring(memory: int = 1 << 24) -> Ring:
+    return Ring(class_id=1, messages_max=1 << 16, bytes_max=1 << 22, budget=MemoryBudget(memory))
+
+
+def wants(table: ChannelTable, *patterns: str) -> Wanted:
+    wanted = table.add(patterns)
+    assert wanted is not None
+    return wanted
 
 
 def store(table: ChannelTable, there: Ring, names: list[str]) -> None:
     """One message on each of these channels, as the store does it."""
-    numbers = np.array(table.numbers(names), np.uint32)
+    found = table.numbers(names)
+    assert found is not None
+    numbers = np.array(found, np.uint32)
     frames = [enveloped(1, 0, b"\0")] * len(names)
     assert there.append(batch_of(*frames), 0, Rows(len(names), numbers)) == len(names)
+    there.check()
+    table.check()
 
 
 steps = st.one_of(
@@ -49,6 +59,7 @@ def test_who_wants_what_is_what_the_patterns_say(
     stored: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(channel_table, "CHANNEL_NAMES_MAX", most)
+        patch.setattr(channel_table, "CHANNELS_FORGOTTEN", 1)
         table = ChannelTable(there)
         wanted: list[Wanted] = []
         for what, value in script:
@@ -57,7 +68,7 @@ def test_who_wants_what_is_what_the_patterns_say(
                     store(table, there, value)
                     stored += value
                 else:
-                    wanted.append(table.add(value))
+                    wanted.append(wants(table, *value))
             elif what == "drop" and wanted:
                 table.remove(wanted.pop(value % len(wanted)))
             elif what == "release":
@@ -81,6 +92,7 @@ def look(wanted: Wanted, there: Ring, stored: list[str]) -> None:
 
 def test_names_that_nothing_stored_carries_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel_table, "CHANNEL_NAMES_MAX", 10)
+    monkeypatch.setattr(channel_table, "CHANNELS_FORGOTTEN", 2)
     there = ring()
     table = ChannelTable(there)
     for number in range(100):
@@ -101,10 +113,93 @@ def test_who_wants_many_new_channels_is_told_once(monkeypatch: pytest.MonkeyPatc
     there = ring()
     table = ChannelTable(there)
     beginnings = [".".join(steps) for steps in product("a*", repeat=8)]
-    wanted = [table.add([f"{begin}.{end}" for begin in beginnings]) for end in "#>*"]
-    few = table.add(["a.#", "*.b"])
+    wanted = [wants(table, *[f"{begin}.{end}" for begin in beginnings]) for end in "#>*"]
+    few = wants(table, "a.#", "*.b")
     names = [f"{'a.' * 8}{n}" for n in range(500)]
     store(table, there, [*names, *names, "", "x.b"])
     assert sorted(map(id, told)) == sorted(map(id, [*wanted, few, few]))
     for each in (*wanted, few):
         look(each, there, [*names, *names, "", "x.b"])
+
+
+def test_a_number_that_is_used_again_is_wanted_by_whom_its_new_channel_concerns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(channel_table, "CHANNEL_NAMES_MAX", 2)
+    there = ring()
+    table = ChannelTable(there)
+    before = wants(table, "a", "c")
+    store(table, there, ["a"])
+    later = wants(table, "a", "b")
+    there.release(1)
+    store(table, there, ["b", "c"])
+    assert table.numbers(["a", "b", "c"]) is not None
+    for wanted in (before, later):
+        look(wanted, there, ["a", "b", "c"])
+
+
+def test_without_memory_a_channel_has_no_number_until_others_are_let_go_of() -> None:
+    there = ring(1 << 20)
+    table = ChannelTable(there)
+    wanted = wants(table, "n.*.#")
+    held = 0
+    while table.numbers([f"n.{held}"]) is not None:
+        store(table, there, [f"n.{held}"])
+        held += 1
+    assert 500 < held < 5000
+    assert table.numbers([f"n.{held - 1}", "", "n.0"]) is not None
+    assert table.numbers(["n.x"]) is None
+    used = there.budget.used
+    there.release(held - 3)
+    assert table.numbers(["n.x", "n.y"]) is not None
+    table.check()
+    assert there.budget.used < used
+    assert len(table) == 5
+    names = [f"n.{number}" for number in range(held)]
+    look(wanted, there, names)
+
+
+def test_a_channel_that_no_message_carried_in_the_end_is_forgotten_too() -> None:
+    there = ring(1 << 20)
+    table = ChannelTable(there)
+    for number in range(10_000):
+        assert table.numbers([f"{number}"]) is not None
+    table.check()
+    assert there.budget.used == table.memory_bytes <= 1 << 20
+
+
+def test_no_more_channels_are_forgotten_at_a_time_than_new_ones_warrant() -> None:
+    there = ring()
+    table = ChannelTable(there)
+    names = [f"n{number}" for number in range(40_000)]
+    store(table, there, names[:20_000])
+    store(table, there, names[20_000:])
+    there.release(there.head)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table, "_names_max", 0)
+        before = len(table)
+        assert table.numbers(["new"]) is not None
+        assert before - len(table) == channel_table.CHANNELS_FORGOTTEN - 1
+        patch.setattr(table, "_names_max", 0)
+        before = len(table)
+        assert table.numbers([f"new{number}" for number in range(5000)]) is not None
+        assert before - len(table) == 5000
+    table.check()
+
+
+def test_patterns_and_verdicts_are_paid_for_and_given_back() -> None:
+    there = ring()
+    table = ChannelTable(there)
+    everything = [wants(table, "#", f"a.{number}.*") for number in range(100)]
+    patterns_bytes = there.budget.used
+    assert patterns_bytes > 100 * 2 * 2500
+    assert table.numbers([f"{number}" for number in range(1000)]) is not None
+    table.check()
+    assert sum(wanted._verdicts.size for wanted in everything) <= table._capacity * 100
+    assert there.budget.used > patterns_bytes + 1000 * (256 + 100)
+    for wanted in everything:
+        table.remove(wanted)
+        table.check()
+    there.budget.limit = there.budget.used + 1000
+    assert table.add(["a"]) is None
+    table.check()

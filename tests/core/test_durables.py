@@ -157,3 +157,37 @@ def test_another_durable_costs_no_look_at_the_names_of_all() -> None:
         peer.say(subscribe(1, n, durable=f"d{n}"), unsubscribe(n))
     assert peer.errors() == []
     assert len(cls.named) == 20
+
+
+def test_patterns_are_kept_as_long_as_there_is_memory() -> None:
+    bus = Bus(class_bytes=1 << 22, total_bytes=1 << 22)
+    patterns = [f"{number}.*.#" for number in range(100)]
+    kept = 0
+    while True:
+        peer = peer2(bus, subscribe(1, 5, durable=f"d{kept}", channels=patterns))
+        told = peer.told()[-1]
+        peer.leave()
+        if told.kind == "error":
+            break
+        kept += 1
+    assert told.content["code"] == "memory_limit"
+    assert told.content["message"].startswith("the bus has no memory for 100 patterns: ")
+    assert 5 < kept < 20
+    assert len(bus.broker.classes[1].subscriptions) == kept
+    last = peer2(bus, subscribe(1, 5, durable="d0", channels=patterns))
+    last.say(unsubscribe(5, forget=True))
+    assert last.errors() == []
+    assert peer2(bus, subscribe(1, 5, durable="more", channels=patterns)).errors() == []
+
+
+@pytest.mark.parametrize("start", ["waiting", "when"])
+def test_a_subscription_that_is_refused_takes_no_memory_and_nothing_that_waits(start: str) -> None:
+    bus = Bus(class_bytes=1 << 22, total_bytes=1 << 22)
+    peer = peer2(bus, publish(1, 0, *numbered(3)))
+    used = bus.broker.budget.used
+    count = 1024 if start == "waiting" else 10
+    patterns = [f"{number}.{'*.' * 20}#" for number in range(count)]
+    peer.say(subscribe(1, 5, channels=patterns, start=start))
+    assert peer.errors() == ["memory_limit" if start == "waiting" else "bad_request"]
+    assert bus.broker.budget.used == used
+    assert peer2(bus, subscribe(1, 5)).ids() == [0, 1, 2]

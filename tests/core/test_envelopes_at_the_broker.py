@@ -284,3 +284,72 @@ def test_a_single_plain_message_in_a_class_with_channels_has_none() -> None:
         heard = sorted(m.number for m in reader.got())
         assert heard == ([6] if number > 1 else [5, 6, 6])
         reader.say(ack(5, 0, number + 1), ack(6, 0, number + 1))
+
+
+# Memory for channels ------------------------------------------------------------------------------
+
+SHORT = 1 << 20
+"""All the memory there is."""
+
+
+def short(policy: FullPolicy = FullPolicy.BLOCK) -> Bus:
+    limits = Limits(class_bytes=SHORT, total_bytes=SHORT, frame_bytes=1 << 16)
+    return Bus(Settings(limits=limits, full_policy=policy))
+
+
+def own_channels(first: int, count: int, class_id: int = 1) -> bytes:
+    """Messages each of which has a channel of its own."""
+    names = [f"n{number}" for number in range(first, first + count)]
+    return enveloped(class_id, first, *[on_channel(name, b"") for name in names])
+
+
+@pytest.mark.parametrize("step", [1, 7, PLAIN_FRAMES_MAX * 8])
+def test_without_memory_for_channels_messages_wait_until_others_are_acknowledged(step: int) -> None:
+    bus = short()
+    bus.trusting = step < PLAIN_FRAMES_MAX
+    reader = peer2(bus, subscribe(1, 5, channels=["#"]))
+    writer = peer2(bus)
+    total, heard = 9000, 0
+    for first in range(0, total, step):
+        writer.say(own_channels(first, min(step, total - first)))
+    assert writer.session.parked
+    while ids := reader.ids():
+        assert ids == list(range(heard, heard + len(ids)))
+        assert heard > 0 or len(ids) > 1000
+        heard += len(ids)
+        reader.say(ack(5, ids[0], heard))
+        bus.broker.take_ready()
+        bus.check()
+    assert heard == total
+    assert writer.told()[-1].message_id == total
+
+
+@pytest.mark.parametrize("policy", [FullPolicy.DROP_NEWEST, FullPolicy.DROP_OLDEST])
+def test_without_memory_for_channels_the_policy_decides(policy: FullPolicy) -> None:
+    bus = short(policy)
+    writer = peer2(bus)
+    for first in range(0, 9000, 300):
+        writer.say(own_channels(first, 300))
+    ring = bus.broker.classes[1].ring
+    dropped = bus.statistics(1).dropped
+    assert set(dropped) == {Reason(policy.value)}
+    assert sum(dropped.values()) + len(ring) == 9000
+    assert len(ring) > 1000
+    assert writer.told()[-1].message_id == 9000
+
+
+def test_channels_that_nothing_stored_carries_do_not_keep_other_classes_waiting() -> None:
+    bus = short()
+    reader = peer2(bus, subscribe(1, 5), classes=(1, 2))
+    writer = peer2(bus, own_channels(0, 2500), classes=(1, 2))
+    assert len(reader.ids()) == 2500
+    reader.say(ack(5, 0, 2500))
+    bus.broker.take_ready()
+    assert len(bus.broker.classes[1].channels) > 2000
+    writer.say(own_channels(2500, 2500, class_id=2))
+    assert writer.session.parked
+    bus.tick(RING_IDLE_TICKS * 2)
+    bus.broker.take_ready()
+    assert not writer.session.parked
+    assert len(bus.broker.classes[1].channels) == 0
+    assert bus.statistics(2).published == 2500
