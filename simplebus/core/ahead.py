@@ -3,7 +3,7 @@
 Rule 1: a message is looked at once when it is counted and once when the cursor passes it, however
 often the number is asked for.
 Rule 2: what has piled up is counted a part at a time, what is new always: until all is counted, the
-number is too low.
+number is too low. Whoever asks says how long the part may be.
 
     cursor ─── counted ─── until ─── not counted yet ─── head
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 from simplebus.core import picking
 from simplebus.core.acks import AckWindow
 from simplebus.core.channel_table import Wanted
-from simplebus.core.limits import REDELIVERY_MESSAGES
 from simplebus.core.ring import Ring
 
 
@@ -31,17 +30,22 @@ class Ahead:
         """Messages for it from the cursor to `until`."""
         self.most = 0
         """How many messages were worth a look the last time."""
+        self.part = 0
+        """And how many of those that have piled up."""
 
-    def look(self) -> None:
-        """Count on: twice what is new, so that all is counted some day, and a part of the rest."""
+    def look(self, part: int) -> int:
+        """Count on: twice what is new, so that all is counted some day, and a part of the rest.
+        Returns how much longer that took than what is new alone."""
         ring, head = self._ring, self._ring.head
-        self.most = 2 * (head - self._head) + REDELIVERY_MESSAGES
-        if self._wanted is None or ring.columns.channels is None:
+        new = head - self._head
+        self.part, self.most = part, 2 * new + part
+        is_uniform = self._wanted is None or ring.columns.channels is None
+        if is_uniform:
             self.most = head - self._window.cursor  # One look says it of them all.
         self._head = head
-        until = min(head, self.until + self.most)
-        self.count += picking.count(ring, self.until, until, self._wanted)
-        self.until = until
+        first, self.until = self.until, min(head, self.until + self.most)
+        self.count += picking.count(ring, first, self.until, self._wanted)
+        return 0 if is_uniform else max(0, self.until - first - new)
 
     def reach(self, cursor: int) -> None:
         """The cursor is about to be there. What it passes must still be stored."""

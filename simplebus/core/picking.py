@@ -122,6 +122,18 @@ def count(ring: Ring, first: int, last: int, wanted: Wanted | None) -> int:
     return number * (last - first) if here.size == 1 else number
 
 
+def first_wanted(
+    ring: Ring, first: int, last: int, wanted: Wanted | None, most: int
+) -> tuple[int, int]:
+    """How many of messages first..last-1 are wanted, up to `most`, and where those end."""
+    here = None if wanted is None else wanted.of(ring.rows(first, last).channels)
+    if here is None or (here.size == 1 and here[0]):
+        number = min(most, last - first)
+        return number, first + number
+    at = np.flatnonzero(here)[:most] if here.size > 1 else here[:0]
+    return at.size, first + int(at[-1]) + 1 if at.size == most else last
+
+
 def wanted_ranges(ring: Ring, first: int, last: int, wanted: Wanted | None) -> Ranges:
     """Which of messages first..last-1 are wanted."""
     if wanted is None or first >= last:

@@ -22,6 +22,7 @@ from simplebus.core.limits import (
     CLASS_ID_MAX,
     DELIMITER_BYTES,
     HEADER_BYTES,
+    LOOKED_MESSAGES_MAX,
     PLAIN_FRAMES_MAX,
     REDELIVERY_MESSAGES,
 )
@@ -282,13 +283,19 @@ class Store:
 
     def _police(self, cls: MessageClass) -> None:
         """Have positions obey their own policy about what waits for them."""
-        for position in cls.policed:
+        spare = LOOKED_MESSAGES_MAX
+        for position in list(cls.policed):
+            position.count_on(min(spare, REDELIVERY_MESSAGES))
             if position.terms.slow == "disconnect":
                 if not position.is_too_slow and position.excess():
                     position.is_too_slow = True
                     self.loose[cls] = None  # It is cut off when nothing else is under way.
             elif position.make_way():
                 self.loose[cls] = None
+            if position.looked:
+                spare = max(0, spare - position.looked)
+                del cls.policed[position]  # It comes last the next time.
+                cls.policed[position] = None
 
     # Full ----------------------------------------------------------------------------------------
 

@@ -248,10 +248,16 @@ class Subscription(Position):
 
     def pending(self) -> int:
         """Messages stored for it and not acknowledged, as far as they are counted."""
-        if self._ahead is None:
-            self._ahead = Ahead(self.ring, self.window, self.wanted)
-        self._ahead.look()
-        return self.window.in_flight + self._ahead.count
+        return self.window.in_flight + (self._ahead.count if self._ahead is not None else 0)
+
+    def count_on(self, part: int) -> None:
+        """Count what is new and, of what has piled up, a part; `looked` says how much of that."""
+        self.looked = 0
+        most = self.terms.pending_max
+        if most is not None and self.ring.head - self.window.floor > most:
+            if self._ahead is None:
+                self._ahead = Ahead(self.ring, self.window, self.wanted)
+            self.looked = self._ahead.look(part)
 
     def excess(self) -> int:
         """How many more are pending than its own terms allow."""
@@ -276,10 +282,8 @@ class Subscription(Position):
         """Leave out the oldest that were never sent: what is in flight is the consumer's."""
         first = self.window.cursor
         last = min(ahead.until, first + ahead.most)
-        dropped = picking.front(picking.wanted_ranges(self.ring, first, last, self.wanted), count)
-        number = picking.total(dropped)
-        if number == count:
-            last = dropped[-1][1]
+        self.looked += min(ahead.part, last - first)
+        number, last = picking.first_wanted(self.ring, first, last, self.wanted, count)
         self._reach(last)
         self.window.ack_range(first, last)
         self._released()
@@ -288,6 +292,10 @@ class Subscription(Position):
     def _drop_newest(self, count: int, ahead: Ahead) -> int:
         """Leave out the newest, as far as they were not sent."""
         window, first, head = self.window, self.window.cursor, ahead.until
+        if head - first > ahead.most:
+            if not ahead.part:
+                return 0  # Others have had so much that it is for another turn.
+            self.looked += head - first
         new = picking.wanted_ranges(self.ring, first, head, self.wanted)
         kept = picking.front(new, picking.total(new) - count)
         self._reach(head)

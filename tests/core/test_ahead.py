@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +13,7 @@ from core.talk import Bus
 from core.talk2 import enveloped, on_channel, peer2, publish, subscribe
 from simplebus.core import picking
 from simplebus.core.ahead import Ahead
+from simplebus.core.channel_table import Wanted
 from simplebus.core.limits import REDELIVERY_MESSAGES
 
 steps = st.lists(
@@ -32,26 +36,24 @@ def test_what_is_counted_is_what_is_there(
     [position] = bus.broker.classes[1].subscriptions
     ring, window, wanted = position.ring, position.window, position.wanted
     ahead, published = Ahead(ring, window, wanted), 0
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("simplebus.core.ahead.REDELIVERY_MESSAGES", part)
-        for what, count, channels in steps:
-            match what:
-                case "publish":
-                    names = (channels * count)[:count]
-                    contents = [on_channel(name, b"") for name in names]
-                    writer.say(enveloped(1, published, *contents))
-                    published += count
-                case "reach":
-                    cursor = min(window.cursor + count, ring.head)
-                    ahead.reach(cursor)
-                    window.cursor = cursor
-                    window.ack_range(0, cursor)
-                case _:
-                    ahead.look()
-            counted = picking.wanted_ranges(ring, window.cursor, ahead.until, wanted)
-            assert ahead.count == picking.total(counted)
-        for _ in range(published + 1):
-            ahead.look()
+    for what, count, channels in steps:
+        match what:
+            case "publish":
+                names = (channels * count)[:count]
+                contents = [on_channel(name, b"") for name in names]
+                writer.say(enveloped(1, published, *contents))
+                published += count
+            case "reach":
+                cursor = min(window.cursor + count, ring.head)
+                ahead.reach(cursor)
+                window.cursor = cursor
+                window.ack_range(0, cursor)
+            case _:
+                ahead.look(part)
+        counted = picking.wanted_ranges(ring, window.cursor, ahead.until, wanted)
+        assert ahead.count == picking.total(counted)
+    for _ in range(published + 1):
+        ahead.look(part)
     assert ahead.until == ring.head
 
 
@@ -79,7 +81,7 @@ def test_however_often_something_is_published_each_message_is_counted_once(
 def test_what_has_piled_up_is_counted_in_parts_and_a_beat_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("simplebus.core.ahead.REDELIVERY_MESSAGES", 100)
+    monkeypatch.setattr("simplebus.core.store.REDELIVERY_MESSAGES", 100)
     bus = Bus()
     peer2(bus, subscribe(1, 5, durable="d", channels=["a"])).leave()
     writer = peer2(bus, enveloped(1, 0, *[on_channel("ab"[n % 2], b"") for n in range(1000)]))
@@ -91,3 +93,30 @@ def test_what_has_piled_up_is_counted_in_parts_and_a_beat_goes_on(
     bus.tick(20)
     assert durable.pending() == 7
     assert durable.dropped == 493
+
+
+def test_what_has_piled_up_for_many_is_counted_for_some_of_them_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("simplebus.core.store.REDELIVERY_MESSAGES", 100)
+    monkeypatch.setattr("simplebus.core.store.LOOKED_MESSAGES_MAX", 300)
+    bus = Bus()
+    peer2(bus, subscribe(1, 5, durable="keeps")).leave()
+    writer = peer2(bus, enveloped(1, 0, *[on_channel("ab"[n % 2], b"") for n in range(1000)]))
+    for slow in ("drop_oldest", "drop_newest"):
+        terms = {"max_pending": 7, "slow": slow, "channels": ["a"], "start": "earliest"}
+        for n in range(10):
+            peer2(bus, subscribe(1, 5, durable=f"{slow} {n}", **terms)).leave()
+    looked, of = 0, Wanted.of
+
+    def counting(self: Wanted, numbers: Any) -> Any:
+        nonlocal looked
+        looked += np.size(numbers)
+        return of(self, numbers)
+
+    monkeypatch.setattr(Wanted, "of", counting)
+    writer.say(publish(1, 1000, b""))
+    positions = list(bus.broker.classes[1].policed)
+    assert looked <= 3 * 300 + 10 * len(positions)
+    bus.tick(300)
+    assert {position.pending() for position in positions} == {7}
