@@ -70,6 +70,8 @@ class MemoryBus:
         registry: Registry = DEFAULT,
         raise_errors: bool = True,
     ) -> None:
+        if not isinstance(settings, Settings | None):
+            raise TypeError(f"settings must be Settings, got {settings!r}")
         self._exchange = Exchange(settings or Settings())
         self._name = name
         self._registry = registry

@@ -8,7 +8,6 @@ Rule 2: the verbs, their arguments and errors are those of `simplebus.Bus`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -20,8 +19,9 @@ from simplebus.client.blocking_handling import BlockingHandling
 from simplebus.client.blocking_publisher import BlockingPublisher
 from simplebus.client.blocking_subscription import BlockingRawSubscription, BlockingSubscription
 from simplebus.client.blocking_wire import BlockingWire
-from simplebus.client.failures import Failures, Handler, raise_any
+from simplebus.client.failures import Failures, raise_any
 from simplebus.client.fetching import Fetching
+from simplebus.client.handlers import Handler, check_handler
 from simplebus.client.identity import client_core
 from simplebus.client.options import Options, subscribe_request
 from simplebus.client.outbound import About
@@ -29,6 +29,7 @@ from simplebus.client.registry import DEFAULT, Registry
 from simplebus.client.replies import Replies
 from simplebus.client.retry import Schedule
 from simplebus.client.target import Target
+from simplebus.core import arguments
 from simplebus.core.limits import (
     CLOSE_SECONDS,
     CLOSE_SECONDS_FAILED,
@@ -145,13 +146,14 @@ class BlockingBus(BlockingPublisher):
     ) -> None:
         """Have `handler(value)`, or `handler(message)` for a class by id or name, called for all
         that comes while the program is in `run` or `drain`. Otherwise as `simplebus.Bus.handle`."""
+        check_handler(handler, may_wait=False)
         subscription = self.subscribe(what, *channels, auto_ack=False, **options)
         subscription.__enter__()  # Until the bus is left.
         self._handled.append(BlockingHandling(self, subscription, handler, self.failures))
 
     def run(self, seconds: float | None = None) -> None:
         """Call handlers for what comes, for so long, or for ever."""
-        deadline = math.inf if seconds is None else monotonic() + seconds
+        deadline = monotonic() + arguments.limit("seconds", seconds)
         while self.wire.wait_until(self._has_work, deadline):
             self._work()
 
@@ -211,7 +213,7 @@ class BlockingBus(BlockingPublisher):
     ) -> Any:
         """Publish a message and return the first reply to it, as `simplebus.Bus.request`."""
         decode = None if as_ is None else self._registry.bindings[as_].decode
-        deadline = monotonic() + timeout
+        deadline = monotonic() + arguments.limit("timeout", timeout)
         asking, inbox = self._replies_open()
         asked = asking.ask(about, timeout=timeout, wake=lambda: None)
         try:
@@ -223,7 +225,7 @@ class BlockingBus(BlockingPublisher):
                 asking.take(reply[0])
         finally:
             asking.forget(asked)
-        return asked.reply if decode is None else decode(asked.reply.payload)
+        return replies.value(asked.reply, decode)
 
     def reply(self, message: Message[Any], value: object) -> None:
         """Answer a request. Raises LocalProtocolError for a message that asks for no reply."""

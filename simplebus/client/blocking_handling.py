@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from simplebus.client.blocking_subscription import BlockingBaseSubscription
-from simplebus.client.failures import Failures, Handler
+from simplebus.client.failures import Failures
+from simplebus.client.handlers import Handler, check_outcome
 
 if TYPE_CHECKING:
     from simplebus.client.blocking import BlockingBus
@@ -42,6 +43,7 @@ class BlockingHandling:
         decode = self._subscription.target.decode
         try:
             outcome = self._handler(message if decode is None else decode(message.payload))
+            check_outcome(outcome)
             if outcome is not None and message.is_request:
                 self._bus.reply(message, outcome)
         except Exception as error:

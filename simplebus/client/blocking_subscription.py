@@ -18,6 +18,7 @@ from simplebus.client.blocking_loops import BlockingLooped, Looping
 from simplebus.client.codecs import DecodeError
 from simplebus.client.entry import Entry
 from simplebus.client.target import Target, nothing_came, undecodable
+from simplebus.core import arguments
 from simplebus.core.errors import BusConnectionError
 from simplebus.core.limits import (
     ACK_SECONDS,
@@ -97,7 +98,7 @@ class BlockingBaseSubscription(Entry[T]):
                 if monotonic() >= self._ack_at:
                     self._push_acks(handing_out=True)
                 return message
-        seconds = math.inf if timeout is None else timeout
+        seconds = arguments.limit("timeout", timeout)
         if not self._refill(seconds):
             raise nothing_came(self.target, seconds)
         inbox.prepare(MESSAGES_PER_TURN)
@@ -108,7 +109,7 @@ class BlockingBaseSubscription(Entry[T]):
         many seconds, none. Says that those before are processed."""
         if most < 1:
             raise ValueError(f"take needs a number of messages from 1 on, got {most}")
-        if not self._refill(math.inf if timeout is None else timeout):
+        if not self._refill(arguments.limit("timeout", timeout)):
             return []
         return list(self.inbox.take_batch(most) or ())
 

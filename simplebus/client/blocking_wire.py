@@ -30,6 +30,9 @@ from simplebus.core.receive import ReceiveBuffer
 
 log = logging.getLogger("simplebus.client")
 
+# The clock is looked at so often: a system does not wait for any number of seconds.
+_LOOK_SECONDS = 3600.0
+
 
 class BlockingWire:
     """Used by one thread at a time. Whoever makes it calls `open`, and `close` at the end."""
@@ -214,7 +217,7 @@ class BlockingWire:
         if wanted != self._awaited:
             self._selector.modify(sock, wanted)
             self._awaited = wanted
-        patience = None if until == math.inf else max(0.0, until - monotonic())
+        patience = None if until == math.inf else min(max(0.0, until - monotonic()), _LOOK_SECONDS)
         ready = self._selector.select(patience)
         return ready[0][1] if ready else 0
 

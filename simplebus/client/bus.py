@@ -15,8 +15,9 @@ import anyio
 import anyio.abc
 
 from simplebus.client import replies
-from simplebus.client.failures import Failures, Handler
+from simplebus.client.failures import Failures
 from simplebus.client.fetching import Fetching
+from simplebus.client.handlers import Handler, check_handler
 from simplebus.client.handling import Handling
 from simplebus.client.options import Options, subscribe_request
 from simplebus.client.outbound import About
@@ -26,11 +27,14 @@ from simplebus.client.replies import Replies
 from simplebus.client.subscription import RawSubscription, Subscription
 from simplebus.client.target import Target
 from simplebus.client.wire import Wire
+from simplebus.core import arguments
 from simplebus.core.errors import BusConnectionError
 from simplebus.core.limits import FETCH_MESSAGES_MAX
 from simplebus.core.messages import Message
 
 T = TypeVar("T")
+
+_CONCURRENCY_MAX = 100_000
 
 
 class Bus(Publisher):
@@ -114,8 +118,8 @@ class Bus(Publisher):
         When the bus is gone for good, or the handler raises KeyboardInterrupt or SystemExit, the
         bus's block is cancelled, and leaving it raises BusConnectionError, or that.
         """
-        if concurrency < 1:
-            raise ValueError(f"concurrency is a number of tasks from 1 on, got {concurrency}")
+        arguments.whole("concurrency", concurrency, least=1, most=_CONCURRENCY_MAX)
+        check_handler(handler, may_wait=True)
         self.wire.check()
         subscription = self.subscribe(what, *channels, auto_ack=False, **options)
         handling = Handling(
@@ -192,7 +196,7 @@ class Bus(Publisher):
         """
         decode = None if as_ is None else self._registry.bindings[as_].decode
         answered = anyio.Event()
-        with anyio.move_on_after(timeout):
+        with anyio.move_on_after(arguments.patience("timeout", timeout)):
             asking = await self._replies_open()
             asked = asking.ask(about, timeout=timeout, wake=answered.set)
             try:
@@ -201,7 +205,7 @@ class Bus(Publisher):
             finally:
                 asking.forget(asked)
             assert asked.reply is not None
-            return asked.reply if decode is None else decode(asked.reply.payload)
+            return replies.value(asked.reply, decode)
         raise replies.unanswered(message, class_id, timeout)
 
     async def _reply_or_refusal(self, answered: anyio.Event) -> None:

@@ -83,7 +83,19 @@ class DecodeError(BusError):
         self.class_name = class_name
         """None when the codec was used by itself, or the class is bound by id alone."""
         self.message: object = None
-        """The message that held it, when it came from a subscription."""
+        """The message that held it, when it came from a subscription, or is a reply."""
+
+    def of_reply(self, reply: Any) -> DecodeError:
+        """The same about a reply, whose class is not the one that its type is bound to."""
+        found = DecodeError(
+            f"a reply is{str(self).partition(' is')[2]}",
+            payload=self.payload,
+            type_=self.type,
+            codec=self.codec,
+            class_id=reply.class_id,
+        )
+        found.message = reply
+        return found
 
 
 class LibraryCodec(Generic[T]):

@@ -35,8 +35,10 @@ class Address:
     def parse(cls, text: str) -> Address:
         """Read `simplebus://host:port` or `host:port`; an IPv6 host stands in brackets.
 
-        Raises ValueError, with the text, for anything else.
+        Raises ValueError, with the text, for anything else, and TypeError for what is no text.
         """
+        if not isinstance(text, str):
+            raise _no_address(text)
         expected = f"expected {_SCHEME}://host:port or host:port, an IPv6 host in brackets"
         try:
             parts = urlsplit(text if "://" in text else f"{_SCHEME}://{text}")
@@ -53,9 +55,17 @@ class Address:
         return f"{_SCHEME}://{host}:{self.port}"
 
 
+def _no_address(given: object) -> TypeError:
+    return TypeError(f"an address of a bus must be text, or several texts, got {given!r}")
+
+
 def addresses(given: str | Iterable[str]) -> list[Address]:
-    """One address or several. Raises ValueError for what is none."""
-    found = [Address.parse(text) for text in ([given] if isinstance(given, str) else given)]
+    """One address or several. Raises ValueError and TypeError for what is none."""
+    if isinstance(given, str):
+        given = [given]
+    elif not isinstance(given, Iterable):
+        raise _no_address(given)
+    found = [Address.parse(text) for text in given]
     if not found:
         raise ValueError("no address of a bus was given, expected at least one")
     return found

@@ -7,12 +7,10 @@ there was.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any
+
+from simplebus.client.handlers import Handler
 
 log = logging.getLogger("simplebus.client")
-
-Handler = Callable[[Any], Awaitable[object] | object]
 
 _ERRORS_MAX = 100
 

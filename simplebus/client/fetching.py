@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from simplebus.client.target import Target
+from simplebus.core import arguments
 from simplebus.core.asking import Request
 from simplebus.core.client import ClientCore
-from simplebus.core.limits import FETCH_MESSAGES_MAX
+from simplebus.core.limits import FETCH_MESSAGES_MAX, SEQUENCE_MAX
 from simplebus.core.messages import Message
 from simplebus.core.requests import FetchReply
 
@@ -20,8 +21,10 @@ class Fetching:
     """Messages of a class from a sequence on, as far as they have come."""
 
     def __init__(self, class_id: int, target: Target, first: int, count: int) -> None:
+        arguments.whole("first", first, least=0, most=SEQUENCE_MAX)
+        arguments.whole("count", count, least=0, most=SEQUENCE_MAX)
         self.messages: list[Message[Any]] = []
-        self.is_done = count <= 0
+        self.is_done = not count
         self._class_id = class_id
         self._target = target
         self._next = first

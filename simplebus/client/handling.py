@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from simplebus.client.cancelling import forgive, is_cancelled_by_scope
-from simplebus.client.failures import Failures, Handler
+from simplebus.client.failures import Failures
+from simplebus.client.handlers import Handler, check_outcome
 from simplebus.client.subscription import BaseSubscription
 from simplebus.core.asking import RefusedError
 from simplebus.core.errors import BusConnectionError, BusError
@@ -103,6 +104,7 @@ class Handling:
             outcome = self._handler(message if decode is None else decode(message.payload))
             if outcome is not None and inspect.isawaitable(outcome):
                 outcome = await outcome
+            check_outcome(outcome)
             is_reply = outcome is not None and message.is_request
             if is_reply:
                 await self._bus.reply(message, outcome, confirm=False)

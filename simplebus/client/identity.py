@@ -8,15 +8,25 @@ from __future__ import annotations
 
 import secrets
 
+from simplebus.core import arguments
 from simplebus.core.client import ClientCore
+from simplebus.core.limits import HEARTBEAT_SECONDS_MAX, NAME_CHARACTERS_MAX
+
+# What a bus says to a client that connects has room in frames of this length.
+_FRAME_BYTES_LEAST = 512
+_FRAME_BYTES_MOST = 1 << 40
 
 
 def client_core(*, name: str | None, heartbeat: float, frame_bytes: int) -> ClientCore:
     """The core of a client, with a name of its own making if it has none."""
-    if not heartbeat >= 0:
-        raise ValueError(f"heartbeat must be seconds from 0 on, got {heartbeat!r}")
+    if name is None:
+        name = f"anonymous-{secrets.token_hex(8)}"
+    if not 0 < len(arguments.text("name", name)) <= NAME_CHARACTERS_MAX:
+        raise ValueError(f"name must be of 1 to {NAME_CHARACTERS_MAX} characters, got {name!r}")
+    arguments.seconds("heartbeat", heartbeat, most=HEARTBEAT_SECONDS_MAX)
+    arguments.whole("frame_bytes", frame_bytes, least=_FRAME_BYTES_LEAST, most=_FRAME_BYTES_MOST)
     return ClientCore(
-        name=name or f"anonymous-{secrets.token_hex(8)}",
+        name=name,
         instance=secrets.token_hex(8),
         heartbeat=heartbeat,
         client="simplebus for Python",

@@ -10,7 +10,9 @@ from typing import Literal, TypedDict
 
 import msgspec
 
+from simplebus.core import arguments
 from simplebus.core.channels import check_pattern
+from simplebus.core.limits import SEQUENCE_MAX
 from simplebus.core.requests import Start, SubscribeRequest
 
 _STARTS = ("waiting", "new", "earliest", "last")
@@ -34,7 +36,7 @@ class Options(TypedDict, total=False):
     """What becomes of what has no room because of this subscription: its publishers wait (the
     default), it loses the oldest or the newest message, or it is ended."""
     max_pending: int | None
-    """Messages stored for it at which `slow` decides; None for the limits of the class."""
+    """Messages stored for it at which `slow` decides; only where `slow` is no "block"."""
     ack_seconds: float | None
     """How long a message may be unacknowledged before it comes again; None: as the bus says."""
     max_deliveries: int
@@ -52,12 +54,18 @@ def subscribe_request(
     max_pending: int | None = None,
     ack_seconds: float | None = None,
     max_deliveries: int = 0,
+    **unknown: object,
 ) -> SubscribeRequest:
-    """The request that says so. Raises ValueError for what no bus would grant."""
+    """The request that says so. Raises ValueError for what no bus would grant, and TypeError for
+    what is of the wrong kind."""
+    if unknown:
+        arguments.refuse_unknown(unknown, ("auto_ack", *Options.__annotations__))
     if slow not in _SLOW:
         raise ValueError(f"slow is one of {', '.join(_SLOW)}, got {slow!r}")
+    if slow != "block" and max_pending is None:
+        raise ValueError(f"slow is {slow!r}, so max_pending must be given: where it begins")
     request = SubscribeRequest(
-        channels=[check_pattern(channel) for channel in channels],
+        channels=[check_pattern(_pattern(channel)) for channel in channels],
         durable=durable,
         group=group,
         start=_start(start),
@@ -73,13 +81,25 @@ def subscribe_request(
         raise ValueError(f"no bus grants this subscription: {error}") from None
 
 
+def _pattern(channel: str) -> str:
+    if not isinstance(channel, str):
+        raise TypeError(
+            f"a pattern of channels must be text, got {channel!r}; several are given one by one: "
+            'subscribe(…, "orders.eu.*", "orders.us.*")'
+        )
+    return channel
+
+
 def _start(start: str | int | datetime | Start) -> str | Start:
     if isinstance(start, Start):
         return start
     if isinstance(start, datetime):
-        return Start(time=start.timestamp())
-    if isinstance(start, int):
-        return Start(sequence=start)
+        try:
+            return Start(time=start.timestamp())
+        except (ValueError, OverflowError) as error:
+            raise ValueError(f"start is no time that a bus can know, got {start!r}") from error
+    if isinstance(start, int) and not isinstance(start, bool):
+        return Start(sequence=arguments.whole("start", start, least=0, most=SEQUENCE_MAX))
     if start not in _STARTS:
         raise ValueError(
             f"start is one of {', '.join(_STARTS)}, a sequence or a datetime, got {start!r}"

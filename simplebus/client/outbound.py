@@ -8,10 +8,11 @@ Rule 3: a message of which nothing is said but its class has no envelope: it cos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
 from simplebus.client.registry import Binding, Registry
+from simplebus.core import arguments
 from simplebus.core.asking import Request
 from simplebus.core.channels import check_name
 from simplebus.core.client import ClientCore
@@ -83,6 +84,11 @@ class Outbound:
             return what
         if isinstance(what, str):
             return self.ids.get(what)
+        if not isinstance(what, Binding):
+            raise TypeError(
+                f"a class is given by its id or its name, got {what!r}; a value whose type is "
+                "bound to a class is published without one"
+            )
         if what.name is None:
             return what.class_id
         return self.ids.get(what.name)
@@ -128,20 +134,23 @@ class Outbound:
         headers: Headers | None = None,
         expires: float | None = None,
         delay: float | None = None,
+        **unknown: object,
     ) -> Envelope | None:
         """What goes with a message. Raises ValueError and TypeError for what cannot."""
+        if unknown:
+            arguments.refuse_unknown(unknown, ("class_id", "confirm", *About.__annotations__))
         if not key and not headers and expires is None and delay is None:
             if not channel:
                 return None
-            found = self._channels.get(channel)
+            found = self._channels.get(arguments.text("channel", channel))
             if found is None:
                 if len(self._channels) >= _CHANNELS_MAX:
                     self._channels.clear()
                 found = self._channels[channel] = Envelope(channel=check_name(channel))
             return found
         return Envelope(
-            channel=check_name(channel) if channel else "",
-            key=key,
+            channel=check_name(arguments.text("channel", channel)) if channel else "",
+            key=_bytes("key", key) if key else b"",
             headers=pairs(headers),
             expires_ms=None if expires is None else milliseconds("expires", expires),
             not_before_ms=None if delay is None else milliseconds("delay", delay),
@@ -153,17 +162,30 @@ def milliseconds(name: str, seconds: float) -> int:
 
     None is as long as the wire can say: what is longer, for ever included, is cut to it.
     """
-    if not seconds >= 0:
-        raise ValueError(f"{name} must be seconds from 0 on, got {seconds!r}")
-    return round(min(seconds * 1000, _MILLISECONDS_MAX))
+    return round(min(arguments.seconds(name, seconds) * 1000, _MILLISECONDS_MAX))
 
 
 def pairs(headers: Headers | None) -> tuple[tuple[str, str], ...]:
     """Headers as an envelope has them. Raises TypeError for what is no text."""
     if not headers:
         return ()
-    found = tuple(headers.items() if isinstance(headers, Mapping) else headers)
-    for name, value in found:
+    try:
+        found = tuple(headers.items() if isinstance(headers, Mapping) else headers)
+    except TypeError:
+        found = (headers,)  # type: ignore[assignment]
+    for pair in found:
+        if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
+            raise TypeError(
+                f"headers must be a dict of texts, or pairs of a name and a value, got {headers!r}"
+            )
+        name, value = pair
         if not isinstance(name, str) or not isinstance(value, str):
             raise TypeError(f"a header is two texts, got {name!r}: {value!r}")
     return found
+
+
+def _bytes(name: str, given: object) -> bytes:
+    """Raises TypeError for what is none."""
+    if isinstance(given, bytes | bytearray | memoryview):
+        return bytes(given)
+    raise TypeError(f"{name} must be bytes, got {given!r}")

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from simplebus.client.codecs import DecodeError
 from simplebus.client.outbound import About, pairs
 from simplebus.core.envelope import Envelope
 from simplebus.core.errors import LocalProtocolError
@@ -73,6 +74,8 @@ class Replies:
 
 def reply_to(message: Message[Any]) -> tuple[int, Envelope]:
     """The class and the envelope of a reply. Raises LocalProtocolError for what asks for none."""
+    if not isinstance(message, Message):
+        raise TypeError(f"a reply is to a message, got {message!r}")
     headers = dict(message.headers)
     try:
         channel, class_id, request_id = (
@@ -84,6 +87,16 @@ def reply_to(message: Message[Any]) -> tuple[int, Envelope]:
         return int(class_id), envelope
     except (KeyError, ValueError):
         raise LocalProtocolError(f"{message!r} asks for no reply") from None
+
+
+def value(reply: Message[bytes], decode: Callable[[bytes], Any] | None) -> Any:
+    """What the asking program gets: the reply, or its value. Raises DecodeError."""
+    if decode is None:
+        return reply
+    try:
+        return decode(reply.payload)
+    except DecodeError as error:
+        raise error.of_reply(reply) from error.__cause__
 
 
 def unanswered(message: object, class_id: object, seconds: float) -> TimeoutError:

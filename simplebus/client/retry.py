@@ -16,6 +16,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from simplebus.core import arguments
 from simplebus.core.asking import RefusedError
 from simplebus.core.errors import BusConnectionError, Reason, RemoteProtocolError
 
@@ -23,6 +24,8 @@ PAUSE_SECONDS_MIN = 0.05
 PAUSE_SECONDS_MAX = 5.0
 # A connection that lasted so long is as good as any: the pauses begin anew.
 STEADY_SECONDS = 5.0
+# The longest that an attempt takes, for those who wait for ever: no more is asked of a system.
+_SECONDS_MAX = 1e6
 
 _PASSING = {
     Reason.HEARTBEAT_TIMEOUT,
@@ -35,8 +38,8 @@ _PASSING = {
 }
 """Reasons of the bus that may have passed a moment later."""
 
-_OF_ONE_BUS = {Reason.CLASS_NAME_CONFLICT, Reason.TOO_MANY_CLASSES, Reason.FRAME_TOO_LONG}
-"""Reasons for which another bus may have none."""
+_OF_ONE_BUS = {Reason.CLASS_NAME_CONFLICT, Reason.TOO_MANY_CLASSES}
+"""Reasons that another bus may not have."""
 
 
 def is_worth_retrying(error: BaseException | None) -> bool:
@@ -70,9 +73,9 @@ class Schedule:
         now: float,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        self.timeout = timeout
+        self.timeout = min(arguments.seconds("timeout", timeout), _SECONDS_MAX)
         """Seconds for all first attempts together, and for each later one."""
-        self.reconnect = reconnect or 0.0
+        self.reconnect = arguments.seconds("reconnect", reconnect) if reconnect else 0.0
         """Seconds after a loss for which attempts are made; 0 for none."""
         self.is_first = True
         """Whether there was no connection yet."""
@@ -109,7 +112,8 @@ class Schedule:
         self.problem, self.has_refusal = problem, True
         self._refusing.add(address)
         cause = problem.__cause__
-        return isinstance(cause, RemoteProtocolError) and cause.reason in _OF_ONE_BUS
+        is_of_one_bus = isinstance(cause, RemoteProtocolError) and cause.reason in _OF_ONE_BUS
+        return is_of_one_bus and len(self._refusing) < self._addresses
 
     def lost(self, now: float) -> None:
         """The connection is gone: attempts begin."""

@@ -24,6 +24,7 @@ from simplebus.client.entry import Entry
 from simplebus.client.loops import BatchLoop, Looped, MessageLoop, ValueLoop
 from simplebus.client.signal import Signal
 from simplebus.client.target import Target, nothing_came, undecodable
+from simplebus.core import arguments
 from simplebus.core.errors import LocalProtocolError
 from simplebus.core.limits import MESSAGES_PER_TURN
 from simplebus.core.messages import Batch, Message
@@ -97,7 +98,7 @@ class BaseSubscription(Entry[T]):
             if inbox.loop is None:
                 for message in inbox.ready:
                     return message
-            with anyio.move_on_after(timeout):
+            with anyio.move_on_after(arguments.patience("timeout", timeout)):
                 await self.refill()
             if inbox.is_empty:
                 assert timeout is not None, "refill returned, and there was nothing"
@@ -111,7 +112,7 @@ class BaseSubscription(Entry[T]):
         many seconds, none. Says that those before are processed."""
         if most < 1:
             raise ValueError(f"take needs a number of messages from 1 on, got {most}")
-        with anyio.move_on_after(timeout):
+        with anyio.move_on_after(arguments.patience("timeout", timeout)):
             await self.refill()
         return [] if self.inbox.is_empty else list(self.take_batch(most))
 

@@ -14,6 +14,7 @@ DELIMITER_BYTES = 4
 FRAME_BYTES_MIN = HEADER_BYTES + DELIMITER_BYTES
 
 CLASS_ID_MAX = 0xFFFF
+SEQUENCE_MAX = (1 << 63) - 1
 MESSAGE_ID_BITS = 31
 MESSAGE_ID_MASK = (1 << MESSAGE_ID_BITS) - 1
 
@@ -138,6 +139,7 @@ TIMES_STEP_SECONDS = 0.01
 TIMES_MAX = 65_536
 # How long a version 2 peer may be silent unless told otherwise.
 HEARTBEAT_SECONDS = 30.0
+HEARTBEAT_SECONDS_MAX = 3600.0
 # A peer that is silent for so many heartbeats is gone.
 HEARTBEATS_MISSED_MAX = 3
 

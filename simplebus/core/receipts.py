@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from simplebus.core import frames
+from simplebus.core import arguments, frames
 from simplebus.core.errors import LocalProtocolError
 from simplebus.core.frames import DELIMITER
 from simplebus.core.limits import MESSAGE_ID_MASK
@@ -44,9 +44,8 @@ def nacked(delay: float | None) -> Verdict:
     """The verdict for a message that is to come again after so many seconds."""
     if delay is None:
         return NACKED
-    if not 0 <= delay <= _DELAY_MAX:
-        raise ValueError(f"a delay is from 0 to {_DELAY_MAX:.0f} seconds, got {delay!r}")
-    return frames.NACK, b" %d" % round(delay * 1000)
+    seconds = arguments.seconds("delay", delay, most=_DELAY_MAX)
+    return frames.NACK, b" %d" % round(seconds * 1000)
 
 
 class Desk:

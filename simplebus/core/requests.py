@@ -17,15 +17,17 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import (
     BINDINGS_MAX,
     FETCH_MESSAGES_MAX,
+    HEARTBEAT_SECONDS_MAX,
     IN_FLIGHT_MAX,
     NAME_CHARACTERS_MAX,
+    SEQUENCE_MAX,
 )
 
 VERSION = 2
 
 Name = Annotated[str, Meta(min_length=1, max_length=NAME_CHARACTERS_MAX)]
 ClassId = Annotated[int, Meta(ge=0, le=0xFFFF)]
-Sequence = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Sequence = Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)]
 
 
 class _Object(msgspec.Struct, frozen=True):
@@ -55,7 +57,7 @@ class ConnectRequest(_Request, frozen=True):
     instance: Name | None = None
     """Distinguishes this running program from another one with its name."""
     classes: Annotated[list[ClassId | Name | NamedClass], Meta(max_length=65_536)] = []
-    heartbeat: Annotated[float, Meta(ge=0, le=3600)] = 0.0
+    heartbeat: Annotated[float, Meta(ge=0, le=HEARTBEAT_SECONDS_MAX)] = 0.0
     """Seconds of silence that the client would allow; 0 for any."""
     client: Annotated[str, Meta(max_length=NAME_CHARACTERS_MAX)] = ""
     """What it is, for logs."""

@@ -101,7 +101,10 @@ def test_a_subscription_starts_where_it_was_told(start: Any, expected: object) -
     ("options", "expected"),
     [
         ({"start": "later"}, "start is one of waiting, new, earliest, last, .* got 'later'"),
-        ({"start": -1}, "no bus grants this subscription: .*start"),
+        ({"start": -1}, "start must be from 0 to .* got -1"),
+        ({"start": True}, "start is one of .* got True"),
+        ({"start": datetime(1, 1, 1)}, "start is no time that a bus can know"),
+        ({"slow": "drop_oldest"}, "slow is 'drop_oldest', so max_pending must be given"),
         ({"slow": "hurry"}, "slow is one of block, drop_oldest, .* got 'hurry'"),
         ({"durable": ""}, "no bus grants this subscription: .*durable"),
         ({"group": "x" * 201}, "no bus grants this subscription: .*group"),

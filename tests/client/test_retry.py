@@ -120,7 +120,7 @@ def test_an_address_whose_bus_cannot_serve_us_is_passed_over_and_the_others_are_
     assert made.problem is conflict
     assert [address for _, address in attempts(made, 5, 200)] == [0, 2, 0, 2, 0]
     assert made.failed(0, conflict)
-    assert made.failed(2, conflict)
+    assert not made.failed(2, conflict)
     assert made.next(200) is None
     made.lost(300)
     assert (made.problem, made.has_refusal) == (None, False)

@@ -1,0 +1,226 @@
+"""Wrong arguments: every error names the argument, what came and what was expected."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+import simplebus
+from client.bus_server import BusServer
+from client.conftest import Run
+from simplebus import DecodeError, MemoryBus
+
+registry = simplebus.Registry()
+
+
+@registry.message(class_id=1)
+class Item(msgspec.Struct):
+    number: int
+
+
+async def waits() -> None:
+    """A handler that only a loop can run."""
+
+
+async def yields(message: object) -> AsyncIterator[object]:
+    yield message
+
+
+def yields_too(message: object) -> Iterator[object]:
+    yield message
+
+
+Call = Callable[[Any], Any]
+
+WRONG: list[tuple[Call, type[Exception], str]] = [
+    (lambda bus: bus.publish(b"x", class_id=1.0), TypeError, r"its id or its name, got 1\.0"),
+    (lambda bus: bus.publish(b"x", class_id=Item), TypeError, "its id or its name, got <class"),
+    (lambda bus: bus.publish(b"x", class_id=1, channel=5), TypeError, "channel must be text, .* 5"),
+    (lambda bus: bus.publish(b"x", class_id=1, key="a"), TypeError, "key must be bytes, got 'a'"),
+    (lambda bus: bus.publish(b"x", class_id=1, key=5), TypeError, "key must be bytes, got 5"),
+    (lambda bus: bus.publish(b"x", class_id=1, headers=["abc"]), TypeError, "headers .*'abc'"),
+    (lambda bus: bus.publish(b"x", class_id=1, headers="ab"), TypeError, "headers .*'ab'"),
+    (lambda bus: bus.publish(b"x", class_id=1, headers=5), TypeError, "headers .*5"),
+    (
+        lambda bus: bus.publish(b"x", class_id=1, expires=timedelta(1)),
+        TypeError,
+        r"expires must be seconds, got datetime\.timedelta",
+    ),
+    (lambda bus: bus.publish(b"x", class_id=1, delay="1"), TypeError, "delay must be seconds.*'1'"),
+    (lambda bus: bus.publish(b"x", class_id=1, delay=-1), ValueError, "delay .* from 0 on, got -1"),
+    (lambda bus: bus.publish(b"x", class_id=1, expire=5), TypeError, "'expire'; .* expires"),
+    (
+        lambda bus: bus.publish_many([b"x"], class_id=1, chanel=""),
+        TypeError,
+        "'chanel'; .* channel",
+    ),
+    (lambda bus: bus.publish_nowait(b"x", class_id=1, zzz=5), TypeError, "'zzz'; expected one of"),
+    (lambda bus: bus.subscribe(1, ["a", "b"]), TypeError, r"pattern .* text, got \['a', 'b'\]"),
+    (lambda bus: bus.subscribe(1, 2), TypeError, "pattern .* text, got 2"),
+    (lambda bus: bus.subscribe(1, durible="x"), TypeError, "'durible'; did you mean durable"),
+    (lambda bus: bus.subscribe(1, slow="drop_newest"), ValueError, "max_pending must be given"),
+    (lambda bus: bus.handle(1, None), TypeError, "handler must be a function, got None"),
+    (lambda bus: bus.handle(1, yields), TypeError, "yields .* holds a yield"),
+    (lambda bus: bus.handle(1, yields_too), TypeError, "yields_too .* holds a yield"),
+    (lambda bus: bus.fetch(1, -1), ValueError, "first must be from 0 .* got -1"),
+    (lambda bus: bus.fetch(1, 0, -1), ValueError, "count must be from 0 .* got -1"),
+    (lambda bus: bus.fetch(1, "a"), TypeError, "first must be a whole number, got 'a'"),
+    (lambda bus: bus.request(b"x", class_id=1, timeout="a"), TypeError, "timeout must be seconds"),
+    (lambda bus: bus.reply(None, b""), TypeError, "a reply is to a message, got None"),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "sentence"), WRONG)
+def test_a_wrong_argument_is_named_and_nothing_is_published(
+    run: Run, shared_server: BusServer, call: Call, kind: type[Exception], sentence: str
+) -> None:
+    async def main() -> None:
+        async with MemoryBus() as bus:
+            with pytest.raises(kind, match=sentence):
+                await call(bus)
+            assert bus.statistics().published == 0
+
+    run(main)
+    with simplebus.connect_blocking(shared_server.address) as bus:
+        with pytest.raises(kind, match=sentence):
+            call(bus)
+        assert bus.statistics().published == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "sentence"),
+    [
+        ({"address": None}, TypeError, "address of a bus must be text, .* got None"),
+        ({"address": ["h:1", 5]}, TypeError, "address of a bus must be text, .* got 5"),
+        ({"address": b"h:1"}, TypeError, "address of a bus must be text"),
+        ({"name": 5}, TypeError, "name must be text, got 5"),
+        ({"name": ""}, ValueError, "name must be of 1 to 200 characters"),
+        ({"name": "x" * 201}, ValueError, "name must be of 1 to 200 characters"),
+        ({"heartbeat": "1"}, TypeError, "heartbeat must be seconds, got '1'"),
+        ({"heartbeat": 4000}, ValueError, "heartbeat must be seconds from 0 to 3600, got 4000"),
+        ({"frame_bytes": 10}, ValueError, "frame_bytes must be from 512 to .* got 10"),
+        ({"timeout": timedelta(1)}, TypeError, "timeout must be seconds, got datetime"),
+        ({"timeout": -1}, ValueError, "timeout must be seconds from 0 on, got -1"),
+        ({"reconnect": "x"}, TypeError, "reconnect must be seconds, got 'x'"),
+    ],
+)
+def test_what_cannot_be_connected_with_is_refused_before_it_is_tried(
+    run: Run, given: dict[str, Any], kind: type[Exception], sentence: str
+) -> None:
+    given = {"address": "127.0.0.1:1", **given}
+
+    async def main() -> None:
+        async with simplebus.connect(**given):
+            pytest.fail("there is no bus")
+
+    with pytest.raises(kind, match=sentence):
+        run(main)
+    with pytest.raises(kind, match=sentence), simplebus.connect_blocking(**given):
+        pytest.fail("there is no bus")
+
+
+def test_the_time_for_anything_may_be_without_end(run: Run, shared_server: BusServer) -> None:
+    for timeout in (float("inf"), 1e12):
+        with (
+            simplebus.connect_blocking(shared_server.address, timeout=timeout) as bus,
+            bus.subscribe(86) as messages,
+        ):
+            bus.publish(b"x", class_id=86, delay=0.05)
+            assert messages.get(timeout).payload == b"x"
+
+        async def main(timeout: float = timeout) -> None:
+            async with (
+                simplebus.connect(shared_server.address, timeout=timeout) as bus,
+                bus.subscribe(86) as messages,
+            ):
+                await bus.publish(b"x", class_id=86, delay=0.05)
+                assert (await messages.get(timeout)).payload == b"x"
+
+        run(main)
+
+
+def test_waiting_and_refusing_take_numbers_of_seconds(run: Run, shared_server: BusServer) -> None:
+    async def main() -> None:
+        async with MemoryBus() as bus, bus.subscribe(1) as messages:
+            with pytest.raises(TypeError, match="timeout must be seconds, got 'x'"):
+                await messages.get("x")  # type: ignore[arg-type]
+            with pytest.raises(TypeError, match="timeout must be seconds, got 'x'"):
+                await messages.take(1, "x")  # type: ignore[arg-type]
+            await bus.publish(b"x", class_id=1)
+            message = await messages.get()
+            with pytest.raises(TypeError, match="delay must be seconds, got 'x'"):
+                message.nack("x")  # type: ignore[arg-type]
+
+    run(main)
+    with simplebus.connect_blocking(shared_server.address) as bus, bus.subscribe(87) as messages:
+        with pytest.raises(TypeError, match="timeout must be seconds, got 'x'"):
+            messages.get("x")  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="timeout must be seconds, got 'x'"):
+            messages.take(1, "x")  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="seconds must be seconds, got 'x'"):
+            bus.run("x")  # type: ignore[arg-type]
+
+
+def test_settings_are_settings() -> None:
+    with pytest.raises(TypeError, match="settings must be Settings, got 'x'"):
+        MemoryBus("x")  # type: ignore[arg-type]
+
+
+# Handlers and replies ----------------------------------------------------------------------------
+
+
+def test_without_a_loop_an_async_function_is_no_handler(shared_server: BusServer) -> None:
+    with (
+        simplebus.connect_blocking(shared_server.address) as bus,
+        pytest.raises(TypeError, match=r"waits .* is an async function"),
+    ):
+        bus.handle(1, waits)
+
+
+@pytest.mark.parametrize("handler", [lambda message: yields(message), lambda m: yields_too(m)])
+def test_what_a_handler_returns_instead_of_working_is_no_success(
+    run: Run, shared_server: BusServer, handler: Callable[[object], object]
+) -> None:
+    async def main() -> None:
+        async with MemoryBus() as bus:
+            bus.handle(1, handler)
+            await bus.publish(b"x", class_id=1)
+            await bus.drain()
+            statistics = bus.statistics()
+            assert (statistics.acknowledged, statistics.nacked) == (0, 1)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        run(main)
+    assert caught.group_contains(TypeError, match="that nobody runs")
+
+
+def test_without_a_loop_what_is_awaitable_is_no_success(shared_server: BusServer) -> None:
+    def block() -> None:
+        with simplebus.connect_blocking(shared_server.address) as bus:
+            bus.handle(88, lambda message: waits())
+            bus.publish(b"x", class_id=88)
+            bus.run(0.5)
+            assert bus.statistics().acknowledged == 0
+
+    with pytest.raises(ExceptionGroup) as caught:
+        block()
+    assert caught.group_contains(TypeError, match="that nobody runs")
+
+
+def test_a_reply_of_a_wrong_type_is_called_a_reply(run: Run, shared_server: BusServer) -> None:
+    """The class of the type that was expected is not the class of what came."""
+
+    async def main() -> None:
+        async with MemoryBus(registry=registry) as bus:
+            bus.handle(2, lambda message: b"no JSON")
+            with pytest.raises(DecodeError, match=r"^a reply is no .*Item by the json") as caught:
+                await bus.request(b"x", class_id=2, as_=Item)
+            assert caught.value.payload == b"no JSON"
+            assert caught.value.message is not None
+            assert caught.value.class_id == caught.value.message.class_id  # type: ignore[attr-defined]
+
+    run(main)
