@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 import anyio
 import pytest
@@ -439,6 +440,56 @@ def test_redelivery_takes_the_time_of_the_event_loops_clock() -> None:
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
     assert times == [(0.0, 1), (6.0, 2), (18.0, 3), (42.0, 4)]
+
+
+def test_what_takes_longer_than_the_ack_timeout_is_handled_once() -> None:
+    async def main() -> None:
+        called: list[tuple[int, bytes]] = []
+
+        async def handler(which: int, message: Message[bytes]) -> None:
+            called.append((which, message.payload))
+            await trio.sleep(3 + 10 * which)
+
+        async with MemoryBus() as bus:
+            bus.handle(1, partial(handler, 0))
+            bus.handle(1, partial(handler, 1), concurrency=3)
+            async with bus.subscribe(1, auto_ack=False) as by_hand:
+                await bus.publish_many([b"%d" % number for number in range(6)], class_id=1)
+                for _ in range(6):
+                    message = await by_hand.get()
+                    called.append((2, message.payload))
+                    await trio.sleep(10)
+                    message.ack()
+                assert await by_hand.take(1, timeout=120) == []
+        for which in range(3):
+            assert [payload for one, payload in called if one == which] == [
+                b"%d" % number for number in range(6)
+            ]
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def test_what_was_handled_before_a_connection_is_lost_is_not_handled_again(run: Run) -> None:
+    async def main() -> None:
+        memory = MemoryBus()
+        called: list[bytes] = []
+
+        async def handler(message: Message[bytes]) -> None:
+            called.append(message.payload)
+            if len(called) == 50:
+                memory.hang_up()
+                await anyio.sleep(0.2)
+            if len(called) == 100:
+                done.set()
+
+        done = anyio.Event()
+        async with memory as bus:
+            bus.handle(1, handler)
+            await bus.publish_many([b"%d" % number for number in range(100)], class_id=1)
+            await done.wait()
+        assert called == [b"%d" % number for number in range(100)]
+
+    run(main)
 
 
 def test_a_message_is_given_up_after_so_many_failures() -> None:

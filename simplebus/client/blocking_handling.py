@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from simplebus.client.blocking_subscription import BlockingBaseSubscription
 from simplebus.client.failures import Failures
 from simplebus.client.handlers import Handler, check_outcome
+from simplebus.core.messages import Message
 
 if TYPE_CHECKING:
     from simplebus.client.blocking import BlockingBus
@@ -40,6 +41,14 @@ class BlockingHandling:
     def work(self) -> None:
         """Handle a message."""
         message = self._subscription.get()
+        at_work, sequence = self._subscription.inbox.at_work, message.sequence
+        at_work.add(sequence)
+        try:
+            self._handle(message)
+        finally:
+            at_work.discard(sequence)
+
+    def _handle(self, message: Message[Any]) -> None:
         decode = self._subscription.target.decode
         try:
             outcome = self._handler(message if decode is None else decode(message.payload))

@@ -83,14 +83,18 @@ class Handling:
 
     async def _work(self, scope: anyio.CancelScope) -> None:
         """One of its tasks, in the scope of all of them."""
+        at_work = self._subscription.inbox.at_work
         try:
             while True:
                 message = await self._subscription.get()
+                sequence = message.sequence
+                at_work.add(sequence)
                 self._busy += 1
                 try:
                     await self._handle(message)
                 finally:
                     self._busy -= 1
+                    at_work.discard(sequence)
                     self._bus.wire.changed.set()
         except (BusConnectionError, KeyboardInterrupt, SystemExit) as error:
             self._bus.end_block(error)  # Raised from here, it would be wrapped, or end the loop.

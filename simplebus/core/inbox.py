@@ -7,8 +7,10 @@ ended. When others ask meanwhile, it is set aside: nothing is said about it, so 
 again in time. What was handed to who asks one by one is settled by whoever asks next.
 Rule 3: nothing here runs per message. How far a consumer has come is read off its iterator when
 somebody wants to know.
-Rule 4: a message that comes again while it still waits here, or is being processed, is dropped: the
-one that is here will do. So what waits is at most what the bus lets be in flight.
+Rule 4: a message that comes again while it still waits here, while a loop or a handler is at it, or
+before its acknowledgement is written, is dropped: the one that is here will do. So what waits is at
+most what the bus lets be in flight. Who acknowledges by hand may have forgotten what it was handed:
+that waits here again, and is dropped if it is judged before its turn.
 Rule 5: what waits here outlives the connection. Whether the bus still wants to hear about it, the
 bus says when the subscription begins again.
 
@@ -104,6 +106,8 @@ class Inbox:
         """Loops that have ended, and the verdict on what they were at; None to put it back."""
         self._aside: dict[object, tuple[Batch, int, int]] = {}
         """What loops are at while others have asked."""
+        self.at_work: set[int] = set()
+        """Sequences that a handler is at, and says what becomes of them."""
 
     def _new_log(self) -> AckLog:
         options = self.options
@@ -130,7 +134,11 @@ class Inbox:
         """
         if self.leaving is not None:
             raise LocalProtocolError("the subscription was left; subscribe again")
-        if self._queue or (self._batch is not None and self._handed < len(self._batch)):
+        if self._batch is not None and self._handed < len(self._batch):
+            return False
+        if self._queue and not self.auto_ack:
+            self._drop_judged()
+        if self._queue:
             return False
         if self.error is not None:
             raise self.error
@@ -200,6 +208,25 @@ class Inbox:
         batch = Batch(run, receipt)
         self._queue.append(batch)
         self.buffered_bytes += batch.size
+        if not (row or self.auto_ack):
+            self._log.late_ones.update(np.asarray(sequences).tolist())
+
+    def _drop_judged(self) -> None:
+        """Drop what came again, is the next, and was judged by hand since it came."""
+        queue, late_ones = self._queue, self._log.late_ones
+        while queue and queue[0].is_late and queue[0].is_alive:
+            batch = queue[0]
+            wanted = np.array(
+                [number in late_ones for number in np.asarray(batch.sequences).tolist()]
+            )
+            if wanted.all():
+                return
+            queue.popleft()
+            parts = [batch.part(first, last) for first, last in ranges_of(wanted)]
+            queue.extendleft(reversed(parts))
+            self.buffered_bytes += sum(part.size for part in parts) - batch.size
+            if parts:
+                return
 
     def _ahead(self, message_id: int) -> int:
         """How far the message id is from the next sequence, by the nearest-id rule."""
@@ -207,13 +234,16 @@ class Inbox:
         return ((message_id - self._next + _HALF) & MESSAGE_ID_MASK) - _HALF
 
     def _waiting(self) -> Iterator[Ids]:
-        """Messages of this position that are still to be processed and then acknowledged."""
+        """Messages of this position of which the bus will hear that they are processed."""
         if self._batch is not None and self._batch.is_alive:
             first = self._settled if self.auto_ack else self._handed
             yield self._batch.sequences[first:]
         for batch in self._queue:
             if batch.is_alive:
                 yield batch.sequences
+        if self.at_work:
+            yield np.fromiter(self.at_work, np.int64)
+        yield self._log.acknowledged()
 
     # Connections ---------------------------------------------------------------------------------
 
@@ -247,7 +277,7 @@ class Inbox:
             return options.encode()
         return replace(options, start=Start(sequence=self._next)).encode()
 
-    # Handing out. What was handed out before must be settled, put back or given up ----------------
+    # Handing out, unless `is_empty`. What was handed out before must be settled or put back -------
 
     def prepare(self, most: int, *, values: bool = False) -> int:
         """Have up to `most` messages `ready`, or, for who makes values of them, `payloads`. Returns
@@ -292,6 +322,8 @@ class Inbox:
             return False
         self._batch = self._queue.popleft()
         self.buffered_bytes -= self._batch.size
+        if self._log.late_ones and self._batch.is_late:
+            self._log.late_ones.difference_update(np.asarray(self._batch.sequences).tolist())
         self._settled = self._prepared = 0
         return True
 

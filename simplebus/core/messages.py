@@ -183,6 +183,11 @@ class Batch:
         return self._receipt.is_alive
 
     @property
+    def is_late(self) -> bool:
+        """Whether they came otherwise than in the row."""
+        return not self._receipt.row
+
+    @property
     def sequences(self) -> Ids:
         """The messages' numbers within their class, ascending; a range if none is left out."""
         return self._receipt.sequences[self._at : self._at + self._run.count]

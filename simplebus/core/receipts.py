@@ -85,6 +85,8 @@ class AckLog:
         """Whether anybody still wants to know."""
         self.late = -1
         """Up to here, sequences came otherwise than in a row; -1 when none did."""
+        self.late_ones: set[int] = set()
+        """Sequences that came otherwise and wait; what is judged by hand meanwhile is taken out."""
         self._number = number
         self._spans = spans
         """Whether ranges may name what was never sent."""
@@ -115,6 +117,7 @@ class AckLog:
     def end(self) -> None:
         """Nor is what was said before."""
         self.is_open = False
+        self.late_ones.clear()
         if self._is_attached:
             self.desk.count -= self._count()
         self._entries.clear()
@@ -136,6 +139,15 @@ class AckLog:
                 self.desk.logs.append(self)
         if self._is_attached:
             self.desk.count += last - first
+
+    def acknowledged(self) -> Ids:
+        """What the bus is yet to hear that it is processed."""
+        said = [
+            np.asarray(entry.receipt.sequences[entry.first : entry.last])
+            for entry in self._entries
+            if entry.verdict is ACKED
+        ]
+        return np.concatenate(said) if said else range(0)
 
     def _count(self) -> int:
         return sum(entry.last - entry.first for entry in self._entries)
@@ -257,6 +269,8 @@ class Receipt:
         if self._log is None:
             raise LocalProtocolError("a message that was fetched is nobody's to acknowledge")
         self._log.add(verdict, self, first, last)
+        if self._log.late_ones and verdict is not WORKING:
+            self._log.late_ones.difference_update(np.asarray(self.sequences[first:last]).tolist())
         if self._log.settles and verdict is not WORKING:
             if self._decided is None:
                 self._decided = set()

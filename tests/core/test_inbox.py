@@ -193,6 +193,52 @@ def test_a_loop_that_begins_anew_was_left_and_nobody_knows_how() -> None:
     assert ask(inbox, loop) == b"000001"
 
 
+def test_what_a_handler_is_at_is_dropped_when_it_comes_again() -> None:
+    inbox = inbox_with(3, auto_ack=False)
+    first, second = take(inbox, 2)
+    inbox.at_work.add(first.sequence)
+    assert inbox.come([0, 1, 2], attempt=2) == 2
+    assert inbox.come([1], attempt=3) == 1
+    inbox.at_work.clear()
+    assert inbox.come([0], attempt=3) == 0
+    second.ack()
+    assert payloads(inbox, 1) == [b"000002"]
+    assert not inbox.is_empty
+    assert payloads(inbox) == [b"000000"]
+
+
+@pytest.mark.parametrize("auto_ack", [True, False])
+def test_what_is_acknowledged_and_not_written_is_dropped_when_it_comes_again(
+    *, auto_ack: bool
+) -> None:
+    inbox = inbox_with(4, auto_ack=auto_ack)
+    for message in take(inbox, 3):
+        message.ack()
+    inbox.settle(current=True)
+    assert inbox.come([0, 1, 2], attempt=2) == 3
+    assert inbox.told() == ["+0-3"]
+    assert inbox.come([0, 1, 2], attempt=2) == 0
+
+
+@pytest.mark.parametrize("verdict", ["ack", "nack", "working"])
+def test_what_waits_again_is_dropped_when_it_is_judged_by_hand_meanwhile(verdict: str) -> None:
+    inbox = inbox_with(4, auto_ack=False)
+    taken = take(inbox)
+    assert inbox.come([0, 1, 2, 3], attempt=2) == 0
+    inbox.come([4])
+    getattr(taken[1], verdict)()
+    taken[0].ack()
+    expected = [1, 2, 3, 4] if verdict == "working" else [2, 3, 4]
+    assert not inbox.is_empty
+    assert [message.sequence for message in take(inbox)] == expected
+
+    inbox.come([2, 3], attempt=3)
+    for message in taken:
+        message.ack()
+    assert inbox.is_empty
+    assert inbox.buffered_bytes == 0
+
+
 def test_values_and_messages_are_not_mixed_up() -> None:
     inbox = inbox_with(5)
     inbox.prepare(64, values=True)
@@ -396,9 +442,11 @@ def test_a_copy_of_what_still_waits_or_is_being_processed_is_dropped() -> None:
     inbox = inbox_with(10)
     take(inbox, 4)  # 0 to 2 are processed, but not settled before somebody looks.
     inbox.settle(current=False)
+    assert inbox.told() == ["+0-3"]
     assert inbox.come(range(10), attempt=2) == 7
     assert payloads(inbox) == [b"%06d" % n for n in (4, 5, 6, 7, 8, 9, 0, 1, 2)]
     inbox.settle(current=True)
+    inbox.told()
     assert inbox.come([9], attempt=3) == 0
 
 
@@ -406,6 +454,7 @@ def test_a_run_that_is_old_at_first_and_then_new_is_cut_there() -> None:
     inbox = inbox_with(3)
     take(inbox)
     inbox.settle(current=True)
+    assert inbox.told() == ["+0-3"]
     assert inbox.come(range(1, 6), attempt=1) == 0
     assert [batch.sequences for batch in take_batches(inbox)] == [range(1, 3), range(3, 6)]
     inbox = HeardInbox()
@@ -526,6 +575,7 @@ def test_messages_and_batches_say_what_they_are() -> None:
     assert (first.headers, first.published, first.expires_ms) == ((), None, None)
     assert not first.is_request
     inbox.settle(current=True)
+    inbox.told()
     inbox.come([0, 1], attempt=3, payload=b"7 bytes")
     batch = inbox.take_batch()
     assert batch is not None
