@@ -36,6 +36,10 @@ from simplebus.core.terms import Pieces
 # Handed out to one member at once, if it has room for as many.
 _SHARE_MAX = 64
 
+# Looked at before a group puts off looking further: it has no outbox whose turn it were, and others
+# wait for it. When it is its turn it looks at REDELIVERY_MESSAGES.
+_LOOKED_FIRST_MAX = 512
+
 
 class Member:
     """One session's part in a group. A feed: see `Outbox`."""
@@ -153,7 +157,7 @@ class Member:
 class Group(Subscription):
     """The shared position. It sends nothing itself: its outbox is nowhere."""
 
-    looked_max = REDELIVERY_MESSAGES  # It has no outbox whose turn it were: others wait for it.
+    looked_max = _LOOKED_FIRST_MAX
 
     def __init__(self, **arguments: Any) -> None:
         """Takes what Subscription does, but for the outbox and the number."""
@@ -222,7 +226,8 @@ class Group(Subscription):
             self._next_turn(member)
             member.hand(spans, self._clock.tick)
             woken[member] = None
-        if takers and self.looked >= self.looked_max and self.has_work:
+        is_tired, self.looked_max = self.looked >= self.looked_max, _LOOKED_FIRST_MAX
+        if takers and is_tired and self.has_work:
             self._looks_on = True
             self._put_off(self._clock.now)
         return list(woken)
@@ -233,6 +238,8 @@ class Group(Subscription):
 
     def wake_due(self) -> bool:
         looks_on, self._looks_on = self._looks_on, False
+        if looks_on:
+            self.looked_max = REDELIVERY_MESSAGES
         return super().wake_due() or looks_on
 
     def _waiting(self) -> int:
@@ -247,12 +254,12 @@ class Group(Subscription):
             span, last, picked = found
             self._settle(span, last, picked)
             return [Span(a, b, span.attempts) for a, b in picked.send]
-        window, many = self.window, most
+        window, many = self.window, max(most, self.looked_max // 8)
         while window.cursor < self.ring.head and not self._again:
             if self.looked >= self.looked_max:
                 break
             picked, last = self._look(many, most)
-            many = min(2 * many, REDELIVERY_MESSAGES)  # None of these is for it: look further.
+            many = min(4 * many, REDELIVERY_MESSAGES)  # None of these is for it: look further.
             self._reach(last)
             self._entered += picking.total(picked.send)
             self._entered += picking.total(picking.before(picked.later, last))

@@ -132,11 +132,11 @@ class Subscription(Position):
         be sent; and where they end."""
         first = self.window.cursor
         last = min(self.ring.head, first + many)
-        self.looked += last - first
         picked = picking.pick(self.ring, first, last, self.wanted, self._clock.now)
         send = picking.front(picked.send, most)
         if send != picked.send:
             picked, last = replace(picked, send=send), send[-1][1]
+        self.looked += last - first
         return picked, last
 
     def _leave_out(self, picked: Picked, last: int, *, attempts: int) -> None:
