@@ -73,7 +73,7 @@ class Columns:
         self.opens: Times | None = None
         self.row_bytes = 0
         """Memory of one row of the columns that exist."""
-        self.uses = np.zeros(0, np.int64)
+        self.uses = np.zeros(1, np.int64)
         """By channel number, but for 0: how many stored messages carry it."""
 
     def missing_bytes(self, rows: Rows) -> int:

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from core.talk import batch_of
 from core.talk2 import enveloped, publish
-from simplebus.core.columns import AT_ONCE, NEVER, Rows
+from simplebus.core import columns as module
+from simplebus.core.columns import AT_ONCE, NEVER, Columns, Rows
 from simplebus.core.limits import RING_IDLE_TICKS
 from simplebus.core.ring import MemoryBudget, Ring
 
@@ -71,3 +72,13 @@ def test_every_message_keeps_what_is_known_of_it(script: list[tuple[str, int, li
         assert known(ring) == model[ring.floor :]
     timed = [n for n, (_, expires, opens) in enumerate(model) if expires < NEVER or opens]
     assert all(n < ring.timed_until for n in timed)
+
+
+def test_rows_whose_channels_found_no_room_are_let_go_of_like_all_others() -> None:
+    columns = Columns()
+    columns.add_for(Rows(1, 5), 4)
+    columns.put_one(0, module.Row())
+    columns.let_go([(0, 1)])
+    columns.use(np.array([3, 3, 1], np.uint32), 3)
+    columns.use(3, 2)
+    assert columns.uses[1:4].tolist() == [1, 0, 4]
