@@ -1,8 +1,8 @@
 """The client without an event loop: every call does its own reading and writing, in its thread.
 
 Rule 1: no thread, no loop, no timer: what is to be written leaves when the program calls something,
-and a lost connection is replaced then. A bus belongs to one thread at a time, and to the process
-that connected it.
+and a lost connection is replaced then. A bus belongs to one thread at a time: another one's calls
+are refused meanwhile. And it belongs to the process that connected it.
 Rule 2: the verbs, their arguments and errors are those of `simplebus.Bus`.
 """
 

@@ -52,11 +52,12 @@ class BlockingPublisher:
     def _publish(
         self, payload: bytes, class_id: int, envelope: Envelope | None, *, confirm: bool
     ) -> None:
-        position = self._core.publish(payload, class_id, envelope)
-        if not confirm:
-            self.wire.write()
-        elif refused := self.wire.confirmed(position, position):
-            raise refused[0]
+        with self.wire.one_thread:
+            position = self._core.publish(payload, class_id, envelope)
+            if not confirm:
+                self.wire.write()
+            elif refused := self.wire.confirmed(position, position):
+                raise refused[0]
 
     def publish_nowait(
         self, message: object, *, class_id: int | str | None = None, **about: Unpack[About]
@@ -68,14 +69,15 @@ class BlockingPublisher:
         """
         payload, id_, envelope = self._ready(message, class_id, about)
         self.wire.check()
-        is_full = self._outgoing.queued_bytes and not self._core.has_credit
-        if is_full or self.wire.is_away:
-            self.wire.poll()
-            if self._outgoing.queued_bytes and not self._core.has_credit:
-                raise BusFullError("nothing was published: too much waits to be confirmed")
-        position = self._core.publish(payload, id_, envelope)
-        self.wire.push()
-        return position
+        with self.wire.one_thread:
+            is_full = self._outgoing.queued_bytes and not self._core.has_credit
+            if is_full or self.wire.is_away:
+                self.wire.poll()
+                if self._outgoing.queued_bytes and not self._core.has_credit:
+                    raise BusFullError("nothing was published: too much waits to be confirmed")
+            position = self._core.publish(payload, id_, envelope)
+            self.wire.push()
+            return position
 
     def publish_many(
         self,
@@ -98,12 +100,13 @@ class BlockingPublisher:
             runs.append((self.class_of(class_id), list(messages)))
         envelope = self._outbound.envelope(**about) if about else None
         self.wire.check()
-        first = self._core.published
-        self._core.publish_runs(runs, envelope)
-        if not confirm or self._core.published == first:
-            self.wire.write()
-        elif refused := self.wire.confirmed(first, self._core.published - 1):
-            raise group(refused)
+        with self.wire.one_thread:
+            first = self._core.published
+            self._core.publish_runs(runs, envelope)
+            if not confirm or self._core.published == first:
+                self.wire.write()
+            elif refused := self.wire.confirmed(first, self._core.published - 1):
+                raise group(refused)
 
     def flush(self) -> None:
         """Wait until the bus has confirmed everything published so far, and acknowledgements so

@@ -148,18 +148,19 @@ class BlockingBaseSubscription(Entry[T]):
         """Wait until there is something to hand out, to a loop or to who asks one by one. What that
         was handed before is processed."""
         inbox, wire = self.inbox, self._wire
-        inbox.ask(loop)
-        if not inbox.is_empty:
-            wire.check()
-            if wire.core.acks_are_due or monotonic() >= self._ack_at:
-                wire.push()
-                self._ack_at = monotonic() + ACK_SECONDS
-            return True
-        inbox.is_awaited = True
-        try:
-            return wire.wait_until(lambda: not inbox.is_empty, monotonic() + seconds)
-        finally:
-            inbox.is_awaited = False
+        with wire.one_thread:
+            inbox.ask(loop)
+            if not inbox.is_empty:
+                wire.check()
+                if wire.core.acks_are_due or monotonic() >= self._ack_at:
+                    wire.push()
+                    self._ack_at = monotonic() + ACK_SECONDS
+                return True
+            inbox.is_awaited = True
+            try:
+                return wire.wait_until(lambda: not inbox.is_empty, monotonic() + seconds)
+            finally:
+                inbox.is_awaited = False
 
     def _push_acks(self, *, handing_out: bool = False) -> None:
         """Have acknowledgements leave: the last ones left a while ago."""

@@ -21,6 +21,7 @@ from simplebus.client import dial, forks
 from simplebus.client.blocking_dial import Step, dialled, until_ready, wait
 from simplebus.client.confirms import Confirms
 from simplebus.client.dial import Address
+from simplebus.client.one_thread import OneThread
 from simplebus.client.retry import Attempt, Schedule, is_worth_retrying
 from simplebus.core.asking import RefusedError, Request
 from simplebus.core.client import ClientCore
@@ -59,6 +60,8 @@ class BlockingWire:
         """Why there will be no other connection; None while there may be one."""
         self._is_last = False
         """Whether this connection is to be the last: nothing is left to be done on another."""
+        self.one_thread = OneThread()
+        """Held by whoever uses the bus."""
         forks.watch(self)
 
     def check(self) -> None:
@@ -167,6 +170,7 @@ class BlockingWire:
     def disown(self, end: BusConnectionError) -> None:
         """This process is a child of the one that made the connection. What the selector looks for
         is the parent's: it is closed here, and not changed."""
+        self.one_thread = OneThread()  # The thread that held it may not be here.
         if self._end is None:
             self._end = end
             if self._socket is not None:
@@ -184,11 +188,12 @@ class BlockingWire:
 
     def push(self) -> None:
         """Write what the socket takes now."""
-        if self._socket is not None:
-            try:
-                self._send(self._socket)
-            except OSError as error:
-                self._lose(error)
+        with self.one_thread:
+            if self._socket is not None:
+                try:
+                    self._send(self._socket)
+                except OSError as error:
+                    self._lose(error)
 
     def _send(self, sock: socket.socket) -> None:
         outgoing = self.core.outgoing
@@ -228,15 +233,16 @@ class BlockingWire:
 
         After the deadline, too, what is there is taken once: who never waits gets on all the same.
         """
-        while True:
-            self.check()
-            self.push()
-            if condition():
-                return True
-            is_last = monotonic() >= deadline
-            self._move(deadline)
-            if is_last:
-                return condition()
+        with self.one_thread:
+            while True:
+                self.check()
+                self.push()
+                if condition():
+                    return True
+                is_last = monotonic() >= deadline
+                self._move(deadline)
+                if is_last:
+                    return condition()
 
     def _move(self, deadline: float) -> None:
         """Write and read once, or go on with a connection that is being made; wait for that until

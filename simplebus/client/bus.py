@@ -195,6 +195,7 @@ class Bus(Publisher):
         Raises TimeoutError when none came in time, and what `publish` does.
         """
         decode = None if as_ is None else self._registry.bindings[as_].decode
+        self.wire.check()
         answered = anyio.Event()
         with anyio.move_on_after(arguments.patience("timeout", timeout)):
             asking = await self._replies_open()

@@ -132,6 +132,7 @@ class BaseSubscription(Entry[T]):
         """Return once there is something to hand out, to a loop or to who asks one by one. What
         that was handed before is processed."""
         inbox, wire = self.inbox, self._wire
+        wire.check_thread()
         inbox.ask(loop)
         if not inbox.is_empty:
             wire.check()

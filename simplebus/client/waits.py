@@ -2,10 +2,13 @@
 
 Rule 1: who waits, waits through the loss of a connection; it is told when there will be no other.
 Rule 2: a confirm, and an answer, wakes whom it is for and nobody else.
+Rule 3: a bus belongs to one thread. Others are told so before they touch anything, wherever a call
+may wait or has handed over a write's worth of messages.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import anyio
@@ -16,7 +19,7 @@ from simplebus.client.signal import Signal
 from simplebus.client.writer import Writer
 from simplebus.core.asking import RefusedError, Request
 from simplebus.core.client import ClientCore
-from simplebus.core.errors import BusConnectionError
+from simplebus.core.errors import BusConnectionError, LocalProtocolError
 
 
 class Waits:
@@ -33,15 +36,27 @@ class Waits:
         """What the bus has yet to answer, and what is done then."""
         self.end: BusConnectionError | None = None
         """Why there will be no other connection; None while there may be one."""
+        self._thread = threading.get_ident()
+        """Whose event loop the bus belongs to."""
 
     def lose(self, error: Exception | None) -> None:
         """The connection is gone."""
         raise NotImplementedError
 
     def check(self) -> None:
-        """Raise BusConnectionError when there is no connection and will be none."""
+        """Raise BusConnectionError when there is no connection and will be none, LocalProtocolError
+        in another thread than the bus's."""
+        self.check_thread()
         if self.end is not None:
             raise BusConnectionError(str(self.end)) from self.end.__cause__
+
+    def check_thread(self) -> None:
+        """Raise LocalProtocolError in another thread than the bus's."""
+        if threading.get_ident() != self._thread:
+            raise LocalProtocolError(
+                "this bus belongs to the event loop in which it was connected, and this is another "
+                "thread; from here call anyio.from_thread.run(bus.publish, …), or connect anew"
+            )
 
     def answer(self) -> None:
         """Tell who waits for what the bus has answered."""

@@ -221,6 +221,7 @@ class Wire(Waits):
 
     def _acked(self) -> None:
         """A consumer has acknowledged by hand."""
+        self.check_thread()
         self.writer.push_due_acks()
         self.handed_out()
 
