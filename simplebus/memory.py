@@ -18,13 +18,15 @@ import math
 import secrets
 import time
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
 
+from simplebus.client.blocks import async_block, not_entered
 from simplebus.client.bus import Bus
 from simplebus.client.connecting import open_bus
 from simplebus.client.failures import Failures
@@ -78,7 +80,12 @@ class MemoryBus:
         self._raise_errors = raise_errors
         self._client: AbstractAsyncContextManager[Bus] | None = None
 
-    @asynccontextmanager
+    if not TYPE_CHECKING:  # A type checker tells by itself.
+
+        def __getattr__(self, name: str) -> object:
+            raise not_entered(name, "async with simplebus.MemoryBus() as bus")
+
+    @async_block("async with memory.connect(…) as bus")
     async def connect(
         self, *, name: str | None = None, registry: Registry | None = None
     ) -> AsyncIterator[Bus]:

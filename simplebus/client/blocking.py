@@ -9,7 +9,6 @@ Rule 2: the verbs, their arguments and errors are those of `simplebus.Bus`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from time import monotonic
 from typing import Any, TypeVar, Unpack, overload
@@ -19,6 +18,7 @@ from simplebus.client.blocking_handling import BlockingHandling
 from simplebus.client.blocking_publisher import BlockingPublisher
 from simplebus.client.blocking_subscription import BlockingRawSubscription, BlockingSubscription
 from simplebus.client.blocking_wire import BlockingWire
+from simplebus.client.blocks import blocking_block
 from simplebus.client.failures import Failures, raise_any
 from simplebus.client.fetching import Fetching
 from simplebus.client.handlers import Handler, check_handler
@@ -41,7 +41,7 @@ from simplebus.core.messages import Message
 T = TypeVar("T")
 
 
-@contextmanager
+@blocking_block("with simplebus.connect_blocking(…) as bus")
 def connect_blocking(
     address: str | Iterable[str],
     *,

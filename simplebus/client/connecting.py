@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 import anyio
 
 from simplebus.client import dial
+from simplebus.client.blocks import async_block
 from simplebus.client.bus import Bus
 from simplebus.client.failures import raise_any
 from simplebus.client.identity import client_core
@@ -26,7 +27,7 @@ from simplebus.core.limits import CLOSE_SECONDS, CLOSE_SECONDS_FAILED, Limits
 _ENDS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
-@asynccontextmanager
+@async_block("async with simplebus.connect(…) as bus")
 async def connect(
     address: str | Iterable[str],
     *,

@@ -21,6 +21,9 @@ T = TypeVar("T")
 class Entry(Generic[T]):
     """A subscription to one class, whose messages' values are of one type."""
 
+    block = "with"
+    """What a block of it begins with."""
+
     def __init__(
         self, core: ClientCore, target: Target, request: SubscribeRequest, *, auto_ack: bool
     ) -> None:
@@ -49,7 +52,7 @@ class Entry(Generic[T]):
         """For this package."""
         if self._entered is None:
             raise LocalProtocolError(
-                "a subscription begins with its block: with bus.subscribe(…) as messages"
+                f"a subscription begins with its block: {self.block} bus.subscribe(…) as messages"
             )
         return self._entered
 

@@ -33,10 +33,12 @@ class Options(TypedDict, total=False):
     max_in_flight: int | None
     """Messages that may be here unacknowledged; None for the bus's default."""
     slow: Literal["block", "drop_oldest", "drop_newest", "disconnect"]
-    """What becomes of what has no room because of this subscription: its publishers wait (the
-    default), it loses the oldest or the newest message, or it is ended."""
+    """What becomes of what this subscription does not keep up with. By default, `block`, it waits
+    in the class, until that is full and its publishers wait. With the others it waits up to
+    `max_pending`; above, the subscription loses the oldest or the newest message, or is ended."""
     max_pending: int | None
-    """Messages stored for it at which `slow` decides; only where `slow` is no "block"."""
+    """Messages stored for it above which `slow` decides: needed with all but `block`, and of no
+    meaning with that."""
     ack_seconds: float | None
     """How long a message may be unacknowledged before it comes again; None: as the bus says."""
     max_deliveries: int
@@ -62,6 +64,12 @@ def subscribe_request(
         arguments.refuse_unknown(unknown, ("auto_ack", *Options.__annotations__))
     if slow not in _SLOW:
         raise ValueError(f"slow is one of {', '.join(_SLOW)}, got {slow!r}")
+    if slow == "block" and max_pending is not None:
+        raise ValueError(
+            "max_pending has no meaning with slow='block', by which messages wait in the class: "
+            "leave it out, or say what becomes of those above it: drop_oldest, drop_newest or "
+            "disconnect"
+        )
     if slow != "block" and max_pending is None:
         raise ValueError(f"slow is {slow!r}, so max_pending must be given: where it begins")
     request = SubscribeRequest(

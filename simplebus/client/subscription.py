@@ -51,6 +51,8 @@ class BaseSubscription(Entry[T]):
     for more, and when the block is left without an exception.
     """
 
+    block = "async with"
+
     def __init__(
         self, bus: Bus, target: Target, request: SubscribeRequest, *, auto_ack: bool
     ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from typing import Any
 
 import anyio
 import pytest
@@ -25,7 +26,7 @@ def never_confirms(kind: int, *_: object) -> bytes:
 
 
 async def collect(messages: simplebus.RawSubscription, count: int) -> list[bytes]:
-    """So many payloads. The last message counts as processed when the subscription is left."""
+    """So many payloads."""
     payloads: list[bytes] = []
     async for message in messages:
         payloads.append(message.payload)
@@ -473,7 +474,7 @@ def test_a_subscription_must_be_entered_and_only_once(run: Run, shared_server: B
     async def main() -> None:
         async with simplebus.connect(shared_server.address) as bus:
             messages = bus.subscribe(16)
-            with pytest.raises(LocalProtocolError, match="begins with its block"):
+            with pytest.raises(LocalProtocolError, match="begins with its block: async with bus"):
                 await anext(messages)
             async with messages:
                 pass
@@ -482,6 +483,21 @@ def test_a_subscription_must_be_entered_and_only_once(run: Run, shared_server: B
             with pytest.raises(LocalProtocolError, match="entered once"):
                 async with messages:
                     pass
+
+    run(main)
+
+
+def test_a_bus_is_there_within_its_block_only(run: Run, shared_server: BusServer) -> None:
+    async def main() -> None:
+        outside: Any
+        for outside, begins in (
+            (simplebus.connect(shared_server.address), "async with simplebus.connect"),
+            (simplebus.MemoryBus(), "async with simplebus.MemoryBus"),
+            (simplebus.MemoryBus().connect(), "async with memory.connect"),
+            (simplebus.connect_blocking("127.0.0.1:1"), "with simplebus.connect_blocking"),
+        ):
+            with pytest.raises(AttributeError, match=f"'publish' is .* enter it first, {begins}"):
+                outside.publish(b"x", class_id=1)
 
     run(main)
 

@@ -106,6 +106,7 @@ def test_a_subscription_starts_where_it_was_told(start: Any, expected: object) -
         ({"start": datetime(1, 1, 1)}, "start is no time that a bus can know"),
         ({"slow": "drop_oldest"}, "slow is 'drop_oldest', so max_pending must be given"),
         ({"slow": "hurry"}, "slow is one of block, drop_oldest, .* got 'hurry'"),
+        ({"max_pending": 5}, "max_pending has no meaning with slow='block'"),
         ({"durable": ""}, "no bus grants this subscription: .*durable"),
         ({"group": "x" * 201}, "no bus grants this subscription: .*group"),
         ({"max_in_flight": 0}, "no bus grants this subscription: .*max_in_flight"),
