@@ -58,7 +58,8 @@ class MemoryBus:
     whether leaving raises what handlers raised.
     Leaving drains: handlers are called with everything that the bus could deliver, what they
     publish meanwhile included, and are waited for. What a handler has failed on, and what its
-    publisher has delayed, would come only after a pause: that is not waited for.
+    publisher has delayed, would come only after a pause: that is not waited for. This alone is
+    otherwise with `connect`, which ends its handlers: there, `await bus.drain()` comes last.
     Error handling: leaving raises an ExceptionGroup of what handlers raised or the bus refused,
     unless the block itself raises.
     `connect` gives further clients; the bus lasts as long as the object, whoever is connected.

@@ -21,7 +21,7 @@ from simplebus.client.blocking_wire import BlockingWire
 from simplebus.client.blocks import blocking_block
 from simplebus.client.failures import Failures, raise_any
 from simplebus.client.fetching import Fetching
-from simplebus.client.handlers import Handler, check_handler
+from simplebus.client.handlers import QUIET_ANSWERS, Handler, check_handler
 from simplebus.client.identity import client_core
 from simplebus.client.options import Options, subscribe_request
 from simplebus.client.outbound import About
@@ -158,14 +158,20 @@ class BlockingBus(BlockingPublisher):
             self._work()
 
     def drain(self) -> None:
-        """Have handlers process what came, then flush, and wait until the bus has applied it all.
+        """Have handlers process all that the bus could send them, as `simplebus.Bus.drain`."""
+        answers = 0
+        while answers < (QUIET_ANSWERS if self._handled else 1):
+            begun = self._begun
+            while self._has_work():
+                self._work()
+            self.flush()
+            self.wire.ask(self._core.sync)
+            answers = answers + 1 if begun == self._begun and not self._has_work() else 0
 
-        Not to be called by a handler.
-        """
-        while self._has_work():
-            self._work()
-        self.flush()
-        self.wire.ask(self._core.sync)
+    @property
+    def _begun(self) -> int:
+        """Messages that were handed to handlers."""
+        return sum(handling.begun for handling in self._handled)
 
     def _has_work(self) -> bool:
         return any(handling.has_work for handling in self._handled)

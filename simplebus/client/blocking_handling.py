@@ -32,6 +32,8 @@ class BlockingHandling:
         self._subscription = subscription
         self._handler = handler
         self._failures = failures
+        self.begun = 0
+        """Messages that were handed to it."""
 
     @property
     def has_work(self) -> bool:
@@ -41,6 +43,7 @@ class BlockingHandling:
     def work(self) -> None:
         """Handle a message."""
         message = self._subscription.get()
+        self.begun += 1
         at_work, sequence = self._subscription.inbox.at_work, message.sequence
         at_work.add(sequence)
         try:

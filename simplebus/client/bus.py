@@ -17,7 +17,7 @@ import anyio.abc
 from simplebus.client import replies
 from simplebus.client.failures import Failures
 from simplebus.client.fetching import Fetching
-from simplebus.client.handlers import Handler, check_handler
+from simplebus.client.handlers import QUIET_ANSWERS, Handler, check_handler
 from simplebus.client.handling import Handling
 from simplebus.client.options import Options, subscribe_request
 from simplebus.client.outbound import About
@@ -144,17 +144,28 @@ class Bus(Publisher):
         return all(handling.is_idle for handling in self._handled)
 
     async def drain(self) -> None:
-        """Wait until handlers have processed what came, then flush, and wait until the bus has
-        applied it all.
+        """Wait until handlers have processed all that the bus could send them, what comes of it
+        included: what they publish, their replies. All is flushed, and the bus has applied it.
 
-        What subscriptions hold that are no handlers' is their consumers' to process. Not to be
-        called by a handler: it would wait for itself.
+        What a handler has failed on, and what its publisher has delayed, would come only after a
+        pause: that is not waited for, nor what other subscriptions hold. As long as others publish
+        for the handlers without a break, there is no end. Not to be called by a handler: it would
+        wait for itself.
         """
-        while not self.is_idle:
-            self.wire.check()
-            await self.wire.changed.wait()
-        await self.flush()
-        await self.wire.ask(self._core.sync)
+        answers = 0
+        while answers < (QUIET_ANSWERS if self._handled else 1):
+            begun = self._begun
+            while not self.is_idle:
+                self.wire.check()
+                await self.wire.changed.wait()
+            await self.flush()
+            await self.wire.ask(self._core.sync)
+            answers = answers + 1 if self.is_idle and begun == self._begun else 0
+
+    @property
+    def _begun(self) -> int:
+        """Messages that were handed to handlers."""
+        return sum(handling.begun for handling in self._handled)
 
     # Asking --------------------------------------------------------------------------------------
 

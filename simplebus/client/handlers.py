@@ -12,6 +12,10 @@ from typing import Any
 
 Handler = Callable[[Any], Awaitable[object] | object]
 
+# A bus answers a question before it sends messages. What it has for a program when it answers comes
+# before its next answer: when nothing came by then, it had nothing.
+QUIET_ANSWERS = 2
+
 
 def check_handler(handler: Handler, *, may_wait: bool) -> None:
     """Raise TypeError for what is no handler; `may_wait`: it may be an async function."""

@@ -47,6 +47,8 @@ class Handling:
         self._handler = handler
         self._failures = failures
         self._concurrency = concurrency
+        self.begun = 0
+        """Messages that were handed to it."""
         self._busy = 0
         """Messages that are being handled."""
 
@@ -89,6 +91,7 @@ class Handling:
                 message = await self._subscription.get()
                 sequence = message.sequence
                 at_work.add(sequence)
+                self.begun += 1
                 self._busy += 1
                 try:
                     await self._handle(message)

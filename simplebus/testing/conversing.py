@@ -73,6 +73,32 @@ class Handling(Suite):
             async with bus.subscribe(1, start="earliest") as rest:
                 assert await nothing_comes(rest)
 
+    @promise
+    async def test_draining_waits_for_what_comes_of_handling(self) -> None:
+        """Every message has the next one published, and the bus sends one at a time."""
+        async with self.host(CLOCKLESS) as host, host.connect() as bus:
+            got: list[bytes] = []
+
+            def handler(message: Message[bytes]) -> None:
+                got.append(message.payload)
+                if len(got) < 50:
+                    bus.publish_nowait(b"%d" % len(got), class_id=len(got) % 2)
+
+            for class_id in (0, 1):
+                bus.handle(class_id, handler, max_in_flight=1)
+            await bus.publish(b"0", class_id=0)
+            await bus.drain()
+            assert got == [b"%d" % number for number in range(50)]
+
+    @promise
+    async def test_draining_waits_for_all_that_the_bus_holds_for_a_handler(self) -> None:
+        async with self.host(CLOCKLESS) as host, host.connect() as bus:
+            got: list[bytes] = []
+            await bus.publish_many(NUMBERED, class_id=1)
+            bus.handle(1, lambda message: got.append(message.payload), max_in_flight=3)
+            await bus.drain()
+            assert got == NUMBERED
+
     # Requests ------------------------------------------------------------------------------------
 
     @promise
