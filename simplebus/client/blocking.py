@@ -54,8 +54,12 @@ def connect_blocking(
 ) -> Iterator[BlockingBus]:
     """Connect to a bus: `with simplebus.connect_blocking("simplebus://127.0.0.1:8888") as bus`.
 
-    Arguments, resource handling and errors are those of `simplebus.connect`; but silence is no
-    matter by default, for a program that computes is silent.
+    Arguments, resource handling and errors are those of `simplebus.connect`. A program that
+    computes is silent, so it asks for no heartbeat by default. A server asks for one all the same,
+    every 30 s unless `simplebus serve --heartbeat` says otherwise; 0 is none. Who calls nothing for
+    three times as long is disconnected, and connects again in its next call. To stay, call
+    `bus.run(0)` as often as a heartbeat is asked for; or `message.working()` and `bus.flush()`,
+    which also keep a message that takes long from coming again.
     """
     addresses = dial.addresses(address)
     core = client_core(name=name, heartbeat=heartbeat, frame_bytes=frame_bytes)

@@ -8,10 +8,11 @@ import threading
 import pytest
 
 import simplebus
-from client.bus_server import BusServer, until
+from client.bus_server import BusServer, bus_server, until
 from client.false_bus import deaf_listener, false_bus
 from simplebus import BusConnectionError, LocalProtocolError
 from simplebus.core import frames
+from simplebus.core.settings import Settings
 
 NUMBERED = [b"message %d" % number for number in range(3000)]
 
@@ -290,3 +291,24 @@ def test_a_bus_that_was_left_says_so(shared_server: BusServer) -> None:
         pass
     with pytest.raises(BusConnectionError, match="was left"):
         bus.publish(b"x", class_id=1)
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_a_program_that_computes_for_long_stays_if_it_says_that_it_works(says: bool) -> None:
+    """The server's heartbeat is one tick, and three are missed."""
+    settings = Settings(ack_timeout=3, tick_seconds=86_400.0, heartbeat_seconds=86_400.0)
+    with (
+        bus_server(settings) as server,
+        simplebus.connect_blocking(server.address) as bus,
+        bus.subscribe(1) as messages,
+    ):
+        bus.publish(b"job", class_id=1)
+        job = messages.get()
+        for _ in range(8):
+            if says:
+                job.working()
+                bus.flush()
+            server.tick()
+        assert server.ask(lambda up: up.engine.cut_off.total()) == (0 if says else 1)
+        bus.publish(b"done", class_id=2)
+        assert bus.statistics().reconnections == (0 if says else 1)
