@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,6 +20,11 @@ from simplebus.core.errors import BusError
 from simplebus.core.limits import CLASS_ID_MAX
 from simplebus.options import (
     option,
+    parse_channel,
+    parse_class,
+    parse_header,
+    parse_pattern,
+    parse_seconds,
     parse_size,
     parse_url,
     settings,
@@ -44,24 +49,23 @@ app = typer.Typer(
         "  simplebus serve\n"
         "  simplebus sub 1\n"
         '  simplebus pub 1 "hello"\n\n'
-        "Messages are published to a class, a number from 0 to 65535. Every subscriber of the "
-        "class gets each of them, in order, and again until it has acknowledged it."
+        "Messages are published to a class, a number from 0 to 65535 or a name. Every subscriber "
+        "of the class gets each of them, in order, and again until it has acknowledged it."
     ),
 )
 
 
 # Options ------------------------------------------------------------------------------------------
 
-_CLASS_ID = typer.Argument(
-    min=0,
-    max=CLASS_ID_MAX,
+_CLASS = typer.Argument(
+    parser=parse_class,
     metavar="CLASS",
     show_default=False,
-    help="The class of messages, a number from 0 to 65535.",
+    help="The class of messages: its id, a number from 0 to 65535, or its name.",
 )
 _URL = option(
     "--url",
-    "Where the bus listens, as simplebus://HOST:PORT.",
+    "Where the bus listens, as simplebus://HOST:PORT: what `serve --host` and `--port` say.",
     metavar="URL",
     parser=parse_url,
     show_default=URL,
@@ -132,12 +136,13 @@ def demo() -> None:
         "Publish messages.\n\n\b\n"
         "  simplebus pub 1 hello world              two messages\n"
         "  tail -f app.log | simplebus pub 1        a message for each line\n"
-        "  simplebus pub 1 --count 1000000          generated ones\n\n"
+        "  simplebus pub 1 --count 1000000          generated ones\n"
+        "  simplebus pub orders --channel eu.paid --header by=ada x\n\n"
         "Messages that nobody has subscribed to yet wait for the class's first subscriber."
     )
 )
 def pub(
-    class_id: Annotated[int, _CLASS_ID],
+    class_: Annotated[Any, _CLASS],
     text: Annotated[
         list[str] | None,
         typer.Argument(
@@ -170,6 +175,45 @@ def pub(
             help="At most so many generated messages a second.",
         ),
     ] = None,
+    channel: Annotated[
+        str | None,
+        typer.Option(
+            "--channel",
+            parser=parse_channel,
+            metavar="CHANNEL",
+            show_default=False,
+            help="The channel of each message, a dotted name such as orders.eu.paid.",
+        ),
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            "--key",
+            metavar="TEXT",
+            show_default=False,
+            help="What belongs together, such as a customer's number.",
+        ),
+    ] = None,
+    header: Annotated[
+        list[Any] | None,
+        typer.Option(
+            "--header",
+            parser=parse_header,
+            metavar="NAME=VALUE",
+            show_default=False,
+            help="A header of each message. May be given several times.",
+        ),
+    ] = None,
+    expires: Annotated[
+        float | None,
+        typer.Option(
+            "--expires",
+            parser=parse_seconds,
+            metavar="SECONDS",
+            show_default="never",
+            help="After so many seconds nobody gets the message any more.",
+        ),
+    ] = None,
     url: Annotated[str, _URL] = URL,
 ) -> None:
     if text and count is not None:
@@ -180,29 +224,33 @@ def pub(
 
     from simplebus import pipes
 
+    about = pipes.said(channel=channel, key=key, headers=header, expires=expires)
     if count is not None:
-        job = partial(pipes.publish_generated, url, class_id, count=count, size=size, rate=rate)
+        job = partial(
+            pipes.publish_generated, url, class_, about, count=count, size=size, rate=rate
+        )
     elif text:
-        job = partial(pipes.publish_texts, url, class_id, text)
+        job = partial(pipes.publish_texts, url, class_, about, text)
     else:
         if sys.stdin.isatty():
             typer.echo("Each line is a message. Ctrl-D ends.", err=True)
-        job = partial(pipes.publish_input, url, class_id)
+        job = partial(pipes.publish_input, url, class_, about)
     sent = trio.run(job)
-    typer.echo(f"{sent:,} message{'' if sent == 1 else 's'} sent to class {class_id}", err=True)
+    typer.echo(f"{sent:,} message{'' if sent == 1 else 's'} sent to class {class_}", err=True)
 
 
 @app.command(
     help=(
         "Print the messages of a class, a line each, and acknowledge them.\n\n\b\n"
         "  simplebus sub 1\n"
-        "  simplebus sub 1 --count 10 --raw > ten-messages\n\n"
+        "  simplebus sub 1 --count 10 --raw > ten-messages\n"
+        "  simplebus sub orders --channel 'eu.*' --durable billing\n\n"
         "It ends with Ctrl-C. The first subscriber of a class gets what is waiting there; a "
         "further one gets what is published from then on."
     )
 )
 def sub(
-    class_id: Annotated[int, _CLASS_ID],
+    class_: Annotated[Any, _CLASS],
     count: Annotated[
         int | None,
         typer.Option(
@@ -229,6 +277,35 @@ def sub(
             "subscriber.",
         ),
     ] = False,
+    channel: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--channel",
+            parser=parse_pattern,
+            metavar="PATTERN",
+            show_default="all messages",
+            help="Only messages on channels like this one: * stands for one segment, # at the end "
+            "for any number of them. May be given several times.",
+        ),
+    ] = None,
+    durable: Annotated[
+        str | None,
+        typer.Option(
+            "--durable",
+            metavar="NAME",
+            show_default=False,
+            help="Go on where the last subscriber of this name ended; the bus keeps the position.",
+        ),
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            "--group",
+            metavar="NAME",
+            show_default=False,
+            help="Share the messages with all other subscribers of this group: each gets some.",
+        ),
+    ] = None,
     url: Annotated[str, _URL] = URL,
 ) -> None:
     from functools import partial
@@ -238,7 +315,17 @@ def sub(
     from simplebus import pipes
 
     ended_by = trio.run(
-        partial(pipes.print_messages, url, class_id, count=count, raw=raw, ack=not no_ack)
+        partial(
+            pipes.print_messages,
+            url,
+            class_,
+            channel or [],
+            durable=durable,
+            group=group,
+            count=count,
+            raw=raw,
+            ack=not no_ack,
+        )
     )
     if ended_by is not None:
         raise typer.Exit(128 + ended_by)

@@ -9,11 +9,19 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from simplebus.core.limits import RECEIVE_BYTES, RING_BYTES_MIN, Limits
+from simplebus.core.channels import check_name, check_pattern
+from simplebus.core.limits import (
+    CLASS_ID_MAX,
+    NAME_CHARACTERS_MAX,
+    RECEIVE_BYTES,
+    RING_BYTES_MIN,
+    Limits,
+)
 
 if TYPE_CHECKING:
     from simplebus.core.settings import Settings
@@ -105,6 +113,49 @@ def parse_seconds(text: str | float) -> float:
     if not 0 <= seconds < math.inf:
         raise typer.BadParameter(f"{text!r} is no number of seconds, such as 10 or 0.5")
     return seconds
+
+
+def parse_class(text: int | str) -> int | str:
+    """A class by its id or its name. Raises typer.BadParameter."""
+    if isinstance(text, int):
+        return text
+    if text.isascii() and text.isdigit():
+        if int(text) > CLASS_ID_MAX:
+            raise typer.BadParameter(f"a class id is from 0 to {CLASS_ID_MAX}, got {text}")
+        return int(text)
+    if not text.isprintable() or " " in text or not 0 < len(text) <= NAME_CHARACTERS_MAX:
+        raise typer.BadParameter(
+            f"{text!r} is no class; write its id, from 0 to {CLASS_ID_MAX}, or its name, 1 to "
+            f"{NAME_CHARACTERS_MAX} characters without spaces"
+        )
+    return text
+
+
+def parse_channel(text: str) -> str:
+    """A channel to publish on. Raises typer.BadParameter."""
+    return _checked(check_name, text)
+
+
+def parse_pattern(text: str) -> str:
+    """A pattern of channels. Raises typer.BadParameter."""
+    return _checked(check_pattern, text)
+
+
+def _checked(check: Callable[[str], str], text: str) -> str:
+    try:
+        return check(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def parse_header(text: str | tuple[str, str]) -> tuple[str, str]:
+    """A header's name and value, from NAME=VALUE. Raises typer.BadParameter."""
+    if isinstance(text, tuple):
+        return text
+    name, sign, value = text.partition("=")
+    if not name or not sign:
+        raise typer.BadParameter(f"{text!r} is no header; write NAME=VALUE")
+    return name, value
 
 
 def parse_url(text: str) -> str:

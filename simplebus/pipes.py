@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 import simplebus
+from simplebus.client.outbound import About
 from simplebus.lines import standard_input
 
 _BATCH_BYTES = 256 * 1024
@@ -33,30 +34,48 @@ _ESCAPES = {
 # Publishing --------------------------------------------------------------------------------------
 
 
-async def publish_texts(url: str, class_id: int, texts: Sequence[str]) -> int:
+def said(
+    *,
+    channel: str | None = None,
+    key: str | None = None,
+    headers: Sequence[tuple[str, str]] | None = None,
+    expires: float | None = None,
+) -> About:
+    """What is said about each message."""
+    found: About = {"headers": headers, "expires": expires}
+    if channel is not None:
+        found["channel"] = channel
+    if key is not None:
+        found["key"] = key.encode("utf-8", "surrogateescape")
+    return found
+
+
+async def publish_texts(url: str, class_id: int | str, about: About, texts: Sequence[str]) -> int:
     """Publish each text as a message. Returns how many."""
     async with simplebus.connect(url, reconnect=None) as bus:
         await bus.publish_many(
-            [text.encode("utf-8", "surrogateescape") for text in texts], class_id=class_id
+            [text.encode("utf-8", "surrogateescape") for text in texts],
+            class_id=class_id,
+            **about,
         )
         await bus.drain()
     return len(texts)
 
 
-async def publish_input(url: str, class_id: int) -> int:
+async def publish_input(url: str, class_id: int | str, about: About) -> int:
     """Publish each line of standard input, without its line end. Returns how many."""
     count = 0
     async with simplebus.connect(url, reconnect=None) as bus:
         typed = standard_input()
         while lines := await typed.some():
-            await bus.publish_many(lines, class_id=class_id, confirm=False)
+            await bus.publish_many(lines, class_id=class_id, confirm=False, **about)
             count += len(lines)
         await bus.drain()
     return count
 
 
 async def publish_generated(
-    url: str, class_id: int, *, count: int, size: int, rate: float | None
+    url: str, class_id: int | str, about: About, *, count: int, size: int, rate: float | None
 ) -> int:
     """Publish `count` numbered messages of `size` bytes, at most `rate` a second, with a
     progress bar."""
@@ -74,6 +93,7 @@ async def publish_generated(
                     [generated(number, size) for number in range(sent, until)],
                     class_id=class_id,
                     confirm=False,
+                    **about,
                 )
                 sent = until
                 bar.update(task, completed=sent)
@@ -107,7 +127,15 @@ def progress() -> Progress:
 
 
 async def print_messages(
-    url: str, class_id: int, *, count: int | None, raw: bool, ack: bool
+    url: str,
+    class_id: int | str,
+    channels: Sequence[str] = (),
+    *,
+    durable: str | None = None,
+    group: str | None = None,
+    count: int | None,
+    raw: bool,
+    ack: bool,
 ) -> signal.Signals | None:
     """Print messages of a class, a line each, until there were `count`. Returns the signal that
     ended it before, if one did."""
@@ -116,7 +144,9 @@ async def print_messages(
         ended_by: list[signal.Signals] = []
         async with (
             simplebus.connect(url, reconnect=None) as bus,
-            bus.subscribe(class_id, auto_ack=False) as messages,
+            bus.subscribe(
+                class_id, *channels, auto_ack=False, durable=durable, group=group
+            ) as messages,
             trio.open_nursery() as nursery,
         ):
             nursery.start_soon(_until_signalled, signals, ended_by, nursery.cancel_scope)

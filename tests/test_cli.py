@@ -139,6 +139,12 @@ def test_values_that_make_no_sense_are_one_sentence(arguments: str, sentence: st
         "pub 65536 x",
         "pub -1 x",
         "pub 1 x --count 3",
+        "pub 1 x --channel a..b",
+        "pub 1 x --channel a.*",
+        "pub 1 x --header novalue",
+        "pub 1 x --expires soon",
+        "sub a\tb",
+        "sub 1 --channel #.a",
         "pub 1 x --url http://127.0.0.1:8888",
         "sub 1 --count 0",
         "sub 1 --url simplebus://127.0.0.1:port",
@@ -339,6 +345,60 @@ def test_raw_output_is_the_bytes_that_were_published(url: str) -> None:
     with program("sub", "14", "--raw", "--count", "1", "--url", url) as it:
         out, _ = it.process.communicate(timeout=20)
     assert out == content + b"\n"
+
+
+def test_what_is_said_about_messages_goes_with_them(url: str) -> None:
+    options = [
+        "--channel",
+        "eu.paid",
+        "--key",
+        "17",
+        "--header",
+        "by=ada",
+        "--header",
+        "by=bob",
+        "--expires",
+        "3600",
+    ]
+    assert run("pub", "cli.orders", "x", *options, "--url", url) == (
+        0,
+        "",
+        "1 message sent to class cli.orders\n",
+    )
+    assert run("pub", "cli.orders", "--count", "2", *options, "--url", url)[0] == 0
+    assert run("pub", "cli.orders", *options, "--url", url, given=b"line\n")[0] == 0
+    with simplebus.connect_blocking(url) as bus:
+        messages = bus.fetch("cli.orders")
+    assert [message.payload[:2] for message in messages] == [b"x", b"00", b"00", b"li"]
+    for message in messages:
+        assert (message.channel, message.key) == ("eu.paid", b"17")
+        assert message.headers == (("by", "ada"), ("by", "bob"))
+        assert message.expires_ms == 3_600_000
+
+
+def test_a_subscriber_gets_the_channels_that_it_asks_for(url: str) -> None:
+    for channel in ("eu.paid", "us.paid", "eu.sent"):
+        run("pub", "cli.sales", channel, "--channel", channel, "--url", url)
+    patterns = ("--channel", "us.*", "--channel", "*.sent")
+    assert run("sub", "cli.sales", *patterns, "--count", "2", "--url", url) == (
+        0,
+        "us.paid\neu.sent\n",
+        "",
+    )
+
+
+def test_a_durable_subscriber_goes_on_where_it_ended(url: str) -> None:
+    durable = ("sub", "cli.lasting", "--durable", "till", "--count", "1", "--url", url)
+    run("pub", "cli.lasting", "a", "b", "--url", url)
+    assert run(*durable)[:2] == (0, "a\n")
+    run("pub", "cli.lasting", "c", "--url", url)
+    assert [run(*durable)[1] for _ in range(2)] == ["b\n", "c\n"]
+
+
+def test_subscribers_of_a_group_share_the_messages(url: str) -> None:
+    member = ("sub", "cli.shared", "--group", "tills", "--count", "1", "--url", url)
+    run("pub", "cli.shared", "a", "b", "--url", url)
+    assert [run(*member)[1] for _ in range(2)] == ["a\n", "b\n"]
 
 
 def test_a_subscriber_prints_messages_as_they_come(url: str) -> None:
