@@ -106,6 +106,10 @@ SHEET_PATTERNS_MAX = 1024
 CACHE_NAMES_MAX = 4096
 CACHE_VALUES_MAX = 1 << 20
 CACHE_RESULTS_MAX = 256
+# Who names a class without an id is given one from here on. So many are looked at that follow from
+# the name; then any that is free will do.
+GIVEN_ID_MIN = 0x8000
+GIVEN_IDS_TRIED = 64
 # With so many channels of one class, those that no stored message carries are forgotten: so many at
 # a time at least.
 CHANNEL_NAMES_MAX = 65_536

@@ -7,7 +7,8 @@ Rule 2: the store says which feeds have something new; it sends nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -21,6 +22,8 @@ from simplebus.core.limits import (
     CHANNEL_NAMES_MAX,
     CLASS_ID_MAX,
     DELIMITER_BYTES,
+    GIVEN_ID_MIN,
+    GIVEN_IDS_TRIED,
     HEADER_BYTES,
     LOOKED_MESSAGES_MAX,
     PLAIN_FRAMES_MAX,
@@ -105,16 +108,21 @@ class Store:
         """
         named = [_named_class(one) for one in asked]
         ids = {one.id for one in named}
-        free = (n for n in range(CLASS_ID_MAX, -1, -1) if n not in self.classes and n not in ids)
         id_of: dict[str, int] = {}
         name_of: dict[int, str] = {}
+
+        def is_free(class_id: int) -> bool:
+            return class_id not in self.classes and class_id not in ids and class_id not in name_of
+
+        others = filter(is_free, range(CLASS_ID_MAX, -1, -1))
         found: list[tuple[int, str]] = []
         for one in named:
             name = one.name or ""
             known = self.names.get(name, id_of.get(name)) if name else None
             class_id = one.id if one.id is not None else known
             if class_id is None:
-                class_id = next(free, None)
+                class_id = next(filter(is_free, given_ids(name)), None)
+                class_id = next(others, None) if class_id is None else class_id
             if class_id is None:
                 raise RemoteProtocolError(
                     Reason.TOO_MANY_CLASSES, f"no class id is left for the class {name!r}"
@@ -395,6 +403,14 @@ class Store:
         if count:
             cls.dropped[Reason.EXPIRED] += waiting.skip_to(first + count)
         return count > 0
+
+
+def given_ids(name: str) -> Iterator[int]:
+    """Ids for a class that has this name and no id, the best one first. They follow from the name,
+    so that buses that know nothing of one another mostly give it the same one."""
+    span = CLASS_ID_MAX + 1 - GIVEN_ID_MIN
+    first = zlib.crc32(name.encode())
+    return (GIVEN_ID_MIN + (first - n) % span for n in range(GIVEN_IDS_TRIED))
 
 
 def _named_class(one: int | str | NamedClass) -> NamedClass:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -118,10 +120,34 @@ def test_classes_are_named_by_id_by_name_and_by_both() -> None:
     peer = newcomer(bus)
     peer.say(hello(5, "a", {"id": 65535, "name": "b"}, {"name": "c"}, "a", {"id": 5, "name": "d"}))
     [answer] = peer.told()
-    assert answer.content["classes"] == {"a": 65534, "b": 65535, "c": 65533, "d": 5}
+    a, c = id_given("a"), id_given("c")
+    assert answer.content["classes"] == {"a": a, "b": 65535, "c": c, "d": 5}
     other = peer2(bus, classes=("a", "d"))
-    other.say(hello("c", {"id": 65534}))
-    assert other.told()[0].content["classes"] == {"c": 65533}
+    other.say(hello("c", {"id": a}))
+    assert other.told()[0].content["classes"] == {"c": c}
+
+
+def id_given(name: str, behind: int = 0) -> int:
+    """The id that follows from a name, or one that is looked at behind it."""
+    return 32768 + (zlib.crc32(name.encode()) - behind) % 32768
+
+
+def test_buses_that_know_nothing_of_one_another_give_a_name_the_same_id() -> None:
+    names = [f"class {n}" for n in range(50)]
+    buses = Bus(), Bus()
+    peer2(buses[0], classes=names)
+    peer2(buses[1], classes=names[::-1])
+    assert buses[0].broker.store.names == buses[1].broker.store.names
+
+
+def test_an_id_that_is_taken_is_passed_over_for_the_one_below() -> None:
+    bus = Bus()
+    peer2(bus, classes=[id_given("ä"), id_given("ä", 1)])
+    peer2(bus, classes=["ä"])
+    assert bus.broker.store.names == {"ä": id_given("ä", 2)}
+    taken = [id_given("b", n) for n in range(64)]
+    peer2(bus, classes=[*taken, "b"])
+    assert bus.broker.store.names["b"] == 65535 not in taken
 
 
 def test_many_names_are_given_ids_at_once() -> None:
