@@ -367,6 +367,7 @@ def test_a_backlog_that_is_not_for_anybody_is_looked_through_in_turns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bus = Bus()
+    bus.trusting = True
     count = 3 * LOOKED_MESSAGES_MAX // 2
     contents = [on_channel("a", b"")] * count
     peer2(bus, enveloped(1, 0, *contents), enveloped(1, count, on_channel("x", b"!")))
@@ -393,6 +394,7 @@ def test_a_backlog_that_is_not_for_anybody_is_looked_through_in_turns(
 
 def test_an_answer_does_not_wait_for_the_end_of_a_look() -> None:
     bus = Bus()
+    bus.trusting = True
     peer2(bus, enveloped(1, 0, *[on_channel("a", b"")] * (2 * LOOKED_MESSAGES_MAX)))
     peer = peer2(bus, subscribe(1, 5, channels=["x"], start="earliest"))
     assert [said.kind for said in peer.told()] == ["subscribe"]
@@ -406,6 +408,7 @@ def test_an_answer_does_not_wait_for_the_end_of_a_look() -> None:
 
 def test_who_is_looked_for_is_told_meanwhile_that_the_bus_is_there() -> None:
     bus = Bus()
+    bus.trusting = True
     peer2(bus, enveloped(1, 0, *[on_channel("a", b"")] * (2 * LOOKED_MESSAGES_MAX)))
     peer = peer2(bus, subscribe(1, 5, channels=["x"], start="earliest"), heartbeat=1)
     peer.told()
