@@ -48,6 +48,11 @@ LOOK_AHEAD_MESSAGES = 16_384
 # So many messages are looked at in one turn, if none of them is for whom they are looked at.
 LOOKED_MESSAGES_MAX = 65_536
 
+# Messages that expired are looked for in so many first, and in more as long as there is no other;
+# and in one tick, for all positions of all classes, in so many.
+EXPIRED_FIRST = 8
+EXPIRED_MESSAGES_MAX = 1 << 20
+
 # Parked messages are joined to pieces at least this long: many small ones cost what they weigh.
 PARKED_PIECE_BYTES = 64 * 1024
 

@@ -111,6 +111,15 @@ def wanted_from(ring: Ring, first: int, last: int, wanted: Wanted) -> int:
     return last if here.all() else first + int(here.argmin())
 
 
+def first_in_time(ring: Ring, first: int, last: int, now: float) -> int:
+    """The first of messages first..last-1 that has not expired, whoever wants it; or last."""
+    expires = ring.rows(first, last).expires
+    if expires is None:
+        return first
+    late = expires <= now
+    return last if late.all() else first + int(late.argmin())
+
+
 def count(ring: Ring, first: int, last: int, wanted: Wanted | None) -> int:
     """How many of messages first..last-1 are wanted."""
     if wanted is None or first >= last:

@@ -70,6 +70,8 @@ class Position(ABC):
         self.looked = 0
         self.is_too_slow = False
         """Whether it is to be cut off for what waits for it."""
+        self._judged_tick = -1
+        """When it was looked last whether it is, but for what came too late."""
         self.undelivered: Counter[Reason] = Counter()
         """Messages for it that it was never sent, or not again, by reason."""
         self._timer_ticks = timer_ticks or terms.ack_ticks

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
-from simplebus.core import envelope, frames, version2
+from simplebus.core import envelope, frames, picking, version2
 from simplebus.core.classes import MessageClass
 from simplebus.core.columns import AT_ONCE, NEVER, Row, Rows
 from simplebus.core.errors import Reason, RemoteProtocolError
@@ -22,6 +22,8 @@ from simplebus.core.limits import (
     CHANNEL_NAMES_MAX,
     CLASS_ID_MAX,
     DELIMITER_BYTES,
+    EXPIRED_FIRST,
+    EXPIRED_MESSAGES_MAX,
     GIVEN_ID_MIN,
     GIVEN_IDS_TRIED,
     HEADER_BYTES,
@@ -295,7 +297,7 @@ class Store:
         for position in list(cls.policed):
             position.count_on(min(spare, REDELIVERY_MESSAGES))
             if position.terms.slow == "disconnect":
-                if not position.is_too_slow and position.excess():
+                if not position.is_too_slow and position.has_excess():
                     position.is_too_slow = True
                     self.loose[cls] = None  # It is cut off when nothing else is under way.
             elif position.make_way():
@@ -365,11 +367,12 @@ class Store:
         """Once per tick: memory, times, and what nobody waits for any more."""
         if 4 * self.budget.left < self.budget.limit:
             self._forget_channels()
+        spare = EXPIRED_MESSAGES_MAX
         for cls in self.classes.values():
             cls.ring.tick()
             cls.times.forget(cls.ring.floor)
             if cls.ring.floor < cls.ring.timed_until:
-                self._expire(cls)
+                spare = self._expire(cls, spare)
             self._police(cls)  # Some may not have counted all yet.
             if cls.blocked or cls.keep.seconds:
                 self.release(cls)  # Other classes may have given memory back.
@@ -381,28 +384,33 @@ class Store:
             if most and len(cls.channels):
                 most -= cls.channels.forget(most)
 
-    def _expire(self, cls: MessageClass) -> None:
-        """Drop what waits in front for somebody who has not come for it in time."""
-        changed = self._expire_backlog(cls)
+    def _expire(self, cls: MessageClass, spare: int) -> int:
+        """Drop what waits in front and was not taken in time: `spare` messages, or a few for each
+        position. Returns how many are to spare then."""
+        count = self._expire_backlog(cls, max(spare, REDELIVERY_MESSAGES))
+        spare -= count
+        changed = count > 0
         for position in cls.subscriptions:
-            if not position.is_served:
-                changed |= position.expire()
+            changed |= position.expire(max(spare, REDELIVERY_MESSAGES))
+            spare -= position.looked
         if changed:
             self.release(cls)
+        return spare
 
-    def _expire_backlog(self, cls: MessageClass) -> bool:
+    def _expire_backlog(self, cls: MessageClass, most: int) -> int:
+        """The same for what no position is there for. Returns how many were dropped."""
         ring, waiting = cls.ring, cls.waiting
-        first = waiting.floor
-        end = waiting.cursor if cls.subscriptions else ring.head
-        last = min(end, ring.timed_until, first + REDELIVERY_MESSAGES)
-        expires = ring.rows(first, last).expires if first < last else None
-        if expires is None:
-            return False
-        late = expires <= self.clock.now
-        count = late.size if late.all() else int(late.argmin())
-        if count:
-            cls.dropped[Reason.EXPIRED] += waiting.skip_to(first + count)
-        return count > 0
+        first, many = waiting.floor, EXPIRED_FIRST
+        end = min(waiting.cursor if cls.subscriptions else ring.head, ring.timed_until)
+        end = min(end, first + most)
+        while (at := waiting.floor) < end:
+            last = min(end, at + many)
+            floor = picking.first_in_time(ring, at, last, self.clock.now)
+            cls.dropped[Reason.EXPIRED] += waiting.skip_to(floor)
+            if waiting.floor < last:
+                break
+            many = min(4 * many, REDELIVERY_MESSAGES)
+        return waiting.floor - first
 
 
 def given_ids(name: str) -> Iterator[int]:

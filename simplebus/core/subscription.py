@@ -13,6 +13,7 @@ from simplebus.core import picking
 from simplebus.core.ahead import Ahead
 from simplebus.core.errors import Reason
 from simplebus.core.limits import (
+    EXPIRED_FIRST,
     LOOK_AHEAD_MESSAGES,
     LOOKED_MESSAGES_MAX,
     PLAIN_FRAMES_MAX,
@@ -266,6 +267,21 @@ class Subscription(Position):
             return 0
         return max(0, self.pending() - most)
 
+    def has_excess(self) -> bool:
+        """Whether that are any when what came too late is left out. Where that is in doubt it is
+        looked at once a tick."""
+        excess, tick = self.excess(), self._clock.tick
+        if not excess or self.window.floor >= self.ring.timed_until:
+            return excess > 0
+        if tick == self._judged_tick:
+            return False
+        self._judged_tick = tick
+        first, cursor = self.window.floor, self.window.cursor
+        last = min(self.ring.timed_until, first + LOOKED_MESSAGES_MAX)
+        ranges = self.window.unacked(first, last) + [(max(first, cursor), last)] * (cursor < last)
+        picked = picking.pick_of(self.ring, ranges, self.wanted, self._clock.now)
+        return excess > picking.total(picked.expired)
+
     def make_way(self) -> int:
         """Obey the own policy about what waits. Returns how many messages were dropped."""
         excess, dropped = self.excess(), 0
@@ -310,20 +326,46 @@ class Subscription(Position):
         self._released()
         return picking.total(new) - picking.total(kept)
 
-    def expire(self) -> bool:
-        """Nobody is there to be sent messages: drop those in front that come too late for whoever
-        comes. Returns whether there were any."""
+    def expire(self, most: int) -> bool:
+        """Drop those in front that come too late, up to `most`, but for what is in flight. Returns
+        whether the floor has moved; `looked` says at how many messages it looked."""
+        before, self.looked = self.window.floor, 0
+        if self.is_served and self._again:
+            self._look_again(1)  # It settles what is not to be sent.
+        leave_late = self._pass_late if self.is_served else self._skip_late
+        many = EXPIRED_FIRST
+        while self.looked < most and leave_late(min(many, most - self.looked)):
+            many = min(4 * many, REDELIVERY_MESSAGES)
+        return self.window.floor > before
+
+    def _skip_late(self, many: int) -> bool:
+        """The same where nobody is there to have anything in flight. Returns whether all of so many
+        are dropped."""
         window, ring = self.window, self.ring
         first, cursor = window.floor, window.cursor
-        last = min(ring.head, ring.timed_until, first + REDELIVERY_MESSAGES)
+        last = min(ring.timed_until, first + many)
         ranges = window.unacked(first, last) + ([(max(first, cursor), last)] * (cursor < last))
         picked = picking.pick_of(ring, ranges, self.wanted, self._clock.now)
-        floor = min([a for a, _ in picked.send + picked.later], default=max(first, last))
+        floor = _first_kept(picked, last)
+        self.looked += max(0, last - first)
         if floor <= first:
             return False
         self._count(Reason.EXPIRED, picking.total(picking.before(picked.expired, floor)))
         self._skip(floor)
-        return True
+        return floor == last
+
+    def _pass_late(self, many: int) -> bool:
+        """The same from the cursor on, whether there is room for more in flight or not."""
+        first = self.window.cursor
+        last = min(self.ring.timed_until, first + many)
+        if first >= last:
+            return False
+        picked = picking.pick(self.ring, first, last, self.wanted, self._clock.now)
+        self.looked += last - first
+        end = _first_kept(picked, last)
+        self._reach(end)
+        self._leave_out(picked, end, attempts=0)
+        return end == last
 
     def _give_up(self, ranges: Ranges, reason: Reason) -> None:
         """These are not sent, or not again."""
@@ -344,3 +386,8 @@ class Subscription(Position):
     def _count(self, reason: Reason, count: int) -> None:
         if count:
             self.undelivered[reason] += count
+
+
+def _first_kept(picked: Picked, last: int) -> int:
+    """The first message that is still to be sent, now or later, or `last`."""
+    return min([first for first, _ in picked.send + picked.later], default=last)

@@ -11,6 +11,7 @@ from core.talk2 import (
     MESSAGE,
     ack,
     enveloped,
+    nack,
     on_channel,
     peer2,
     publish,
@@ -116,6 +117,74 @@ def test_what_waits_beside_others_expires_too() -> None:
     bus.tick()
     assert bus.statistics(1).ring.messages == 0
     assert new.ids() == []
+
+
+@pytest.mark.parametrize("durable", [None, "d"])
+def test_whatever_waits_for_nobody_goes_at_the_first_beat_after_it_expired(
+    durable: str | None,
+) -> None:
+    bus = Bus(class_messages=20_000)
+    at(bus, 50.0)
+    if durable:
+        peer2(bus, subscribe(1, 5, durable=durable)).leave()
+    writer = peer2(bus, enveloped(1, 0, *[timed(b"", expires_ms=1000)] * 20_000))
+    writer.say(publish(1, 20_000, *[b""] * 20_000))
+    assert writer.session.parked
+    at(bus, 51.0)
+    bus.tick()
+    assert not writer.session.parked
+    assert bus.statistics(1).dropped == {Reason.EXPIRED: 20_000}
+
+
+@pytest.mark.parametrize("options", [{}, {"group": "g"}])
+def test_what_expires_before_a_reader_takes_it_makes_room(options: dict[str, object]) -> None:
+    bus = Bus(class_messages=10)
+    at(bus, 50.0)
+    reader = peer2(bus, subscribe(1, 5, max_in_flight=2, **options))
+    writer = peer2(bus, enveloped(1, 0, *[timed(b"x", expires_ms=1000)] * 10, timed(b"y")))
+    assert reader.ids() == [0, 1]
+    reader.say(ack(5, 0, 1), nack(5, 1, 2, 0))  # One is to come again, and one has room to come.
+    at(bus, 51.0)
+    bus.tick(bus.broker.settings.ack_timeout)  # Then a member has to give back what it left.
+    assert not writer.session.parked
+    assert bus.statistics(1).ring.messages == 1
+    assert bus.statistics(1).dropped == {Reason.EXPIRED: 9}
+    heard = reader.ids()
+    bus.tick()
+    assert heard + reader.ids() == [10]
+
+
+def test_what_is_in_flight_may_be_acknowledged_though_it_has_expired() -> None:
+    bus = Bus()
+    at(bus, 50.0)
+    reader = peer2(bus, subscribe(1, 5, max_in_flight=1))
+    peer2(bus, enveloped(1, 0, *[timed(b"x", expires_ms=1000)] * 3))
+    assert reader.ids() == [0]
+    at(bus, 51.0)
+    bus.tick()
+    [position] = bus.statistics(1).subscriptions
+    assert (position.in_flight, position.undelivered) == (1, {Reason.EXPIRED: 2})
+    reader.say(ack(5, 0, 1))
+    [position] = bus.statistics(1).subscriptions
+    assert (position.acknowledged, position.undelivered) == (1, {Reason.EXPIRED: 2})
+    assert bus.statistics(1).ring.messages == 0
+
+
+def test_what_has_expired_makes_no_subscription_too_slow() -> None:
+    bus = Bus()
+    at(bus, 50.0)
+    reader = peer2(bus, subscribe(1, 5, max_in_flight=1, max_pending=5, slow="disconnect"))
+    contents = [timed(b"x", expires_ms=1000 if n % 2 else None) for n in range(5)]
+    writer = peer2(bus, enveloped(1, 0, *contents))
+    assert reader.ids() == [0]
+    at(bus, 51.0)
+    writer.say(publish(1, 5, b"y", b"y"))  # Five pending, and two that have expired.
+    bus.broker.take_ready()
+    assert reader.errors() == []
+    writer.say(publish(1, 7, b"z"))
+    bus.tick()
+    bus.broker.take_ready()
+    assert reader.errors() == ["slow_consumer"]
 
 
 @pytest.mark.parametrize("count", [1, 4 * PLAIN_FRAMES_MAX])
