@@ -149,6 +149,15 @@ class AckWindow:
         ends = np.flatnonzero(steps == 1) + first
         return list(zip(begins.tolist(), ends.tolist(), strict=True))
 
+    def gaps(self) -> tuple[Integers, int]:
+        """What was sent and is not acknowledged: these sequences, and all from this one on."""
+        found = [np.zeros(0, np.int64)]
+        at = self.floor
+        for start, stop in self._pieces(self.floor, self._furthest):
+            found.append(np.flatnonzero(~self._view[start:stop]) + at)
+            at += stop - start
+        return np.concatenate(found), max(self.floor, self._furthest)
+
     def union(self, other: AckWindow) -> AckWindow:
         """A window in which what either of the two was sent and has not acknowledged is not
         acknowledged; nor what the other one was sent, and this one not yet."""

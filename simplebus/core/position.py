@@ -28,6 +28,7 @@ from simplebus.core.ring import Ring
 from simplebus.core.spans import INHERITED, SequenceSet, Span, Wheel, check_once
 from simplebus.core.statistics import SubscriptionStatistics
 from simplebus.core.terms import Clock, Terms
+from simplebus.core.weight import Weight
 
 NEVER = float("inf")
 
@@ -81,6 +82,8 @@ class Position(ABC):
         """Called when the floor may have moved by itself."""
         self._put_off = put_off
         """Called with the time at which `wake_due` is to be called."""
+        self._weight = Weight(ring)
+        """Of what is in flight."""
         self._peeked = window.cursor
         self._all_wanted_until = 0
         """Messages from the cursor to here are for it, and nothing is special about them."""
@@ -162,10 +165,8 @@ class Position(ABC):
         if most is None:
             return MESSAGES_MAX
         held = window.in_flight - len(self._unsent) - len(self._resend)
-        if 0 < held < most:  # Take it that they are as long as those between them.
-            size = self.ring.size(window.floor, window.cursor)
-            if size * held >= IN_FLIGHT_BYTES * (window.cursor - window.floor):
-                return 0
+        if 0 < held < most and self._weight.of(held, window) >= IN_FLIGHT_BYTES:
+            return 0
         return max(0, most - held)
 
     @abstractmethod

@@ -354,6 +354,13 @@ class Ring:
             return self._wrap_end - self._begin(first) + self._end(last - 1)
         return self._end(last - 1) - self._begin(first)
 
+    def sizes(self, sequences: Integers) -> int:
+        """Bytes of these frames, behind each of which there is another one."""
+        begins = self._position[sequences & self._mask]
+        ends = self._position[(sequences + 1) & self._mask]
+        ends[sequences == self._wrap - 1] = self._wrap_end
+        return int((ends - begins).sum())
+
     def cut(self, first: int, last: int, count: int) -> tuple[int, int]:
         """Where piece first..last-1 is cut after `count` bytes, fewer than it has.
 
