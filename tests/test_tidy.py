@@ -76,6 +76,14 @@ def test_importing_simplebus_does_not_bring_the_server() -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
+def test_importing_simplebus_does_not_bring_spark() -> None:
+    code = (
+        "import sys, simplebus, simplebus.spark.options, simplebus.spark.planner; "
+        "sys.exit(bool({'pyspark', 'pyarrow', 'pandas'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_a_file_opens_with_its_law_and_stays_small(path: Path) -> None:
     text = path.read_text()

@@ -1,0 +1,234 @@
+"""What a Spark job may be told about a bus, read and checked.
+
+Rule 1: nothing of Spark and no I/O here: texts in, values out, ValueError for what cannot be.
+Rule 2: names count without regard to case, as everywhere in Spark; an unknown one is an error that
+names the nearest real one: an option with a typing error that is passed over is worse than none.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from simplebus.client.dial import Address
+from simplebus.core.channels import check_pattern
+from simplebus.core.limits import CLASS_ID_MAX, NAME_CHARACTERS_MAX
+from simplebus.spark.offsets import Wanted, parse
+
+TIMEOUT_SECONDS = 30.0
+# Small enough that a partition that fails costs little to repeat, and that one class keeps several
+# cores busy; large enough that its beginning and end do not show.
+PARTITION_MESSAGES = 500_000
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """How a bus is read."""
+
+    servers: tuple[str, ...]
+    """As `host:port`."""
+    subscribe: tuple[str, ...]
+    """Classes, each an id in digits or a name."""
+    channels: tuple[str, ...] = ()
+    """Patterns; a message is read if one of them matches its channel. None: every message."""
+    starting: Wanted = "earliest"
+    ending: Wanted = "latest"
+    fail_on_data_loss: bool = True
+    max_offsets: int | None = None
+    """Messages per trigger."""
+    min_partitions: int | None = None
+    partition_messages: int = PARTITION_MESSAGES
+    include_headers: bool = False
+    durable: str = ""
+    """The name under which the bus keeps what the query has not processed; empty for none."""
+    timeout: float = TIMEOUT_SECONDS
+    """Seconds for which a bus that does not answer is tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """How a bus is written to."""
+
+    server: str
+    class_: str = ""
+    """Of rows that do not say: an id in digits or a name."""
+    channel: str = ""
+    """Of rows that do not say."""
+    timeout: float = TIMEOUT_SECONDS
+
+
+def source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
+    """Read them. Raises ValueError, with the name, what came and what was expected."""
+    given = _Given(options, {**_SOURCE, **(_STREAMING if streaming else _BATCH)})
+    servers = given.required("servers", _servers)
+    starting = given.get("startingOffsets", "latest" if streaming else "earliest", _starting)
+    return SourceOptions(
+        servers=servers,
+        subscribe=given.required("subscribe", _classes),
+        channels=given.get("channels", (), _patterns),
+        starting=starting,
+        ending=given.get("endingOffsets", "latest", _ending),
+        fail_on_data_loss=given.get("failOnDataLoss", True, _truth),
+        max_offsets=given.get("maxOffsetsPerTrigger", None, _count),
+        min_partitions=given.get("minPartitions", None, _count),
+        partition_messages=given.get("maxRecordsPerPartition", PARTITION_MESSAGES, _count),
+        include_headers=given.get("includeHeaders", False, _truth),
+        durable=given.get("durable", "", _name),
+        timeout=given.get("timeout", TIMEOUT_SECONDS, _seconds),
+    )
+
+
+def sink_options(options: Mapping[str, str]) -> SinkOptions:
+    """Read them. Raises ValueError, with the name, what came and what was expected."""
+    given = _Given(options, _SINK)
+    servers = given.required("servers", _servers)
+    if len(servers) > 1:
+        raise ValueError(f"servers of a sink is one bus, got {', '.join(servers)}")
+    classes = given.get("class", ("",), _classes)
+    if len(classes) > 1:
+        raise ValueError(f"class is one class, got {', '.join(classes)}")
+    return SinkOptions(
+        server=servers[0],
+        class_=classes[0],
+        channel=given.get("channel", "", str.strip),
+        timeout=given.get("timeout", TIMEOUT_SECONDS, _seconds),
+    )
+
+
+# Where several options say the same, the first is the one to use. `path` is what `load` is given;
+# Spark itself adds some to every stream.
+_SOURCE = {
+    "servers": "simplebus host:port, several with commas",
+    "path": "the same as servers: what load() is given",
+    "subscribe": "classes by name or id, with commas",
+    "channels": "patterns of channels, with commas",
+    "startingOffsets": "earliest, latest or JSON",
+    "failOnDataLoss": "true or false",
+    "minPartitions": "a number",
+    "maxRecordsPerPartition": "a number",
+    "includeHeaders": "true or false",
+    "timeout": "seconds",
+}
+_BATCH = {"endingOffsets": "latest or JSON"}
+_STREAMING = {"maxOffsetsPerTrigger": "a number", "durable": "a name"}
+_SINK = {
+    "servers": "simplebus host:port",
+    "path": "the same as servers: what save() or start() is given",
+    "class": "class by name or id",
+    "channel": "a channel",
+    "timeout": "seconds",
+    "checkpointLocation": "Spark's own",
+}
+
+
+class _Given:
+    """Options as they were given."""
+
+    def __init__(self, options: Mapping[str, str], known: Mapping[str, str]) -> None:
+        self._values = {name.lower(): value for name, value in options.items()}
+        self._known = known
+        lower = {name.lower(): name for name in known}
+        for name in options:
+            if name.lower() not in lower:
+                raise ValueError(_unknown(name, lower))
+        if "path" in self._values:
+            self._values.setdefault("servers", self._values["path"])
+
+    def required(self, name: str, read: Callable[[str], Any]) -> Any:
+        if not self._values.get(name.lower(), "").strip():
+            raise ValueError(f"the option {name} is missing; expected {self._known[name]}")
+        return self.get(name, None, read)
+
+    def get(self, name: str, default: Any, read: Callable[[str], Any]) -> Any:
+        text = self._values.get(name.lower())
+        if text is None:
+            return default
+        try:
+            return read(text)
+        except ValueError as error:
+            raise ValueError(f"the option {name} is {text!r}: {error}") from None
+
+
+def _unknown(name: str, known: Mapping[str, str]) -> str:
+    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+    hint = f"did you mean {known[near[0]]}?" if near else f"there are {', '.join(known.values())}"
+    return f"there is no option {name} here; {hint}"
+
+
+def _listed(text: str) -> list[str]:
+    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def _servers(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(server_name(part) for part in _listed(text)))
+
+
+def server_name(text: str) -> str:
+    """A bus as offsets call it: `host:port`. Raises ValueError."""
+    return str(Address.parse(text)).removeprefix("simplebus://")
+
+
+def _classes(text: str) -> tuple[str, ...]:
+    found = tuple(dict.fromkeys(map(class_name, _listed(text))))
+    if not found:
+        raise ValueError("expected classes by name or id, with commas")
+    return found
+
+
+def class_name(text: str) -> str:
+    """A class as offsets call it: its id in digits, or its name. Raises ValueError."""
+    if text.isdecimal() and text.isascii():
+        if int(text) > CLASS_ID_MAX:
+            raise ValueError(f"a class id is from 0 to {CLASS_ID_MAX}, got {text}")
+        return str(int(text))
+    if len(text) > NAME_CHARACTERS_MAX:
+        raise ValueError(f"a class name has at most {NAME_CHARACTERS_MAX} characters")
+    return text
+
+
+def _patterns(text: str) -> tuple[str, ...]:
+    return tuple(check_pattern(part) for part in _listed(text))
+
+
+def _starting(text: str) -> Wanted:
+    return parse(text, known=_offset_names)
+
+
+def _ending(text: str) -> Wanted:
+    return parse(text, known=_offset_names, earliest=False)
+
+
+def _truth(text: str) -> bool:
+    found = {"true": True, "false": False}.get(text.strip().lower())
+    if found is None:
+        raise ValueError("expected true or false")
+    return found
+
+
+def _count(text: str) -> int:
+    if not (text.strip().isdecimal() and text.isascii() and int(text) > 0):
+        raise ValueError("expected a whole number from 1 on")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 < found < float("inf"):
+        raise ValueError("expected seconds above 0")
+    return found
+
+
+def _name(text: str) -> str:
+    if not 0 < len(text.strip()) <= NAME_CHARACTERS_MAX:
+        raise ValueError(f"expected a name of 1 to {NAME_CHARACTERS_MAX} characters")
+    return text.strip()
+
+
+def _offset_names(server: str, class_: str) -> tuple[str, str]:
+    """A server and a class that a user wrote in JSON, as offsets have them."""
+    return server_name(server), class_name(class_)

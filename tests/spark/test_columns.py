@@ -1,0 +1,125 @@
+"""Columns: what they hold is what `decode` says, message by message."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.core import frames
+from simplebus.core.channels import matches
+from simplebus.core.envelope import Envelope, decode, encode
+
+pytest.importorskip("pyarrow")
+from simplebus.spark.columns import CREATE_TIME, NO_TIME, Frames, Shape, record_batch
+
+Sent = tuple[Envelope | None, bytes]
+
+payloads = st.one_of(
+    st.binary(max_size=12), st.lists(st.sampled_from(b"<\r\n\0x"), max_size=12).map(bytes)
+)
+texts = st.text("<\r\n\0ab", max_size=6)
+envelopes = st.builds(
+    Envelope,
+    channel=st.sampled_from(["", "a", "a.b", "c.<x"]),
+    key=payloads,
+    headers=st.lists(st.tuples(texts, texts), max_size=3).map(tuple),
+    published=st.one_of(
+        st.none(), st.integers(0, 10**15), st.just(int.from_bytes(b"\0\x05<\r\n\0\0\0", "big"))
+    ),
+    expires_ms=st.one_of(st.none(), st.just(0x3C0D0A00), st.integers(0, 2**63)),
+    not_before_ms=st.one_of(st.none(), st.integers(0, 2**63)),
+)
+messages = st.lists(
+    st.tuples(st.one_of(st.none(), envelopes), payloads).filter(
+        lambda sent: sent[0] is not None or frames.DELIMITER not in sent[1]
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+def joined(sent: list[Sent], first: int, class_id: int) -> Frames:
+    whole = [
+        frames.encode(frames.MESSAGE, class_id=class_id, message_id=n, content=payload)
+        if envelope is None
+        else frames.encode(
+            frames.ENVELOPE, class_id=class_id, message_id=n, content=encode(envelope, payload)
+        )
+        for n, (envelope, payload) in enumerate(sent, first)
+    ]
+    bounds = np.concatenate(([0], np.cumsum([len(one) for one in whole]))).astype(np.int64)
+    return Frames(b"".join(whole), bounds, first)
+
+
+def oracle(given: Frames, shape: Shape) -> list[dict[str, Any]]:
+    """Row by row."""
+    rows = []
+    for index, (begin, end) in enumerate(zip(given.bounds, given.bounds[1:], strict=False)):
+        frame = given.raw[begin:end]
+        envelope, payload = Envelope(), frame[9:-4]
+        if frame[0] == frames.ENVELOPE:
+            envelope, payload = decode(payload)
+        if shape.channels and not any(matches(one, envelope.channel) for one in shape.channels):
+            continue
+        stamp = envelope.published
+        row: dict[str, Any] = {
+            "key": envelope.key or None,
+            "value": payload,
+            "topic": shape.topic,
+            "partition": shape.class_id,
+            "offset": given.first + index,
+            "timestamp": None
+            if stamp is None
+            else datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=stamp),
+            "timestampType": NO_TIME if stamp is None else CREATE_TIME,
+            "channel": envelope.channel or None,
+            "server": shape.server,
+        }
+        if shape.include_headers:
+            headers = [{"key": n, "value": v.encode()} for n, v in envelope.headers]
+            row["headers"] = headers or None
+        rows.append(row)
+    return rows
+
+
+@given(
+    messages,
+    st.integers(1, 40),
+    st.sampled_from([0, 7, 0x0A3E3C0D, 0x3C0D0A00]),
+    st.sampled_from([7, 0x3C0D]),
+    st.sampled_from([(), ("#",), ("a.*",), ("a", "c.#")]),
+    st.booleans(),
+)
+def test_columns_hold_what_each_message_says(
+    some: list[Sent],
+    times: int,
+    first: int,
+    class_id: int,
+    channels: tuple[str, ...],
+    include_headers: bool,
+) -> None:
+    shape = Shape("s:1", "orders", class_id, channels, include_headers)
+    whole = joined(some * times, first, class_id)
+    assert record_batch(whole, shape).to_pylist() == oracle(whole, shape)
+
+
+def test_pieces_are_joined() -> None:
+    one, other = joined([(None, b"a"), (None, b"bc")], 5, 7), joined([(None, b"")], 7, 7)
+    both = Frames.joined([(memoryview(f.raw), f.bounds) for f in (one, other)], 5)
+    batch = record_batch(both, Shape("s", "7", 7))
+    assert batch["value"].to_pylist() == [b"a", b"bc", b""]
+    assert batch["offset"].to_pylist() == [5, 6, 7]
+
+
+@pytest.mark.parametrize("content", [b"\x40", b"\x01", b"\x08\0\x05abc", b"\x20\0", b""])
+def test_an_envelope_that_no_bus_sends_is_refused_by_its_message(content: bytes) -> None:
+    good = frames.encode(frames.ENVELOPE, class_id=7, content=encode(Envelope(), b"x" * 20))
+    bad = frames.encode(frames.ENVELOPE, class_id=7, content=content)
+    bounds = np.array([0, len(good), len(good) + len(bad), 2 * len(good) + len(bad)])
+    with pytest.raises(ValueError, match="bad envelope with message 4"):
+        record_batch(Frames(good + bad + good, bounds, 3), Shape("s", "7", 7))

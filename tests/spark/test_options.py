@@ -1,0 +1,101 @@
+"""Options of a Spark job: texts in, values or a sentence out."""
+
+from __future__ import annotations
+
+import pytest
+
+from simplebus.spark.options import sink_options, source_options
+
+NEEDED = {"servers": "127.0.0.1:8888", "subscribe": "7"}
+
+
+def test_names_count_without_regard_to_case() -> None:
+    given = {
+        "SERVERS": "simplebus://a, b:9",
+        "Subscribe": "7, orders,7",
+        "MAXOFFSETSPERTRIGGER": "5",
+    }
+    found = source_options(given, streaming=True)
+    assert found.servers == ("a:8888", "b:9")
+    assert found.subscribe == ("7", "orders")
+    assert found.max_offsets == 5
+
+
+def test_a_batch_begins_at_the_earliest_and_a_stream_at_the_latest() -> None:
+    assert source_options(NEEDED, streaming=False).starting == "earliest"
+    assert source_options(NEEDED, streaming=True).starting == "latest"
+
+
+def test_load_may_be_given_the_servers() -> None:
+    found = source_options({"path": "a:1", "subscribe": "7"}, streaming=False)
+    assert found.servers == ("a:1",)
+
+
+def test_offsets_in_json_are_read_with_their_names_made_alike() -> None:
+    given = NEEDED | {"startingOffsets": '{"simplebus://127.0.0.1": {"007": -2, "orders": 5}}'}
+    found = source_options(given, streaming=True)
+    assert found.starting == {"127.0.0.1:8888": {"7": -2, "orders": 5}}
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"subscribe": "7"}, "servers is missing; expected simplebus host:port"),
+        ({"servers": "a", "subscribe": " "}, "subscribe is missing"),
+        ({"servers": "http://a", "subscribe": "7"}, "'http://a'.*no address of a bus"),
+        (
+            NEEDED | {"startingOffset": "latest"},
+            "no option startingOffset here; did you mean start",
+        ),
+        (NEEDED | {"subscirbe": "8"}, "did you mean subscribe?"),
+        (NEEDED | {"zzz": "8"}, "there are servers, "),
+        (NEEDED | {"subscribe": "65536"}, "class id is from 0 to 65535, got 65536"),
+        (NEEDED | {"subscribe": ","}, "expected classes by name or id"),
+        (NEEDED | {"channels": "a..b"}, "channels is 'a..b'"),
+        (NEEDED | {"failOnDataLoss": "maybe"}, "failOnDataLoss is 'maybe': expected true or false"),
+        (NEEDED | {"minPartitions": "0"}, "expected a whole number from 1 on"),
+        (NEEDED | {"timeout": "soon"}, "expected seconds above 0"),
+        (NEEDED | {"timeout": "inf"}, "expected seconds above 0"),
+        (
+            NEEDED | {"startingOffsets": "7"},
+            "it holds no server; expected earliest, latest or JSON",
+        ),
+        (NEEDED | {"startingOffsets": '{"a": 7}'}, "of a it says 7"),
+        (NEEDED | {"startingOffsets": '{"a": {"7": -3}}'}, "-1 for latest or -2 for earliest"),
+        (NEEDED | {"startingOffsets": '{"a": {"7": 1.5}}'}, "1.5, expected a sequence from 0 on"),
+        (NEEDED | {"startingOffsets": '{"a": {"7": true}}'}, "True, expected a sequence from 0 on"),
+        (NEEDED | {"startingOffsets": "{"}, "it is no JSON"),
+        (NEEDED | {"endingOffsets": "earliest"}, 'expected "latest" or JSON'),
+        (
+            NEEDED | {"endingOffsets": '{"a": {"7": -2}}'},
+            "-2, expected a sequence from 0 on, or -1",
+        ),
+        (NEEDED | {"maxOffsetsPerTrigger": "5"}, "no option maxOffsetsPerTrigger here"),
+    ],
+)
+def test_what_cannot_be_is_told_with_what_was_expected(
+    given: dict[str, str], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        source_options(given, streaming=False)
+
+
+def test_a_stream_has_no_end() -> None:
+    with pytest.raises(ValueError, match="no option endingOffsets here"):
+        source_options(NEEDED | {"endingOffsets": "latest"}, streaming=True)
+
+
+def test_a_sink_has_one_bus_and_one_class() -> None:
+    found = sink_options({"path": "a", "class": "orders", "channel": "x.y", "timeout": "2"})
+    assert (found.server, found.class_, found.channel, found.timeout) == (
+        "a:8888",
+        "orders",
+        "x.y",
+        2,
+    )
+    with pytest.raises(ValueError, match="servers of a sink is one bus, got a:8888, b:8888"):
+        sink_options({"servers": "a,b"})
+    with pytest.raises(ValueError, match="class is one class, got 1, 2"):
+        sink_options({"servers": "a", "class": "1,2"})
+    with pytest.raises(ValueError, match="no option subscribe here"):
+        sink_options({"servers": "a", "subscribe": "1"})

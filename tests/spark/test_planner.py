@@ -1,0 +1,126 @@
+"""From offsets and what buses hold to ranges: nothing twice, nothing left out silently."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.spark.offsets import Held, Memory, Position
+from simplebus.spark.planner import DataLossError, Loss, Range, ends, lag, plan, split
+
+
+def at(*sequences: int, bus: str = "m") -> dict[str, Position]:
+    return {"s": Position(bus, {str(n): sequence for n, sequence in enumerate(sequences)})}
+
+
+def memory(*held: tuple[int, int], bus: str = "m") -> dict[str, Memory]:
+    return {"s": Memory(bus, {str(n): Held(*pair) for n, pair in enumerate(held)})}
+
+
+def test_what_is_there_is_read_from_start_to_end() -> None:
+    found = plan(at(5, 9), at(8, 9), memory((0, 20), (0, 9)))
+    assert found.ranges == [Range("s", "m", "0", 5, 8)]
+    assert not found.losses
+
+
+def test_what_is_below_the_floor_is_a_loss_that_names_class_and_range() -> None:
+    found = plan(at(5), at(20), memory((12, 30)))
+    assert found.ranges == [Range("s", "m", "0", 12, 20)]
+    with pytest.raises(
+        DataLossError, match=r"messages 5 to 11 of class 0 at s are lost.*from 12 on"
+    ):
+        found.check()
+
+
+def test_a_batch_that_is_gone_altogether_is_a_loss() -> None:
+    found = plan(at(5), at(20), memory((25, 30)))
+    assert found.ranges == []
+    assert [(loss.first, loss.last) for loss in found.losses] == [(5, 20)]
+
+
+def test_a_bus_that_began_anew_since_the_batch_was_planned_has_lost_it() -> None:
+    found = plan(at(5), at(20), memory((0, 30), bus="n"))
+    assert found.ranges == []
+    assert [(loss.first, loss.last) for loss in found.losses] == [(5, 20)]
+
+
+def test_a_bus_that_began_anew_before_is_read_from_its_floor() -> None:
+    held = memory((0, 3), bus="n")
+    end = ends(at(5), held)
+    assert end == at(3, bus="n")
+    found = plan(at(5), end, held)
+    assert found.ranges == [Range("s", "n", "0", 0, 3)]
+    assert [(loss.first, loss.last) for loss in found.losses] == [(5, None)]
+    assert "messages 5 and on of class 0 at s are lost" in str(found.losses[0])
+
+
+def test_an_end_beyond_the_head_is_a_loss() -> None:
+    found = plan(at(5), at(20), memory((0, 12)))
+    assert found.ranges == [Range("s", "m", "0", 5, 12)]
+    assert [(loss.first, loss.last) for loss in found.losses] == [(12, 20)]
+
+
+def test_a_limit_is_shared_by_what_waits() -> None:
+    assert ends(at(0, 0), memory((0, 100), (0, 300)), 40) == at(10, 30)
+    assert ends(at(0, 0), memory((0, 1), (0, 1000)), 10) == at(0, 10)
+    assert ends(at(0, 0), memory((0, 3), (0, 4)), 10) == at(3, 4)
+
+
+def test_what_waits_is_told_by_class() -> None:
+    assert lag(at(5, 9), memory((0, 20), (0, 9))) == {("s", "0"): 15, ("s", "1"): 0}
+
+
+held = st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda pair: (min(pair), max(pair)))
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), held), min_size=1, max_size=4), st.data())
+def test_batch_after_batch_reads_or_loses_each_message_once(
+    classes: list[tuple[int, tuple[int, int]]], data: st.DataObject
+) -> None:
+    memories = memory(*(pair for _, pair in classes))
+    starts = [min(start, pair[1]) for start, pair in classes]
+    most = data.draw(st.one_of(st.none(), st.integers(1, 30)))
+    position, seen = at(*starts), {n: set[int]() for n in range(len(classes))}
+    for _ in range(300):
+        end = ends(position, memories, most)
+        found = plan(position, end, memories)
+        assert found == plan(position, end, memories)
+        for one in (*found.ranges, *found.losses):
+            assert one.last is not None
+            numbers = set(range(one.first, one.last))
+            assert numbers
+            assert not numbers & seen[int(one.class_)]
+            seen[int(one.class_)] |= numbers
+        if most is not None:
+            assert sum(one.count for one in found.ranges) <= most
+        if end == position:
+            break
+        position = end
+    assert [seen[n] for n in seen] == [
+        set(range(start, pair[1])) for start, (_, pair) in zip(starts, classes, strict=True)
+    ]
+
+
+@given(
+    st.lists(st.integers(1, 60), min_size=1, max_size=4),
+    st.integers(1, 40),
+    st.one_of(st.none(), st.integers(1, 12)),
+)
+def test_tasks_are_the_ranges_cut(counts: list[int], most: int, at_least: int | None) -> None:
+    whole = [Range("s", "m", str(n), 7, 7 + count) for n, count in enumerate(counts)]
+    tasks = split(whole, most=most, at_least=at_least)
+    assert all(0 < task.count <= most for task in tasks)
+    for one in whole:
+        pieces = [task for task in tasks if task.class_ == one.class_]
+        assert (pieces[0].first, pieces[-1].last) == (one.first, one.last)
+        assert all(a.last == b.first for a, b in itertools.pairwise(pieces))
+    if at_least is not None:
+        assert len(tasks) >= min(at_least, sum(counts))
+
+
+def test_a_loss_of_known_size_counts() -> None:
+    assert Loss("s", "7", 3, 10, "why").count == 7
+    assert Loss("s", "7", 3, None, "why").count == 0
