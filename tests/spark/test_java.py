@@ -1,0 +1,68 @@
+"""Which Java Spark gets: decided without looking, and one sentence when there is none."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from simplebus.spark.java import Found, JavaError, decide, version_of, write_shim
+
+
+@pytest.mark.parametrize(
+    ("found", "shim"),
+    [
+        (Found(home="/j", home_version=17), ""),
+        (Found(home="/j", home_version=25, bundled="/b"), ""),
+        (Found(path_version=21, bundled="/b"), ""),
+        (Found(path_version=11, bundled="/b"), "/b"),
+        (Found(bundled="/b"), "/b"),
+    ],
+)
+def test_a_java_that_somebody_chose_comes_first(found: Found, shim: str) -> None:
+    assert decide(found) == shim
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        (
+            Found(home="/j", home_version=11, bundled="/b"),
+            "JAVA_HOME is /j, where there is Java 11",
+        ),
+        (Found(home="/j"), "no Java that runs; Spark needs Java 17 or newer: point JAVA_HOME"),
+        (Found(path_version=8), 'on PATH is Java 8.*pip install "simplebus.spark."'),
+        (Found(), "on PATH is no Java that runs"),
+    ],
+)
+def test_without_one_a_sentence_says_what_to_do(found: Found, sentence: str) -> None:
+    with pytest.raises(JavaError, match=sentence):
+        decide(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15', 17),
+        ('java version "1.8.0_402"', 8),
+        ('openjdk version "25" 2025-09-16', 25),
+        ("command not found", None),
+    ],
+)
+def test_a_version_is_read(text: str, version: int | None) -> None:
+    assert version_of(text) == version
+
+
+def test_the_script_leaves_one_word_out_and_keeps_the_others_as_they_are(tmp_path: Path) -> None:
+    java = tmp_path / "it's here" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text('#!/bin/sh\nprintf "[%s]" "$@"\n')
+    java.chmod(0o755)
+    shim = write_shim(str(java.parent.parent), tmp_path / "cache")
+    assert write_shim(str(java.parent.parent), tmp_path / "cache") == shim
+    words = ["-cp", "a b", "--add-modules=jdk.incubator.vector", "", "$HOME", "--add-modules=x"]
+    done = subprocess.run(
+        [shim / "bin" / "java", *words], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == "[-cp][a b][][$HOME][--add-modules=x]"
