@@ -82,6 +82,11 @@ class ClientCore:
         """What the bus calls the connection; None while there is none, or no answer."""
         return self._talk.session_id
 
+    @property
+    def bus_id(self) -> str:
+        """The identity of the memory of the bus that answered last; empty before the first one."""
+        return self._talk.bus_id
+
     def connected(self, now: float) -> Request:
         """There is a fresh connection. Returns its Connect; what else waits follows the answer."""
         return self._talk.begin(now)
@@ -161,12 +166,15 @@ class ClientCore:
         # still to be said about its messages.
         return request
 
-    def fetch(self, class_id: int, first: int, count: int) -> Request:
+    def fetch(self, class_id: int, first: int, count: int, *, make: bool = True) -> Request:
         """Messages of a class by sequence, with no effect on anybody's position: its `batches`.
 
+        A class that nobody has named is made; or, without `make`, refused as `unknown_class`.
         Raises ValueError for what is no class id.
         """
-        self._talk.name(class_id)
+        check_class_id(class_id)
+        if make:
+            self._talk.name(class_id)
         content = FetchRequest(first=first, count=count).encode()
         request = self._talk.ask(frames.FETCH, subject=class_id, content=content)
         request.wanted = count

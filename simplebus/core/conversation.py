@@ -60,6 +60,8 @@ class Conversation:
         self.inboxes = Inboxes(self.requests, self.outgoing.desk)
         self.classes = ClassNames()
         self.heartbeat = Heartbeat()
+        self.bus_id = ""
+        """Whose memory knows us; empty before the first answer."""
         self.session_id: int | None = None
         """What the bus calls the connection; None while there is none, or no answer."""
         self.greetings = 0
@@ -71,8 +73,6 @@ class Conversation:
         """The Connect that opened this connection; None without connection."""
         self._naming: dict[Request, list[NamedClass]] = {}
         """What is being named."""
-        self._bus_id = ""
-        """Whose memory knows us; empty before the first answer."""
         self._same_bus = False
         """Whether this connection's bus is that of the one before."""
 
@@ -107,14 +107,14 @@ class Conversation:
 
     def _greeted(self, reply: ConnectReply, now: float) -> None:
         """The bus has answered a fresh connection."""
-        same_bus = bool(reply.bus) and reply.bus == self._bus_id
+        same_bus = bool(reply.bus) and reply.bus == self.bus_id
         self.publisher.resume(
             number=reply.next,
             credit=reply.credit,
             frame_bytes=reply.frame_bytes,
-            forgotten=bool(self._bus_id) and not same_bus,
+            forgotten=bool(self.bus_id) and not same_bus,
         )
-        self._bus_id, self._same_bus = reply.bus, same_bus
+        self.bus_id, self._same_bus = reply.bus, same_bus
         self.session_id = reply.session
         self.greetings += 1
         self.heartbeat.begin(reply.heartbeat, now)

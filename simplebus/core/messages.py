@@ -14,10 +14,13 @@ from collections.abc import Iterator
 from itertools import repeat
 from typing import Any, Generic, TypeVar, cast
 
+import numpy as np
+
 from simplebus.core import envelope as envelopes
 from simplebus.core import frames
 from simplebus.core.envelope import Envelope
 from simplebus.core.enveloped import uniform_prefix
+from simplebus.core.frames import Integers
 from simplebus.core.limits import MESSAGE_ID_MASK
 from simplebus.core.receipts import ACKED, WORKING, Receipt, nacked
 from simplebus.core.runs import Ids, Run
@@ -196,6 +199,14 @@ class Batch:
     def data(self) -> memoryview:
         """The wire's frames back to back: header, content and delimiter of each."""
         return memoryview(self._run.raw)
+
+    @property
+    def bounds(self) -> Integers:
+        """Where each frame begins in `data`, and where the last one ends."""
+        run = self._run
+        if run.bounds is None:
+            return np.arange(0, len(run.raw) + 1, run.stride, dtype=np.int64)
+        return run.bounds
 
     @property
     def size(self) -> int:

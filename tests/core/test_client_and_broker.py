@@ -5,6 +5,7 @@ Rule: bytes cross between the two and nothing else; connections break wherever h
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,9 +16,10 @@ from core.consumers import payloads, take, take_batches
 from core.pair import Pair
 from simplebus.core.acks import AckWindow
 from simplebus.core.asking import RefusedError
-from simplebus.core.broker import Settings
+from simplebus.core.broker import Broker, Settings
 from simplebus.core.envelope import Envelope
 from simplebus.core.inbox import Inbox
+from simplebus.core.limits import FRAME_BYTES_MIN
 from simplebus.core.requests import SubscribeRequest
 
 NUMBERED = [b"message %d" % number for number in range(200)]
@@ -251,6 +253,41 @@ def test_a_range_can_be_fetched() -> None:
     pair.exchange()
     messages = [message for batch in request.batches for message in batch]
     assert [(m.sequence, m.payload) for m in messages] == [(n, NUMBERED[n]) for n in range(3, 7)]
+
+
+@pytest.mark.parametrize("lengths", [[3, 3, 3], [3, 5, 0]])
+def test_a_fetched_batch_tells_where_its_frames_are(lengths: list[int]) -> None:
+    pair = Pair()
+    pair.core.publish_many([b"x" * length for length in lengths], 1)
+    request = pair.core.fetch(1, 0, 10)
+    pair.exchange()
+    (batch,) = request.batches
+    assert np.diff(batch.bounds).tolist() == [length + FRAME_BYTES_MIN for length in lengths]
+    assert batch.bounds[-1] == len(batch.data)
+
+
+def test_a_fetch_need_not_make_the_class_that_it_is_about() -> None:
+    pair = Pair()
+    request = pair.core.fetch(3, 0, 1, make=False)
+    pair.exchange()
+    assert isinstance(request.error, RefusedError)
+    assert request.error.code == "unknown_class"
+    assert 3 not in pair.broker.classes
+    with pytest.raises(ValueError, match="65536"):
+        pair.core.fetch(65536, 0, 1, make=False)
+
+
+def test_a_program_knows_whose_memory_it_talks_to() -> None:
+    pair = Pair(broker=Broker(identity="one"))
+    assert pair.core.bus_id == ""
+    pair.exchange()
+    assert pair.core.bus_id == "one"
+    pair.lose()
+    assert pair.core.bus_id == "one"
+    pair.broker = Broker(identity="other")
+    pair.connect()
+    pair.exchange()
+    assert pair.core.bus_id == "other"
 
 
 def test_what_the_bus_refuses_is_told() -> None:
