@@ -80,6 +80,18 @@ class Frames:
     first: int
     """The first one's sequence."""
 
+    @property
+    def count(self) -> int:
+        return self.bounds.size - 1
+
+    def below(self, last: int) -> Frames:
+        """Those whose sequences are below `last`."""
+        count = max(0, last - self.first)
+        if count >= self.count:
+            return self
+        bounds = self.bounds[: count + 1]
+        return Frames(self.raw[: int(bounds[-1])], bounds, self.first)
+
     @classmethod
     def joined(cls, pieces: Iterable[tuple[memoryview, Integers]], first: int) -> Frames:
         """Several pieces as one."""
@@ -113,7 +125,7 @@ def record_batch(given: Frames, shape: Shape) -> pa.RecordBatch:
 
     Raises ValueError for what no bus sends: an envelope whose fields reach beyond its frame.
     """
-    count = given.bounds.size - 1
+    count = given.count
     fields = _Fields(given)
     stamps = fields.published()
     channels = fields.texts(CHANNEL, pa.string())

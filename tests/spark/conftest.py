@@ -1,0 +1,49 @@
+"""One Spark session for all tests that need one, which therefore run in one worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from simplebus.testing.server import BusServer, bus_server
+
+
+@pytest.fixture
+def server() -> Iterator[BusServer]:
+    """A bus of the test's own."""
+    with bus_server() as up:
+        yield up
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Small and quiet."""
+    pytest.importorskip("pyspark")
+    from pyspark.sql import SparkSession
+
+    from simplebus.spark.java import ensure_java
+
+    ensure_java()
+    place = tmp_path_factory.mktemp("spark")
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.default.parallelism": "2",
+        "spark.driver.memory": "1g",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.sql.warehouse.dir": str(place / "warehouse"),
+        "spark.driver.extraJavaOptions": (
+            f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dderby.system.home={place}"
+        ),
+        "spark.sql.streaming.stopTimeout": "20s",
+    }
+    builder = SparkSession.builder.master("local[2]").appName("simplebus tests")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()

@@ -1,0 +1,108 @@
+"""Questions to a real bus, without Spark."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+pytest.importorskip("pyarrow")
+import simplebus
+from simplebus.core.errors import BusConnectionError
+from simplebus.core.settings import Keep, Settings
+from simplebus.spark.bus import ClassMissingError, SourceBus
+from simplebus.spark.columns import Shape, record_batch
+from simplebus.spark.offsets import Held
+from simplebus.spark.planner import DataLossError, Range
+from simplebus.testing.server import BusServer, bus_server
+
+SHAPE = Shape("s", "1", 1)
+
+
+def publish(server: BusServer, *payloads: bytes, class_id: int | str = 1) -> None:
+    with simplebus.connect_blocking(server.address) as bus:
+        bus.publish_many(payloads, class_id=class_id)
+
+
+def source(server: BusServer) -> SourceBus:
+    return SourceBus(server.address, timeout=5)
+
+
+def values(bus: SourceBus, wanted: Range, *, strict: bool = True) -> list[bytes]:
+    found: list[bytes] = []
+    for frames in bus.read(wanted, strict=strict):
+        found += record_batch(frames, SHAPE)["value"].to_pylist()
+    return found
+
+
+def test_what_a_bus_holds_is_told_by_class(server: BusServer) -> None:
+    publish(server, b"a", b"b")
+    publish(server, b"c", class_id="orders")
+    with source(server) as bus:
+        found = bus.memory(["1", "orders"])
+        assert found.bus == bus.memory_id != ""
+        assert found.classes == {"1": Held(0, 2), "orders": Held(0, 1)}
+
+
+def test_a_class_that_does_not_exist_is_told_and_not_made(server: BusServer) -> None:
+    with source(server) as bus:
+        with pytest.raises(ClassMissingError, match="no Connect has named class 5"):
+            bus.memory(["5"])
+        with pytest.raises(ClassMissingError):
+            bus.memory(["5"])
+        assert bus.memory(["5"], make=True).classes == {"5": Held(0, 0)}
+
+
+def test_a_range_is_read_in_pieces_and_no_further(server: BusServer) -> None:
+    payloads = [b"%d" % n * 300 for n in range(4000)]
+    publish(server, *payloads)
+    with source(server) as bus:
+        wanted = Range("s", bus.memory_id, "1", 5, 3990)
+        assert len(list(bus.read(wanted, strict=True))) > 1
+        assert values(bus, wanted) == payloads[5:3990]
+        assert values(bus, Range("s", bus.memory_id, "1", 7, 7)) == []
+
+
+def test_a_lost_connection_is_replaced_in_the_middle_of_a_range(server: BusServer) -> None:
+    payloads = [b"%d" % n * 300 for n in range(4000)]
+    publish(server, *payloads)
+    with source(server) as bus:
+        found: list[bytes] = []
+        for frames in bus.read(Range("s", bus.memory_id, "1", 0, 4000), strict=True):
+            found += record_batch(frames, SHAPE)["value"].to_pylist()
+            server.hang_up()
+        assert found == payloads
+
+
+def test_what_is_gone_is_an_error_or_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with bus_server(Settings(keep=Keep(messages=5))) as server:
+        with simplebus.connect_blocking(server.address) as bus, bus.subscribe(1) as messages:
+            bus.publish_many([b"%d" % n for n in range(20)], class_id=1)
+            messages.take(20)
+        with source(server) as bus:
+            assert bus.memory(["1"]).classes == {"1": Held(15, 20)}
+            wanted = Range("s", bus.memory_id, "1", 3, 18)
+            with pytest.raises(DataLossError, match="messages 3 to 14 of class 1 at s are lost"):
+                values(bus, wanted)
+            with caplog.at_level(logging.WARNING):
+                assert values(bus, wanted, strict=False) == [b"15", b"16", b"17"]
+            assert "messages 3 to 14 of class 1 at s are lost" in caplog.text
+            gone = Range("s", bus.memory_id, "1", 3, 9)
+            assert values(bus, gone, strict=False) == []
+
+
+def test_another_memory_has_other_messages(server: BusServer) -> None:
+    publish(server, b"a")
+    with source(server) as bus:
+        wanted = Range("s", "another", "1", 0, 1)
+        with pytest.raises(DataLossError, match="the bus has begun anew"):
+            values(bus, wanted)
+        assert values(bus, wanted, strict=False) == []
+
+
+def test_a_bus_that_is_not_there_fails_in_seconds_and_says_where() -> None:
+    with (
+        pytest.raises(BusConnectionError, match=r"cannot connect to simplebus://127\.0\.0\.1:9"),
+        SourceBus("127.0.0.1:9", timeout=3),
+    ):
+        pass

@@ -1,0 +1,69 @@
+"""A real Spark reads from a real bus."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+import simplebus
+from simplebus.testing.server import BusServer
+
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+
+
+def reading(spark: Any, server: BusServer, **options: object) -> Any:
+    found = spark.read.format("simplebus").option("servers", server.address)
+    for name, value in {"subscribe": "1", **options}.items():
+        found = found.option(name, str(value))
+    return found
+
+
+def test_a_batch_has_every_message_with_what_came_with_it(spark: Any, server: BusServer) -> None:
+    with simplebus.connect_blocking(server.address) as bus:
+        bus.publish_many([b"%d" % n for n in range(1000)], class_id=1)
+        bus.publish(b"paid", class_id="orders", channel="orders.eu", key=b"k", headers={"a": "b"})
+    rows = reading(spark, server, subscribe="1, orders", includeHeaders="true", minPartitions=4)
+    frame = rows.load()
+    assert frame.rdd.getNumPartitions() >= 4
+    found = frame.orderBy("topic", "offset").collect()
+    assert [bytes(row.value) for row in found[:1000]] == [b"%d" % n for n in range(1000)]
+    assert [row.offset for row in found[:1000]] == list(range(1000))
+    last = found[1000]
+    assert (last.topic, bytes(last.key), last.channel) == ("orders", b"k", "orders.eu")
+    assert [(one.key, bytes(one.value)) for one in last.headers] == [("a", b"b")]
+    assert (found[0].key, found[0].channel, found[0].headers, found[0].timestamp) == (None,) * 4
+    assert (found[0].partition, found[0].timestampType) == (1, -1)
+    assert found[0].server == server.address.removeprefix("simplebus://")
+
+
+def test_offsets_and_channels_choose(spark: Any, server: BusServer) -> None:
+    with simplebus.connect_blocking(server.address) as bus:
+        for n in range(20):
+            bus.publish(b"%d" % n, class_id=1, channel="even.x" if n % 2 == 0 else "odd.x")
+    place = server.address.removeprefix("simplebus://")
+    rows = reading(
+        spark,
+        server,
+        channels="even.#",
+        startingOffsets=f'{{"{place}": {{"1": 4}}}}',
+        endingOffsets=f'{{"{place}": {{"1": 11}}}}',
+    ).load()
+    assert [row.offset for row in rows.orderBy("offset").collect()] == [4, 6, 8, 10]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"subscribe": "9"}, "no Connect has named class 9"),
+        ({"minPartition": "9"}, "there is no option minpartition here; did you mean minPartitions"),
+        ({"servers": "127.0.0.1:9"}, "cannot connect to simplebus://127.0.0.1:9"),
+    ],
+)
+def test_what_cannot_be_read_is_told(
+    spark: Any, server: BusServer, options: dict[str, str], sentence: str
+) -> None:
+    with pytest.raises(Exception, match=re.escape(sentence)):
+        reading(spark, server, **options).load().count()
