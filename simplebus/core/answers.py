@@ -171,6 +171,8 @@ class Answers:
         resumed = position is not None
         if position is None:
             position = self._open(cls, wish)
+        elif wish.seek:
+            position = self._moved(cls, position, wish)
         elif not position.is_served:
             self._set_terms(cls, position, self._terms(wish))
         position.request = asked.request
@@ -209,6 +211,12 @@ class Answers:
         if asked.slow != "block" and asked.max_pending is None:
             raise RemoteProtocolError(
                 Reason.BAD_REQUEST, f"slow is {asked.slow!r}, so max_pending must be given"
+            )
+        if asked.seek and (asked.durable is None or asked.group or asked.start == "waiting"):
+            raise RemoteProtocolError(
+                Reason.BAD_REQUEST,
+                'seek is for a durable without a group, and a start that is not "waiting"; got '
+                f"durable {asked.durable!r}, group {asked.group!r}, start {asked.start!r}",
             )
 
     def _named(self, cls: MessageClass, asked: SubscribeRequest) -> Subscription | None:
@@ -275,6 +283,15 @@ class Answers:
         position.durable, position.group = durable, group
         cls.add(position)
         self._set_terms(cls, position, position.terms)
+        return position
+
+    def _moved(
+        self, cls: MessageClass, former: Subscription, asked: SubscribeRequest
+    ) -> Subscription:
+        """A durable's new position. The former one ends when that is there: what both need is
+        stored throughout."""
+        position = self._open(cls, asked)
+        self.end(former)
         return position
 
     def _terms(self, asked: SubscribeRequest) -> Terms:

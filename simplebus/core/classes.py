@@ -116,7 +116,8 @@ class MessageClass:
         return (durable, "") if durable else ("", group)
 
     def add(self, position: Subscription) -> None:
-        """One more position."""
+        """One more position. Another one of its names, which is to be removed, is not found by
+        them any more."""
         self.subscriptions[position] = None
         self._floors.add(position)
         if isinstance(position, Group):
@@ -132,8 +133,9 @@ class MessageClass:
         self.policed.pop(position, None)
         if isinstance(position, Group):
             del self.groups[position]
-        if position.durable or position.group:
-            del self.named[self.key(position.durable, position.group)]
+        names = self.key(position.durable, position.group)
+        if self.named.get(names) is position:
+            del self.named[names]
         if position.wanted is not None:
             self.channels.remove(position.wanted)
         self.delivered += position.delivered

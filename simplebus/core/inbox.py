@@ -273,6 +273,8 @@ class Inbox:
     def content_again(self, *, same_bus: bool) -> bytes:
         """What the Subscribe says on another connection."""
         options = self.options
+        if self._next is not None and options.seek:  # It was moved; now it goes on.
+            options = replace(options, seek=False)
         if self._next is None or self.is_lasting or not same_bus or options.start == "waiting":
             return options.encode()
         return replace(options, start=Start(sequence=self._next)).encode()

@@ -104,7 +104,9 @@ class SubscribeRequest(_Request, frozen=True):
     """Subscriptions of one group share one position: each message goes to one of them."""
     start: str | Start = "waiting"
     """"waiting" (what waits for a first subscription, else new), "new", "earliest", "last", or a
-    position. Ignored when the durable or the group exists."""
+    position. Ignored when the durable or the group exists, unless it is to `seek`."""
+    seek: bool = False
+    """Whether a durable that exists, and that nobody holds, is moved to `start`."""
     max_in_flight: Annotated[int, Meta(ge=1, le=IN_FLIGHT_MAX)] | None = None
     """Messages sent to this subscription and not acknowledged; None for the bus's default."""
     max_pending: Annotated[int, Meta(ge=1)] | None = None

@@ -20,7 +20,7 @@ from simplebus.core.broker import Broker, Settings
 from simplebus.core.envelope import Envelope
 from simplebus.core.inbox import Inbox
 from simplebus.core.limits import FRAME_BYTES_MIN
-from simplebus.core.requests import SubscribeRequest
+from simplebus.core.requests import Start, SubscribeRequest
 
 NUMBERED = [b"message %d" % number for number in range(200)]
 SHORT = Settings(ack_timeout=2)
@@ -244,6 +244,22 @@ def test_what_a_durable_was_never_handed_comes_to_the_next_one_at_once() -> None
     assert payloads(again) == NUMBERED[3:10]
     settle_all(pair, again)
     assert pair.statistics().in_flight == 0
+
+
+def test_a_durable_is_moved_once_not_with_every_connection() -> None:
+    pair = Pair()
+    pair.core.publish_many(NUMBERED[:10], 1)
+    pair.exchange()
+    moved = SubscribeRequest(durable="d", start=Start(sequence=4), seek=True)
+    inbox = pair.core.subscribe(1, moved)
+    pair.exchange()
+    assert payloads(inbox) == NUMBERED[4:10]
+    settle_all(pair, inbox)
+    pair.lose()
+    pair.connect()
+    pair.core.publish(b"new", 1)
+    pair.exchange()
+    assert payloads(inbox) == [b"new"]
 
 
 def test_a_range_can_be_fetched() -> None:

@@ -52,6 +52,67 @@ def test_a_durable_is_held_by_one_session_at_a_time() -> None:
     assert peer2(bus, subscribe(1, 5, durable="d")).errors() == ["durable_in_use"]
 
 
+@pytest.mark.parametrize(("to", "ids"), [(4, [4, 5]), (1, [1, 2, 3, 4, 5]), (99, [])])
+def test_a_durable_that_nobody_holds_is_moved(to: int, ids: list[int]) -> None:
+    bus = Bus()
+    peer2(bus, subscribe(1, 1, durable="other"))  # Has everything stored.
+    first = peer2(bus, subscribe(1, 5, durable="d"), publish(1, 0, *numbered(6)))
+    assert len(first.ids()) == 6
+    first.say(ack(5, 0, 2), ack(5, 3, 4))
+    first.leave()
+    second = peer2(bus, subscribe(1, 8, durable="d", start={"sequence": to}, seek=True))
+    messages, told = second.listen()
+    at = min(to, 6)
+    assert told[0].content == {"cursor": at, "floor": at, "resumed": True}
+    assert [m.message_id for m in messages] == ids
+    assert {m.attempt for m in messages} <= {1}
+    statistics = bus.broker.classes[1].statistics()
+    assert [s.durable for s in statistics.subscriptions] == ["other", "d"]
+    assert statistics.delivered == 6 + len(ids)
+    assert statistics.acknowledged == 3
+
+
+def test_moving_a_durable_lets_go_of_what_lies_before_and_of_nothing_else() -> None:
+    bus = Bus()
+    peer2(bus, subscribe(1, 5, durable="d"), publish(1, 0, *numbered(6))).leave()
+    mover = peer2(bus)
+    for to in (2, 2, 5):
+        mover.say(
+            subscribe(1, 1, durable="d", start={"sequence": to}, seek=True, max_in_flight=1),
+            unsubscribe(1),
+        )
+        mover.listen()
+        assert bus.broker.classes[1].ring.floor == to
+    mover.say(subscribe(1, 1, durable="d", start={"sequence": 0}, seek=True))
+    assert mover.ids() == [5]  # What is gone does not come back.
+
+
+def test_seek_makes_a_durable_that_is_not_there() -> None:
+    bus = Bus()
+    asker = peer2(bus, publish(1, 0, *numbered(6)))
+    asker.say(subscribe(1, 1, durable="d", start={"sequence": 4}, seek=True))
+    messages, told = asker.listen()
+    assert told[-1].content == {"cursor": 4, "floor": 4, "resumed": False}
+    assert [m.message_id for m in messages] == [4, 5]
+
+
+def test_a_durable_that_is_held_is_not_moved() -> None:
+    bus = Bus()
+    peer2(bus, subscribe(1, 5, durable="d"))
+    other = peer2(bus, subscribe(1, 5, durable="d", start="earliest", seek=True))
+    assert other.errors() == ["durable_in_use"]
+
+
+@pytest.mark.parametrize(
+    "wish", [{"start": "new"}, {"durable": "d"}, {"durable": "d", "group": "g", "start": "new"}]
+)
+def test_seek_is_for_a_durable_and_a_place(wish: dict[str, object]) -> None:
+    bus = Bus()
+    asker = peer2(bus, subscribe(1, 5, seek=True, **wish))
+    assert asker.errors() == ["bad_request"]
+    assert not bus.broker.classes[1].subscriptions
+
+
 @pytest.mark.parametrize("other", [{"channels": ["a"]}, {"group": "g"}])
 def test_a_durable_asked_for_with_other_terms_is_refused(other: dict[str, object]) -> None:
     bus = Bus()

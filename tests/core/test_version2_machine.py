@@ -9,6 +9,7 @@ from random import Random
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from msgspec.structs import replace
 from oracles import ID_COUNT
 
 from core.version2_model import CLASSES, Author, Message, Talker, World
@@ -34,13 +35,14 @@ bindings = st.sampled_from([[], [], ["a.*"], ["b", "a.x"], ["#"]])
 @st.composite
 def subscriptions(draw: st.DrawFn) -> SubscribeRequest:
     kind = draw(st.sampled_from(["plain", "plain", "durable", "group", "durable group"]))
-    return SubscribeRequest(
+    asked = SubscribeRequest(
         channels=draw(bindings) if kind == "plain" else draw(st.sampled_from([[], ["a.*"]])),
         durable="d" if kind == "durable" else "e" if kind == "durable group" else None,
         group="g" if "group" in kind else None,
         start=draw(st.sampled_from(["waiting", "waiting", "new", "earliest"])),
         max_in_flight=draw(st.sampled_from([None, None, 1, 3])),
     )
+    return replace(asked, seek=kind == "durable" and asked.start != "waiting")
 
 
 class Version2Machine(RuleBasedStateMachine):

@@ -308,7 +308,7 @@ class World:
         ):
             talker.peer.say(frame)
             return
-        if there:
+        if there and not asked.seek:
             position = there[0]
         else:
             position = Position(asked)
@@ -324,6 +324,8 @@ class World:
             position.todo = {s for s in found if self.wants(position, stored[s].message)}
             position.left = set(position.todo)
             positions.append(position)
+            if there:
+                positions.remove(there[0])
         talker.subscriptions[number] = (class_id, position)
         talker.limits[number] = asked.max_in_flight
         talker.peer.say(frame)
@@ -588,7 +590,7 @@ class World:
         for class_id, positions in self.positions.items():
             for position in positions:
                 if not self.is_served(position):
-                    asked = position.asked
+                    asked = msgspec.structs.replace(position.asked, seek=False)
                     self.subscribe(self.open(), class_id, 1, asked)
             cls = self.broker.classes[class_id]
             if self.backlog[class_id] or (not positions and len(cls.ring)):
