@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from simplebus.spark.offsets import Held, Memories, Offsets, Position
+from simplebus.spark.offsets import Held, Memories, Memory, Offsets, Position
 
 
 class DataLossError(Exception):
@@ -87,18 +87,21 @@ def told(losses: Iterable[Loss]) -> str:
 def plan(start: Offsets, end: Offsets, memories: Memories) -> Plan:
     """The ranges from start to end, as far as the buses hold them.
 
-    A bus or class that start does not know is read from its floor.
+    A bus or class that start does not know is read from its floor. One that memories do not know is
+    not read any more, or does not answer.
     """
     ranges: list[Range] = []
     losses: list[Loss] = []
     for server, position in end.items():
-        memory = memories[server]
+        memory = memories.get(server, _NOTHING)
         before = start.get(server, Position(position.bus))
         for name, last in position.classes.items():
+            first = before.classes.get(name)
             held = memory.classes.get(name)
             if held is None:
+                if first is None or first < last:
+                    losses.append(Loss(server, name, first or 0, last, _UNREAD))
                 continue
-            first = before.classes.get(name)
             if first is not None and not _same(before.bus, position.bus):
                 why = f"they were in the memory {before.bus}, and the bus has begun anew"
                 losses.append(Loss(server, name, first, None, why))
@@ -114,6 +117,10 @@ def plan(start: Offsets, end: Offsets, memories: Memories) -> Plan:
             if first < last:
                 ranges.append(Range(server, memory.bus, name, first, last))
     return Plan(ranges, losses)
+
+
+_NOTHING = Memory("", {})
+_UNREAD = "the query does not read it any more, or the bus does not answer"
 
 
 def _same(bus: str, other: str) -> bool:
@@ -143,22 +150,27 @@ def ends(start: Offsets, memories: Memories, most: int | None = None) -> dict[st
     A position of another memory than the bus has now is followed by one of that memory; what lies
     behind its start, and behind a head, counts as nothing.
     """
-    firsts = {
-        (server, name): _first(start, server, memory.bus, name, held)
-        for server, memory in memories.items()
-        for name, held in memory.classes.items()
-    }
+    starts = firsts(start, memories)
     waiting = {
         (server, name): max(0, memories[server].classes[name].head - first)
-        for (server, name), first in firsts.items()
+        for (server, name), first in starts.items()
     }
     shares = _shares(waiting, most)
     return {
         server: Position(
             memory.bus,
-            {name: firsts[server, name] + shares[server, name] for name in memory.classes},
+            {name: starts[server, name] + shares[server, name] for name in memory.classes},
         )
         for server, memory in memories.items()
+    }
+
+
+def firsts(start: Offsets, memories: Memories) -> dict[tuple[str, str], int]:
+    """The first message that is there from start on, by server and class."""
+    return {
+        (server, name): _first(start, server, memory.bus, name, held)
+        for server, memory in memories.items()
+        for name, held in memory.classes.items()
     }
 
 
@@ -203,7 +215,23 @@ def split(ranges: list[Range], *, most: int, at_least: int | None = None) -> lis
 def lag(end: Offsets, memories: Memories) -> dict[tuple[str, str], int]:
     """Messages that wait behind `end`, by server and class."""
     return {
-        (server, name): max(0, held.head - _first(end, server, memory.bus, name, held))
-        for server, memory in memories.items()
-        for name, held in memory.classes.items()
+        (server, name): max(0, memories[server].classes[name].head - first)
+        for (server, name), first in firsts(end, memories).items()
     }
+
+
+def at_most(end: Offsets, target: Offsets) -> dict[str, Position]:
+    """End, but nowhere behind target. A bus that has begun anew since has no target: it is read
+    no further."""
+    found = {}
+    for server, position in end.items():
+        goal = target.get(server, Position(position.bus))
+        if not _same(position.bus, goal.bus):
+            found[server] = goal
+            continue
+        sequences = {
+            name: min(sequence, goal.classes.get(name, sequence))
+            for name, sequence in position.classes.items()
+        }
+        found[server] = Position(position.bus, sequences)
+    return found

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simplebus.spark.offsets import Held, Memory, Position
-from simplebus.spark.planner import DataLossError, Loss, Range, ends, lag, plan, split
+from simplebus.spark.planner import DataLossError, Loss, Range, at_most, ends, lag, plan, split
 
 
 def at(*sequences: int, bus: str = "m") -> dict[str, Position]:
@@ -61,6 +61,20 @@ def test_an_end_beyond_the_head_is_a_loss() -> None:
     found = plan(at(5), at(20), memory((0, 12)))
     assert found.ranges == [Range("s", "m", "0", 5, 12)]
     assert [(loss.first, loss.last) for loss in found.losses] == [(12, 20)]
+
+
+def test_what_is_not_read_any_more_or_does_not_answer_is_a_loss_if_there_is_something() -> None:
+    there = memory((0, 12))
+    found = plan(at(5, 3), at(9, 4), there)
+    assert [(loss.class_, loss.first, loss.last) for loss in found.losses] == [("1", 3, 4)]
+    assert plan(at(5), at(9), {}).losses[0].count == 4
+    assert not plan(at(9), at(9), {}).losses
+
+
+def test_a_query_that_is_to_end_goes_no_further_than_it_was_told() -> None:
+    assert at_most(at(7, 3), at(5, 9)) == at(5, 3)
+    assert at_most(at(2, bus="new"), at(5)) == at(5)
+    assert at_most(at(2), {}) == at(2)
 
 
 def test_a_limit_is_shared_by_what_waits() -> None:

@@ -1,0 +1,117 @@
+"""What keeps messages at the bus until a query has processed them.
+
+Rule 1: a pin holds one position per class, and what is stored from there on stays. It never
+processes anything: moving on is all the acknowledging there is, and in between nothing is let go.
+Rule 2: under a name it is a durable: it stays when the query is gone, and another query that uses
+the name is told so. Without a name it goes with the connection.
+
+    committed │ kept for the query               │
+              pin ── start ── end ── … ── head
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import monotonic, sleep
+
+from simplebus.core.asking import RefusedError
+from simplebus.core.errors import BusConnectionError, Reason
+from simplebus.core.inbox import Inbox
+from simplebus.core.requests import Start, SubscribeReply, SubscribeRequest
+from simplebus.spark.bus import SourceBus
+
+# A query that was killed a moment ago may still hold its name, until the bus has noticed.
+_IN_USE_SECONDS = 10.0
+_PAUSE_SECONDS = 0.2
+
+
+class PinError(RuntimeError):
+    """Another query keeps its place under this name."""
+
+
+@dataclass(slots=True)
+class _Hold:
+    """A position that is held."""
+
+    inbox: Inbox
+    at: int
+    session_id: int | None
+    """The connection on which it was taken."""
+
+
+class Pin:
+    """A query's, at one bus. Its connection is the caller's."""
+
+    def __init__(self, bus: SourceBus, name: str) -> None:
+        self._bus = bus
+        self._core, self._wire = bus.blocking.wire.core, bus.blocking.wire
+        self._name = name
+        self._held: dict[str, _Hold] = {}
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it keeps anything."""
+        return bool(self._held)
+
+    def move(self, class_: str, to: int | str) -> int:
+        """Keep what a class holds from a sequence on, or from where `earliest` or `new` say, and
+        nothing before. Returns where that is: the bus may hold less.
+
+        Raises PinError, BusConnectionError.
+        """
+        while True:
+            hold = self._held.get(class_)
+            if hold and hold.at == to and hold.session_id == self._core.session_id:
+                return hold.at
+            try:
+                return self._take(class_, to, hold)
+            except BusConnectionError:
+                self._held.pop(class_, None)
+                self._wire.check()  # Raises unless there may be another connection.
+                self._wire.wait_until(lambda: self._core.is_ready)
+
+    def _take(self, class_: str, to: int | str, former: _Hold | None) -> int:
+        """Take the new position before the former one is let go of; under a name they are one."""
+        if former is not None and self._name:
+            self._let_go(former)
+        deadline = monotonic() + _IN_USE_SECONDS
+        while True:
+            inbox = self._core.subscribe(self._bus.class_id(class_), self._request(to))
+            try:
+                self._wire.answered(inbox.request)
+                break
+            except RefusedError as error:
+                if error.code != Reason.DURABLE_IN_USE:
+                    raise
+                if monotonic() >= deadline:
+                    raise PinError(
+                        f"another query keeps its place in class {class_} at {self._bus.server} "
+                        f"under the name {self._name!r}; give each query a name of its own with "
+                        "the option durable"
+                    ) from error
+                sleep(_PAUSE_SECONDS)
+        reply = inbox.request.reply
+        assert isinstance(reply, SubscribeReply)
+        at = to if isinstance(to, int) else reply.cursor
+        self._held[class_] = _Hold(inbox, at, self._core.session_id)
+        if former is not None and not self._name:
+            self._let_go(former)
+        return reply.cursor
+
+    def _request(self, to: int | str) -> SubscribeRequest:
+        return SubscribeRequest(
+            durable=self._name or None,
+            start=Start(sequence=to) if isinstance(to, int) else to,
+            seek=bool(self._name),
+            max_in_flight=1,  # One is sent, and never looked at.
+        )
+
+    def _let_go(self, hold: _Hold) -> None:
+        self._core.unsubscribe(hold.inbox, processed=False)
+        self._wire.push()
+
+    def release(self) -> None:
+        """Keep nothing any more but what the name stands for."""
+        for hold in self._held.values():
+            self._let_go(hold)
+        self._held.clear()
