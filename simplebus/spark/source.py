@@ -6,25 +6,27 @@ Rule 2: an executor's reader knows nothing but its task, which says everything.
 
 from __future__ import annotations
 
-import contextlib
-import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
 from pyspark.sql.types import StructType
 
-from simplebus.spark.bus import SourceBus
-from simplebus.spark.columns import DDL, HEADERS_DDL, Shape, record_batch
+from simplebus.spark.buses import Buses
+from simplebus.spark.columns import DDL, HEADERS_DDL
 from simplebus.spark.offsets import resolve
 from simplebus.spark.options import SourceOptions, source_options
-from simplebus.spark.planner import Plan, Range, plan, split
+from simplebus.spark.planner import plan
+from simplebus.spark.stream import StreamReader
+from simplebus.spark.tasks import Task, read_task, tasks
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-log = logging.getLogger("simplebus.spark")
 
 
 class SimplebusSource(DataSource):
@@ -56,14 +58,9 @@ class SimplebusSource(DataSource):
         """For `spark.read`."""
         return BatchReader(source_options(self.options, streaming=False))
 
-
-@dataclass
-class Task(InputPartition):
-    """What one task reads."""
-
-    range: Range
-    class_id: int
-    options: SourceOptions
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """For `spark.readStream`."""
+        return StreamReader(source_options(self.options, streaming=True))
 
 
 class BatchReader(DataSourceReader):
@@ -76,7 +73,9 @@ class BatchReader(DataSourceReader):
         """What there is to read, in tasks."""
         options = self._options
         with Buses(options) as buses:
-            memories = {server: bus.memory(options.subscribe) for server, bus in buses.items()}
+            memories = {
+                server: buses[server].memory(options.subscribe) for server in options.servers
+            }
             start = resolve(options.starting, memories, option="startingOffsets")
             end = resolve(options.ending, memories, option="endingOffsets")
             return tasks(plan(start, end, memories), buses)
@@ -84,56 +83,3 @@ class BatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """One task's messages."""
         return read_task(partition)
-
-
-class Buses(contextlib.ExitStack):
-    """A connection to each of the servers, as a block."""
-
-    def __init__(self, options: SourceOptions) -> None:
-        super().__init__()
-        self.options = options
-        self._buses: dict[str, SourceBus] = {}
-
-    def __enter__(self) -> Buses:
-        try:
-            for server in self.options.servers:
-                bus = SourceBus(server, timeout=self.options.timeout)
-                self._buses[server] = self.enter_context(bus)
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __getitem__(self, server: str) -> SourceBus:
-        return self._buses[server]
-
-    def items(self) -> Iterator[tuple[str, SourceBus]]:
-        """Each server and its connection."""
-        return iter(self._buses.items())
-
-
-def tasks(found: Plan, buses: Buses) -> list[Task]:
-    """A plan as tasks. What is lost raises DataLossError, or is logged, as the options say."""
-    options = buses.options
-    if options.fail_on_data_loss:
-        found.check()
-    for loss in found.losses:
-        log.warning("%s", loss)
-    ranges = split(found.ranges, most=options.partition_messages, at_least=options.min_partitions)
-    return [Task(one, buses[one.server].class_id(one.class_), options) for one in ranges]
-
-
-def read_task(task: Any) -> Iterator[pa.RecordBatch]:
-    """The messages of a task, in columns."""
-    options: SourceOptions = task.options
-    wanted: Range = task.range
-    shape = Shape(
-        server=wanted.server,
-        topic=wanted.class_,
-        class_id=task.class_id,
-        channels=options.channels,
-        include_headers=options.include_headers,
-    )
-    with SourceBus(wanted.server, timeout=options.timeout) as bus:
-        for frames in bus.read(wanted, strict=options.fail_on_data_loss):
-            yield record_batch(frames, shape)

@@ -1,0 +1,67 @@
+"""What executors read: a plan cut into tasks, and a task done.
+
+Rule 1: a task says everything that its executor needs to know: it runs in another process, perhaps
+on another machine, and perhaps twice.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import InputPartition
+
+from simplebus.core.errors import BusConnectionError
+from simplebus.spark.bus import SourceBus
+from simplebus.spark.buses import Buses
+from simplebus.spark.columns import Shape, record_batch
+from simplebus.spark.options import SourceOptions
+from simplebus.spark.planner import Plan, Range, split
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = logging.getLogger("simplebus.spark")
+
+
+@dataclass
+class Task(InputPartition):
+    """What one task reads."""
+
+    range: Range
+    class_id: int
+    options: SourceOptions
+
+
+def tasks(found: Plan, buses: Buses) -> list[Task]:
+    """A plan as tasks. What is lost raises DataLossError, or is logged, as the options say."""
+    options = buses.options
+    if options.fail_on_data_loss:
+        found.check()
+    for loss in found.losses:
+        log.warning("%s", loss)
+    ranges = split(found.ranges, most=options.partition_messages, at_least=options.min_partitions)
+    return [Task(one, buses[one.server].class_id(one.class_), options) for one in ranges]
+
+
+def read_task(task: Any) -> Iterator[pa.RecordBatch]:
+    """The messages of a task, in columns."""
+    options: SourceOptions = task.options
+    wanted: Range = task.range
+    shape = Shape(
+        server=wanted.server,
+        topic=wanted.class_,
+        class_id=task.class_id,
+        channels=options.channels,
+        include_headers=options.include_headers,
+    )
+    try:
+        with SourceBus(wanted.server, timeout=options.timeout) as bus:
+            for frames in bus.read(wanted, strict=options.fail_on_data_loss):
+                yield record_batch(frames, shape)
+    except BusConnectionError as error:
+        if options.fail_on_data_loss:
+            raise BusConnectionError(f"{wanted} were not read to their end: {error}") from error
+        log.warning("%s are left out from somewhere on: %s", wanted, error)

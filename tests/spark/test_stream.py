@@ -1,0 +1,112 @@
+"""A real Spark streams from a real bus: nothing lost, nothing twice, and nothing kept too long."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+import simplebus
+from simplebus.core.settings import Keep, Settings
+from simplebus.testing.server import BusServer, bus_server, until
+
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+
+
+def publish(server: BusServer, first: int, last: int, class_id: int | str = 1) -> None:
+    with simplebus.connect_blocking(server.address) as bus:
+        bus.publish_many([b"%d" % n for n in range(first, last)], class_id=class_id)
+
+
+def take(server: BusServer, count: int) -> None:
+    """Somebody who is no query is done with what there is."""
+    with simplebus.connect_blocking(server.address) as bus, bus.subscribe(1) as messages:
+        while count:
+            taken = len(messages.take(count, timeout=10))
+            assert taken, f"{count} messages did not come"
+            count -= taken
+
+
+def kept_from(server: BusServer, durable: str) -> int:
+    (one,) = [s for s in server.statistics().subscriptions if s.durable == durable]
+    return one.floor
+
+
+def archive(spark: Any, server: BusServer, place: Path, **options: object) -> Any:
+    """A query that writes Parquet and ends with what is there now."""
+    stream = spark.readStream.format("simplebus").option("servers", server.address)
+    given = {"subscribe": "1", "startingOffsets": "earliest", **options}
+    for name, value in given.items():
+        stream = stream.option(name, str(value))
+    writing = stream.load().writeStream.format("parquet").trigger(availableNow=True)
+    query = writing.option("checkpointLocation", str(place / "checkpoint")).start(
+        str(place / "table")
+    )
+    try:
+        assert query.awaitTermination(60)
+    finally:
+        query.stop()
+    return query
+
+
+def archived(spark: Any, place: Path) -> list[tuple[str, int]]:
+    rows = spark.read.parquet(str(place / "table")).select("topic", "offset", "value").collect()
+    assert all(row.offset == int(bytes(row.value)) for row in rows)
+    return sorted((row.topic, row.offset) for row in rows)
+
+
+def test_a_stream_is_archived_once_over_restarts_and_the_bus_keeps_what_is_not(
+    spark: Any, server: BusServer, tmp_path: Path
+) -> None:
+    publish(server, 0, 1000)
+    query = archive(spark, server, tmp_path, durable="archive", maxOffsetsPerTrigger=400)
+    assert [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]] == [400, 400, 200]
+    place = server.address.removeprefix("simplebus://")
+    assert json.loads(query.lastProgress["sources"][0]["latestOffset"])[place]["1"] == 1000
+    assert archived(spark, tmp_path) == [("1", n) for n in range(1000)]
+    until(lambda: kept_from(server, "archive") == 1000)  # The last batch is let go of too.
+
+    publish(server, 1000, 1500)
+    take(server, 1000)  # These lay there before anybody asked for them.
+    until(lambda: server.statistics().ring.floor == 1000)  # And these are kept for the query.
+    publish(server, 0, 10, class_id=2)
+    archive(spark, server, tmp_path, durable="archive", subscribe="1,2")
+    assert archived(spark, tmp_path) == [
+        *(("1", n) for n in range(1500)),
+        *(("2", n) for n in range(10)),  # A class that was added begins with what it holds.
+    ]
+
+
+def test_what_is_gone_ends_a_query_or_is_passed_over(spark: Any, tmp_path: Path) -> None:
+    with bus_server(Settings(keep=Keep(messages=5))) as server:
+        publish(server, 0, 20)
+        archive(spark, server, tmp_path)
+        publish(server, 20, 60)
+        take(server, 60)  # Without a name nothing is kept for a query that lies down.
+        with pytest.raises(Exception, match=r"messages 20 to 54 of class 1 at .* are lost"):
+            archive(spark, server, tmp_path)
+        archive(spark, server, tmp_path, failOnDataLoss="false")
+        assert [n for _, n in archived(spark, tmp_path)] == [*range(20), *range(55, 60)]
+        archive(spark, server, tmp_path)  # It is over: the next one has nothing to complain of.
+
+
+def test_a_bus_that_lost_its_memory_is_not_taken_for_the_one_before(
+    spark: Any, tmp_path: Path
+) -> None:
+    with bus_server() as server:
+        publish(server, 0, 5)
+        archive(spark, server, tmp_path)
+        before = server.address.removeprefix("simplebus://")
+    with bus_server() as server:
+        publish(server, 0, 9)
+        after = server.address.removeprefix("simplebus://")
+        for log in (tmp_path / "checkpoint").glob("*/[0-9]*"):
+            log.write_text(log.read_text().replace(before, after))  # As if at the same address.
+            log.with_name(f".{log.name}.crc").unlink(missing_ok=True)
+        with pytest.raises(Exception, match=r"messages 5 and on of class 1 at .* has begun anew"):
+            archive(spark, server, tmp_path)
+        archive(spark, server, tmp_path, failOnDataLoss="false")
+        assert sorted(n for _, n in archived(spark, tmp_path)) == sorted([*range(5), *range(9)])
