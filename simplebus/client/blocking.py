@@ -46,6 +46,7 @@ def connect_blocking(
     address: str | Iterable[str],
     *,
     name: str | None = None,
+    instance: str | None = None,
     timeout: float = 5.0,
     registry: Registry = DEFAULT,
     heartbeat: float = 0.0,
@@ -54,7 +55,9 @@ def connect_blocking(
 ) -> Iterator[BlockingBus]:
     """Connect to a bus: `with simplebus.connect_blocking("simplebus://127.0.0.1:8888") as bus`.
 
-    Arguments, resource handling and errors are those of `simplebus.connect`. A program that
+    Arguments, resource handling and errors are those of `simplebus.connect`; and `instance` says
+    which run of the program this is, made up if nothing does: who connects under the name and
+    instance of another connection replaces it. A program that
     computes is silent, so it asks for no heartbeat by default. A server asks for one all the same,
     every 30 s unless `simplebus serve --heartbeat` says otherwise; 0 is none. Who calls nothing for
     three times as long is disconnected, and connects again in its next call. To stay, call
@@ -62,7 +65,7 @@ def connect_blocking(
     which also keep a message that takes long from coming again.
     """
     addresses = dial.addresses(address)
-    core = client_core(name=name, heartbeat=heartbeat, frame_bytes=frame_bytes)
+    core = client_core(name=name, instance=instance, heartbeat=heartbeat, frame_bytes=frame_bytes)
     schedule = Schedule(len(addresses), timeout=timeout, reconnect=reconnect, now=monotonic())
     wire = BlockingWire(core, addresses, schedule)
     bus = BlockingBus(wire, registry)

@@ -17,8 +17,10 @@ _FRAME_BYTES_LEAST = 512
 _FRAME_BYTES_MOST = 1 << 40
 
 
-def client_core(*, name: str | None, heartbeat: float, frame_bytes: int) -> ClientCore:
-    """The core of a client, with a name of its own making if it has none."""
+def client_core(
+    *, name: str | None, heartbeat: float, frame_bytes: int, instance: str | None = None
+) -> ClientCore:
+    """The core of a client, with a name and an instance of its own making if it has none."""
     if name is None:
         name = f"anonymous-{secrets.token_hex(8)}"
     if not 0 < len(arguments.text("name", name)) <= NAME_CHARACTERS_MAX:
@@ -27,7 +29,7 @@ def client_core(*, name: str | None, heartbeat: float, frame_bytes: int) -> Clie
     arguments.whole("frame_bytes", frame_bytes, least=_FRAME_BYTES_LEAST, most=_FRAME_BYTES_MOST)
     return ClientCore(
         name=name,
-        instance=secrets.token_hex(8),
+        instance=instance or secrets.token_hex(8),
         heartbeat=heartbeat,
         client="simplebus for Python",
         frame_bytes_max=frame_bytes,

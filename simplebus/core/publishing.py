@@ -94,6 +94,12 @@ class Publisher:
         self._refusals: dict[int, RefusedError] = {}
 
     @property
+    def stored_before(self) -> int:
+        """How many messages the bus had of this name, or had refused, before the first one here;
+        0 when it knew nothing of the name. Changes when the bus forgets."""
+        return self._base
+
+    @property
     def unconfirmed_bytes(self) -> int:
         """Bytes of the frames that are handed over, and neither stored nor refused."""
         return self.handed_bytes - self._confirmed_bytes

@@ -1,10 +1,32 @@
 """Messages as DataFrames, and DataFrames as messages: `format("simplebus")`.
 
-    options     what a job may be told                        PURE
-    offsets     how far a query has come                      PURE
-    planner     from offsets to ranges: what is read next     PURE
-    columns     from frames to Arrow columns                  PURE
+    options     what a job may be told                                  PURE
+    offsets     how far a query has come                                PURE
+    planner     from offsets to ranges: what is read next               PURE
+    columns     from frames to Arrow columns                            PURE, with pyarrow
+    rows        from Arrow columns to messages                          PURE, with pyarrow
+    java        a Java for Spark, wherever it comes from
+    bus         what a bus is asked: classes, what they hold, ranges
+    buses       the connections of one process
+    pin         what keeps messages until a query has processed them
+    tasks       what executors read                                     pyspark from here on
+    source      `spark.read`, and the door to the others
+    stream      `spark.readStream`
+    sink        `frame.write`, `frame.writeStream`
 
-Rule 1: importing simplebus never imports this package, and this package's pure files never import
-pyspark.
+`pyspark_simplebus`, which Spark looks for by itself, is installed beside this package.
+
+>>> from simplebus.spark import ensure_java
+>>> ensure_java()
+>>> from pyspark.sql import SparkSession
+>>> spark = SparkSession.builder.getOrCreate()
+>>> rows = spark.readStream.format("simplebus").option("servers", "127.0.0.1:8888")
+>>> rows = rows.option("subscribe", "orders").option("durable", "archive of orders").load()
+
+Rule 1: importing simplebus never imports this package, and importing this package never imports
+pyspark or pyarrow.
 """
+
+from simplebus.spark.java import JavaError, ensure_java
+
+__all__ = ["JavaError", "ensure_java"]

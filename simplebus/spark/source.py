@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
+    DataSourceStreamArrowWriter,
     DataSourceStreamReader,
+    DataSourceWriter,
     InputPartition,
 )
 from pyspark.sql.types import StructType
@@ -20,8 +22,9 @@ from pyspark.sql.types import StructType
 from simplebus.spark.buses import Buses
 from simplebus.spark.columns import DDL, HEADERS_DDL
 from simplebus.spark.offsets import resolve
-from simplebus.spark.options import SourceOptions, source_options
+from simplebus.spark.options import SourceOptions, sink_options, source_options
 from simplebus.spark.planner import plan
+from simplebus.spark.sink import BatchWriter, StreamWriter, check
 from simplebus.spark.stream import StreamReader
 from simplebus.spark.tasks import Task, read_task, tasks
 
@@ -61,6 +64,20 @@ class SimplebusSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """For `spark.readStream`."""
         return StreamReader(source_options(self.options, streaming=True))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """For `frame.write`."""
+        options = sink_options(self.options)
+        check(schema, options, overwrite=overwrite)
+        return BatchWriter(options)
+
+    def streamWriter(  # noqa: N802
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamArrowWriter:
+        """For `frame.writeStream`."""
+        options = sink_options(self.options)
+        check(schema, options, overwrite=overwrite)
+        return StreamWriter(options)
 
 
 class BatchReader(DataSourceReader):

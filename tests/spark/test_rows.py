@@ -1,0 +1,86 @@
+"""Rows as messages, and what is said about rows that cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow")
+import pyarrow as pa
+
+from simplebus.core.envelope import Envelope
+from simplebus.spark.rows import RowError, Some, check_columns, messages
+
+
+def made(**columns: Any) -> list[Some]:
+    batch = pa.RecordBatch.from_pydict(columns)
+    return list(messages(batch, 100, class_="7", channel=""))
+
+
+def test_rows_without_anything_beside_them_are_one_piece() -> None:
+    assert made(value=[b"a", b"b", b""]) == [Some("7", [b"a", b"b", b""], None)]
+    assert made(value=["a", "é"]) == [Some("7", [b"a", "é".encode()], None)]
+
+
+def test_rows_that_have_the_same_beside_them_are_one_piece_in_their_order() -> None:
+    found = made(
+        value=[b"a", b"b", b"c", b"d"],
+        channel=["x.y", "x.y", None, "x.y"],
+        **{"class": [1, 1, 1, 2]},
+    )
+    on_channel = Envelope(channel="x.y")
+    assert found == [
+        Some("1", [b"a", b"b"], on_channel),
+        Some("1", [b"c"], None),
+        Some("2", [b"d"], on_channel),
+    ]
+
+
+def test_everything_goes_with_a_message() -> None:
+    found = made(
+        value=[b"a"],
+        topic=["orders"],
+        key=["k"],
+        headers=[[{"key": "h", "value": b"v"}]],
+        expires=[1.5],
+    )
+    envelope = Envelope(key=b"k", headers=(("h", "v"),), expires_ms=1500)
+    assert found == [Some("orders", [b"a"], envelope)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "sentence"),
+    [
+        ({"value": [b"a", None]}, "row 101 has no value"),
+        ({"value": [b"a", b"b"], "channel": ["a", "a..b"]}, "row 101: .*a..b"),
+        ({"value": [b"a"], "expires": [-1.0]}, "row 100: expires must be seconds from 0 on"),
+        ({"value": [b"a"], "headers": [[{"key": "h", "value": b"\xff"}]]}, "row 100.*utf-8"),
+        ({"value": [b"a", b"b"], "class": ["1", ""]}, "row 101 has no class"),
+    ],
+)
+def test_a_row_that_cannot_be_published_is_told(columns: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(RowError, match=sentence):
+        made(**columns)
+
+
+@pytest.mark.parametrize(
+    ("types", "sentence"),
+    [
+        ({"valeu": "binary"}, "nothing for the column valeu; did you mean value?"),
+        ({"value": "binary", "offset": "bigint"}, "column offset; there are value, class"),
+        ({"value": "int"}, "the column value is int, expected binary or string"),
+        ({"value": "binary", "headers": "string"}, "headers is string, expected array<"),
+        ({"key": "binary"}, "the column value is missing; there are key"),
+        ({"value": "binary", "class": "int", "topic": "string"}, "class and topic are the same"),
+    ],
+)
+def test_columns_that_no_message_has_are_told(types: dict[str, str], sentence: str) -> None:
+    with pytest.raises(RowError, match=sentence):
+        check_columns(types, has_class=True)
+
+
+def test_something_must_say_the_class() -> None:
+    check_columns({"value": "string", "topic": "string"}, has_class=False)
+    with pytest.raises(RowError, match="nothing says which class"):
+        check_columns({"value": "string"}, has_class=False)

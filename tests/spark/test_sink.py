@@ -1,0 +1,135 @@
+"""Rows become messages, confirmed, and once however often a task is tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow")
+pytest.importorskip("pyspark")
+import pyarrow as pa
+
+import simplebus
+from simplebus.core.errors import BusConnectionError
+from simplebus.spark.options import SinkOptions
+from simplebus.spark.sink import Written, write_task
+from simplebus.testing.server import BusServer
+
+ROWS = [b"%d" % n for n in range(1000)]
+
+
+class TaskFailedError(Exception):
+    """What a task dies of here."""
+
+
+def rows(*, until: int = 1000, piece: int = 70, fails: bool = False) -> Iterator[Any]:
+    for first in range(0, until, piece):
+        yield pa.RecordBatch.from_pydict({"value": ROWS[first : min(first + piece, until)]})
+    if fails:
+        raise TaskFailedError
+
+
+def stored(server: BusServer, class_id: int = 1) -> list[bytes]:
+    with simplebus.connect_blocking(server.address) as bus:
+        return [message.payload for message in bus.fetch(class_id)]
+
+
+@pytest.fixture
+def options(server: BusServer) -> SinkOptions:
+    return SinkOptions(server.address, class_="1", timeout=5)
+
+
+def test_a_task_that_is_tried_again_publishes_nothing_twice(
+    server: BusServer, options: SinkOptions
+) -> None:
+    assert write_task(rows(), options, "task") == Written(1000, 0)
+    assert write_task(rows(piece=33), options, "task") == Written(1000, 1000)
+    assert stored(server) == ROWS
+    assert write_task(rows(), options, "other") == Written(1000, 0)
+    assert len(stored(server)) == 2000
+
+
+def test_a_task_that_failed_halfway_is_finished_by_the_next_attempt(
+    server: BusServer, options: SinkOptions
+) -> None:
+    for until in (210, 35, 520):
+        with pytest.raises(TaskFailedError):
+            write_task(rows(until=until, fails=True), options, "task")
+    found = write_task(rows(piece=41), options, "task")
+    assert (found.rows, found.stored_before) == (1000, 520)
+    assert stored(server) == ROWS
+
+
+def test_an_attempt_that_is_replaced_publishes_no_more(
+    server: BusServer, options: SinkOptions
+) -> None:
+    def slow() -> Iterator[Any]:
+        yield from rows(until=140)
+        assert write_task(rows(), options, "task").rows == 1000
+        yield from rows(until=560)
+
+    with pytest.raises(BusConnectionError, match=r"connected again|another"):
+        write_task(slow(), options, "task")
+    assert stored(server) == ROWS
+
+
+def test_a_lost_connection_in_the_middle_of_a_task_is_replaced(
+    server: BusServer, options: SinkOptions
+) -> None:
+    def cut() -> Iterator[Any]:
+        for batch in rows():
+            yield batch
+            server.hang_up()
+
+    assert write_task(cut(), options, "task").rows == 1000
+    assert stored(server) == ROWS
+
+
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+def test_a_frame_is_published_with_all_that_is_beside_its_values(
+    spark: Any, server: BusServer
+) -> None:
+    frame = spark.range(300).selectExpr(
+        "cast(id as string) value",
+        "concat('shop.', cast(id % 2 as string)) channel",
+        "case when id % 3 = 0 then 'k' end key",
+    )
+    writing = frame.write.format("simplebus").mode("append").option("servers", server.address)
+    writing.option("class", "orders").save()
+    with simplebus.connect_blocking(server.address) as bus:
+        found = bus.fetch("orders")
+    assert sorted(int(m.payload) for m in found) == list(range(300))
+    assert all(m.channel == f"shop.{int(m.payload) % 2}" for m in found)
+    assert all(m.key == (b"" if int(m.payload) % 3 else b"k") for m in found)
+    with pytest.raises(Exception, match="nothing for the column id; there are value"):
+        spark.range(1).write.format("simplebus").mode("append").option(
+            "servers", server.address
+        ).option("class", "orders").save()
+
+
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+def test_a_batch_that_a_stream_repeats_is_not_published_twice(
+    spark: Any, server: BusServer, tmp_path: Path
+) -> None:
+    with simplebus.connect_blocking(server.address) as bus:
+        bus.publish_many(ROWS, class_id=1)
+    source = spark.readStream.format("simplebus").option("servers", server.address)
+    source = source.option("subscribe", "1").option("startingOffsets", "earliest")
+    source = source.option("minPartitions", "2")
+    for attempt in range(2):
+        sink = source.load().select("value").writeStream.format("simplebus")
+        sink = sink.option("servers", server.address).option("class", "2")
+        sink = sink.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True)
+        query = sink.start()
+        assert query.awaitTermination(60)
+        found = stored(server, 2)
+        assert len(found) == 1000
+        assert set(found) == set(ROWS)
+        for log in (tmp_path / "commits").iterdir():
+            assert attempt or log.name in ("0", ".0.crc")
+            log.unlink()  # As if the driver had died before it could write it.
