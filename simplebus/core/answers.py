@@ -380,6 +380,13 @@ class Answers:
         else:
             self.end(held)
 
+    def end_slow(self, position: Subscription) -> None:
+        """A position is gone because what waits for it is too much. That is dropped, unless nobody
+        else is there: then it waits for whoever comes."""
+        if len(self._store.classes[position.class_id].subscriptions) > 1:
+            position.undelivered[Reason.SLOW_CONSUMER] += position.pending()
+        self.end(position)
+
     def end(self, position: Subscription) -> None:
         """A position is gone for good."""
         cls = self._store.classes[position.class_id]

@@ -340,8 +340,7 @@ class Broker:
                         refers_to=holder.request,
                     ),
                 )
-        position.undelivered[Reason.SLOW_CONSUMER] += pending
-        self.answers.end(position)
+        self.answers.end_slow(position)
 
     def _confirm(self, session: Session) -> None:
         """Tell a version 2 publisher how far its messages are stored, if that is news."""

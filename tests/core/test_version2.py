@@ -456,6 +456,22 @@ def test_a_subscription_that_is_cut_off_is_named_by_its_request() -> None:
     assert reader.session.subscriptions == {}
 
 
+@pytest.mark.parametrize("options", [{}, {"group": "g"}])
+def test_what_waited_for_one_that_is_cut_off_is_dropped_unless_it_waits_for_the_next(
+    options: dict[str, object],
+) -> None:
+    for others in (0, 1):
+        bus = Bus()
+        terms = options | {"slow": "disconnect", "max_pending": 3}
+        reader, other = peer2(bus, subscribe(1, 5, **terms)), peer2(bus)
+        other.say(*[subscribe(1, 6)] * others)
+        peer2(bus, publish(1, 0, *numbered(6)))
+        bus.broker.take_ready()
+        assert reader.errors() == ["slow_consumer"]
+        assert bus.statistics(1).dropped == ({Reason.SLOW_CONSUMER: 6} if others else {})
+        assert peer2(bus, subscribe(1, 5)).ids() == ([] if others else list(range(6)))
+
+
 def test_two_that_are_too_slow_go_while_a_publisher_waits_for_room() -> None:
     bus = Bus(class_messages=6)
     slow = [peer2(bus, subscribe(1, 5, slow="disconnect", max_pending=5)) for _ in range(2)]
