@@ -20,7 +20,6 @@ def server() -> Iterator[BusServer]:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Small and quiet."""
-    pytest.importorskip("pyspark")
     from pyspark.sql import SparkSession
 
     from simplebus.spark.java import ensure_java

@@ -6,7 +6,6 @@ import logging
 
 import pytest
 
-pytest.importorskip("pyarrow")
 import simplebus
 from simplebus.core.errors import BusConnectionError
 from simplebus.core.settings import Keep, Settings

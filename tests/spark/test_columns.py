@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from simplebus.core import frames
 from simplebus.core.channels import matches
 from simplebus.core.envelope import Envelope, decode, encode
-
-pytest.importorskip("pyarrow")
 from simplebus.spark.columns import CREATE_TIME, NO_TIME, Frames, Shape, record_batch
 
 Sent = tuple[Envelope | None, bytes]

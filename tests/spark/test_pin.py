@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("pyarrow")
 import simplebus
 from simplebus.spark import pin as pins
 from simplebus.spark.bus import SourceBus

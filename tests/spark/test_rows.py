@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-pytest.importorskip("pyarrow")
 import pyarrow as pa
+import pytest
 
 from simplebus.core.envelope import Envelope
 from simplebus.spark.rows import RowError, Some, check_columns, messages

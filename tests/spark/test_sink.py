@@ -6,11 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-pytest.importorskip("pyarrow")
-pytest.importorskip("pyspark")
 import pyarrow as pa
+import pytest
 
 import simplebus
 from simplebus.core.errors import BusConnectionError

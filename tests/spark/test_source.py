@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("pyspark")
 import simplebus
 from simplebus.testing.server import BusServer
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("pyspark")
 import simplebus
 from simplebus.core.settings import Keep, Settings
 from simplebus.testing.server import BusServer, bus_server, until
@@ -84,6 +83,7 @@ def test_what_is_gone_ends_a_query_or_is_passed_over(spark: Any, tmp_path: Path)
     with bus_server(Settings(keep=Keep(messages=5))) as server:
         publish(server, 0, 20)
         archive(spark, server, tmp_path)
+        until(lambda: not server.statistics().subscriptions)  # Its end takes a moment.
         publish(server, 20, 60)
         take(server, 60)  # Without a name nothing is kept for a query that lies down.
         with pytest.raises(Exception, match=r"messages 20 to 54 of class 1 at .* are lost"):
