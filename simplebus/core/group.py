@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -23,11 +24,13 @@ from simplebus.core import picking
 from simplebus.core.acks import AckWindow
 from simplebus.core.limits import (
     GROUP_IN_FLIGHT_MESSAGES,
+    IN_FLIGHT_BYTES,
     LOOKED_MESSAGES_MAX,
     REDELIVERY_BYTES,
     REDELIVERY_MESSAGES,
 )
 from simplebus.core.outbox import Outbox
+from simplebus.core.picking import Picked, Ranges
 from simplebus.core.spans import Span, Wheel
 from simplebus.core.subscription import Subscription
 from simplebus.core.takers import Takers
@@ -57,6 +60,8 @@ class Member:
         self.looked = 0
         self.held = 0
         """Messages handed out to it and not acknowledged."""
+        self.held_bytes = 0
+        """And how long they are."""
         self.turn = 0
         """When it was handed something last; the order counts."""
         self.wheel = Wheel()
@@ -84,47 +89,55 @@ class Member:
     @property
     def room(self) -> int:
         """How many messages more it may have."""
-        return 0 if self.is_late else max(0, self.in_flight_max - self.held)
+        if self.is_late or self.held_bytes >= IN_FLIGHT_BYTES:
+            return 0
+        return max(0, self.in_flight_max - self.held)
 
     def hand(self, spans: list[Span], tick: int) -> None:
         """These are to be sent to it."""
         if not self.spans:
             self.handed_tick = tick
         self.spans += spans
-        self.hold(_total(spans))
+        self._hold(spans, 1)
         self.outbox.wake(self)
 
     def give_back(self) -> list[Span]:
         """What it was handed out and not sent."""
         spans = list(self.spans)
         self.spans.clear()
-        self.hold(-_total(spans))
+        self._hold(spans, -1)
         return spans
 
-    def hold(self, more: int) -> None:
-        """It has so many messages more, or fewer."""
-        self.held += more
+    def pass_over(self, first: int, last: int) -> None:
+        """It is not to be sent first..last-1, of what it was handed out."""
+        self._hold([Span(first, last, 0)], -1)
+
+    def _hold(self, spans: Iterable[Span], sign: int) -> None:
+        """It has these messages, or no longer. They must still be stored."""
+        for span in spans:
+            self.held += sign * (span.last - span.first)
+            self.held_bytes += sign * self.group.ring.size(span.first, span.last)
         self.group.offer(self)
 
     def lose(self, first: int, last: int) -> list[Span]:
         """It has none of first..last-1 any longer. Returns what of them it was sent."""
         spans = self.wheel.cut(first, last)
         if spans:
-            self.hold(-_total(spans))
+            self._hold(spans, -1)
         return spans
 
     def overdue(self, tick: int) -> list[Span]:
         """What it should have acknowledged by this tick; it has it no longer."""
         spans = self.wheel.pop(tick)
         if spans:
-            self.hold(-_total(spans))
+            self._hold(spans, -1)
         return spans
 
     def skip_to(self, floor: int) -> None:
         """It has nothing below floor any longer."""
         self.lose(0, floor)
         for span in [span for span in self.spans if span.first < floor]:
-            self.hold(span.first - min(floor, span.last))
+            self.pass_over(span.first, min(floor, span.last))
             span.first = min(floor, span.last)
 
     def _is_here(self) -> None:
@@ -219,7 +232,8 @@ class Group(Subscription):
         while takers:
             member = takers.first()
             fair = -(-self._waiting() // len(takers))
-            spans = self._next(min(member.room, _SHARE_MAX, max(1, fair)))
+            space = IN_FLIGHT_BYTES - member.held_bytes
+            spans = self._next(min(member.room, _SHARE_MAX, max(1, fair)), space)
             if not spans:
                 break
             self.looked -= _total(spans)
@@ -247,18 +261,20 @@ class Group(Subscription):
         count = self.ring.head - self.window.cursor
         return count + _total(islice(self._again, _SHARE_MAX))
 
-    def _next(self, most: int) -> list[Span]:
-        """Up to `most` messages that nobody has: again first, then new ones."""
+    def _next(self, most: int, space: int) -> list[Span]:
+        """Up to `most` messages that nobody has, one or as many as have space: again first, then
+        new ones."""
         found = self._look_again(most)
         if found is not None:
             span, last, picked = found
+            picked, last = self._cut(picked, last, space)
             self._settle(span, last, picked)
             return [Span(a, b, span.attempts) for a, b in picked.send]
         window, many = self.window, max(most, self.looked_max // 8)
         while window.cursor < self.ring.head and not self._again:
             if self.looked >= self.looked_max:
                 break
-            picked, last = self._look(many, most)
+            picked, last = self._cut(*self._look(many, most), space)
             many = min(4 * many, REDELIVERY_MESSAGES)  # None of these is for it: look further.
             self._reach(last)
             self._entered += picking.total(picked.send)
@@ -267,6 +283,19 @@ class Group(Subscription):
             if picked.send:
                 return [Span(a, b, 0) for a, b in picked.send]
         return []
+
+    def _cut(self, picked: Picked, last: int, space: int) -> tuple[Picked, int]:
+        """As much of what is to be sent as has space, one message at least; and where it ends."""
+        kept: Ranges = []
+        for first, end in picked.send:
+            size = self.ring.size(first, end)
+            if size > space:
+                if space > 0:
+                    kept.append((first, self.ring.piece(first, end, space)[1]))
+                return replace(picked, send=kept), kept[-1][1]
+            kept.append((first, end))
+            space -= size
+        return picked, last
 
     def send(self, member: Member, span: Span, pieces: Pieces, tick: int) -> None:
         """Copy the front of a span that a member was handed out. What has come to be too late
@@ -279,11 +308,14 @@ class Group(Subscription):
         self._leave_out(picked, last, attempts=span.attempts)
         attempts = max(span.next_attempt, 1)
         for begin, end in picking.before(picked.send, last):
+            if first < begin:
+                member.pass_over(first, begin)
             member.wheel.put(tick + self.terms.pause(attempts), begin, end, attempts)
+            first = end
+        if first < last:
+            member.pass_over(first, last)
         span.first = last
         sent = pieces.count - before
-        if sent < last - first:
-            member.hold(sent - (last - first))
         if span.attempts > 0:
             self.redelivered += sent
         else:
@@ -339,6 +371,8 @@ class Group(Subscription):
         for member in self.members:
             held = _total(member.wheel) + _total(member.spans)
             assert member.held == held, (member.held, held)
+            spans = (*member.wheel, *member.spans)
+            assert member.held_bytes == sum(self.ring.size(s.first, s.last) for s in spans)
             assert member.held <= member.in_flight_max
             for span in member.wheel:
                 there = self.window.unacked(span.first, span.last)

@@ -57,6 +57,8 @@ def pick_of(ring: Ring, ranges: Ranges, wanted: Wanted | None, now: float) -> Pi
 
 def pick(ring: Ring, first: int, last: int, wanted: Wanted | None, now: float) -> Picked:
     """Sort messages first..last-1 by what is to become of them."""
+    if wanted is None and first >= ring.timed_until:
+        return Picked([(first, last)] * (first < last), [], [], [])
     if last - first <= _PLAIN_MAX:
         return _pick_plainly(ring, first, last, wanted, now)
     rows = ring.rows(first, last)

@@ -19,7 +19,7 @@ from core.talk2 import (
     working,
 )
 from simplebus.core.errors import Reason
-from simplebus.core.limits import LOOKED_MESSAGES_MAX, REDELIVERY_MESSAGES
+from simplebus.core.limits import IN_FLIGHT_BYTES, LOOKED_MESSAGES_MAX, REDELIVERY_MESSAGES
 
 
 def group_of(bus: Bus, count: int, **options: object) -> list[Peer2]:
@@ -331,3 +331,25 @@ def test_only_some_groups_go_on_looking_in_one_turn_and_all_come_to_an_end() -> 
     assert {group.window.cursor for group in groups} == {groups[0].ring.head}
     writer.say(enveloped(1, 3 * REDELIVERY_MESSAGES, on_channel("x", b"")))
     assert len(peer.got()) == number
+
+
+def test_a_member_is_handed_no_more_bytes_than_may_be_in_flight_to_it() -> None:
+    bus = Bus()
+    bus.trusting = True
+    size = 900_000
+    member, other = group_of(bus, 2, max_in_flight=1_000_000)
+    writer = peer2(bus)
+    for n in range(3 * IN_FLIGHT_BYTES // size):
+        writer.say(publish(1, n, b"x" * size))
+    held, others = member.ids(), other.ids()
+    for ids in (held, others):
+        assert IN_FLIGHT_BYTES <= len(ids) * size + len(ids) * 13 < IN_FLIGHT_BYTES + size
+    member.say(nack(5, held[0], held[0] + 1, 3_600_000))
+    member.say(*[ack(5, n, n + 1) for n in held[1:3]])
+    bus.check()
+    assert len(member.ids()) == 3
+    assert other.ids() == []
+    other.leave()
+    member.say(*[ack(5, n, n + 1) for n in range(3 * IN_FLIGHT_BYTES // size)])
+    assert set(others) & set(member.ids())
+    bus.check()
