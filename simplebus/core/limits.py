@@ -47,6 +47,8 @@ LOOK_AHEAD_MESSAGES = 16_384
 
 # So many messages are looked at in one turn, if none of them is for whom they are looked at.
 LOOKED_MESSAGES_MAX = 65_536
+# One that is dealt with by itself, be it converted or put off, counts as so many of them.
+LOOKED_FOR_ONE = 16
 
 # Messages that expired are looked for in so many first, and in more as long as there is no other;
 # and in one tick, for all positions of all classes, in so many.

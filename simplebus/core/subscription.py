@@ -15,6 +15,7 @@ from simplebus.core.errors import Reason
 from simplebus.core.limits import (
     EXPIRED_FIRST,
     LOOK_AHEAD_MESSAGES,
+    LOOKED_FOR_ONE,
     LOOKED_MESSAGES_MAX,
     PLAIN_FRAMES_MAX,
     REDELIVERY_BYTES,
@@ -31,7 +32,7 @@ class Subscription(Position):
     """One position in one class, and what is sent from it. A feed: see `Outbox`."""
 
     looked_max = LOOKED_MESSAGES_MAX
-    """How many messages are looked at in one turn, if none of them is for it."""
+    """About how many messages are looked at in one turn, if none of them is for it."""
 
     # Sending -------------------------------------------------------------------------------------
 
@@ -152,6 +153,7 @@ class Subscription(Position):
         for begin, end in picking.before(picked.later, last):
             self._wait(Span(begin, end, attempts))
             for due, a, b in picking.opens(self.ring, begin, end):
+                self.looked += LOOKED_FOR_ONE
                 self._delay(due, Span(a, b, attempts))
 
     def _copy(self, ranges: Ranges, last: int, pieces: Pieces, tick: int) -> int:
@@ -166,6 +168,7 @@ class Subscription(Position):
                     return begin
                 piece, after = self.ring.piece(begin, end, pieces.space)
                 if plain_only and begin < self.ring.envelopes_until:
+                    self.looked += LOOKED_FOR_ONE * (after - begin)
                     plain, uncarriable = picking.without_envelopes(self.ring, begin, after)
                     self._give_up([(s, s + 1) for s in uncarriable], Reason.UNCARRIABLE)
                     if plain:

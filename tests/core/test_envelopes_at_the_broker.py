@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from core import talk
@@ -21,7 +23,7 @@ from core.talk2 import (
 )
 from simplebus.core.broker import FullPolicy, Settings
 from simplebus.core.errors import Reason
-from simplebus.core.limits import PLAIN_FRAMES_MAX, RING_IDLE_TICKS, Limits
+from simplebus.core.limits import PLAIN_FRAMES_MAX, REDELIVERY_MESSAGES, RING_IDLE_TICKS, Limits
 
 INFINITE = float("inf")
 
@@ -422,3 +424,24 @@ def test_channels_that_nothing_stored_carries_do_not_keep_other_classes_waiting(
     assert not writer.session.parked
     assert len(bus.broker.classes[1].channels) == 0
     assert bus.statistics(2).published == 2500
+
+
+@pytest.mark.parametrize("kind", ["uncarriable", "put off"])
+def test_what_is_dealt_with_one_by_one_gives_the_others_their_turn(kind: str) -> None:
+    bus = Bus()
+    bus.trusting = True
+    count = 3 * REDELIVERY_MESSAGES
+    if kind == "uncarriable":
+        peer2(bus, enveloped(1, 0, *[b"\0<\r\n\0>"] * count))
+        reader = bus.peer(talk.connect(1), talk.subscribe(1))
+    else:
+        waits = [timed(b"", not_before_ms=3_600_000 + n) for n in range(count)]
+        reader = peer2(bus, enveloped(1, 0, *waits), subscribe(1, 5))
+    outbox, reached = reader.session.outbox, [0]
+    while not outbox.idle:
+        if piece := outbox.peek(0):
+            outbox.sent(len(piece), 0)
+        [position] = bus.statistics(1).subscriptions
+        reached.append(position.cursor)
+    assert reached[-1] == count
+    assert max(b - a for a, b in pairwise(reached)) <= REDELIVERY_MESSAGES
