@@ -54,9 +54,9 @@ class Wanted:
         self._verdicts: Verdicts = np.full(max(_VERDICTS_MIN, len(names)), _UNKNOWN, np.uint8)
         self._verdicts[len(names) :] = _NO
 
-    def add(self, numbers: list[int]) -> None:
+    def add(self, numbers: npt.NDArray[np.intp]) -> None:
         """It wants these channels, which are new and whose greatest number is the last one."""
-        self._reach(numbers[-1])
+        self._reach(int(numbers[-1]))
         self._verdicts[numbers] = _YES
 
     def forget(self, numbers: npt.NDArray[np.intp]) -> None:
@@ -215,9 +215,9 @@ class ChannelTable:
             if who:
                 found.setdefault(id(who), (who, []))[1].append(number)
         for who, numbers in found.values():
-            numbers.sort()
+            new = np.array(sorted(numbers), np.intp)  # Once: writing them is quick then.
             for wanted in dict.fromkeys(who):
-                wanted.add(numbers)
+                wanted.add(new)
 
     def check(self) -> None:
         """Raise AssertionError unless the invariants hold."""
