@@ -11,14 +11,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from simplebus.client.outbound import milliseconds, pairs
 from simplebus.core.channels import check_name
 from simplebus.core.envelope import Envelope
+from simplebus.core.errors import BusError
 
 _TEXT = ("string",)
 _BYTES = ("binary", "string")
@@ -76,80 +78,59 @@ def messages(batch: pa.RecordBatch, first: int, *, class_: str, channel: str) ->
 
     Raises RowError.
     """
-    names = batch.schema.names
-    payloads = _bytes(batch, "value")
-    if None in payloads:
-        raise RowError(f"row {first + payloads.index(None)} has no value, expected bytes")
-    of_class = "class" if "class" in names else "topic"
-    beside = zip(
-        _texts(batch, of_class, class_),
-        _texts(batch, "channel", channel),
-        _bytes(batch, "key"),
-        _headers(batch),
-        _column(batch, "expires"),
-        strict=True,
-    )
-    at = 0
-    for about, rows in groupby(beside):
-        count = sum(1 for _ in rows)
-        if not about[0]:
-            raise RowError(f"row {first + at} has no class, and the option class says none")
+    values = batch.column("value")
+    if values.null_count:
+        at = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
+        raise RowError(f"row {first + at} has no value, expected bytes")
+    payloads = values.cast(pa.binary()).to_pylist()
+    beside = {
+        name: batch.column(name)
+        for name in batch.schema.names
+        if name != "value" and batch.column(name).null_count < batch.num_rows
+    }
+    starts = _starts(beside, batch.num_rows)
+    for begin, end in pairwise([*starts, batch.num_rows]):
+        about = {name: column[begin].as_py() for name, column in beside.items()}
+        named = about.get("class", about.get("topic"))
+        named = class_ if named is None else str(named)
+        if not named:
+            raise RowError(f"row {first + begin} has no class, and the option class says none")
         try:
-            envelope = _envelope(*about[1:])
-        except (ValueError, TypeError) as error:
-            raise RowError(f"row {first + at}: {error}") from None
-        yield Some(about[0], payloads[at : at + count], envelope)
-        at += count
+            envelope = _envelope(about, channel)
+        except (ValueError, TypeError, BusError) as error:
+            raise RowError(f"row {first + begin}: {error}") from None
+        yield Some(named, payloads[begin:end], envelope)
 
 
-def _column(batch: pa.RecordBatch, name: str) -> list[Any]:
-    if name not in batch.schema.names:
-        return [None] * batch.num_rows
-    found: list[Any] = batch.column(name).to_pylist()
+def _starts(beside: Mapping[str, pa.Array], count: int) -> list[int]:
+    """Rows that have something else beside them than the row before; the first one, too."""
+    changes = np.zeros(count, np.bool_)
+    changes[:1] = True
+    for column in beside.values():
+        if pa.types.is_nested(column.type):  # Headers are not compared.
+            changes[:] = True
+            break
+        codes = column.dictionary_encode(null_encoding="encode").indices.to_numpy()
+        changes[1:] |= codes[1:] != codes[:-1]
+    found: list[int] = np.flatnonzero(changes).tolist()
     return found
 
 
-def _texts(batch: pa.RecordBatch, name: str, otherwise: str) -> list[str]:
-    """Texts, with something for those that are not there."""
-    if name not in batch.schema.names:
-        return [otherwise] * batch.num_rows
-    found: list[str] = batch.column(name).cast(pa.string()).fill_null(otherwise).to_pylist()
-    return found
-
-
-def _bytes(batch: pa.RecordBatch, name: str) -> list[Any]:
-    if name not in batch.schema.names:
-        return [None] * batch.num_rows
-    found: list[Any] = batch.column(name).cast(pa.binary()).to_pylist()
-    return found
-
-
-def _headers(batch: pa.RecordBatch) -> list[Any]:
-    """As tuples of pairs, which can be compared."""
-    return [_pairs(one) for one in _column(batch, "headers")]
-
-
-def _pairs(given: list[Any] | None) -> tuple[tuple[str, bytes | str], ...] | None:
-    if not given:
-        return None
-    return tuple((one["key"], one["value"]) if isinstance(one, dict) else one for one in given)
-
-
-def _envelope(
-    channel: str,
-    key: bytes | None,
-    headers: tuple[tuple[str, bytes | str], ...] | None,
-    expires: float | None,
-) -> Envelope | None:
+def _envelope(about: Mapping[str, Any], otherwise: str) -> Envelope | None:
+    """What goes with a message; None for nothing."""
+    channel = otherwise if about.get("channel") is None else about["channel"]
+    key, headers, expires = (about.get(name) for name in ("key", "headers", "expires"))
     if not channel and not key and not headers and expires is None:
         return None
-    texts = [
-        (name, value.decode() if isinstance(value, bytes) else value)
-        for name, value in headers or ()
-    ]
+    given = [(one["key"], one["value"]) if isinstance(one, dict) else one for one in headers or ()]
+    texts = [(name, _text(value)) for name, value in given]
     return Envelope(
         channel=check_name(channel) if channel else "",
-        key=key or b"",
+        key=key.encode() if isinstance(key, str) else key or b"",
         headers=pairs(texts),
         expires_ms=None if expires is None else milliseconds("expires", expires),
     )
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value

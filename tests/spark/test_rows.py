@@ -6,6 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from simplebus.core.envelope import Envelope
 from simplebus.spark.rows import RowError, Some, check_columns, messages
@@ -45,6 +47,37 @@ def test_everything_goes_with_a_message() -> None:
     )
     envelope = Envelope(key=b"k", headers=(("h", "v"),), expires_ms=1500)
     assert found == [Some("orders", [b"a"], envelope)]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([None, "1", "2"]),
+            st.sampled_from([None, "x", "y.z"]),
+            st.sampled_from([None, b"", b"k"]),
+            st.sampled_from([None, 0.5]),
+        ),
+        max_size=12,
+    ),
+    st.booleans(),
+)
+def test_rows_stay_what_they_are_and_where_they_are(rows: list[Any], with_headers: bool) -> None:
+    columns = list(zip(*rows, strict=True)) if rows else [[]] * 4
+    kinds = [pa.string(), pa.string(), pa.binary(), pa.float64()]
+    names = ["class", "channel", "key", "expires"]
+    beside = {n: pa.array(c, k) for n, c, k in zip(names, columns, kinds, strict=True)}
+    if with_headers:
+        beside["headers"] = pa.array([None, []] * len(rows), pa.map_(pa.string(), pa.string()))
+        beside["headers"] = beside["headers"][: len(rows)]
+    found = made(value=pa.array([b"%d" % n for n in range(len(rows))], pa.binary()), **beside)
+    each = [(one.class_, payload, one.envelope) for one in found for payload in one.payloads]
+    expected = []
+    for n, (class_, channel, key, expires) in enumerate(rows):
+        envelope = Envelope(
+            channel=channel or "", key=key or b"", expires_ms=None if expires is None else 500
+        )
+        expected.append((class_ or "7", b"%d" % n, None if envelope == Envelope() else envelope))
+    assert each == expected
 
 
 @pytest.mark.parametrize(
