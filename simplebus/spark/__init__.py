@@ -8,6 +8,7 @@
     java        a Java for Spark, wherever it comes from
     bus         what a bus is asked: classes, what they hold, ranges
     buses       the connections of one process
+    awake       signs of life while a query is busy with a batch
     pin         what keeps messages until a query has processed them
     tasks       what executors read                                     pyspark from here on
     source      `spark.read`, and the door to the others

@@ -27,6 +27,10 @@ class Buses:
             self._open[server] = bus, stack
         return self._open[server][0]
 
+    def connected(self) -> list[SourceBus]:
+        """Those that were used."""
+        return [bus for bus, _ in self._open.values()]
+
     def drop(self, server: str) -> None:
         """Close one; the next use makes another."""
         if server in self._open:

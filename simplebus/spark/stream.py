@@ -10,6 +10,7 @@ it is first asked something, for Spark also makes it elsewhere, only to have it 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from simplebus.core.errors import BusConnectionError
+from simplebus.spark.awake import Awake
 from simplebus.spark.buses import Buses
 from simplebus.spark.offsets import Memory, Position, dump, load, merge, resolve
 from simplebus.spark.options import SourceOptions
@@ -44,6 +46,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._buses = Buses(options)
+        self._awake: Awake | None = None
+        """None before the first question. A lock does not travel to executors."""
         self._pins: dict[str, Pin] = {}
         self._first_pins: dict[str, Pin] = {}
         """Keep what the query begins with until it has begun."""
@@ -56,33 +60,35 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> Dumped:  # noqa: N802
         """Where a query begins that has no checkpoint. Asked of every query."""
-        options = self._options
-        memories = self._memories(strict=True, make=False)
-        start = resolve(options.starting, memories, option="startingOffsets")
-        for server, position in start.items():
-            pin = self._first_pins[server] = Pin(self._buses[server], "")
-            moved = {name: pin.move(name, at) for name, at in position.classes.items()}
-            if options.starting == "earliest":  # Others may have let go of some meanwhile.
-                start[server] = Position(position.bus, moved)
-        return dump(start)
+        with self._using():
+            options = self._options
+            memories = self._memories(strict=True, make=False)
+            start = resolve(options.starting, memories, option="startingOffsets")
+            for server, position in start.items():
+                pin = self._first_pins[server] = Pin(self._buses[server], "")
+                moved = {name: pin.move(name, at) for name, at in position.classes.items()}
+                if options.starting == "earliest":  # Others may have let go of some meanwhile.
+                    start[server] = Position(position.bus, moved)
+            return dump(start)
 
     def latestOffset(self, start: Dumped, limit: ReadLimit) -> Dumped:  # noqa: N802
         """How far the next batch goes. Everything before start is processed."""
-        memories = self._memories(strict=self._options.fail_on_data_loss)
-        before = load(start)
-        position = before | merge(
-            {server: before[server] for server in memories if server in before}, memories
-        )
-        self._keep(position, memories)
-        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        end = position | ends(position, memories, most)
-        if self._target is not None:
-            end = at_most(end, self._target)
-        self._heads = dump(position | ends(position, memories))
-        if log.isEnabledFor(logging.DEBUG):
-            for (server, name), waiting in lag(end, memories).items():
-                log.debug("%d messages of class %s at %s wait", waiting, name, server)
-        return dump(end)
+        with self._using():
+            memories = self._memories(strict=self._options.fail_on_data_loss)
+            before = load(start)
+            position = before | merge(
+                {server: before[server] for server in memories if server in before}, memories
+            )
+            self._keep(position, memories)
+            most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+            end = position | ends(position, memories, most)
+            if self._target is not None:
+                end = at_most(end, self._target)
+            self._heads = dump(position | ends(position, memories))
+            if log.isEnabledFor(logging.DEBUG):
+                for (server, name), waiting in lag(end, memories).items():
+                    log.debug("%d messages of class %s at %s wait", waiting, name, server)
+            return dump(end)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """How much a batch may have."""
@@ -95,18 +101,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """The query is to end with what is there now."""
-        memories = self._memories(strict=True)
-        self._target = resolve("latest", memories, option="latest")
+        with self._using():
+            memories = self._memories(strict=self._options.fail_on_data_loss)
+            self._target = resolve("latest", memories, option="latest")
 
     # What is read --------------------------------------------------------------------------------
 
     def partitions(self, start: Dumped, end: Dumped) -> Sequence[InputPartition]:
         """The tasks of a batch, which may be one that failed."""
-        memories = self._memories(strict=self._options.fail_on_data_loss)
-        before = load(start)
-        if not any(pin.is_held for pin in self._pins.values()):
-            self._keep(before, memories)
-        return tasks(plan(before, load(end), memories), self._buses)
+        with self._using():
+            memories = self._memories(strict=self._options.fail_on_data_loss)
+            before = load(start)
+            if not any(pin.is_held for pin in self._pins.values()):
+                self._keep(before, memories)
+            return tasks(plan(before, load(end), memories), self._buses)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """One task's messages."""
@@ -116,11 +124,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: Dumped) -> None:
         """Everything before end is processed."""
-        self._keep(load(end), self._memories(strict=self._options.fail_on_data_loss))
+        with self._using():
+            self._keep(load(end), self._memories(strict=self._options.fail_on_data_loss))
 
     def stop(self) -> None:
         """The query is over, for now."""
+        if self._awake is not None:
+            self._awake.stop()
         self._buses.close()
+
+    def _using(self) -> threading.RLock:
+        """To be held by who uses the connections."""
+        if self._awake is None:
+            self._awake = Awake(self._buses)
+            self._awake.start()
+        return self._awake.lock
 
     def _keep(self, offsets: dict[str, Position], memories: dict[str, Memory]) -> None:
         """Have the buses keep what lies behind these offsets, and nothing before them."""
