@@ -31,16 +31,16 @@ from simplebus.client.connecting import connect
 from simplebus.client.outbound import BusFullError
 from simplebus.client.registry import Binding, Registry, UnboundTypeError, bind, message
 from simplebus.client.subscription import RawSubscription, Subscription
-from simplebus.core.asking import RefusedError
-from simplebus.core.client_statistics import ClientStatistics
+from simplebus.core.client.messages import Batch, Message
+from simplebus.core.client.statistics import ClientStatistics
 from simplebus.core.errors import (
     BusConnectionError,
     BusError,
     LocalProtocolError,
     Reason,
+    RefusedError,
     RemoteProtocolError,
 )
-from simplebus.core.messages import Batch, Message
 from simplebus.core.requests import Start
 from simplebus.memory import MemoryBus
 

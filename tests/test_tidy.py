@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "simplebus"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-CORE = sorted((PACKAGE / "core").glob("*.py"))
+CORE = sorted((PACKAGE / "core").rglob("*.py"))
 
 BANNED_IN_CORE = {
     "anyio",
@@ -69,6 +69,12 @@ def test_a_layer_imports_only_what_lies_below_it(layer: str) -> None:
     for path in sorted((PACKAGE / layer).rglob("*.py")):
         inner = {name.split(".")[1] for name in imports(path) if name.startswith("simplebus.")}
         assert inner <= LAYERS[layer], f"{path.relative_to(ROOT)} imports {inner - LAYERS[layer]}"
+
+
+def test_the_bus_knows_nothing_of_the_client() -> None:
+    for path in sorted((PACKAGE / "core").glob("*.py")):
+        theirs = {name for name in imports(path) if name.startswith("simplebus.core.client")}
+        assert not theirs, f"{path.name} imports {theirs}"
 
 
 def test_importing_simplebus_does_not_bring_the_server() -> None:

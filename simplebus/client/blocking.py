@@ -30,13 +30,13 @@ from simplebus.client.replies import Replies
 from simplebus.client.retry import Schedule
 from simplebus.client.target import Target
 from simplebus.core import arguments
+from simplebus.core.client.messages import Message
 from simplebus.core.limits import (
     CLOSE_SECONDS,
     CLOSE_SECONDS_FAILED,
     FETCH_MESSAGES_MAX,
     Limits,
 )
-from simplebus.core.messages import Message
 
 T = TypeVar("T")
 

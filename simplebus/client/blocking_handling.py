@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from simplebus.client.blocking_subscription import BlockingBaseSubscription
 from simplebus.client.failures import Failures
 from simplebus.client.handlers import Handler, check_outcome
-from simplebus.core.messages import Message
+from simplebus.core.client.messages import Message
 
 if TYPE_CHECKING:
     from simplebus.client.blocking import BlockingBus

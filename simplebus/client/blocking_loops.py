@@ -10,7 +10,7 @@ from types import CodeType
 from typing import Generic, Self, TypeVar
 
 from simplebus.client import leaving
-from simplebus.core.inbox import Inbox
+from simplebus.core.client.inbox import Inbox
 
 T = TypeVar("T")
 

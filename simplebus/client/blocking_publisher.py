@@ -16,7 +16,7 @@ from simplebus.client.blocking_wire import BlockingWire
 from simplebus.client.confirms import group
 from simplebus.client.outbound import About, BusFullError, Outbound, Route
 from simplebus.client.registry import Binding, Registry
-from simplebus.core.client import ClientStatistics
+from simplebus.core.client.core import ClientStatistics
 from simplebus.core.envelope import Envelope
 
 

@@ -19,6 +19,7 @@ from simplebus.client.codecs import DecodeError
 from simplebus.client.entry import Entry
 from simplebus.client.target import Target, nothing_came, undecodable
 from simplebus.core import arguments
+from simplebus.core.client.messages import Batch, Message
 from simplebus.core.errors import BusConnectionError
 from simplebus.core.limits import (
     ACK_SECONDS,
@@ -26,7 +27,6 @@ from simplebus.core.limits import (
     CLOSE_SECONDS_FAILED,
     MESSAGES_PER_TURN,
 )
-from simplebus.core.messages import Batch, Message
 from simplebus.core.requests import SubscribeRequest
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ from simplebus.client.confirms import Confirms
 from simplebus.client.dial import Address
 from simplebus.client.one_thread import OneThread
 from simplebus.client.retry import Attempt, Schedule, is_worth_retrying
-from simplebus.core.asking import RefusedError, Request
-from simplebus.core.client import ClientCore
-from simplebus.core.errors import BusConnectionError, RemoteProtocolError
+from simplebus.core.client.asking import Request
+from simplebus.core.client.core import ClientCore
+from simplebus.core.errors import BusConnectionError, RefusedError, RemoteProtocolError
 from simplebus.core.limits import READ_BYTES
 from simplebus.core.receive import ReceiveBuffer
 

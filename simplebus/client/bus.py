@@ -28,9 +28,9 @@ from simplebus.client.subscription import RawSubscription, Subscription
 from simplebus.client.target import Target
 from simplebus.client.wire import Wire
 from simplebus.core import arguments
+from simplebus.core.client.messages import Message
 from simplebus.core.errors import BusConnectionError
 from simplebus.core.limits import FETCH_MESSAGES_MAX
-from simplebus.core.messages import Message
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from simplebus.core.asking import RefusedError
+from simplebus.core.errors import RefusedError
 
 # Refusals that are kept for a flush; further ones are counted.
 _KEPT_MAX = 100

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any, Generic, TypeVar
 
 from simplebus.client.target import Target
-from simplebus.core.client import ClientCore
+from simplebus.core.client.core import ClientCore
+from simplebus.core.client.inbox import Inbox
+from simplebus.core.client.messages import Batch, Message
 from simplebus.core.errors import LocalProtocolError
-from simplebus.core.inbox import Inbox
-from simplebus.core.messages import Batch, Message
 from simplebus.core.requests import SubscribeRequest
 
 T = TypeVar("T")

@@ -10,10 +10,10 @@ from typing import Any
 
 from simplebus.client.target import Target
 from simplebus.core import arguments
-from simplebus.core.asking import Request
-from simplebus.core.client import ClientCore
+from simplebus.core.client.asking import Request
+from simplebus.core.client.core import ClientCore
+from simplebus.core.client.messages import Message
 from simplebus.core.limits import FETCH_MESSAGES_MAX, SEQUENCE_MAX
-from simplebus.core.messages import Message
 from simplebus.core.requests import FetchReply
 
 

@@ -20,9 +20,8 @@ from simplebus.client.cancelling import forgive, is_cancelled_by_scope
 from simplebus.client.failures import Failures
 from simplebus.client.handlers import Handler, check_outcome
 from simplebus.client.subscription import BaseSubscription
-from simplebus.core.asking import RefusedError
-from simplebus.core.errors import BusConnectionError, BusError
-from simplebus.core.messages import Message
+from simplebus.core.client.messages import Message
+from simplebus.core.errors import BusConnectionError, BusError, RefusedError
 
 if TYPE_CHECKING:
     from simplebus.client.bus import Bus

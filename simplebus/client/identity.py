@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 
 from simplebus.core import arguments
-from simplebus.core.client import ClientCore
+from simplebus.core.client.core import ClientCore
 from simplebus.core.limits import HEARTBEAT_SECONDS_MAX, NAME_CHARACTERS_MAX
 
 # What a bus says to a client that connects has room in frames of this length.

@@ -17,7 +17,7 @@ import anyio
 
 from simplebus.client import dial, forks
 from simplebus.client.dial import Address
-from simplebus.core.client import ClientCore
+from simplebus.core.client.core import ClientCore
 from simplebus.core.errors import BusConnectionError, RemoteProtocolError
 from simplebus.core.receive import ReceiveBuffer
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from simplebus.client import leaving
 from simplebus.client.codecs import DecodeError
 from simplebus.client.target import undecodable
-from simplebus.core.messages import Batch, Message
+from simplebus.core.client.messages import Batch, Message
 
 if TYPE_CHECKING:
     from simplebus.client.subscription import BaseSubscription

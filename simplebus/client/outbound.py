@@ -13,9 +13,9 @@ from typing import Any, TypedDict
 
 from simplebus.client.registry import Binding, Registry
 from simplebus.core import arguments
-from simplebus.core.asking import Request
 from simplebus.core.channels import check_name
-from simplebus.core.client import ClientCore
+from simplebus.core.client.asking import Request
+from simplebus.core.client.core import ClientCore
 from simplebus.core.envelope import Envelope
 from simplebus.core.errors import BusError
 from simplebus.core.requests import NamedClass

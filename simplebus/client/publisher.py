@@ -20,7 +20,7 @@ from simplebus.client.confirms import group
 from simplebus.client.outbound import About, BusFullError, Outbound, Route
 from simplebus.client.registry import Binding, Registry
 from simplebus.client.wire import Wire
-from simplebus.core.client import ClientStatistics
+from simplebus.core.client.core import ClientStatistics
 
 if TYPE_CHECKING:
     from simplebus.client.handling import Handling

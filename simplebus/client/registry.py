@@ -35,7 +35,7 @@ from simplebus.client.codecs import (
     runtime_type,
     shown_type,
 )
-from simplebus.core.client import check_class_id
+from simplebus.core.client.core import check_class_id
 from simplebus.core.errors import BusError
 
 T = TypeVar("T")

@@ -19,9 +19,9 @@ from typing import Any
 
 from simplebus.client.codecs import DecodeError
 from simplebus.client.outbound import About, pairs
+from simplebus.core.client.messages import Message
 from simplebus.core.envelope import Envelope
 from simplebus.core.errors import LocalProtocolError
-from simplebus.core.messages import Message
 
 CLASS = "simplebus.replies"
 REPLY_TO, REPLY_CLASS, REQUEST_ID = "reply-to", "reply-class", "request-id"

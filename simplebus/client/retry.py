@@ -17,8 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from simplebus.core import arguments
-from simplebus.core.asking import RefusedError
-from simplebus.core.errors import BusConnectionError, Reason, RemoteProtocolError
+from simplebus.core.errors import BusConnectionError, Reason, RefusedError, RemoteProtocolError
 
 PAUSE_SECONDS_MIN = 0.05
 PAUSE_SECONDS_MAX = 5.0

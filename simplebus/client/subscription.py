@@ -25,9 +25,9 @@ from simplebus.client.loops import BatchLoop, Looped, MessageLoop, ValueLoop
 from simplebus.client.signal import Signal
 from simplebus.client.target import Target, nothing_came, undecodable
 from simplebus.core import arguments
+from simplebus.core.client.messages import Batch, Message
 from simplebus.core.errors import LocalProtocolError
 from simplebus.core.limits import MESSAGES_PER_TURN
-from simplebus.core.messages import Batch, Message
 from simplebus.core.requests import SubscribeRequest
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any
 
 from simplebus.client.codecs import DecodeError
 from simplebus.client.registry import Binding, Registry
-from simplebus.core.client import check_class_id
+from simplebus.core.client.core import check_class_id
 
 
 @dataclass(frozen=True, slots=True)

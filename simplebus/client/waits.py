@@ -17,9 +17,9 @@ import anyio.lowlevel
 from simplebus.client.confirms import Confirms
 from simplebus.client.signal import Signal
 from simplebus.client.writer import Writer
-from simplebus.core.asking import RefusedError, Request
-from simplebus.core.client import ClientCore
-from simplebus.core.errors import BusConnectionError, LocalProtocolError
+from simplebus.core.client.asking import Request
+from simplebus.core.client.core import ClientCore
+from simplebus.core.errors import BusConnectionError, LocalProtocolError, RefusedError
 
 
 class Waits:

@@ -20,9 +20,9 @@ from simplebus.client.link import Link, Place, greeted
 from simplebus.client.retry import Schedule, is_worth_retrying
 from simplebus.client.signal import Signal
 from simplebus.client.waits import Waits
-from simplebus.core.client import ClientCore
+from simplebus.core.client.core import ClientCore
+from simplebus.core.client.inbox import Inbox
 from simplebus.core.errors import BusConnectionError, RemoteProtocolError
-from simplebus.core.inbox import Inbox
 from simplebus.core.limits import ACK_SECONDS, READ_BYTES
 from simplebus.core.receive import ReceiveBuffer
 

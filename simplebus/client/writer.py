@@ -14,7 +14,7 @@ import anyio.lowlevel
 
 from simplebus.client.link import Link
 from simplebus.client.signal import Signal
-from simplebus.core.client import ClientCore
+from simplebus.core.client.core import ClientCore
 
 # A publisher goes on without a thought until so much waits to be written.
 WRITE_BYTES = 256 * 1024

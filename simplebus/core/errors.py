@@ -75,3 +75,14 @@ class RemoteProtocolError(BusError):
         """Stable word for logs and counters."""
         self.sentence = sentence
         """What came, what was expected, where."""
+
+
+class RefusedError(BusError):
+    """The bus refused something. Nothing of it has happened; the connection goes on."""
+
+    def __init__(self, code: str, sentence: str) -> None:
+        super().__init__(f"{code}: {sentence}")
+        self.code = code
+        """Stable word, such as `unknown_class`."""
+        self.sentence = sentence
+        """What was asked, and why it cannot be."""

@@ -374,3 +374,10 @@ def _eight_digits(words: Words, digits: Integers | int) -> tuple[Integers, Flags
 def stamp(buffer: memoryview, at: int, message_id: int, timer_index: int) -> None:
     """Write a frame's message id and timer index; the frame starts at `at`."""
     _ID_AND_TIMER.pack_into(buffer, at + 3, message_id, timer_index)
+
+
+def ranges_of(flags: Flags) -> list[tuple[int, int]]:
+    """The half-open index ranges in which flags are set."""
+    steps = np.diff(np.concatenate(([0], flags.view(np.int8), [0])))
+    begins, ends = np.flatnonzero(steps == 1), np.flatnonzero(steps == -1)
+    return list(zip(begins.tolist(), ends.tolist(), strict=True))

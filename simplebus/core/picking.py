@@ -19,10 +19,9 @@ import numpy as np
 
 from simplebus.core import envelope, frames
 from simplebus.core.channel_table import Wanted
-from simplebus.core.frames import DELIMITER, Flags
+from simplebus.core.frames import DELIMITER, Flags, ranges_of
 from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES
 from simplebus.core.ring import Ring
-from simplebus.core.runs import ranges_of
 
 # So few are looked at one after the other: arrays have a price of their own.
 _PLAIN_MAX = 8

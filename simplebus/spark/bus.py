@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Self
 
 from simplebus.client.blocking import BlockingBus, connect_blocking
-from simplebus.core.asking import RefusedError, Request
-from simplebus.core.errors import BusConnectionError
+from simplebus.core.client.asking import Request
+from simplebus.core.errors import BusConnectionError, RefusedError
 from simplebus.core.limits import FETCH_MESSAGES_MAX
 from simplebus.core.requests import FetchReply
 from simplebus.spark.columns import Frames

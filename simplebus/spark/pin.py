@@ -14,9 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from time import monotonic, sleep
 
-from simplebus.core.asking import RefusedError
-from simplebus.core.errors import BusConnectionError, Reason
-from simplebus.core.inbox import Inbox
+from simplebus.core.client.inbox import Inbox
+from simplebus.core.errors import BusConnectionError, Reason, RefusedError
 from simplebus.core.requests import Start, SubscribeReply, SubscribeRequest
 from simplebus.spark.bus import SourceBus
 

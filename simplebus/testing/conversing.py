@@ -7,8 +7,8 @@ from typing import Any
 import anyio
 import pytest
 
+from simplebus.core.client.messages import Message
 from simplebus.core.errors import BusConnectionError
-from simplebus.core.messages import Message
 from simplebus.testing.promises import (
     CLOCKLESS,
     NUMBERED,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from simplebus.client.outbound import BusFullError
-from simplebus.core.asking import RefusedError
+from simplebus.core.errors import RefusedError
 from simplebus.core.limits import Limits
 from simplebus.core.settings import Settings
 from simplebus.testing.promises import (

@@ -10,7 +10,7 @@ import pytest
 
 from simplebus.client.codecs import DecodeError
 from simplebus.client.registry import Registry
-from simplebus.core.asking import RefusedError
+from simplebus.core.errors import RefusedError
 from simplebus.core.limits import Limits
 from simplebus.core.settings import FullPolicy
 from simplebus.testing.promises import (

@@ -6,8 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from simplebus.core.asking import RefusedError
-from simplebus.core.errors import LocalProtocolError
+from simplebus.core.errors import LocalProtocolError, RefusedError
 from simplebus.testing.promises import (
     CLOCKLESS,
     NUMBERED,

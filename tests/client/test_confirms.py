@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simplebus.client.confirms import Confirms, group
-from simplebus.core.asking import RefusedError
+from simplebus.core.errors import RefusedError
 
 
 def no(position: int) -> RefusedError:

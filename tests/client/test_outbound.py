@@ -13,7 +13,7 @@ from simplebus.client.outbound import Outbound, milliseconds, pairs
 from simplebus.client.registry import Registry
 from simplebus.client.replies import Replies
 from simplebus.client.target import Target
-from simplebus.core.client import ClientCore
+from simplebus.core.client.core import ClientCore
 from simplebus.core.envelope import Envelope
 from simplebus.core.requests import Start
 

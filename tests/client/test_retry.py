@@ -12,8 +12,7 @@ from simplebus.client.retry import (
     Schedule,
     is_worth_retrying,
 )
-from simplebus.core.asking import RefusedError
-from simplebus.core.errors import BusConnectionError, Reason, RemoteProtocolError
+from simplebus.core.errors import BusConnectionError, Reason, RefusedError, RemoteProtocolError
 
 
 def schedule(

@@ -11,8 +11,8 @@ import trio
 from trio.testing import MockClock
 
 from simplebus.core.broker import Broker
+from simplebus.core.client.publishing import Publisher
 from simplebus.core.group import Group
-from simplebus.core.publishing import Publisher
 from simplebus.core.settings import Settings
 from simplebus.core.subscription import Subscription
 from simplebus.testing.conformance import BusConformance, Host, memory_host

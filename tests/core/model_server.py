@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import msgspec
 from oracles import ID_COUNT, build_frame, parse_frame, split_frames
 
-from simplebus.core.client import ClientCore
-from simplebus.core.inbox import Inbox
+from simplebus.core.client.core import ClientCore
+from simplebus.core.client.inbox import Inbox
 from simplebus.core.receive import ReceiveBuffer
 from simplebus.core.requests import (
     ConnectReply,

@@ -29,15 +29,15 @@ from core.model_server import (
     ModelServer,
     connected,
 )
-from simplebus.core.asking import RefusedError
-from simplebus.core.client import ClientCore
+from simplebus.core.client.core import ClientCore
+from simplebus.core.client.inbox import Inbox
 from simplebus.core.errors import (
     BusConnectionError,
     LocalProtocolError,
     Reason,
+    RefusedError,
     RemoteProtocolError,
 )
-from simplebus.core.inbox import Inbox
 from simplebus.core.limits import ACKS_MAX
 from simplebus.core.receive import ReceiveBuffer
 from simplebus.core.requests import (

@@ -15,10 +15,10 @@ from strategies import contents
 from core.consumers import payloads, take, take_batches
 from core.pair import Pair
 from simplebus.core.acks import AckWindow
-from simplebus.core.asking import RefusedError
 from simplebus.core.broker import Broker, Settings
+from simplebus.core.client.inbox import Inbox
 from simplebus.core.envelope import Envelope
-from simplebus.core.inbox import Inbox
+from simplebus.core.errors import RefusedError
 from simplebus.core.limits import FRAME_BYTES_MIN
 from simplebus.core.requests import Start, SubscribeRequest
 

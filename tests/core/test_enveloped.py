@@ -8,9 +8,9 @@ from oracles import build_frame
 
 from core.test_runs import runs_of
 from simplebus.core import envelope
+from simplebus.core.client.enveloped import uniform_prefix
+from simplebus.core.client.runs import Run
 from simplebus.core.envelope import Envelope
-from simplebus.core.enveloped import uniform_prefix
-from simplebus.core.runs import Run
 
 ENVELOPE = ord("5")
 

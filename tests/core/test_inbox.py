@@ -12,14 +12,14 @@ from oracles import ID_COUNT, build_frame, parse_frame, split_frames
 
 from core.consumers import payloads, take, take_batches
 from simplebus.core import envelope
-from simplebus.core.asking import RefusedError, Request
+from simplebus.core.client.asking import Request
+from simplebus.core.client.inbox import Inbox
+from simplebus.core.client.receipts import ACKED, NACKED, Desk, Verdict
+from simplebus.core.client.runs import Run, runs
 from simplebus.core.envelope import Envelope
-from simplebus.core.errors import LocalProtocolError, RemoteProtocolError
-from simplebus.core.inbox import Inbox
-from simplebus.core.receipts import ACKED, NACKED, Desk, Verdict
+from simplebus.core.errors import LocalProtocolError, RefusedError, RemoteProtocolError
 from simplebus.core.receive import FrameReceiver, ReceiveBuffer
 from simplebus.core.requests import Start, SubscribeReply, SubscribeRequest
-from simplebus.core.runs import Run, runs
 
 MESSAGE, SUBSCRIBE, ENVELOPE = b"125"
 BUFFER = ReceiveBuffer(1 << 20)

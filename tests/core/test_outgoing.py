@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import build_frame, parse_frame, split_frames
 
-from simplebus.core.chunks import Chunk
-from simplebus.core.outgoing import Outgoing
-from simplebus.core.receipts import ACKED, AckLog, Receipt
+from simplebus.core.client.chunks import Chunk
+from simplebus.core.client.outgoing import Outgoing
+from simplebus.core.client.receipts import ACKED, AckLog, Receipt
 
 MESSAGE, ACK, CONNECT = b"134"
 

@@ -9,11 +9,11 @@ from oracles import ID_COUNT
 from strategies import contents
 
 from core.model_server import CONNECT, ENVELOPE, MESSAGE, SUBSCRIBE, Line, ModelServer, connected
-from simplebus.core import envelope, publishing
-from simplebus.core.asking import RefusedError
-from simplebus.core.client import ClientCore
+from simplebus.core import envelope
+from simplebus.core.client import publishing
+from simplebus.core.client.core import ClientCore
 from simplebus.core.envelope import Envelope
-from simplebus.core.errors import LocalProtocolError, Reason, RemoteProtocolError
+from simplebus.core.errors import LocalProtocolError, Reason, RefusedError, RemoteProtocolError
 from simplebus.core.limits import CREDIT_BYTES
 
 NUMBERED = [b"message %d" % number for number in range(200)]

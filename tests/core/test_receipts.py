@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import ID_COUNT, group_ids, parse_frame, split_frames
 
-from simplebus.core.errors import LocalProtocolError
-from simplebus.core.receipts import (
+from simplebus.core.client.receipts import (
     ACKED,
     NACKED,
     NACKED_AT_ONCE,
@@ -23,7 +22,8 @@ from simplebus.core.receipts import (
     Verdict,
     nacked,
 )
-from simplebus.core.runs import Ids
+from simplebus.core.client.runs import Ids
+from simplebus.core.errors import LocalProtocolError
 
 VECTORS = Path(__file__).parents[2] / "protocol" / "vectors" / "acks.json"
 GROUPING = json.loads(VECTORS.read_text())["grouping"]

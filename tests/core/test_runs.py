@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from oracles import ID_COUNT, build_frame, parse_frame, split_frames
 from strategies import HEARTBEAT, MESSAGE, Chunks, chunkings, garbled_streams, streams
 
-from simplebus.core import runs as runs_module
+from simplebus.core.client import runs as runs_module
+from simplebus.core.client.runs import Run, runs
+from simplebus.core.frames import ranges_of
 from simplebus.core.receive import FrameReceiver, ReceiveBuffer
-from simplebus.core.runs import Run, ranges_of, runs
 
 BUFFER = ReceiveBuffer()
 ENVELOPE = ord("5")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from simplebus.core.runs import ranges_of
+from simplebus.core.frames import ranges_of
 from simplebus.core.spans import SequenceSet, Wheel
 
 bounds = st.tuples(st.integers(0, 60), st.integers(0, 60))

@@ -17,7 +17,7 @@ from itertools import pairwise
 import numpy as np
 
 from simplebus.core import frames
-from simplebus.core.frames import Flags, FrameBatch, Integers
+from simplebus.core.frames import FrameBatch, Integers
 from simplebus.core.limits import (
     DELIMITER_BYTES,
     FRAME_BYTES_MIN,
@@ -191,13 +191,6 @@ def _runs_in_stretch(stretch: FrameBatch) -> Iterator[Run]:
             ids=None if follow else numbers,
         )
         first = last
-
-
-def ranges_of(flags: Flags) -> list[tuple[int, int]]:
-    """The half-open index ranges in which flags are set."""
-    steps = np.diff(np.concatenate(([0], flags.view(np.int8), [0])))
-    begins, ends = np.flatnonzero(steps == 1), np.flatnonzero(steps == -1)
-    return list(zip(begins.tolist(), ends.tolist(), strict=True))
 
 
 assert FRAME_BYTES_MIN == HEADER_BYTES + DELIMITER_BYTES

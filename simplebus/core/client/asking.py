@@ -16,21 +16,10 @@ from simplebus.core.limits import MESSAGE_ID_MASK
 from simplebus.core.requests import ConnectReply, FetchReply, SubscribeReply
 
 if TYPE_CHECKING:
-    from simplebus.core.messages import Batch
-    from simplebus.core.runs import Run
+    from simplebus.core.client.messages import Batch
+    from simplebus.core.client.runs import Run
 
 _LASTING = (frames.SUBSCRIBE, frames.UNSUBSCRIBE)
-
-
-class RefusedError(BusError):
-    """The bus refused something. Nothing of it has happened; the connection goes on."""
-
-    def __init__(self, code: str, sentence: str) -> None:
-        super().__init__(f"{code}: {sentence}")
-        self.code = code
-        """Stable word, such as `unknown_class`."""
-        self.sentence = sentence
-        """What was asked, and why it cannot be."""
 
 
 class Request:

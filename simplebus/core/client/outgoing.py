@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Protocol
 
-from simplebus.core.chunks import Chunk
-from simplebus.core.receipts import Desk
+from simplebus.core.client.chunks import Chunk
+from simplebus.core.client.receipts import Desk
 
 # Acks and messages leave in one write when they are few.
 _JOIN_BYTES = 16 * 1024

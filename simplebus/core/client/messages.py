@@ -18,12 +18,12 @@ import numpy as np
 
 from simplebus.core import envelope as envelopes
 from simplebus.core import frames
+from simplebus.core.client.enveloped import uniform_prefix
+from simplebus.core.client.receipts import ACKED, WORKING, Receipt, nacked
+from simplebus.core.client.runs import Ids, Run
 from simplebus.core.envelope import Envelope
-from simplebus.core.enveloped import uniform_prefix
 from simplebus.core.frames import Integers
 from simplebus.core.limits import MESSAGE_ID_MASK
-from simplebus.core.receipts import ACKED, WORKING, Receipt, nacked
-from simplebus.core.runs import Ids, Run
 
 REPLY_TO = "reply-to"
 """The header that names the channel on which an answer is expected."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from simplebus.core import frames
+from simplebus.core.client.runs import Run
 from simplebus.core.frames import DELIMITER
 from simplebus.core.limits import (
     DELIMITER_BYTES,
@@ -20,7 +21,6 @@ from simplebus.core.limits import (
     HEADER_BYTES,
     PLAIN_FRAMES_MAX,
 )
-from simplebus.core.runs import Run
 
 _TIMES = 0b000111
 _TEXTS = (0b001000, 0b010000, 0b100000)

@@ -22,10 +22,9 @@ from typing import cast
 
 from simplebus.core import envelope as envelopes
 from simplebus.core import frames
-from simplebus.core.asking import RefusedError
-from simplebus.core.chunks import Chunk, Segment, fitting, longest_of, opening_of
+from simplebus.core.client.chunks import Chunk, Segment, fitting, longest_of, opening_of
 from simplebus.core.envelope import Envelope
-from simplebus.core.errors import LocalProtocolError, Reason, RemoteProtocolError
+from simplebus.core.errors import LocalProtocolError, Reason, RefusedError, RemoteProtocolError
 from simplebus.core.frames import DELIMITER
 from simplebus.core.limits import (
     CREDIT_BYTES,

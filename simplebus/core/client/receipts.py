@@ -19,10 +19,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from simplebus.core import arguments, frames
+from simplebus.core.client.runs import Ids
 from simplebus.core.errors import LocalProtocolError
 from simplebus.core.frames import DELIMITER
 from simplebus.core.limits import MESSAGE_ID_MASK
-from simplebus.core.runs import Ids
 
 Verdict = tuple[int, bytes]
 """A frame's type, and what its content holds behind the range."""

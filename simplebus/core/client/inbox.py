@@ -30,11 +30,9 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from simplebus.core.asking import RefusedError, Request
-from simplebus.core.errors import LocalProtocolError
-from simplebus.core.limits import MESSAGE_ID_BITS, MESSAGE_ID_MASK
-from simplebus.core.messages import Batch, Message
-from simplebus.core.receipts import (
+from simplebus.core.client.asking import Request
+from simplebus.core.client.messages import Batch, Message
+from simplebus.core.client.receipts import (
     ACKED,
     NACKED,
     NACKED_AT_ONCE,
@@ -43,8 +41,11 @@ from simplebus.core.receipts import (
     Receipt,
     Verdict,
 )
+from simplebus.core.client.runs import Ids, Run
+from simplebus.core.errors import LocalProtocolError, RefusedError
+from simplebus.core.frames import ranges_of
+from simplebus.core.limits import MESSAGE_ID_BITS, MESSAGE_ID_MASK
 from simplebus.core.requests import Start, SubscribeReply, SubscribeRequest
-from simplebus.core.runs import Ids, Run, ranges_of
 
 _HALF = 1 << (MESSAGE_ID_BITS - 1)
 

@@ -20,13 +20,14 @@ import math
 from collections.abc import Callable
 
 from simplebus.core import frames
-from simplebus.core.asking import RefusedError, Request
-from simplebus.core.class_names import ClassName, named_class
-from simplebus.core.class_names import check_class_id as check_class_id
-from simplebus.core.client_statistics import ClientStatistics as ClientStatistics
-from simplebus.core.conversation import Conversation
-from simplebus.core.errors import BusError
-from simplebus.core.inbox import Inbox
+from simplebus.core.client.asking import Request
+from simplebus.core.client.class_names import ClassName, named_class
+from simplebus.core.client.class_names import check_class_id as check_class_id
+from simplebus.core.client.conversation import Conversation
+from simplebus.core.client.inbox import Inbox
+from simplebus.core.client.runs import Run, runs
+from simplebus.core.client.statistics import ClientStatistics as ClientStatistics
+from simplebus.core.errors import BusError, RefusedError
 from simplebus.core.limits import ACKS_MAX, Limits
 from simplebus.core.receive import FrameReceiver, ReceiveBuffer
 from simplebus.core.requests import (
@@ -35,7 +36,6 @@ from simplebus.core.requests import (
     SubscribeRequest,
     UnsubscribeRequest,
 )
-from simplebus.core.runs import Run, runs
 
 _EVERYTHING = SubscribeRequest()
 

@@ -16,15 +16,16 @@ from typing import cast
 from msgspec.structs import replace
 
 from simplebus.core import frames
-from simplebus.core.asking import RefusedError, Request, Requests
-from simplebus.core.class_names import ClassNames, check_class_id, on_the_wire
-from simplebus.core.errors import BusConnectionError, Reason, RemoteProtocolError
-from simplebus.core.heartbeat import Heartbeat
-from simplebus.core.inbox import Inbox
-from simplebus.core.inboxes import Inboxes
+from simplebus.core.client.asking import Request, Requests
+from simplebus.core.client.class_names import ClassNames, check_class_id, on_the_wire
+from simplebus.core.client.heartbeat import Heartbeat
+from simplebus.core.client.inbox import Inbox
+from simplebus.core.client.inboxes import Inboxes
+from simplebus.core.client.outgoing import Outgoing
+from simplebus.core.client.publishing import Publisher
+from simplebus.core.client.runs import Run
+from simplebus.core.errors import BusConnectionError, Reason, RefusedError, RemoteProtocolError
 from simplebus.core.limits import MESSAGE_ID_MASK
-from simplebus.core.outgoing import Outgoing
-from simplebus.core.publishing import Publisher
 from simplebus.core.requests import (
     ConnectReply,
     ConnectRequest,
@@ -34,7 +35,6 @@ from simplebus.core.requests import (
     SubscribeReply,
     decode,
 )
-from simplebus.core.runs import Run
 
 _FLEETING = (frames.CONNECT, frames.FETCH)
 """Requests that fail with their connection."""

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from simplebus.core import frames
-from simplebus.core.asking import RefusedError, Request, Requests
-from simplebus.core.errors import LocalProtocolError, Reason, RemoteProtocolError
-from simplebus.core.inbox import Inbox
+from simplebus.core.client.asking import Request, Requests
+from simplebus.core.client.inbox import Inbox
+from simplebus.core.client.messages import Batch
+from simplebus.core.client.receipts import Desk, Receipt
+from simplebus.core.client.runs import Ids, Run
+from simplebus.core.errors import LocalProtocolError, Reason, RefusedError, RemoteProtocolError
 from simplebus.core.limits import MESSAGE_ID_BITS, MESSAGE_ID_MASK, SUBSCRIPTIONS_MAX
-from simplebus.core.messages import Batch
-from simplebus.core.receipts import Desk, Receipt
 from simplebus.core.requests import FetchReply, SubscribeRequest
-from simplebus.core.runs import Ids, Run
 
 _HALF = 1 << (MESSAGE_ID_BITS - 1)
 
