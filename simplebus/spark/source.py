@@ -45,6 +45,25 @@ class SimplebusSource(DataSource):
     Columns, as a Kafka source has them: key, value, topic (the class), partition (its id), offset
     (the sequence), timestamp and timestampType (the publisher's clock, if it said), headers with
     the option includeHeaders; and channel and server. What is not there is null.
+
+    Options; servers and subscribe are needed, names count without regard to case:
+
+        servers                 host:port, several with commas; or what load() is given
+        subscribe               classes by name or id, with commas
+        channels                patterns; only messages whose channel one of them matches
+        startingOffsets         earliest (of a batch), latest (of a stream), or JSON:
+                                {"host:port": {"orders": 120, "7": -2}}, -2 earliest, -1 latest
+        endingOffsets           of a batch: latest, or JSON
+        maxOffsetsPerTrigger    of a stream: messages per batch
+        durable                 of a stream: a name of its own, under which the buses keep what the
+                                query has not processed while it lies down. Without one they keep
+                                it while it runs. What is kept for a query that never comes again
+                                fills its classes: Unsubscribe with `forget` ends it
+        failOnDataLoss          true; false to log what is gone, and go on
+        minPartitions, maxRecordsPerPartition
+                                how a batch is cut into tasks
+        includeHeaders          false
+        timeout                 30 seconds for which a bus that does not answer is tried
     """
 
     @classmethod
