@@ -23,26 +23,71 @@ A map of the package:
 
 from __future__ import annotations
 
-from simplebus.client.blocking import BlockingBus, connect_blocking
-from simplebus.client.blocking_subscription import BlockingRawSubscription, BlockingSubscription
-from simplebus.client.bus import Bus
-from simplebus.client.codecs import Codec, DecodeError
-from simplebus.client.connecting import connect
-from simplebus.client.outbound import BusFullError
-from simplebus.client.registry import Binding, Registry, UnboundTypeError, bind, message
-from simplebus.client.subscription import RawSubscription, Subscription
-from simplebus.core.client.messages import Batch, Message
-from simplebus.core.client.statistics import ClientStatistics
-from simplebus.core.errors import (
-    BusConnectionError,
-    BusError,
-    LocalProtocolError,
-    Reason,
-    RefusedError,
-    RemoteProtocolError,
-)
-from simplebus.core.requests import Start
-from simplebus.memory import MemoryBus
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from simplebus.client.blocking import BlockingBus, connect_blocking
+    from simplebus.client.blocking_subscription import BlockingRawSubscription, BlockingSubscription
+    from simplebus.client.bus import Bus
+    from simplebus.client.codecs import Codec, DecodeError
+    from simplebus.client.connecting import connect
+    from simplebus.client.outbound import BusFullError
+    from simplebus.client.registry import Binding, Registry, UnboundTypeError, bind, message
+    from simplebus.client.subscription import RawSubscription, Subscription
+    from simplebus.core.client.messages import Batch, Message
+    from simplebus.core.client.statistics import ClientStatistics
+    from simplebus.core.errors import (
+        BusConnectionError,
+        BusError,
+        LocalProtocolError,
+        Reason,
+        RefusedError,
+        RemoteProtocolError,
+    )
+    from simplebus.core.requests import Start
+    from simplebus.memory import MemoryBus
+else:
+    _WHERE = {
+        "Batch": "simplebus.core.client.messages",
+        "Binding": "simplebus.client.registry",
+        "BlockingBus": "simplebus.client.blocking",
+        "BlockingRawSubscription": "simplebus.client.blocking_subscription",
+        "BlockingSubscription": "simplebus.client.blocking_subscription",
+        "Bus": "simplebus.client.bus",
+        "BusConnectionError": "simplebus.core.errors",
+        "BusError": "simplebus.core.errors",
+        "BusFullError": "simplebus.client.outbound",
+        "ClientStatistics": "simplebus.core.client.statistics",
+        "Codec": "simplebus.client.codecs",
+        "DecodeError": "simplebus.client.codecs",
+        "LocalProtocolError": "simplebus.core.errors",
+        "MemoryBus": "simplebus.memory",
+        "Message": "simplebus.core.client.messages",
+        "RawSubscription": "simplebus.client.subscription",
+        "Reason": "simplebus.core.errors",
+        "RefusedError": "simplebus.core.errors",
+        "Registry": "simplebus.client.registry",
+        "RemoteProtocolError": "simplebus.core.errors",
+        "Start": "simplebus.core.requests",
+        "Subscription": "simplebus.client.subscription",
+        "UnboundTypeError": "simplebus.client.registry",
+        "bind": "simplebus.client.registry",
+        "connect": "simplebus.client.connecting",
+        "connect_blocking": "simplebus.client.blocking",
+        "message": "simplebus.client.registry",
+    }
+    """In which module each public name is: what is not used is not loaded, by the server least."""
+
+    def __getattr__(name):
+        if name not in _WHERE:
+            raise AttributeError(f"module 'simplebus' has no attribute {name!r}")
+        value = globals()[name] = getattr(importlib.import_module(_WHERE[name]), name)
+        return value
+
+    def __dir__():
+        return sorted({*globals(), *__all__})
+
 
 __all__ = [
     "Batch",

@@ -77,6 +77,23 @@ def test_the_bus_knows_nothing_of_the_client() -> None:
         assert not theirs, f"{path.name} imports {theirs}"
 
 
+def test_every_public_name_is_loaded_from_where_it_is() -> None:
+    import simplebus
+
+    assert sorted(simplebus._WHERE) == list(simplebus.__all__)  # type: ignore[attr-defined]
+    assert set(simplebus.__all__) <= set(dir(simplebus))
+    with pytest.raises(AttributeError, match="'simplebus' has no attribute 'conect'"):
+        _ = simplebus.conect  # type: ignore[attr-defined]
+
+
+def test_a_server_does_not_load_the_client() -> None:
+    code = (
+        "import sys, simplebus.cli, simplebus.server.serve; "
+        "sys.exit(any(m.startswith(('simplebus.client', 'anyio')) for m in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
 def test_importing_simplebus_does_not_bring_the_server() -> None:
     code = "import sys, simplebus; sys.exit('simplebus.server' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
