@@ -1,4 +1,4 @@
-"""One Spark session for all tests that need one, which therefore run in one worker."""
+"""A Spark session for the tests that need one: one group, so that few workers start one."""
 
 from __future__ import annotations
 
