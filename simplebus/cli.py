@@ -29,6 +29,7 @@ from simplebus.options import (
     parse_url,
     settings,
 )
+from simplebus.spark import commands as pipeline
 
 URL = "simplebus://127.0.0.1:8888"
 
@@ -99,6 +100,7 @@ def _top(
 
 
 app.command(help=serve_command.HELP)(serve_command.serve)
+app.add_typer(pipeline.app, name="pipeline")
 
 
 @app.command(

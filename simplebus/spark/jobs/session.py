@@ -1,0 +1,107 @@
+"""A Spark session that fits: on this machine or on a cluster, with this package where the work is.
+
+Rule 1: `configuration` is pure: what was asked for in, Spark's settings out. The rest is a shell.
+Rule 2: on this machine nothing listens but on loopback, and no page of Spark's own is served; what
+a user sets himself wins.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from simplebus.spark.java import ensure_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOCAL = "local[*]"
+_LOOPBACK = "127.0.0.1"
+_PACKAGE = Path(__file__).resolve().parents[2]
+_REGISTRATION = _PACKAGE / "spark" / "pyspark_simplebus.py"
+_LOGGING = Path(__file__).with_name("log4j2.properties")
+
+
+def is_local(master: str) -> bool:
+    """Whether the executors are threads of the driver."""
+    return master == "local" or master.startswith("local[")
+
+
+def is_here(master: str) -> bool:
+    """Whether the executors are on this machine, be they threads or processes."""
+    return is_local(master) or master.startswith("local-cluster[")
+
+
+def configuration(master: str, settings: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Spark's settings for a master. What `settings` say is taken as it is."""
+    found = {
+        # Files that other programs read: times as they define them, not as Hive once did.
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
+    }
+    if is_here(master):
+        found |= {
+            "spark.driver.bindAddress": _LOOPBACK,
+            "spark.driver.host": _LOOPBACK,
+            "spark.ui.enabled": "false",
+            # Two of Arrow's batches for each core, and what Spark wants for itself, fit in easily.
+            "spark.driver.memory": "2g",
+            # Shuffles are small here; 200 empty tasks would take longer than the work.
+            "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2)),
+        }
+    return found | dict(settings or {})
+
+
+def session(
+    name: str,
+    *,
+    master: str = LOCAL,
+    settings: Mapping[str, str] | None = None,
+    apart: bool = False,
+) -> SparkSession:
+    """A session, or the one that runs already; `format("simplebus")` is known to it.
+
+    `settings` are Spark's own, by name. A master that is elsewhere gets this package, zipped; what
+    it depends on (numpy, msgspec, anyio, pyarrow) its Pythons must have. `apart` has Spark hear no
+    Ctrl-C: then the program decides when its tasks end.
+
+    Raises JavaError when there is no Java that fits, ImportError when there is no pyspark.
+    """
+    ensure_java()
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.sql import SparkSession
+
+    if is_here(master):
+        os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
+    conf = SparkConf().setMaster(master).setAppName(name)
+    conf.setAll(list(configuration(master, settings).items()))
+    if apart and SparkContext._active_spark_context is None and SparkContext._gateway is None:
+        # A group of its own: what a terminal sends to ours does not reach it.
+        SparkContext(conf=conf, gateway=launch_gateway(conf, {"process_group": 0}))
+    spark = SparkSession.builder.config(conf=conf).getOrCreate()
+    if not is_local(master):
+        ship(spark)
+    return spark
+
+
+def ship(spark: SparkSession) -> None:
+    """Have executors elsewhere import this package as it is here."""
+    place = Path(tempfile.mkdtemp(prefix="simplebus-")) / "simplebus.zip"
+    write_package(place)
+    spark.sparkContext.addPyFile(str(place))
+
+
+def write_package(place: Path) -> None:
+    """This package as a zip that Python imports from."""
+    with zipfile.ZipFile(place, "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.write(_REGISTRATION, _REGISTRATION.name)
+        for path in sorted(_PACKAGE.rglob("*")):
+            if path.is_file() and path.suffix != ".pyc":
+                packed.write(path, path.relative_to(_PACKAGE.parent))

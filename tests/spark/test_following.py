@@ -1,0 +1,73 @@
+"""What a query says of itself, and of what it died of, in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from simplebus.spark.jobs.following import Standing, reason, waiting
+
+WORKER = """[PYTHON_EXCEPTION] An exception was thrown from the Python worker.
+Traceback (most recent call last):
+  File "worker.py", line 1, in main
+    process()
+  File "bus.py", line 2, in read
+    raise DataLossError(told)
+simplebus.spark.planner.DataLossError: messages 20 to 54 of class 1 at h:1 are lost: gone
+ SQLSTATE: 38000
+"""
+CHAINED = """Traceback (most recent call last):
+  File "tasks.py", line 1, in read_task
+ConnectionResetError: [Errno 104] Connection reset by peer
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "tasks.py", line 2, in read_task
+simplebus.core.errors.BusConnectionError: messages 0 to 9 were not read to their end: reset
+"""
+WRAPPED = f"""[STREAM_FAILED] Query [id = a] terminated with exception: [X] oh. SQLSTATE: 1
+Traceback (most recent call last):
+  File "archive.py", line 9, in write
+    frame.write.save(place)
+py4j.protocol.Py4JJavaError: An error occurred while calling o55.save.
+: org.apache.spark.SparkException: Job aborted. Caused by: {WORKER}
+\tat org.apache.spark.scheduler.DAGScheduler.abortStage(DAGScheduler.scala:1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (WORKER, "messages 20 to 54 of class 1 at h:1 are lost: gone"),
+        (CHAINED, "messages 0 to 9 were not read to their end: reset"),
+        (WRAPPED, "messages 20 to 54 of class 1 at h:1 are lost: gone"),
+        ("Traceback (most recent call last):\n  File 'x'\nKeyboardInterrupt", "KeyboardInterrupt"),
+        ("[PATH_NOT_FOUND] Path does not exist: a. SQLSTATE: 42K03", "Path does not exist: a."),
+        ("plain", "plain"),
+    ],
+)
+def test_an_error_of_sparks_is_the_sentence_inside_it(text: str, sentence: str) -> None:
+    assert reason(Exception(text)) == sentence
+
+
+def test_an_error_that_says_nothing_is_its_name() -> None:
+    assert reason(TimeoutError()) == "TimeoutError"
+
+
+SOURCE = {
+    "endOffset": {"h:1": {"a": 7, "b": 3, "": "memory"}},
+    "latestOffset": '{"h:1": {"a": 10, "b": 3, "": "memory"}, "h:2": {"a": 4}}',
+}
+
+
+def test_what_waits_is_what_lies_behind_the_end_of_a_batch() -> None:
+    assert waiting({"sources": [SOURCE]}) == 3
+    assert waiting({"sources": [{"endOffset": "7", "latestOffset": None}]}) is None
+    assert waiting({}) is None
+
+
+def test_a_query_stands_where_its_batches_have_brought_it() -> None:
+    standing = Standing().after({"numInputRows": 7, "processedRowsPerSecond": 3.5})
+    standing = standing.after({"numInputRows": 0, "sources": [SOURCE]})
+    assert standing == Standing(batches=1, rows=7, rate=3.5, lag=3)
+    assert str(standing) == "7 messages in 1 batches, 4/s, 3 waiting"

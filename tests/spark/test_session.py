@@ -1,0 +1,35 @@
+"""What a session is told, and what executors get, without starting one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from simplebus.spark.jobs.session import configuration, is_local, write_package
+
+
+@pytest.mark.parametrize("master", ["local", "local[2]", "local[*]", "local-cluster[2,1,1024]"])
+def test_on_this_machine_only_loopback_is_listened_on(master: str) -> None:
+    found = configuration(master)
+    assert (found["spark.driver.bindAddress"], found["spark.driver.host"]) == ("127.0.0.1",) * 2
+    assert found["spark.ui.enabled"] == "false"
+    assert is_local(master) == (master != "local-cluster[2,1,1024]")
+
+
+def test_a_cluster_decides_for_itself_and_a_user_for_everything() -> None:
+    assert not {name for name in configuration("yarn") if name.startswith("spark.driver.host")}
+    assert configuration("local[*]", {"spark.ui.enabled": "true"})["spark.ui.enabled"] == "true"
+
+
+def test_executors_import_the_package_that_the_driver_has(tmp_path: Path) -> None:
+    place = tmp_path / "simplebus.zip"
+    write_package(place)
+    code = (
+        f"import sys; sys.path.insert(0, {str(place)!r}); import pkgutil, simplebus.spark.planner; "
+        "assert simplebus.__file__.startswith(sys.path[0]), simplebus.__file__; "
+        "assert 'pyspark_simplebus' in {m.name for m in pkgutil.iter_modules(sys.path[:1])}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
