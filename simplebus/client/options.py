@@ -12,10 +12,11 @@ import msgspec
 
 from simplebus.core import arguments
 from simplebus.core.channels import check_pattern
-from simplebus.core.limits import SEQUENCE_MAX
+from simplebus.core.limits import IDLE_SECONDS_MAX, SEQUENCE_MAX
 from simplebus.core.requests import Start, SubscribeRequest
 
 _STARTS = ("waiting", "new", "earliest", "last")
+_DURABLE_SECONDS = (0.001, IDLE_SECONDS_MAX)
 _SLOW = ("block", "drop_oldest", "drop_newest", "disconnect")
 
 
@@ -24,6 +25,9 @@ class Options(TypedDict, total=False):
 
     durable: str | None
     """A name under which the bus keeps the position when the program is gone."""
+    durable_seconds: float | None
+    """How long the bus keeps a durable to which nobody is connected; None: as it was said before,
+    by default for ever."""
     group: str | None
     """Each message goes to one of the subscriptions in a group, wherever they are."""
     start: Literal["waiting", "new", "earliest", "last"] | int | datetime | Start
@@ -49,6 +53,7 @@ def subscribe_request(
     channels: tuple[str, ...] = (),
     *,
     durable: str | None = None,
+    durable_seconds: float | None = None,
     group: str | None = None,
     start: str | int | datetime | Start = "waiting",
     max_in_flight: int | None = None,
@@ -72,9 +77,20 @@ def subscribe_request(
         )
     if slow != "block" and max_pending is None:
         raise ValueError(f"slow is {slow!r}, so max_pending must be given: where it begins")
+    if durable_seconds is not None:
+        least, most = _DURABLE_SECONDS
+        durable_seconds = arguments.seconds(
+            "durable_seconds", durable_seconds, least=least, most=most
+        )
+        if durable is None:
+            raise ValueError(
+                f"durable_seconds is {durable_seconds:g}, so durable must be given: what has no "
+                "name ends with its connection"
+            )
     request = SubscribeRequest(
         channels=[check_pattern(_pattern(channel)) for channel in channels],
         durable=durable,
+        idle_seconds=durable_seconds,
         group=group,
         start=_start(start),
         max_in_flight=max_in_flight,

@@ -61,6 +61,8 @@ class Answers:
         """Called with the id of a session that another one replaces."""
         self._early: dict[int, dict[Session, None]] = {}
         """Version 1: who subscribed to classes that nobody has named yet."""
+        self._idle: dict[Subscription, float] = {}
+        """Since when nobody is connected to durables that are not kept for ever."""
 
     # Connect -------------------------------------------------------------------------------------
 
@@ -176,6 +178,9 @@ class Answers:
         elif not position.is_served:
             self._set_terms(cls, position, self._terms(wish))
         position.request = asked.request
+        if wish.idle_seconds is not None:
+            position.idle_seconds = wish.idle_seconds
+        self._idle.pop(position, None)
         if isinstance(position, Group):
             member = position.join(session.outbox, number, wish.max_in_flight)
             session.subscriptions[number] = member
@@ -217,6 +222,12 @@ class Answers:
                 Reason.BAD_REQUEST,
                 'seek is for a durable without a group, and a start that is not "waiting"; got '
                 f"durable {asked.durable!r}, group {asked.group!r}, start {asked.start!r}",
+            )
+        if asked.idle_seconds is not None and asked.durable is None:
+            raise RemoteProtocolError(
+                Reason.BAD_REQUEST,
+                f"idle_seconds is {asked.idle_seconds:g}, so a durable must be given: others end "
+                "with their sessions",
             )
 
     def _named(self, cls: MessageClass, asked: SubscribeRequest) -> Subscription | None:
@@ -291,6 +302,7 @@ class Answers:
         """A durable's new position. The former one ends when that is there: what both need is
         stored throughout."""
         position = self._open(cls, asked)
+        position.idle_seconds = former.idle_seconds
         self.end(former)
         return position
 
@@ -368,6 +380,7 @@ class Answers:
         if not group.members and (forget or not group.durable):
             self.end(group)
         else:
+            self._leave_alone(group)
             self._wake(group)
 
     def _let_go(self, held: Subscription, *, forget: bool) -> None:
@@ -377,8 +390,23 @@ class Answers:
         del cls.listening[held]
         if held.durable and not forget:
             held.detach()
+            self._leave_alone(held)
         else:
             self.end(held)
+
+    def _leave_alone(self, position: Subscription) -> None:
+        """It may be that nobody is connected to a durable any more."""
+        if position.idle_seconds is not None and not position.is_served:
+            self._idle[position] = self._store.clock.now
+
+    def tick(self) -> None:
+        """Once per tick: forget publishers and durables that nobody has used for long enough."""
+        now = self._store.clock.now
+        self.publishers.forget(now)
+        for position, since in list(self._idle.items()):
+            if position.idle_seconds is not None and now - since >= position.idle_seconds:
+                position.let_go(Reason.IDLE_DURABLE)
+                self.end(position)
 
     def end_slow(self, position: Subscription) -> None:
         """A position is gone because what waits for it is too much. That is dropped, unless nobody
@@ -390,6 +418,7 @@ class Answers:
     def end(self, position: Subscription) -> None:
         """A position is gone for good."""
         cls = self._store.classes[position.class_id]
+        self._idle.pop(position, None)
         position.give_up_waiting()
         cls.remove(position)
         self._store.release(cls)

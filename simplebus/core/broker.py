@@ -480,7 +480,7 @@ class Broker:
             for group in cls.groups:
                 self._hand_out(group)
         self.store.tick()
-        self.answers.publishers.forget(self.clock.now)
+        self.answers.tick()
         limits, seconds = self.settings.limits, self.settings.tick_seconds
         overdue = []
         room = self.store.room

@@ -49,6 +49,7 @@ class Reason(enum.StrEnum):
     HEARTBEAT_TIMEOUT = "heartbeat_timeout"
     CLASS_NAME_CONFLICT = "class_name_conflict"
     SLOW_CONSUMER = "slow_consumer"
+    IDLE_DURABLE = "idle_durable"
     EXPIRED = "expired"
     UNCARRIABLE = "uncarriable"
     MAX_DELIVERIES = "max_deliveries"

@@ -126,6 +126,8 @@ CHANNELS_FORGOTTEN = 4096
 CHANNEL_BYTES = 256
 PATTERN_BYTES = 2560
 PATTERN_SEGMENT_BYTES = 512
+# The longest after which a durable that nobody uses may be forgotten: a year.
+IDLE_SECONDS_MAX = 365 * 86_400.0
 # As many numbers as the wire has.
 SUBSCRIPTIONS_MAX = 0xFFFF
 IN_FLIGHT_MAX = MESSAGES_MAX

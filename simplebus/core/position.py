@@ -60,6 +60,8 @@ class Position(ABC):
         """Which channels; None for everything."""
         self.durable = ""
         """The name under which it outlives its session; empty for none."""
+        self.idle_seconds: float | None = None
+        """How long it is kept while nobody is connected to it; None for ever."""
         self.group = ""
         self.request = 0
         """The number of the Subscribe that asked for it last."""

@@ -18,6 +18,7 @@ from simplebus.core.limits import (
     BINDINGS_MAX,
     FETCH_MESSAGES_MAX,
     HEARTBEAT_SECONDS_MAX,
+    IDLE_SECONDS_MAX,
     IN_FLIGHT_MAX,
     NAME_CHARACTERS_MAX,
     SEQUENCE_MAX,
@@ -100,6 +101,9 @@ class SubscribeRequest(_Request, frozen=True):
     """Patterns; a message comes when one of them matches its channel. None: every message."""
     durable: Name | None = None
     """A name under which the position outlives the session."""
+    idle_seconds: Annotated[float, Meta(gt=0, le=IDLE_SECONDS_MAX)] | None = None
+    """How long a durable is kept while nobody is connected to it; None for ever, or as long as who
+    used it last has said."""
     group: Name | None = None
     """Subscriptions of one group share one position: each message goes to one of them."""
     start: str | Start = "waiting"

@@ -236,6 +236,12 @@ class Subscription(Position):
         unsent = picking.count(self.ring, self.window.cursor, floor, self.wanted)
         self.dropped += self._skip(floor) + unsent
 
+    def let_go(self, reason: Reason) -> None:
+        """Nobody is to be sent anything of what it has kept so far."""
+        before = self.dropped
+        self.skip_to(self.ring.head)
+        self._count(reason, self.dropped - before)
+
     def _skip(self, floor: int) -> int:
         """Have nothing to do with what is below floor. Returns how many of them were in flight, or
         waited behind the cursor."""

@@ -13,6 +13,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from core.test_version2_machine import Version2Machine
 from simplebus.core import picking
+from simplebus.core.answers import Answers
 from simplebus.core.channel_table import Wanted
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.frames import Flags, Integers
@@ -97,6 +98,20 @@ def forgets_what_a_durable_had_in_flight(patch: Patch) -> None:
     patch.setattr(Subscription, "detach", lose)
 
 
+def forgets_a_durable_that_was_used_lately(patch: Patch) -> None:
+    leave_alone = Answers._leave_alone
+
+    def leave_long_ago(self: Answers, position: Subscription) -> None:
+        leave_alone(self, position)
+        self._idle.update({position: 0.0} if position in self._idle else {})
+
+    patch.setattr(Answers, "_leave_alone", leave_long_ago)
+
+
+def leaves_what_it_kept_to_the_next_one(patch: Patch) -> None:
+    patch.setattr(Subscription, "let_go", lambda self, reason: None)
+
+
 def refuses_more_than_it_is_told(patch: Patch) -> None:
     cut = Wheel.cut
     patch.setattr(Wheel, "cut", lambda self, first, last: cut(self, first, last + 1))
@@ -115,6 +130,8 @@ BREAKS: list[Callable[[Patch], None]] = [
     lets_every_member_decide,
     forgets_what_a_member_was_handed,
     forgets_what_a_durable_had_in_flight,
+    forgets_a_durable_that_was_used_lately,
+    leaves_what_it_kept_to_the_next_one,
     refuses_more_than_it_is_told,
     sends_more_than_may_be_in_flight,
 ]

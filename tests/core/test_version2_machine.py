@@ -41,6 +41,7 @@ def subscriptions(draw: st.DrawFn) -> SubscribeRequest:
         group="g" if "group" in kind else None,
         start=draw(st.sampled_from(["waiting", "waiting", "new", "earliest"])),
         max_in_flight=draw(st.sampled_from([None, None, 1, 3])),
+        idle_seconds=draw(st.sampled_from([None, 0.5, 4.0])) if "durable" in kind else None,
     )
     return replace(asked, seek=kind == "durable" and asked.start != "waiting")
 

@@ -85,6 +85,9 @@ class Position:
     """What may come again at any time: refused, or its consumer has gone."""
     waits: dict[int, float] = field(default_factory=dict)
     """Refused with a delay: not before."""
+    idle_seconds: float | None = None
+    """How long it stays while nobody is there, and since when nobody is."""
+    idle_since: float = 0.0
 
     @property
     def outlives(self) -> bool:
@@ -325,7 +328,10 @@ class World:
             position.left = set(position.todo)
             positions.append(position)
             if there:
+                position.idle_seconds = there[0].idle_seconds
                 positions.remove(there[0])
+        if asked.idle_seconds is not None:
+            position.idle_seconds = asked.idle_seconds
         talker.subscriptions[number] = (class_id, position)
         talker.limits[number] = asked.max_in_flight
         talker.peer.say(frame)
@@ -354,16 +360,35 @@ class World:
             position.free |= set(position.waits)
             position.waits.clear()
         if position.outlives and not forget:
+            position.idle_since = self.now
             return
         self.positions[class_id].remove(position)
         if not self.positions[class_id]:
-            waiting, stored = self.broker.classes[class_id].waiting, self.stored[class_id]
-            ranges = waiting.unacked(waiting.floor, waiting.cursor)
-            left = {s for a, b in ranges for s in range(a, b)}
-            left |= {s for s in stored if s >= waiting.cursor}
-            late = {s for s in stored if stored[s].expires <= self.now}
-            assert self.backlog[class_id] | position.todo <= left | late, "not left to the next one"
-            self.backlog[class_id] = left
+            self.leave_behind(class_id, self.backlog[class_id] | position.todo)
+
+    def leave_behind(self, class_id: int, expected: set[int]) -> set[int]:
+        """Nobody is there any more: this waits. Returns what does."""
+        waiting, stored = self.broker.classes[class_id].waiting, self.stored[class_id]
+        ranges = waiting.unacked(waiting.floor, waiting.cursor)
+        left = {s for a, b in ranges for s in range(a, b)}
+        left |= {s for s in stored if s >= waiting.cursor}
+        late = {s for s in stored if stored[s].expires <= self.now}
+        assert expected <= left | late, "not left to the next one"
+        self.backlog[class_id] = left
+        return left
+
+    def forget_idle(self) -> None:
+        """What nobody has used for so long is gone, and what it kept with it."""
+        for class_id, positions in self.positions.items():
+            before = self.backlog[class_id]
+            for position in list(positions):
+                seconds = position.idle_seconds
+                if seconds is None or self.is_served(position):
+                    continue
+                if self.now - position.idle_since >= seconds:
+                    positions.remove(position)
+                    if not positions:
+                        assert self.leave_behind(class_id, before) <= before, "kept for nobody"
 
     # Consuming -----------------------------------------------------------------------------------
 
@@ -533,6 +558,7 @@ class World:
     def tick(self, times: int = 1) -> None:
         for _ in range(times):
             self.broker.tick()
+            self.forget_idle()
             self.look()
 
     def wait(self, seconds: float) -> None:
