@@ -9,6 +9,7 @@ Rule 2: the verbs, their arguments and errors are those of `simplebus.Bus`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
 from functools import partial
 from time import monotonic
 from typing import Any, TypeVar, Unpack, overload
@@ -255,17 +256,26 @@ class BlockingBus(BlockingPublisher):
         return self._replies
 
     @overload
-    def fetch(self, what: type[T], first: int = 0, count: int = ...) -> list[Message[T]]: ...
+    def fetch(
+        self, what: type[T], first: int = 0, count: int = ..., *, time: datetime | None = None
+    ) -> list[Message[T]]: ...
 
     @overload
-    def fetch(self, what: int | str, first: int = 0, count: int = ...) -> list[Message[bytes]]: ...
+    def fetch(
+        self, what: int | str, first: int = 0, count: int = ..., *, time: datetime | None = None
+    ) -> list[Message[bytes]]: ...
 
     def fetch(
-        self, what: Any, first: int = 0, count: int = FETCH_MESSAGES_MAX
+        self,
+        what: Any,
+        first: int = 0,
+        count: int = FETCH_MESSAGES_MAX,
+        *,
+        time: datetime | None = None,
     ) -> list[Message[Any]]:
         """Messages of a class that the bus still holds, as `simplebus.Bus.fetch`."""
         target = Target.of(what, self._registry)
-        fetching = Fetching(self.class_of(target.what), target, first, count)
+        fetching = Fetching(self.class_of(target.what), target, first, count, time)
         while not fetching.is_done:
             fetching.take(self.wire.ask(partial(fetching.ask, self._core)))
         return fetching.messages

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar, Unpack, overload
 
@@ -279,20 +280,28 @@ class Bus(Publisher):
                     asking.take(message)
 
     @overload
-    async def fetch(self, what: type[T], first: int = 0, count: int = ...) -> list[Message[T]]: ...
+    async def fetch(
+        self, what: type[T], first: int = 0, count: int = ..., *, time: datetime | None = None
+    ) -> list[Message[T]]: ...
 
     @overload
     async def fetch(
-        self, what: int | str, first: int = 0, count: int = ...
+        self, what: int | str, first: int = 0, count: int = ..., *, time: datetime | None = None
     ) -> list[Message[bytes]]: ...
 
     async def fetch(
-        self, what: Any, first: int = 0, count: int = FETCH_MESSAGES_MAX
+        self,
+        what: Any,
+        first: int = 0,
+        count: int = FETCH_MESSAGES_MAX,
+        *,
+        time: datetime | None = None,
     ) -> list[Message[Any]]:
-        """Messages of a class that the bus still holds, by sequence, `count` at most. Nobody's
-        position changes; they cannot be acknowledged."""
+        """Messages of a class that the bus still holds, by sequence, `count` at most; from the
+        first one on that it accepted at or after a `time`, if there is one. Nobody's position
+        changes; they cannot be acknowledged."""
         target = Target.of(what, self._registry)
-        fetching = Fetching(await self.class_of(target.what), target, first, count)
+        fetching = Fetching(await self.class_of(target.what), target, first, count, time)
         while not fetching.is_done:
             fetching.take(await self.wire.ask(partial(fetching.ask, self._core)))
         return fetching.messages

@@ -6,8 +6,10 @@ nothing behind.
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
+from simplebus.client.options import seconds_of
 from simplebus.client.target import Target
 from simplebus.core import arguments
 from simplebus.core.client.asking import Request
@@ -18,9 +20,11 @@ from simplebus.core.requests import FetchReply
 
 
 class Fetching:
-    """Messages of a class from a sequence on, as far as they have come."""
+    """Messages of a class from a sequence or a time on, as far as they have come."""
 
-    def __init__(self, class_id: int, target: Target, first: int, count: int) -> None:
+    def __init__(
+        self, class_id: int, target: Target, first: int, count: int, time: datetime | None
+    ) -> None:
         arguments.whole("first", first, least=0, most=SEQUENCE_MAX)
         arguments.whole("count", count, least=0, most=SEQUENCE_MAX)
         self.messages: list[Message[Any]] = []
@@ -28,12 +32,14 @@ class Fetching:
         self._class_id = class_id
         self._target = target
         self._next = first
+        self._time = None if time is None else seconds_of("time", time)
+        """None when it is known which message is next."""
         self._count = count
 
     def ask(self, core: ClientCore) -> Request:
         """Ask for what is missing."""
         missing = min(self._count - len(self.messages), FETCH_MESSAGES_MAX)
-        request = core.fetch(self._class_id, self._next, missing)
+        request = core.fetch(self._class_id, self._next, missing, time=self._time)
         request.decode = self._target.decode
         return request
 
@@ -43,6 +49,7 @@ class Fetching:
         assert isinstance(reply, FetchReply)
         for batch in request.batches:
             self.messages += batch
-        is_over = reply.next >= reply.head or reply.next <= self._next
+        before = self._next if self._time is None else reply.first
+        is_over = reply.next >= reply.head or reply.next <= before
         self.is_done = is_over or len(self.messages) >= self._count
-        self._next = reply.next
+        self._next, self._time = reply.next, None

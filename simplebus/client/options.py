@@ -114,14 +114,21 @@ def _pattern(channel: str) -> str:
     return channel
 
 
+def seconds_of(name: str, time: datetime) -> float:
+    """Seconds since 1970. Raises TypeError for what is no time, ValueError for one of no clock."""
+    if not isinstance(time, datetime):
+        raise TypeError(f"{name} must be a datetime, got {time!r}")
+    try:
+        return time.timestamp()
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{name} is no time that a bus can know, got {time!r}") from error
+
+
 def _start(start: str | int | datetime | Start) -> str | Start:
     if isinstance(start, Start):
         return start
     if isinstance(start, datetime):
-        try:
-            return Start(time=start.timestamp())
-        except (ValueError, OverflowError) as error:
-            raise ValueError(f"start is no time that a bus can know, got {start!r}") from error
+        return Start(time=seconds_of("start", start))
     if isinstance(start, int) and not isinstance(start, bool):
         return Start(sequence=arguments.whole("start", start, least=0, most=SEQUENCE_MAX))
     if start not in _STARTS:

@@ -19,7 +19,7 @@ from simplebus.core.classes import MessageClass
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.events import FetchAsked, Greeted, SubscriptionAsked, UnsubscriptionAsked
 from simplebus.core.group import Group, Member
-from simplebus.core.limits import FETCH_BYTES_MAX, IN_FLIGHT_MESSAGES
+from simplebus.core.limits import FETCH_BYTES_MAX, FETCH_TIMES_MAX, IN_FLIGHT_MESSAGES
 from simplebus.core.outbox import Outbox
 from simplebus.core.publishers import Publishers
 from simplebus.core.requests import (
@@ -28,7 +28,6 @@ from simplebus.core.requests import (
     SubscribeReply,
     SubscribeRequest,
 )
-from simplebus.core.ring import Ring
 from simplebus.core.session import Session
 from simplebus.core.store import Store
 from simplebus.core.subscription import Subscription
@@ -427,13 +426,20 @@ class Answers:
 
     def fetch(self, session: Session, asked: FetchAsked) -> None:
         """Many may be asked for at once: each is looked up when the peer has taken those before."""
-        ring = self._class(asked.class_id).ring
-        session.outbox.owe(partial(self._answer_fetch, session, asked, ring))
+        cls = self._class(asked.class_id)
+        session.outbox.owe(partial(self._answer_fetch, session, asked, cls))
         self._ready(session.outbox)
 
-    def _answer_fetch(self, session: Session, asked: FetchAsked, ring: Ring) -> None:
-        first = min(max(asked.asked.first, ring.floor), ring.head)
-        last = min(first + asked.asked.count, ring.head)
+    def _answer_fetch(self, session: Session, asked: FetchAsked, cls: MessageClass) -> None:
+        ring, wish = cls.ring, asked.asked
+        first = wish.first if wish.time is None else cls.times.find(wish.time, ring.head)
+        first = min(max(first, ring.floor), ring.head)
+        last = min(first + wish.count, ring.head)
+        times: list[tuple[int, float]] = []
+        if wish.times:
+            times = cls.times.steps(first, last, most=FETCH_TIMES_MAX + 1)
+            if len(times) > FETCH_TIMES_MAX:
+                last, _ = times.pop()
         pieces: list[memoryview] = []
         at, space = first, FETCH_BYTES_MAX
         while at < last and space > 0:
@@ -442,7 +448,9 @@ class Answers:
             space -= len(piece)
         if pieces:
             session.outbox.answer(asked.class_id, b"".join(pieces))
-        reply = FetchReply(first=first, next=at, floor=ring.floor, head=ring.head)
+        while times and times[-1][0] >= at:
+            times.pop()
+        reply = FetchReply(first=first, next=at, floor=ring.floor, head=ring.head, times=times)
         self._reply(
             session,
             frames.encode(

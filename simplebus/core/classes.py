@@ -8,7 +8,7 @@ what waits, whoever else comes and goes meanwhile.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 
 from simplebus.core.acks import AckWindow
@@ -258,6 +258,15 @@ class TimeIndex:
         if time >= self._ends[at]:
             at += 1
         return self._firsts[at] if at < len(self._firsts) else head
+
+    def steps(self, first: int, last: int, *, most: int) -> list[tuple[int, float]]:
+        """The steps that messages first..last-1 are in, which are stored: with which sequence each
+        begins, and when. No more than `most`, the earliest ones."""
+        if first >= last:
+            return []
+        at = max(0, bisect_right(self._firsts, first) - 1)
+        end = min(bisect_left(self._firsts, last), at + most)
+        return list(zip(self._firsts[at:end], self._times[at:end], strict=True))
 
     def forget(self, floor: int) -> None:
         """Nothing below floor is kept."""

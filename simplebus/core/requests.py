@@ -147,9 +147,13 @@ class FetchRequest(_Request, frozen=True):
 
     first: Sequence = 0
     count: Annotated[int, Meta(ge=1, le=FETCH_MESSAGES_MAX)] = FETCH_MESSAGES_MAX
+    time: float | None = None
+    """Instead of `first`: begin with what was accepted at or after it, in seconds since 1970."""
+    times: bool = False
+    """Whether the reply is to say when they were accepted."""
 
 
-class FetchReply(_Object, frozen=True):
+class FetchReply(_Object, frozen=True, omit_defaults=True):
     """What was found."""
 
     first: int
@@ -160,6 +164,9 @@ class FetchReply(_Object, frozen=True):
     """Lowest sequence that the class still holds."""
     head: int
     """Sequence of the next message that will be accepted."""
+    times: list[tuple[int, float]] = []
+    """If asked for, when they were accepted: from which sequence on, and seconds since 1970. The
+    first entry is at or before `first`, the last one before `next`."""
 
 
 class ErrorReply(_Object, frozen=True):

@@ -170,6 +170,10 @@ class Subscribing(Suite):
                 assert [message.sequence for message in found] == list(
                     range(first, first + len(expected))
                 )
+            for days, expected in ((-1, NUMBERED), (1, [])):
+                when = datetime.now(UTC) + timedelta(days=days)
+                found = await bus.fetch(1, 5, 100, time=when)
+                assert [message.payload for message in found] == expected
             async with bus.subscribe(1) as messages:
                 assert await payloads(messages, 10) == NUMBERED
 

@@ -69,6 +69,7 @@ WRONG: list[tuple[Call, type[Exception], str]] = [
     (lambda bus: bus.fetch(1, -1), ValueError, "first must be from 0 .* got -1"),
     (lambda bus: bus.fetch(1, 0, -1), ValueError, "count must be from 0 .* got -1"),
     (lambda bus: bus.fetch(1, "a"), TypeError, "first must be a whole number, got 'a'"),
+    (lambda bus: bus.fetch(1, time=5), TypeError, "time must be a datetime, got 5"),
     (lambda bus: bus.request(b"x", class_id=1, timeout="a"), TypeError, "timeout must be seconds"),
     (lambda bus: bus.reply(None, b""), TypeError, "a reply is to a message, got None"),
 ]

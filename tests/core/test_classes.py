@@ -39,6 +39,39 @@ def test_nothing_that_was_accepted_then_or_later_is_missed(
             assert times[found] > time - 2 * TIMES_STEP_SECONDS
 
 
+@given(
+    gaps=st.lists(st.sampled_from([0.0, 0.003, 0.01, 0.02, 5.0]), min_size=1, max_size=60),
+    most=st.sampled_from([3, 8, TIMES_MAX]),
+    data=st.data(),
+)
+def test_each_stored_message_is_in_a_step_that_began_before_it(
+    gaps: list[float], most: int, data: st.DataObject
+) -> None:
+    index, times = TimeIndex(), list[float]()
+    now = 0.0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(classes, "TIMES_MAX", most)
+        for gap in gaps:
+            now += gap
+            index.note(now, len(times))
+            times.append(now)
+    floor = data.draw(st.integers(0, len(times)))
+    index.forget(floor)
+    first = data.draw(st.integers(floor, len(times)))
+    last = data.draw(st.integers(first, len(times)))
+    steps = index.steps(first, last, most=100)
+    assert bool(steps) == (first < last)
+    assert steps == sorted(set(steps))
+    for n in range(first, last):
+        begun, time = max(step for step in steps if step[0] <= n)
+        assert begun == steps[0][0] or begun > first
+        assert time <= times[n]
+        if most == TIMES_MAX:
+            assert times[n] < time + TIMES_STEP_SECONDS
+        assert index.find(time, len(times)) == begun
+    assert index.steps(first, last, most=2) == steps[:2]
+
+
 def test_a_long_pause_is_not_skipped_however_coarse_the_index_has_become() -> None:
     index = TimeIndex()
     for n in range(TIMES_MAX + 2):

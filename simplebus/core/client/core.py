@@ -166,16 +166,27 @@ class ClientCore:
         # still to be said about its messages.
         return request
 
-    def fetch(self, class_id: int, first: int, count: int, *, make: bool = True) -> Request:
+    def fetch(
+        self,
+        class_id: int,
+        first: int,
+        count: int,
+        *,
+        time: float | None = None,
+        times: bool = False,
+        make: bool = True,
+    ) -> Request:
         """Messages of a class by sequence, with no effect on anybody's position: its `batches`.
 
-        A class that nobody has named is made; or, without `make`, refused as `unknown_class`.
+        With a `time`, in seconds since 1970, they begin with the first one accepted at or after
+        it, whatever `first` says; `times` has the reply say when they were accepted. A class that
+        nobody has named is made; or, without `make`, refused as `unknown_class`.
         Raises ValueError for what is no class id.
         """
         check_class_id(class_id)
         if make:
             self._talk.name(class_id)
-        content = FetchRequest(first=first, count=count).encode()
+        content = FetchRequest(first=first, count=count, time=time, times=times).encode()
         request = self._talk.ask(frames.FETCH, subject=class_id, content=content)
         request.wanted = count
         return request
