@@ -141,13 +141,14 @@ class SourceBus:
             if at < wanted.last:
                 asked = self._piece(class_id, at, wanted.last)
                 self.blocking.wire.push()
-            frames = Frames.joined([(b.data, b.bounds) for b in batches], reply.first)
+            frames = Frames.joined([(b.data, b.bounds) for b in batches], reply.first, reply.times)
             frames = frames.below(wanted.last)
             if frames.count:
                 yield frames
 
     def _piece(self, class_id: int, first: int, last: int) -> Request:
-        return self._core.fetch(class_id, first, min(last - first, FETCH_MESSAGES_MAX), make=False)
+        count = min(last - first, FETCH_MESSAGES_MAX)
+        return self._core.fetch(class_id, first, count, times=True, make=False)
 
     def _lose(self, wanted: Range, first: int, last: int, why: str, *, strict: bool) -> None:
         loss = Loss(wanted.server, wanted.class_, first, last, why)

@@ -12,7 +12,7 @@ Rule 3: what a column holds is what `envelope.decode` says; a property test says
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,6 +41,7 @@ DDL = (
 )
 """What Spark calls the columns; named as a Kafka source does, and two more."""
 HEADERS_DDL = "headers array<struct<key: string, value: binary>>"
+MEMORY_DDL = "memory string"
 
 _HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
 _SCHEMA = pa.schema(
@@ -57,8 +58,10 @@ _SCHEMA = pa.schema(
     ]
 )
 _HEADERS_FIELD = pa.field("headers", pa.list_(_HEADER))
-CREATE_TIME, NO_TIME = 0, -1
-"""timestampType: the publisher's clock, or nobody's."""
+_MEMORY_FIELD = pa.field("memory", pa.string())
+CREATE_TIME, ACCEPT_TIME = 0, 1
+"""timestampType: when the publisher says that it published; or, if it says nothing, when the bus
+accepted the message. The numbers are those of a Kafka source."""
 
 _WORD: np.dtype[np.uint32] = np.dtype("<u4")
 _LENGTH: np.dtype[np.uint16] = np.dtype(">u2")
@@ -79,6 +82,10 @@ class Frames:
     """Where each frame begins in raw, and the last one ends."""
     first: int
     """The first one's sequence."""
+    steps: Integers
+    """With which message each step of acceptance begins; the first one does not begin later."""
+    times: Integers
+    """When each step was, in microseconds since 1970."""
 
     @property
     def count(self) -> int:
@@ -90,17 +97,38 @@ class Frames:
         if count >= self.count:
             return self
         bounds = self.bounds[: count + 1]
-        return Frames(self.raw[: int(bounds[-1])], bounds, self.first)
+        return Frames(self.raw[: int(bounds[-1])], bounds, self.first, self.steps, self.times)
 
     @classmethod
-    def joined(cls, pieces: Iterable[tuple[memoryview, Integers]], first: int) -> Frames:
-        """Several pieces as one."""
+    def joined(
+        cls,
+        pieces: Iterable[tuple[memoryview, Integers]],
+        first: int,
+        times: Sequence[tuple[int, float]],
+    ) -> Frames:
+        """Several pieces as one; times as a Fetch tells them, in seconds."""
         raws, bounds, size = [], [np.zeros(1, np.int64)], 0
         for raw, ends in pieces:
             raws.append(raw)
             bounds.append(ends[1:] + size)
             size += len(raw)
-        return cls(b"".join(raws), np.concatenate(bounds), first)
+        steps = np.array([step for step, _ in times], np.int64)
+        seconds = np.array([time for _, time in times], np.float64)
+        micros = np.round(seconds * 1e6).astype(np.int64)
+        return cls(b"".join(raws), np.concatenate(bounds), first, steps, micros)
+
+    def accepted(self) -> Integers:
+        """When each message was accepted, in microseconds since 1970.
+
+        Raises ValueError when nothing is said of the first one.
+        """
+        if not self.count:
+            return np.empty(0, np.int64)
+        if not self.steps.size or self.steps[0] > self.first:
+            raise ValueError(f"the bus did not say when it accepted message {self.first}")
+        bounds = np.append(self.steps, self.first + self.count)
+        counts = np.diff(np.clip(bounds, self.first, self.first + self.count))
+        return np.repeat(self.times, counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,20 +142,25 @@ class Shape:
     channels: tuple[str, ...] = ()
     """Patterns; a message is there if one of them matches its channel. None: every message."""
     include_headers: bool = False
+    memory: str | None = None
+    """The identity of the memory that the sequences are of; None if no column is to say it."""
 
-    @property
-    def ddl(self) -> str:
-        return f"{DDL}, {HEADERS_DDL}" if self.include_headers else DDL
+
+def ddl(*, include_headers: bool, include_memory: bool) -> str:
+    """What Spark calls the columns of messages."""
+    more = [HEADERS_DDL] * include_headers + [MEMORY_DDL] * include_memory
+    return ", ".join([DDL, *more])
 
 
 def record_batch(given: Frames, shape: Shape) -> pa.RecordBatch:
     """The messages as Spark takes them.
 
-    Raises ValueError for what no bus sends: an envelope whose fields reach beyond its frame.
+    Raises ValueError for what no bus sends: an envelope whose fields reach beyond its frame, or
+    messages of which it is not said when they were accepted.
     """
     count = given.count
     fields = _Fields(given)
-    stamps = fields.published()
+    stamps, stamp_types = fields.stamps(given)
     channels = fields.texts(CHANNEL, pa.string())
     keys = fields.texts(KEY, pa.binary())
     headers = fields.texts(HEADERS, pa.binary())
@@ -138,7 +171,7 @@ def record_batch(given: Frames, shape: Shape) -> pa.RecordBatch:
         pa.repeat(pa.scalar(shape.class_id, pa.int32()), count),
         pa.array(np.arange(given.first, given.first + count, dtype=np.int64)),
         stamps,
-        _stamp_types(stamps),
+        stamp_types,
         channels,
         pa.repeat(pa.scalar(shape.server), count),
     ]
@@ -146,6 +179,9 @@ def record_batch(given: Frames, shape: Shape) -> pa.RecordBatch:
     if shape.include_headers:
         columns.append(_header_lists(headers))
         schema = schema.append(_HEADERS_FIELD)
+    if shape.memory is not None:
+        columns.append(pa.repeat(pa.scalar(shape.memory), count))
+        schema = schema.append(_MEMORY_FIELD)
     batch = pa.RecordBatch.from_arrays(columns, schema=schema)
     if shape.channels:
         batch = batch.filter(_wanted(channels, shape.channels))
@@ -160,13 +196,6 @@ def _wanted(channels: pa.Array, patterns: tuple[str, ...]) -> pa.Array:
     verdicts.append("#" in patterns)  # Of those without a channel.
     indexes = found.indices.fill_null(len(names))
     return pa.array(verdicts, pa.bool_()).take(indexes)
-
-
-def _stamp_types(stamps: pa.Array) -> pa.Array:
-    types = np.full(len(stamps), CREATE_TIME, np.int32)
-    if stamps.null_count:
-        types[stamps.is_null().to_numpy(zero_copy_only=False)] = NO_TIME
-    return pa.array(types)
 
 
 class _Fields:
@@ -208,13 +237,17 @@ class _Fields:
         self._raw = np.delete(data, nuls).tobytes()
         self._bounds = self._bounds - np.searchsorted(nuls, self._bounds)
 
-    def published(self) -> pa.Array:
-        kind = pa.timestamp("us", tz="UTC")
+    def stamps(self, given: Frames) -> tuple[pa.Array, pa.Array]:
+        """A time of each message, and what kind of time it is."""
         has = self._which(PUBLISHED)
         if has is None:
-            return pa.nulls(self._count, kind)
-        stamps = self._numbers(_MICROSECONDS, np.where(has, self._times_at, 0))
-        return pa.array(stamps.astype(np.int64), mask=~has).cast(kind)
+            stamps, types = given.accepted(), np.full(self._count, ACCEPT_TIME, np.int32)
+        else:
+            stamps = self._numbers(_MICROSECONDS, np.where(has, self._times_at, 0)).astype(np.int64)
+            types = np.where(has, CREATE_TIME, ACCEPT_TIME).astype(np.int32)
+            if not has.all():
+                stamps = np.where(has, stamps, given.accepted())
+        return pa.array(stamps).cast(pa.timestamp("us", tz="UTC")), pa.array(types)
 
     def texts(self, which: int, kind: pa.DataType) -> pa.Array:
         """The next field, a text with its length in front; null where there is none, or nothing."""

@@ -41,6 +41,7 @@ class SourceOptions:
     min_partitions: int | None = None
     partition_messages: int = PARTITION_MESSAGES
     include_headers: bool = False
+    include_memory: bool = False
     durable: str = ""
     """The name under which the bus keeps what the query has not processed; empty for none."""
     timeout: float = TIMEOUT_SECONDS
@@ -75,6 +76,7 @@ def source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOpti
         min_partitions=given.get("minPartitions", None, _count),
         partition_messages=given.get("maxRecordsPerPartition", PARTITION_MESSAGES, _count),
         include_headers=given.get("includeHeaders", False, _truth),
+        include_memory=given.get("includeMemory", False, _truth),
         durable=given.get("durable", "", _name),
         timeout=given.get("timeout", TIMEOUT_SECONDS, _seconds),
     )
@@ -109,6 +111,7 @@ _SOURCE = {
     "minPartitions": "a number",
     "maxRecordsPerPartition": "a number",
     "includeHeaders": "true or false",
+    "includeMemory": "true or false",
     "timeout": "seconds",
 }
 _BATCH = {"endingOffsets": "latest or JSON"}
@@ -198,6 +201,11 @@ def _starting(text: str) -> Wanted:
 
 def _ending(text: str) -> Wanted:
     return parse(text, known=_offset_names, earliest=False)
+
+
+def is_true(text: str) -> bool:
+    """Whether an option that is true or false is true."""
+    return text.strip().lower() == "true"
 
 
 def _truth(text: str) -> bool:

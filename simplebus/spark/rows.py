@@ -36,7 +36,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "channel": _TEXT,
     "key": _BYTES,
     "headers": _HEADERS,
-    "expires": ("double", "float", "int", "bigint"),
+    "expiry": ("double", "float", "int", "bigint"),
 }
 """What a sink takes, by column: Spark's names of types. `topic` is another word for class."""
 
@@ -119,8 +119,8 @@ def _starts(beside: Mapping[str, pa.Array], count: int) -> list[int]:
 def _envelope(about: Mapping[str, Any], otherwise: str) -> Envelope | None:
     """What goes with a message; None for nothing."""
     channel = otherwise if about.get("channel") is None else about["channel"]
-    key, headers, expires = (about.get(name) for name in ("key", "headers", "expires"))
-    if not channel and not key and not headers and expires is None:
+    key, headers, expiry = (about.get(name) for name in ("key", "headers", "expiry"))
+    if not channel and not key and not headers and expiry is None:
         return None
     given = [(one["key"], one["value"]) if isinstance(one, dict) else one for one in headers or ()]
     texts = [(name, _text(value)) for name, value in given]
@@ -128,7 +128,7 @@ def _envelope(about: Mapping[str, Any], otherwise: str) -> Envelope | None:
         channel=check_name(channel) if channel else "",
         key=key.encode() if isinstance(key, str) else key or b"",
         headers=pairs(texts),
-        expires_ms=None if expires is None else milliseconds("expires", expires),
+        expires_ms=None if expiry is None else milliseconds("expiry", expiry),
     )
 
 

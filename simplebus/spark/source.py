@@ -20,9 +20,9 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from simplebus.spark.buses import Buses
-from simplebus.spark.columns import DDL, HEADERS_DDL
+from simplebus.spark.columns import ddl
 from simplebus.spark.offsets import resolve
-from simplebus.spark.options import SourceOptions, sink_options, source_options
+from simplebus.spark.options import SourceOptions, is_true, sink_options, source_options
 from simplebus.spark.planner import plan
 from simplebus.spark.sink import BatchWriter, StreamWriter, check
 from simplebus.spark.stream import StreamReader
@@ -43,8 +43,12 @@ class SimplebusSource(DataSource):
     ... )
 
     Columns, as a Kafka source has them: key, value, topic (the class), partition (its id), offset
-    (the sequence), timestamp and timestampType (the publisher's clock, if it said), headers with
-    the option includeHeaders; and channel and server. What is not there is null.
+    (the sequence), timestamp and timestampType (0: when the publisher says that it published; 1: it
+    did not say, this is when the bus accepted the message, to within some hundredths of a second),
+    headers with the option includeHeaders; and channel and server. With the option includeMemory
+    there is memory, too: which memory of the bus the offset is of. Server, memory, topic and offset
+    are one message's for ever; a bus that has lost its memory begins another one, at offset 0.
+    What is not there is null; value, offset and timestamp always are.
 
     Options; servers and subscribe are needed, names count without regard to case:
 
@@ -63,7 +67,11 @@ class SimplebusSource(DataSource):
         minPartitions, maxRecordsPerPartition
                                 how a batch is cut into tasks
         includeHeaders          false
+        includeMemory           false
         timeout                 30 seconds for which a bus that does not answer is tried
+
+    As a sink it takes the columns value; class (or topic), unless the option class names it for all
+    rows; channel, key, headers, and expiry: the seconds for which a message is of use.
     """
 
     @classmethod
@@ -73,8 +81,10 @@ class SimplebusSource(DataSource):
 
     def schema(self) -> str:
         """The columns. The other options are looked at when it is known what is to be done."""
-        wanted = self.options.get("includeHeaders", "false").strip().lower()
-        return f"{DDL}, {HEADERS_DDL}" if wanted == "true" else DDL
+        return ddl(
+            include_headers=is_true(self.options.get("includeHeaders", "")),
+            include_memory=is_true(self.options.get("includeMemory", "")),
+        )
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For `spark.read`."""

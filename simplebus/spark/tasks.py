@@ -56,6 +56,7 @@ def read_task(task: Any) -> Iterator[pa.RecordBatch]:
         class_id=task.class_id,
         channels=options.channels,
         include_headers=options.include_headers,
+        memory=wanted.bus if options.include_memory else None,
     )
     try:
         with SourceBus(wanted.server, timeout=options.timeout) as bus:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from simplebus.core import frames
 from simplebus.core.channels import matches
 from simplebus.core.envelope import Envelope, decode, encode
-from simplebus.spark.columns import CREATE_TIME, NO_TIME, Frames, Shape, record_batch
+from simplebus.spark.columns import ACCEPT_TIME, CREATE_TIME, Frames, Shape, record_batch
 
 Sent = tuple[Envelope | None, bytes]
 
@@ -41,7 +41,9 @@ messages = st.lists(
 )
 
 
-def joined(sent: list[Sent], first: int, class_id: int) -> Frames:
+def joined(
+    sent: list[Sent], first: int, class_id: int, times: tuple[tuple[int, float], ...] = ((0, 5.5),)
+) -> Frames:
     whole = [
         frames.encode(frames.MESSAGE, class_id=class_id, message_id=n, content=payload)
         if envelope is None
@@ -51,10 +53,12 @@ def joined(sent: list[Sent], first: int, class_id: int) -> Frames:
         for n, (envelope, payload) in enumerate(sent, first)
     ]
     bounds = np.concatenate(([0], np.cumsum([len(one) for one in whole]))).astype(np.int64)
-    return Frames(b"".join(whole), bounds, first)
+    return Frames.joined([(memoryview(b"".join(whole)), bounds)], first, times)
 
 
-def oracle(given: Frames, shape: Shape) -> list[dict[str, Any]]:
+def oracle(
+    given: Frames, shape: Shape, times: tuple[tuple[int, float], ...]
+) -> list[dict[str, Any]]:
     """Row by row."""
     rows = []
     for index, (begin, end) in enumerate(zip(given.bounds, given.bounds[1:], strict=False)):
@@ -64,23 +68,26 @@ def oracle(given: Frames, shape: Shape) -> list[dict[str, Any]]:
             envelope, payload = decode(payload)
         if shape.channels and not any(matches(one, envelope.channel) for one in shape.channels):
             continue
-        stamp = envelope.published
+        stamp, kind = envelope.published, CREATE_TIME
+        if stamp is None:
+            seconds = next(t for n, t in reversed(times) if n <= given.first + index)
+            stamp, kind = round(seconds * 1e6), ACCEPT_TIME
         row: dict[str, Any] = {
             "key": envelope.key or None,
             "value": payload,
             "topic": shape.topic,
             "partition": shape.class_id,
             "offset": given.first + index,
-            "timestamp": None
-            if stamp is None
-            else datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=stamp),
-            "timestampType": NO_TIME if stamp is None else CREATE_TIME,
+            "timestamp": datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=stamp),
+            "timestampType": kind,
             "channel": envelope.channel or None,
             "server": shape.server,
         }
         if shape.include_headers:
             headers = [{"key": n, "value": v.encode()} for n, v in envelope.headers]
             row["headers"] = headers or None
+        if shape.memory is not None:
+            row["memory"] = shape.memory
         rows.append(row)
     return rows
 
@@ -92,6 +99,8 @@ def oracle(given: Frames, shape: Shape) -> list[dict[str, Any]]:
     st.sampled_from([7, 0x3C0D]),
     st.sampled_from([(), ("#",), ("a.*",), ("a", "c.#")]),
     st.booleans(),
+    st.sampled_from([None, "m"]),
+    st.lists(st.tuples(st.integers(1, 300), st.floats(0, 1e10)), max_size=4),
 )
 def test_columns_hold_what_each_message_says(
     some: list[Sent],
@@ -100,18 +109,31 @@ def test_columns_hold_what_each_message_says(
     class_id: int,
     channels: tuple[str, ...],
     include_headers: bool,
+    memory: str | None,
+    later: list[tuple[int, float]],
 ) -> None:
-    shape = Shape("s:1", "orders", class_id, channels, include_headers)
-    whole = joined(some * times, first, class_id)
-    assert record_batch(whole, shape).to_pylist() == oracle(whole, shape)
+    shape = Shape("s:1", "orders", class_id, channels, include_headers, memory)
+    steps = {max(0, first - 3): 0.25, **{first + n: time for n, time in sorted(later)}}
+    accepted = tuple(steps.items())
+    whole = joined(some * times, first, class_id, accepted)
+    assert record_batch(whole, shape).to_pylist() == oracle(whole, shape, accepted)
 
 
 def test_pieces_are_joined() -> None:
     one, other = joined([(None, b"a"), (None, b"bc")], 5, 7), joined([(None, b"")], 7, 7)
-    both = Frames.joined([(memoryview(f.raw), f.bounds) for f in (one, other)], 5)
+    both = Frames.joined([(memoryview(f.raw), f.bounds) for f in (one, other)], 5, [(4, 1.5)])
     batch = record_batch(both, Shape("s", "7", 7))
     assert batch["value"].to_pylist() == [b"a", b"bc", b""]
     assert batch["offset"].to_pylist() == [5, 6, 7]
+    assert both.accepted().tolist() == [1_500_000] * 3
+    assert both.below(6).accepted().tolist() == [1_500_000]
+    assert both.below(5).accepted().tolist() == []
+
+
+@pytest.mark.parametrize("times", [(), ((6, 1.0),)])
+def test_messages_without_a_time_are_refused(times: tuple[tuple[int, float], ...]) -> None:
+    with pytest.raises(ValueError, match="did not say when it accepted message 5"):
+        record_batch(joined([(None, b"a"), (None, b"b")], 5, 7, times), Shape("s", "7", 7))
 
 
 @pytest.mark.parametrize("content", [b"\x40", b"\x01", b"\x08\0\x05abc", b"\x20\0", b""])
@@ -119,5 +141,6 @@ def test_an_envelope_that_no_bus_sends_is_refused_by_its_message(content: bytes)
     good = frames.encode(frames.ENVELOPE, class_id=7, content=encode(Envelope(), b"x" * 20))
     bad = frames.encode(frames.ENVELOPE, class_id=7, content=content)
     bounds = np.array([0, len(good), len(good) + len(bad), 2 * len(good) + len(bad)])
+    three = Frames.joined([(memoryview(good + bad + good), bounds)], 3, [(3, 1.0)])
     with pytest.raises(ValueError, match="bad envelope with message 4"):
-        record_batch(Frames(good + bad + good, bounds, 3), Shape("s", "7", 7))
+        record_batch(three, Shape("s", "7", 7))

@@ -43,7 +43,7 @@ def test_everything_goes_with_a_message() -> None:
         topic=["orders"],
         key=["k"],
         headers=[[{"key": "h", "value": b"v"}]],
-        expires=[1.5],
+        expiry=[1.5],
     )
     envelope = Envelope(key=b"k", headers=(("h", "v"),), expires_ms=1500)
     assert found == [Some("orders", [b"a"], envelope)]
@@ -64,7 +64,7 @@ def test_everything_goes_with_a_message() -> None:
 def test_rows_stay_what_they_are_and_where_they_are(rows: list[Any], with_headers: bool) -> None:
     columns = list(zip(*rows, strict=True)) if rows else [[]] * 4
     kinds = [pa.string(), pa.string(), pa.binary(), pa.float64()]
-    names = ["class", "channel", "key", "expires"]
+    names = ["class", "channel", "key", "expiry"]
     beside = {n: pa.array(c, k) for n, c, k in zip(names, columns, kinds, strict=True)}
     if with_headers:
         beside["headers"] = pa.array([None, []] * len(rows), pa.map_(pa.string(), pa.string()))
@@ -72,9 +72,9 @@ def test_rows_stay_what_they_are_and_where_they_are(rows: list[Any], with_header
     found = made(value=pa.array([b"%d" % n for n in range(len(rows))], pa.binary()), **beside)
     each = [(one.class_, payload, one.envelope) for one in found for payload in one.payloads]
     expected = []
-    for n, (class_, channel, key, expires) in enumerate(rows):
+    for n, (class_, channel, key, expiry) in enumerate(rows):
         envelope = Envelope(
-            channel=channel or "", key=key or b"", expires_ms=None if expires is None else 500
+            channel=channel or "", key=key or b"", expires_ms=None if expiry is None else 500
         )
         expected.append((class_ or "7", b"%d" % n, None if envelope == Envelope() else envelope))
     assert each == expected
@@ -85,7 +85,7 @@ def test_rows_stay_what_they_are_and_where_they_are(rows: list[Any], with_header
     [
         ({"value": [b"a", None]}, "row 101 has no value"),
         ({"value": [b"a", b"b"], "channel": ["a", "a..b"]}, "row 101: .*a..b"),
-        ({"value": [b"a"], "expires": [-1.0]}, "row 100: expires must be seconds from 0 on"),
+        ({"value": [b"a"], "expiry": [-1.0]}, "row 100: expiry must be seconds from 0 on"),
         ({"value": [b"a"], "headers": [[{"key": "h", "value": b"\xff"}]]}, "row 100.*utf-8"),
         ({"value": [b"a", b"b"], "class": ["1", ""]}, "row 101 has no class"),
     ],

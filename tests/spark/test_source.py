@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ def test_a_batch_has_every_message_with_what_came_with_it(spark: Any, server: Bu
         bus.publish_many([b"%d" % n for n in range(1000)], class_id=1)
         bus.publish(b"paid", class_id="orders", channel="orders.eu", key=b"k", headers={"a": "b"})
     rows = reading(spark, server, subscribe="1, orders", includeHeaders="true", minPartitions=4)
+    rows = rows.option("includeMemory", "true")
     frame = rows.load()
     assert frame.rdd.getNumPartitions() >= 4
     found = frame.orderBy("topic", "offset").collect()
@@ -33,8 +35,11 @@ def test_a_batch_has_every_message_with_what_came_with_it(spark: Any, server: Bu
     last = found[1000]
     assert (last.topic, bytes(last.key), last.channel) == ("orders", b"k", "orders.eu")
     assert [(one.key, bytes(one.value)) for one in last.headers] == [("a", b"b")]
-    assert (found[0].key, found[0].channel, found[0].headers, found[0].timestamp) == (None,) * 4
-    assert (found[0].partition, found[0].timestampType) == (1, -1)
+    assert (found[0].key, found[0].channel, found[0].headers) == (None,) * 3
+    assert (found[0].partition, found[0].timestampType) == (1, 1)
+    assert abs(found[0].timestamp.timestamp() - time.time()) < 600
+    assert len({row.memory for row in found}) == 1
+    assert len(found[0].memory) > 8
     assert found[0].server == server.address.removeprefix("simplebus://")
 
 
