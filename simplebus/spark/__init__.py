@@ -8,6 +8,7 @@
     java        a Java for Spark, wherever it comes from
     bus         what a bus is asked: classes, what they hold, ranges
     buses       the connections of one process
+    patience    connections of tasks, tried for a while
     awake       signs of life while a query is busy with a batch
     pin         what keeps messages until a query has processed them
     tasks       what executors read                                     pyspark from here on

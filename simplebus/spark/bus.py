@@ -21,6 +21,7 @@ from simplebus.core.limits import FETCH_MESSAGES_MAX
 from simplebus.core.requests import FetchReply
 from simplebus.spark.columns import Frames
 from simplebus.spark.offsets import SEQUENCE_MAX, Held, Memory
+from simplebus.spark.patience import patient_bus
 from simplebus.spark.planner import DataLossError, Loss, Range, told
 
 log = logging.getLogger("simplebus.spark")
@@ -31,16 +32,20 @@ class ClassMissingError(ValueError):
 
 
 class SourceBus:
-    """A connection that reads. Used by one thread, as a block."""
+    """A connection that reads. Used by one thread, as a block.
 
-    def __init__(self, server: str, *, timeout: float) -> None:
+    With `patient` a bus that is not there is tried for `timeout`, too, and not only one that goes.
+    """
+
+    def __init__(self, server: str, *, timeout: float, patient: bool = False) -> None:
         self.server = server
         self._timeout = timeout
+        self._connecting = patient_bus if patient else partial(connect_blocking, reconnect=timeout)
         self._stack = contextlib.ExitStack()
         self._ids: dict[str, int] = {}
 
     def __enter__(self) -> Self:
-        connecting = connect_blocking(self.server, timeout=self._timeout, reconnect=self._timeout)
+        connecting = self._connecting(self.server, timeout=self._timeout)
         self.blocking: BlockingBus = self._stack.enter_context(connecting)
         self._core = self.blocking.wire.core
         return self

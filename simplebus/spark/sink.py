@@ -36,8 +36,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from simplebus.client.blocking import connect_blocking
 from simplebus.spark.options import SinkOptions
+from simplebus.spark.patience import patient_bus
 from simplebus.spark.rows import check_columns, messages
 
 if TYPE_CHECKING:
@@ -113,13 +113,7 @@ def write_task(rows: Iterator[pa.RecordBatch], options: SinkOptions, name: str) 
 
     Raises RowError, BusConnectionError, and an ExceptionGroup of what the bus refused.
     """
-    with connect_blocking(
-        options.server,
-        name=name,
-        instance=name,  # Whoever comes under this name later replaces this attempt.
-        timeout=options.timeout,
-        reconnect=options.timeout,
-    ) as bus:
+    with patient_bus(options.server, timeout=options.timeout, name=name) as bus:
         core, wire = bus.wire.core, bus.wire
         stored = core.publisher.stored_before
         count = 0

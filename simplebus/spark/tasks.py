@@ -59,7 +59,7 @@ def read_task(task: Any) -> Iterator[pa.RecordBatch]:
         memory=wanted.bus if options.include_memory else None,
     )
     try:
-        with SourceBus(wanted.server, timeout=options.timeout) as bus:
+        with SourceBus(wanted.server, timeout=options.timeout, patient=True) as bus:
             for frames in bus.read(wanted, strict=options.fail_on_data_loss):
                 yield record_batch(frames, shape)
     except BusConnectionError as error:

@@ -127,7 +127,7 @@ def deaf_listener() -> Iterator[FalseBus]:
 
 
 class Proxy:
-    """A way to a bus that can lose what is said, and be cut."""
+    """A way to a bus that can lose what is said, stall, be cut, and lead to another bus."""
 
     def __init__(self, address: str) -> None:
         self.loses = ""
@@ -136,28 +136,49 @@ class Proxy:
         """Bytes that were lost."""
         self.is_shut = False
         """Whether nobody gets through."""
-        self._bus = address.removeprefix("simplebus://").rsplit(":", 1)
+        self.turned_away = 0
+        """How many did not get through."""
+        self.stalls_after: int | None = None
+        """Bytes of the bus that a connection lets through; it keeps the others to itself."""
+        self.stalled: list[int] = []
+        """The ports of the clients that wait for such bytes."""
+        self.lead_to(address)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._sockets: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
+    def lead_to(self, address: str) -> None:
+        """From now on who comes gets to this bus."""
+        self._bus = address.removeprefix("simplebus://").rsplit(":", 1)
+
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                if self.is_shut:
+                try:
+                    if self.is_shut:
+                        raise ConnectionRefusedError
+                    bus = socket.create_connection((self._bus[0], int(self._bus[1])))
+                except OSError:
                     client.close()
+                    self.turned_away += 1
                     continue
-                bus = socket.create_connection((self._bus[0], int(self._bus[1])))
                 self._sockets += [client, bus]
                 for way in ((client, bus, "what it hears"), (bus, client, "what the bus says")):
                     threading.Thread(target=self._relay, args=way, daemon=True).start()
 
     def _relay(self, source: socket.socket, target: socket.socket, what: str) -> None:
+        relayed = 0
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
-                if self.loses == what:
+                relayed += len(data)
+                most = self.stalls_after if what == "what the bus says" else None
+                if most is not None and relayed > most:
+                    self.stalled.append(target.getpeername()[1])
+                    while source.recv(1 << 16):  # Until it is cut.
+                        pass
+                elif self.loses == what:
                     self.lost += len(data)
                 else:
                     target.sendall(data)

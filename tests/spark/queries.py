@@ -1,0 +1,101 @@
+"""A query as Spark runs it, without Spark: its order of calls, its two logs, its restarts.
+
+Rule 1: the order is that of a real micro-batch: the end of a batch is written down, the batch
+before it is committed, the tasks are made and read, the rows go to the sink, the batch is done. A
+query that is started again first repeats the batch that was not.
+Rule 2: offsets and tasks travel as they do in Spark: as JSON and as pickles.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from simplebus.spark.options import source_options
+from simplebus.spark.stream import StreamReader
+
+POINTS = ("ended", "planned", "reading", "read", "done")
+"""Where something may happen: the batch has an end, has tasks, is being read, is read, is done."""
+
+
+class Query:
+    """What a checkpoint and a sink hold, and a reader for as long as it runs."""
+
+    def __init__(self, **options: object) -> None:
+        self.options = {name: str(value) for name, value in options.items()}
+        self.offsets: list[str] = []
+        """The offset log: where batch n begins, and as the last one where it ends."""
+        self.done = 0
+        """The commit log: batches that are done."""
+        self.rows: list[dict[str, Any]] = []
+        """Of the batches that are done."""
+        self._reader: StreamReader | None = None
+        self._told = 0
+
+    @property
+    def reader(self) -> StreamReader:
+        """Started when it is not."""
+        if self._reader is None:
+            self._reader = StreamReader(source_options(self.options, streaming=True))
+            first = json.dumps(self._reader.initialOffset())
+            self.offsets = self.offsets or [first]
+            self._told = self.done
+        return self._reader
+
+    def die(self) -> None:
+        """As a driver that is killed: its connections break, and nothing else happens."""
+        if self._reader is not None:
+            self._reader.stop()
+            self._reader = None
+
+    stop = die
+
+    def run(self, at: Callable[[str], None] = lambda point: None) -> list[dict[str, Any]] | None:
+        """One batch; `at` is called at each point. Returns its rows; None if there was no batch."""
+        reader = self.reader
+        if len(self.offsets) == self.done + 1:
+            start = json.loads(self.offsets[-1])
+            end = json.dumps(reader.latestOffset(start, reader.getDefaultReadLimit()))
+            if end == self.offsets[-1]:
+                return None
+            self.offsets.append(end)
+            at("ended")
+            if self._told < self.done:
+                reader.commit(start)
+                self._told = self.done
+        start, end = (json.loads(text) for text in self.offsets[self.done :])
+        tasks = pickle.loads(pickle.dumps(list(reader.partitions(start, end))))
+        at("planned")
+        found: list[dict[str, Any]] = []
+        for task in tasks:
+            for batch in reader.read(task):
+                found += batch.to_pylist()
+                at("reading")
+        at("read")
+        self.rows += found
+        self.done += 1
+        at("done")
+        return found
+
+    def catch_up(self, at: Callable[[str], None] = lambda point: None) -> None:
+        """Batches until there is nothing left to read."""
+        while self.run(at) is not None:
+            pass
+
+    def counts(self) -> Counter[bytes]:
+        """How often the sink has each value."""
+        return Counter(row["value"] for row in self.rows)
+
+
+def once(point: str, what: Callable[[], object]) -> Callable[[str], None]:
+    """Have something happen the first time that a batch comes to a point."""
+    waiting = [what]
+
+    def at(here: str) -> None:
+        if here == point and waiting:
+            waiting.pop()()
+
+    return at
