@@ -3,6 +3,7 @@
     options     what a job may be told                                  PURE
     offsets     how far a query has come                                PURE
     planner     from offsets to ranges: what is read next               PURE
+    pace        when the next batch is due                              PURE
     columns     from frames to Arrow columns                            PURE, with pyarrow
     rows        from Arrow columns to messages                          PURE, with pyarrow
     java        a Java for Spark, wherever it comes from
@@ -10,7 +11,9 @@
     buses       the connections of one process
     patience    connections of tasks, tried for a while
     awake       signs of life while a query is busy with a batch
+    seeking     from times to offsets
     pin         what keeps messages until a query has processed them
+    keeping     the pins of one query
     tasks       what executors read                                     pyspark from here on
     source      `spark.read`, and the door to the others
     stream      `spark.readStream`
@@ -23,7 +26,7 @@
 >>> from pyspark.sql import SparkSession
 >>> spark = SparkSession.builder.getOrCreate()
 >>> rows = spark.readStream.format("simplebus").option("servers", "127.0.0.1:8888")
->>> rows = rows.option("subscribe", "orders").option("durable", "archive of orders").load()
+>>> rows = rows.option("subscribe", "orders").load()
 
 Rule 1: importing simplebus never imports this package, and importing this package never imports
 pyspark or pyarrow.

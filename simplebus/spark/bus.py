@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -27,6 +27,10 @@ from simplebus.spark.planner import DataLossError, Loss, Range, told
 log = logging.getLogger("simplebus.spark")
 
 
+# How long a first connection may take that nobody is patient about.
+_CONNECT_SECONDS = 5.0
+
+
 class ClassMissingError(ValueError):
     """A class that a job reads does not exist."""
 
@@ -34,18 +38,27 @@ class ClassMissingError(ValueError):
 class SourceBus:
     """A connection that reads. Used by one thread, as a block.
 
-    With `patient` a bus that is not there is tried for `timeout`, too, and not only one that goes.
+    Entering raises BusConnectionError when the bus is not reached within seconds: who starts
+    something wants to know. With `patient` it is tried for `timeout`, as one that goes is.
     """
 
     def __init__(self, server: str, *, timeout: float, patient: bool = False) -> None:
         self.server = server
         self._timeout = timeout
-        self._connecting = patient_bus if patient else partial(connect_blocking, reconnect=timeout)
+        self._patient = patient
         self._stack = contextlib.ExitStack()
         self._ids: dict[str, int] = {}
 
     def __enter__(self) -> Self:
-        connecting = self._connecting(self.server, timeout=self._timeout)
+        connecting = (
+            patient_bus(self.server, timeout=self._timeout)
+            if self._patient
+            else connect_blocking(
+                self.server,
+                timeout=min(self._timeout, _CONNECT_SECONDS),
+                reconnect=self._timeout,
+            )
+        )
         self.blocking: BlockingBus = self._stack.enter_context(connecting)
         self._core = self.blocking.wire.core
         return self
@@ -87,6 +100,27 @@ class SourceBus:
             if bus == self.memory_id:
                 held = [Held(floor=reply.floor, head=reply.head) for reply in replies]
                 return Memory(bus, dict(zip(names, held, strict=True)))
+
+    def first_since(self, times: Mapping[str, int]) -> dict[str, int | None]:
+        """The first message of each class that was accepted at or after a time, in milliseconds
+        since 1970; a few accepted shortly before may come with it. None: there is none yet.
+
+        Raises ClassMissingError, BusConnectionError.
+        """
+        questions = [
+            partial(
+                self._core.fetch, self.class_id(name), 0, 1, time=milliseconds / 1000, make=False
+            )
+            for name, milliseconds in times.items()
+        ]
+        try:
+            _, replies = self._ask(questions)
+        except RefusedError as error:
+            raise self._missing(error) from error
+        return {
+            name: reply.first if reply.first < reply.head else None
+            for name, reply in zip(times, replies, strict=True)
+        }
 
     def _look(self, class_id: int, *, make: bool) -> Request:
         """Ask for a message that cannot be: the answer tells what can."""

@@ -8,6 +8,7 @@ names the nearest real one: an option with a typing error that is passed over is
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +16,11 @@ from typing import Any
 from simplebus.client.dial import Address
 from simplebus.core.channels import check_pattern
 from simplebus.core.limits import CLASS_ID_MAX, NAME_CHARACTERS_MAX
-from simplebus.spark.offsets import Wanted, parse
+from simplebus.spark.offsets import MILLISECONDS_MAX, ByClass, Times, Wanted, parse, parse_times
 
 TIMEOUT_SECONDS = 30.0
+# As long as a Kafka source waits.
+DELAY_SECONDS = 15 * 60.0
 # Small enough that a partition that fails costs little to repeat, and that one class keeps several
 # cores busy; large enough that its beginning and end do not show.
 PARTITION_MESSAGES = 500_000
@@ -33,17 +36,21 @@ class SourceOptions:
     """Classes, each an id in digits or a name."""
     channels: tuple[str, ...] = ()
     """Patterns; a message is read if one of them matches its channel. None: every message."""
-    starting: Wanted = "earliest"
-    ending: Wanted = "latest"
+    starting: Wanted | Times = "earliest"
+    ending: Wanted | Times = "latest"
     fail_on_data_loss: bool = True
     max_offsets: int | None = None
     """Messages per trigger."""
+    min_offsets: int | None = None
+    """So many messages are waited for, but no longer than `max_delay`."""
+    max_delay: float = DELAY_SECONDS
     min_partitions: int | None = None
     partition_messages: int = PARTITION_MESSAGES
     include_headers: bool = False
     include_memory: bool = False
-    durable: str = ""
-    """The name under which the bus keeps what the query has not processed; empty for none."""
+    durable: str | None = None
+    """The name under which the buses keep what the query has not processed; None for one of its
+    own, empty for none: then they keep it only while it runs."""
     timeout: float = TIMEOUT_SECONDS
     """Seconds for which a bus that does not answer is tried."""
 
@@ -64,22 +71,57 @@ def source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOpti
     """Read them. Raises ValueError, with the name, what came and what was expected."""
     given = _Given(options, {**_SOURCE, **(_STREAMING if streaming else _BATCH)})
     servers = given.required("servers", _servers)
-    starting = given.get("startingOffsets", "latest" if streaming else "earliest", _starting)
-    return SourceOptions(
+    found = SourceOptions(
         servers=servers,
         subscribe=given.required("subscribe", _classes),
         channels=given.get("channels", (), _patterns),
-        starting=starting,
-        ending=given.get("endingOffsets", "latest", _ending),
+        starting=_beginning(given, "latest" if streaming else "earliest"),
+        ending=_end(given),
         fail_on_data_loss=given.get("failOnDataLoss", True, _truth),
         max_offsets=given.get("maxOffsetsPerTrigger", None, _count),
+        min_offsets=given.get("minOffsetsPerTrigger", None, _count),
+        max_delay=given.get("maxTriggerDelay", DELAY_SECONDS, _span),
         min_partitions=given.get("minPartitions", None, _count),
         partition_messages=given.get("maxRecordsPerPartition", PARTITION_MESSAGES, _count),
         include_headers=given.get("includeHeaders", False, _truth),
         include_memory=given.get("includeMemory", False, _truth),
-        durable=given.get("durable", "", _name),
+        durable=given.get("durable", None, _name),
         timeout=given.get("timeout", TIMEOUT_SECONDS, _seconds),
     )
+    least, most = found.min_offsets, found.max_offsets
+    if least is not None and most is not None and least > most:
+        raise ValueError(
+            f"minOffsetsPerTrigger is {least} and maxOffsetsPerTrigger {most}: a batch cannot "
+            "have both"
+        )
+    return found
+
+
+def _beginning(given: _Given, otherwise: Wanted) -> Wanted | Times:
+    """The most general of what was said counts, as with a Kafka source."""
+    offsets = given.get("startingOffsets", otherwise, _starting)
+    by_class = given.get("startingOffsetsByTimestamp", None, _times)
+    common = given.get("startingTimestamp", None, _milliseconds)
+    is_strict = given.get("startingOffsetsByTimestampStrategy", True, _strategy)
+    if common is not None:
+        return Times("startingTimestamp", common, is_strict)
+    if by_class is not None:
+        return Times("startingOffsetsByTimestamp", by_class, is_strict)
+    found: Wanted = offsets
+    return found
+
+
+def _end(given: _Given) -> Wanted | Times:
+    """The same for the end. A time behind the last message is the end of what there is."""
+    offsets = given.get("endingOffsets", "latest", _ending)
+    by_class = given.get("endingOffsetsByTimestamp", None, _times)
+    common = given.get("endingTimestamp", None, _milliseconds)
+    if common is not None:
+        return Times("endingTimestamp", common, is_strict=False)
+    if by_class is not None:
+        return Times("endingOffsetsByTimestamp", by_class, is_strict=False)
+    found: Wanted = offsets
+    return found
 
 
 def sink_options(options: Mapping[str, str]) -> SinkOptions:
@@ -107,6 +149,9 @@ _SOURCE = {
     "subscribe": "classes by name or id, with commas",
     "channels": "patterns of channels, with commas",
     "startingOffsets": "earliest, latest or JSON",
+    "startingTimestamp": "milliseconds since 1970",
+    "startingOffsetsByTimestamp": "JSON",
+    "startingOffsetsByTimestampStrategy": "error or latest",
     "failOnDataLoss": "true or false",
     "minPartitions": "a number",
     "maxRecordsPerPartition": "a number",
@@ -114,8 +159,17 @@ _SOURCE = {
     "includeMemory": "true or false",
     "timeout": "seconds",
 }
-_BATCH = {"endingOffsets": "latest or JSON"}
-_STREAMING = {"maxOffsetsPerTrigger": "a number", "durable": "a name"}
+_BATCH = {
+    "endingOffsets": "latest or JSON",
+    "endingTimestamp": "milliseconds since 1970",
+    "endingOffsetsByTimestamp": "JSON",
+}
+_STREAMING = {
+    "maxOffsetsPerTrigger": "a number",
+    "minOffsetsPerTrigger": "a number",
+    "maxTriggerDelay": "a span of time such as 15m",
+    "durable": "a name, or none",
+}
 _SINK = {
     "servers": "simplebus host:port",
     "path": "the same as servers: what save() or start() is given",
@@ -124,6 +178,10 @@ _SINK = {
     "timeout": "seconds",
     "checkpointLocation": "Spark's own",
 }
+
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+_SPAN = re.compile(rf"(?P<number>\d{{1,9}}(\.\d+)?)\s*(?P<unit>{'|'.join(_UNITS)})", re.ASCII)
 
 
 class _Given:
@@ -203,6 +261,26 @@ def _ending(text: str) -> Wanted:
     return parse(text, known=_offset_names, earliest=False)
 
 
+def _times(text: str) -> ByClass:
+    return parse_times(text, known=_offset_names)
+
+
+def _milliseconds(text: str) -> int:
+    word = text.strip()
+    if not (word.isdecimal() and word.isascii() and int(word) <= MILLISECONDS_MAX):
+        raise ValueError(
+            f"expected milliseconds since 1970, a whole number from 0 to {MILLISECONDS_MAX}"
+        )
+    return int(word)
+
+
+def _strategy(text: str) -> bool:
+    found = {"error": True, "latest": False}.get(text.strip().lower())
+    if found is None:
+        raise ValueError("expected error or latest")
+    return found
+
+
 def is_true(text: str) -> bool:
     """Whether an option that is true or false is true."""
     return text.strip().lower() == "true"
@@ -231,10 +309,18 @@ def _seconds(text: str) -> float:
     return found
 
 
+def _span(text: str) -> float:
+    """Seconds, of a number and its unit."""
+    found = _SPAN.fullmatch(text.strip().lower())
+    if found is None or not float(found["number"]):
+        raise ValueError(f"expected a number above 0 and its unit ({', '.join(_UNITS)}), as in 15m")
+    return float(found["number"]) * _UNITS[found["unit"]]
+
+
 def _name(text: str) -> str:
     if not 0 < len(text.strip()) <= NAME_CHARACTERS_MAX:
-        raise ValueError(f"expected a name of 1 to {NAME_CHARACTERS_MAX} characters")
-    return text.strip()
+        raise ValueError(f"expected a name of 1 to {NAME_CHARACTERS_MAX} characters, or none")
+    return "" if text.strip().lower() == "none" else text.strip()
 
 
 def _offset_names(server: str, class_: str) -> tuple[str, str]:

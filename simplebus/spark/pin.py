@@ -85,8 +85,9 @@ class Pin:
                 if monotonic() >= deadline:
                     raise PinError(
                         f"another query keeps its place in class {class_} at {self._bus.server} "
-                        f"under the name {self._name!r}; give each query a name of its own with "
-                        "the option durable"
+                        f"under the name {self._name!r}: each query has a checkpoint and a name of "
+                        "its own, and runs once; the option durable gives it one, and without it "
+                        "it gives one to itself"
                     ) from error
                 sleep(_PAUSE_SECONDS)
         reply = inbox.request.reply
@@ -108,6 +109,15 @@ class Pin:
     def _let_go(self, hold: _Hold) -> None:
         self._core.unsubscribe(hold.inbox, processed=False)
         self._wire.push()
+
+    def forget(self, class_: str) -> None:
+        """Keep nothing of a class any more, under this name, whoever was to keep it.
+
+        Raises PinError, BusConnectionError.
+        """
+        self.move(class_, "new")
+        hold = self._held.pop(class_)
+        self._wire.answered(self._core.unsubscribe(hold.inbox, processed=False, forget=True))
 
     def release(self) -> None:
         """Keep nothing any more but what the name stands for."""

@@ -24,6 +24,7 @@ from simplebus.spark.columns import ddl
 from simplebus.spark.offsets import resolve
 from simplebus.spark.options import SourceOptions, is_true, sink_options, source_options
 from simplebus.spark.planner import plan
+from simplebus.spark.seeking import option_of, sought
 from simplebus.spark.sink import BatchWriter, StreamWriter, check
 from simplebus.spark.stream import StreamReader
 from simplebus.spark.tasks import Task, read_task, tasks
@@ -58,12 +59,26 @@ class SimplebusSource(DataSource):
         startingOffsets         earliest (of a batch), latest (of a stream), or JSON:
                                 {"host:port": {"orders": 120, "7": -2}}, -2 earliest, -1 latest
         endingOffsets           of a batch: latest, or JSON
+        startingTimestamp, endingTimestamp
+                                milliseconds since 1970, instead: begin with, or end before, the
+                                first message that the bus accepted then or later, to within some
+                                hundredths of a second
+        startingOffsetsByTimestamp, endingOffsetsByTimestamp
+                                the same in JSON, {"host:port": {"orders": 1763740800000}}. What is
+                                said for all classes counts before this, and this before offsets
+        startingOffsetsByTimestampStrategy
+                                error; latest to begin behind the last message where there is none
+                                at or after the time
         maxOffsetsPerTrigger    of a stream: messages per batch
-        durable                 of a stream: a name of its own, under which the buses keep what the
-                                query has not processed while it lies down. Without one they keep
-                                it while it runs. What is kept for a query that never comes again
-                                fills its classes: Unsubscribe with `forget` ends it
-        failOnDataLoss          true; false to log what is gone, and go on
+        minOffsetsPerTrigger    of a stream: messages that a batch waits for
+        maxTriggerDelay         15m, for which it waits at most; also 90s, 2h, 1d
+        durable                 of a stream: the name under which the buses keep what the query has
+                                not processed, also while it lies down. Unless told otherwise it
+                                gives one to itself, which its checkpoint knows. With none they keep
+                                it while it runs, and a query that comes again may miss some
+        failOnDataLoss          true; false to log what is gone, or a bus that does not answer, and
+                                go on. What a bus has that is left out is read when it is back, but
+                                for what was to be in a batch that had begun
         minPartitions, maxRecordsPerPartition
                                 how a batch is cut into tasks
         includeHeaders          false
@@ -119,11 +134,13 @@ class BatchReader(DataSourceReader):
         """What there is to read, in tasks."""
         options = self._options
         with Buses(options) as buses:
+            starting, ending = sought(options.starting, buses), sought(options.ending, buses)
             memories = {
                 server: buses[server].memory(options.subscribe) for server in options.servers
             }
-            start = resolve(options.starting, memories, option="startingOffsets")
-            end = resolve(options.ending, memories, option="endingOffsets")
+            option = option_of(options.starting, "startingOffsets")
+            start = resolve(starting, memories, option=option)
+            end = resolve(ending, memories, option=option_of(options.ending, "endingOffsets"))
             return tasks(plan(start, end, memories), buses)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -18,7 +18,7 @@ from simplebus.spark.bus import SourceBus
 from simplebus.spark.buses import Buses
 from simplebus.spark.columns import Shape, record_batch
 from simplebus.spark.options import SourceOptions
-from simplebus.spark.planner import Plan, Range, split
+from simplebus.spark.planner import Loss, Plan, Range, split
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,7 +41,7 @@ def tasks(found: Plan, buses: Buses) -> list[Task]:
     if options.fail_on_data_loss:
         found.check()
     for loss in found.losses:
-        log.warning("%s", loss)
+        log.warning("%d messages: %s", loss.count, loss)
     ranges = split(found.ranges, most=options.partition_messages, at_least=options.min_partitions)
     return [Task(one, buses[one.server].class_id(one.class_), options) for one in ranges]
 
@@ -58,11 +58,14 @@ def read_task(task: Any) -> Iterator[pa.RecordBatch]:
         include_headers=options.include_headers,
         memory=wanted.bus if options.include_memory else None,
     )
+    at = wanted.first
     try:
         with SourceBus(wanted.server, timeout=options.timeout, patient=True) as bus:
             for frames in bus.read(wanted, strict=options.fail_on_data_loss):
                 yield record_batch(frames, shape)
+                at = frames.first + frames.count
     except BusConnectionError as error:
         if options.fail_on_data_loss:
             raise BusConnectionError(f"{wanted} were not read to their end: {error}") from error
-        log.warning("%s are left out from somewhere on: %s", wanted, error)
+        loss = Loss(wanted.server, wanted.class_, at, wanted.last, str(error))
+        log.warning("%d messages: %s", loss.count, loss)

@@ -8,7 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.spark.offsets import Held, Memory, OffsetError, Position, dump, load, merge, resolve
+from simplebus.spark.offsets import (
+    Held,
+    Memory,
+    OffsetError,
+    Position,
+    Query,
+    Times,
+    dump,
+    load,
+    load_query,
+    merge,
+    resolve,
+)
 
 MEMORIES = {
     "a:1": Memory("one", {"7": Held(10, 50), "orders": Held(0, 0)}),
@@ -16,14 +28,28 @@ MEMORIES = {
 }
 
 names = st.text(min_size=1, max_size=5)
+servers = names.map(lambda name: f"{name}:1")
 positions = st.builds(
     Position, st.text(max_size=4), st.dictionaries(names, st.integers(0, 2**63 - 1))
 )
 
 
-@given(st.dictionaries(names, positions))
-def test_what_was_kept_is_read_again(offsets: dict[str, Position]) -> None:
-    assert load(json.loads(json.dumps(dump(offsets)))) == offsets
+places = st.dictionaries(servers, positions)
+
+
+@given(places, st.one_of(st.none(), st.builds(Query, names, st.text(max_size=5), places)))
+def test_what_was_kept_is_read_again(offsets: dict[str, Position], query: Query | None) -> None:
+    kept = json.loads(json.dumps(dump(offsets, query)))
+    assert load(kept) == offsets
+    assert load_query(kept) == query
+
+
+@pytest.mark.parametrize(
+    "bad", [7, {}, {"id": 5}, {"id": "a", "began": 4}, {"id": "a", "durable": 1}]
+)
+def test_a_query_that_says_nothing_sensible_of_itself_is_refused(bad: object) -> None:
+    with pytest.raises(OffsetError, match="of its query, expected an id"):
+        load_query({"query": bad})
 
 
 def test_the_same_offsets_look_the_same() -> None:
@@ -64,6 +90,27 @@ def test_words_and_special_numbers_become_sequences() -> None:
 def test_offsets_that_cannot_be_are_told(wanted: dict[str, dict[str, int]], sentence: str) -> None:
     with pytest.raises(OffsetError, match=sentence):
         resolve(wanted, MEMORIES, option="startingOffsets")
+
+
+def test_times_are_for_all_classes_or_for_each() -> None:
+    assert Times("startingTimestamp", 5, True).of("a:1", "7") == 5
+    some = Times("startingOffsetsByTimestamp", {"a:1": {"7": 5}}, True)
+    assert some.of("a:1", "7") == 5
+    with pytest.raises(
+        OffsetError, match="ByTimestamp says nothing of class 8 at a:1; expected mil"
+    ):
+        some.of("a:1", "8")
+    some.check(["a:1"], ["7", "8"])
+    with pytest.raises(OffsetError, match="speaks of a:1, which is not read; servers are b:2"):
+        some.check(["b:2"], ["7"])
+    with pytest.raises(OffsetError, match="class 7 at a:1, which is not subscribed to"):
+        some.check(["a:1"], ["8"])
+
+
+def test_a_time_behind_the_last_message_is_an_error_or_the_end() -> None:
+    with pytest.raises(OffsetError, match=r"startingTimestamp is 1000 \(1970-01-01T00:00:01.000"):
+        Times("startingTimestamp", 1000, True).missed("a:1", "7")
+    assert Times("startingTimestamp", 1000, False).missed("a:1", "7") == -1
 
 
 def test_a_bus_and_a_class_that_were_added_begin_at_their_floor_and_what_went_is_left_out() -> None:

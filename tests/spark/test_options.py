@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from simplebus.spark.offsets import Times
 from simplebus.spark.options import sink_options, source_options
 
 NEEDED = {"servers": "127.0.0.1:8888", "subscribe": "7"}
@@ -35,6 +36,53 @@ def test_offsets_in_json_are_read_with_their_names_made_alike() -> None:
     given = NEEDED | {"startingOffsets": '{"simplebus://127.0.0.1": {"007": -2, "orders": 5}}'}
     found = source_options(given, streaming=True)
     assert found.starting == {"127.0.0.1:8888": {"7": -2, "orders": 5}}
+
+
+def test_the_most_general_time_counts_before_others_and_all_before_offsets() -> None:
+    by_class = {"startingOffsetsByTimestamp": '{"127.0.0.1": {"7": 5}}'}
+    ends = {"endingOffsets": "latest", "endingOffsetsByTimestamp": '{"127.0.0.1": {"007": 6}}'}
+    found = source_options(
+        NEEDED | {"startingOffsets": "latest"} | by_class | ends, streaming=False
+    )
+    assert found.starting == Times("startingOffsetsByTimestamp", {"127.0.0.1:8888": {"7": 5}}, True)
+    assert found.ending == Times("endingOffsetsByTimestamp", {"127.0.0.1:8888": {"7": 6}}, False)
+    common = {"startingTimestamp": " 7", "startingOffsetsByTimestampStrategy": "Latest"}
+    found = source_options(NEEDED | by_class | common | {"endingTimestamp": "8"}, streaming=False)
+    assert found.starting == Times("startingTimestamp", 7, False)
+    assert found.ending == Times("endingTimestamp", 8, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("15m", 900), ("90s", 90), ("1.5 h", 5400), ("20ms", 0.02), ("2 Min", 120)],
+)
+def test_a_span_of_time_has_a_unit(text: str, seconds: float) -> None:
+    found = source_options(NEEDED | {"maxTriggerDelay": text}, streaming=True)
+    assert found.max_delay == seconds
+
+
+def test_a_durable_is_the_querys_own_unless_it_is_named_or_not_wanted() -> None:
+    for given, expected in (({}, None), ({"durable": " a "}, "a"), ({"durable": "NONE"}, "")):
+        assert source_options(NEEDED | given, streaming=True).durable == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"maxTriggerDelay": "900000"}, "number above 0 and its unit .*, as in 15m"),
+        ({"maxTriggerDelay": "0s"}, "number above 0 and its unit"),
+        ({"minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"}, "is 5 and maxOffsetsPerTr"),
+        ({"minOffsetPerTrigger": "5"}, "did you mean minOffsetsPerTrigger"),
+        ({"durable": " "}, "a name of 1 to 200 characters, or none"),
+        (
+            {"endingTimestamp": "5"},
+            "no option endingTimestamp here; did you mean startingTimestamp",
+        ),
+    ],
+)
+def test_what_a_stream_cannot_be_told(given: dict[str, str], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        source_options(NEEDED | given, streaming=True)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +118,17 @@ def test_offsets_in_json_are_read_with_their_names_made_alike() -> None:
             NEEDED | {"endingOffsets": '{"a": {"7": -2}}'},
             "-2, expected a sequence from 0 on, or -1",
         ),
+        (NEEDED | {"startingTimestamp": "-1"}, "expected milliseconds since 1970, a whole number"),
+        (
+            NEEDED | {"endingTimestamp": "2025-01-01"},
+            "endingTimestamp is '2025-01-01': expected mi",
+        ),
+        (NEEDED | {"startingOffsetsByTimestamp": "5"}, "holds no server; expected JSON such as"),
+        (
+            NEEDED | {"startingOffsetsByTimestamp": '{"a": {"7": -1}}'},
+            "class 7 at a is to have the time -1, expected milliseconds since 1970",
+        ),
+        (NEEDED | {"startingOffsetsByTimestampStrategy": "x"}, "expected error or latest"),
         (NEEDED | {"maxOffsetsPerTrigger": "5"}, "no option maxOffsetsPerTrigger here"),
     ],
 )

@@ -71,6 +71,16 @@ def test_a_pin_without_a_name_goes_with_the_query(server: BusServer, source: Sou
     until(lambda: not server.statistics().subscriptions)
 
 
+def test_what_a_name_stands_for_is_forgotten(server: BusServer, source: SourceBus) -> None:
+    with source as bus:
+        Pin(bus, "query").move("1", 4)
+    with SourceBus(server.address, timeout=5) as bus:
+        Pin(bus, "query").forget("1")
+        assert not server.statistics().subscriptions
+        Pin(bus, "query").forget("1")  # There is nothing: that is what was wanted.
+        assert not server.statistics().subscriptions
+
+
 def test_a_pin_is_taken_again_after_a_lost_connection(server: BusServer, source: SourceBus) -> None:
     with source as bus:
         pin = Pin(bus, "query")
@@ -89,9 +99,7 @@ def test_two_queries_of_one_name_are_told(
     with source as bus, SourceBus(server.address, timeout=5) as other:
         pin = Pin(bus, "query")
         pin.move("1", 4)
-        with pytest.raises(
-            PinError, match=r"class 1 at .* under the name 'query'; give each query"
-        ):
+        with pytest.raises(PinError, match=r"class 1 at .* under the name 'query': each query"):
             Pin(other, "query").move("1", 4)
         pin.release()
         Pin(other, "query").move("1", 4)

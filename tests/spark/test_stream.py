@@ -82,12 +82,12 @@ def test_a_stream_is_archived_once_over_restarts_and_the_bus_keeps_what_is_not(
 def test_what_is_gone_ends_a_query_or_is_passed_over(spark: Any, tmp_path: Path) -> None:
     with bus_server(Settings(keep=Keep(messages=5))) as server:
         publish(server, 0, 20)
-        archive(spark, server, tmp_path)
+        archive(spark, server, tmp_path, durable="none")
         until(lambda: not server.statistics().subscriptions)  # Its end takes a moment.
         publish(server, 20, 60)
-        take(server, 60)  # Without a name nothing is kept for a query that lies down.
+        take(server, 60)  # Nothing is kept for this query while it lies down.
         with pytest.raises(Exception, match=r"messages 20 to 54 of class 1 at .* are lost"):
-            archive(spark, server, tmp_path)
+            archive(spark, server, tmp_path, durable="none")
         archive(spark, server, tmp_path, failOnDataLoss="false")
         assert [n for _, n in archived(spark, tmp_path)] == [*range(20), *range(55, 60)]
         archive(spark, server, tmp_path)  # It is over: the next one has nothing to complain of.
