@@ -26,8 +26,8 @@ class Query:
 
     def __init__(self, **options: object) -> None:
         self.options = {name: str(value) for name, value in options.items()}
-        self.offsets: list[str] = []
-        """The offset log: where batch n begins, and as the last one where it ends."""
+        self.ends: list[str] = []
+        """The offset log: where batch n ends. Nobody writes down where the first one begins."""
         self.done = 0
         """The commit log: batches that are done."""
         self.rows: list[dict[str, Any]] = []
@@ -40,8 +40,7 @@ class Query:
         """Started when it is not."""
         if self._reader is None:
             self._reader = StreamReader(source_options(self.options, streaming=True))
-            first = json.dumps(self._reader.initialOffset())
-            self.offsets = self.offsets or [first]
+            self._beginning = json.dumps(self._reader.initialOffset())
             self._told = self.done
         return self._reader
 
@@ -56,18 +55,19 @@ class Query:
     def run(self, at: Callable[[str], None] = lambda point: None) -> list[dict[str, Any]] | None:
         """One batch; `at` is called at each point. Returns its rows; None if there was no batch."""
         reader = self.reader
-        if len(self.offsets) == self.done + 1:
-            start = json.loads(self.offsets[-1])
-            end = json.dumps(reader.latestOffset(start, reader.getDefaultReadLimit()))
-            if end == self.offsets[-1]:
+        start = self.ends[self.done - 1] if self.done else self._beginning
+        if len(self.ends) == self.done:
+            limit = reader.getDefaultReadLimit()
+            end = json.dumps(reader.latestOffset(json.loads(start), limit))
+            if end == start:
                 return None
-            self.offsets.append(end)
+            self.ends.append(end)
             at("ended")
             if self._told < self.done:
-                reader.commit(start)
+                reader.commit(json.loads(start))
                 self._told = self.done
-        start, end = (json.loads(text) for text in self.offsets[self.done :])
-        tasks = pickle.loads(pickle.dumps(list(reader.partitions(start, end))))
+        planned = reader.partitions(json.loads(start), json.loads(self.ends[-1]))
+        tasks = pickle.loads(pickle.dumps(list(planned)))
         at("planned")
         found: list[dict[str, Any]] = []
         for task in tasks:

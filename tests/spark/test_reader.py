@@ -4,6 +4,7 @@ than they should."""
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ import simplebus
 from simplebus.core.settings import Keep, Settings
 from simplebus.spark.offsets import OffsetError
 from simplebus.testing.server import BusServer, bus_server, until
-from spark.driving import Driven
+from spark.queries import Query
 
 
 def publish(server: BusServer, count: int, class_id: int | str = 1) -> None:
@@ -29,12 +30,48 @@ def place(server: BusServer) -> str:
     return server.address.removeprefix("simplebus://")
 
 
-def query(server: BusServer, **options: object) -> Driven:
-    return Driven(servers=server.address, subscribe="1", **options)
+def query(server: BusServer, **options: object) -> Query:
+    return Query(**{"servers": server.address, "subscribe": 1, **options})
 
 
-def offsets_of(found: list[tuple[str, str, int]]) -> list[int]:
-    return [offset for _, _, offset in found]
+def run(one: Query, **options: object) -> list[int]:
+    """Start it with further options, and stop it when it has caught up. Returns the offsets of what
+    has come."""
+    return [offset for _, _, offset in run_all(one, **options)]
+
+
+def run_all(one: Query, **options: object) -> list[tuple[str, str, int]]:
+    """The same with servers and classes, batch by batch in order."""
+    before = len(one.rows)
+    usual, one.options = one.options, one.options | {n: str(v) for n, v in options.items()}
+    try:
+        one.catch_up()
+    finally:
+        one.stop()
+        one.options = usual
+    return sorted((row["server"], row["topic"], row["offset"]) for row in one.rows[before:])
+
+
+def said_by(one: Query) -> dict[str, Any]:
+    """What the query's last offsets say of it."""
+    found: dict[str, Any] = json.loads(one.ends[-1])["query"]
+    return found
+
+
+class CrashError(Exception):
+    """The driver dies here."""
+
+
+def crash_at(one: Query, point: str) -> None:
+    """Have a query that runs die in its next batch."""
+
+    def at(here: str) -> None:
+        if here == point:
+            raise CrashError
+
+    with pytest.raises(CrashError):
+        one.run(at)
+    one.die()
 
 
 def durables(server: BusServer, class_id: int = 1) -> dict[str, int]:
@@ -47,23 +84,23 @@ def test_a_query_keeps_its_place_at_the_bus_under_a_name_that_its_checkpoint_kno
 ) -> None:
     publish(server, 5)
     one, other = query(server, startingOffsets="earliest"), query(server)
-    assert offsets_of(one.run()) == [0, 1, 2, 3, 4]
-    assert other.run() == []
-    said = one.offsets["query"]
+    assert run(one) == [0, 1, 2, 3, 4]
+    assert run(other) == []
+    said = said_by(one)
     assert durables(server) == {
         said["durable"]: 5,
-        other.offsets["query"]["durable"]: 5,
+        said_by(other)["durable"]: 5,
     }
     publish(server, 3)
     take(server, 5)
     until(lambda: server.statistics().ring.floor == 5)  # They lie there for the queries.
-    assert offsets_of(one.run()) == offsets_of(other.run()) == [5, 6, 7]
-    assert one.offsets["query"] == said
+    assert run(one) == run(other) == [5, 6, 7]
+    assert said_by(one) == said
     assert set(durables(server).values()) == {8}
     assert server.statistics().ring.floor == 8
 
 
-@pytest.mark.parametrize("crash", ["logged", "planned", "read", "sunk"])
+@pytest.mark.parametrize("crash", ["ended", "planned", "read"])
 @pytest.mark.parametrize("starting", ["latest", "earliest"])
 @pytest.mark.parametrize("durable", [None, "mine"])
 def test_a_first_batch_that_is_repeated_begins_where_it_began(
@@ -72,50 +109,47 @@ def test_a_first_batch_that_is_repeated_begins_where_it_began(
     publish(server, 5)
     named = {} if durable is None else {"durable": durable}
     one = query(server, startingOffsets=starting, **named)
-    with one.running() as run:
-        publish(server, 4)  # After it was asked where to begin.
-        with pytest.raises(Exception, match=r"^$"):
-            run.batch(crash)
+    assert one.reader  # It is asked where to begin.
+    publish(server, 4)
+    crash_at(one, crash)
     take(server, 5)
     publish(server, 2)
-    first = 5 if starting == "latest" else 0
-    one.run()
-    assert offsets_of(one.rows) == list(range(first, 11))
+    assert run(one) == list(range(5 if starting == "latest" else 0, 11))
     assert len(durables(server)) == 1
 
 
 def test_a_query_that_found_nothing_yet_still_knows_where_it_began(server: BusServer) -> None:
     publish(server, 5)
     one = query(server)
-    assert one.run() == []
+    assert run(one) == []
     publish(server, 2)
     take(server, 5)
-    assert offsets_of(one.run()) == [5, 6]
-    assert one.run() == []
-    assert len(one.logged) == 2  # What is there is told once.
+    assert run(one) == [5, 6]
+    assert run(one) == []
+    assert len(one.ends) == 2  # What is there is told once.
 
 
 def test_a_query_may_have_nothing_kept(server: BusServer) -> None:
     publish(server, 5)
     one = query(server, startingOffsets="earliest", durable="None")
-    assert len(one.run()) == 5
+    assert len(run(one)) == 5
     until(lambda: not server.statistics().subscriptions)
-    assert "durable" not in one.offsets["query"]
+    assert "durable" not in said_by(one)
     publish(server, 2)
-    assert offsets_of(one.run()) == [5, 6]
+    assert run(one) == [5, 6]
 
 
 def test_another_name_takes_the_place_of_the_one_before(server: BusServer) -> None:
     publish(server, 5)
     one = query(server, startingOffsets="earliest")
-    one.run()
+    run(one)
     assert [name[:6] for name in durables(server)] == ["spark "]
-    one.run(durable="archive")
+    run(one, durable="archive")
     assert durables(server) == {"archive": 5}
-    one.run(durable="none")
+    run(one, durable="none")
     assert durables(server) == {}
-    one.run()
-    assert durables(server) == {one.offsets["query"]["durable"]: 5}
+    run(one)
+    assert durables(server) == {said_by(one)["durable"]: 5}
 
 
 def test_what_is_not_read_any_more_is_let_go_of(server: BusServer) -> None:
@@ -124,28 +158,29 @@ def test_what_is_not_read_any_more_is_let_go_of(server: BusServer) -> None:
             publish(server, 5, class_id)
             publish(gone, 5, class_id)
         both = f"{server.address},{gone.address}"
-        one = Driven(servers=both, subscribe="1,2", startingOffsets="earliest")
-        assert len(one.run()) == 20
+        one = query(server, servers=both, subscribe="1,2", startingOffsets="earliest")
+        assert len(run(one)) == 20
         publish(server, 1)
-        found = one.run(servers=server.address, subscribe="1")
+        found = run_all(one, servers=server.address, subscribe="1")
         assert found == [(place(server), "1", 5)]
-        assert durables(server, 1) == {one.offsets["query"]["durable"]: 6}
+        assert durables(server, 1) == {said_by(one)["durable"]: 6}
         assert not durables(server, 2)
         assert not durables(gone, 1)
         assert not durables(gone, 2)
-        assert set(one.offsets) == {place(server), "query"}
-        assert set(one.offsets[place(server)]) == {"1", ""}
+        offsets = json.loads(one.ends[-1])
+        assert set(offsets) == {place(server), "query"}
+        assert set(offsets[place(server)]) == {"1", ""}
 
 
 def test_what_is_added_begins_with_the_earliest_that_is_there(server: BusServer) -> None:
     publish(server, 3)
     one = query(server)
-    assert one.run() == []
+    assert run(one) == []
     with bus_server() as other:
         publish(server, 2, "orders")
         publish(other, 4)
         both = f"{server.address},{other.address}"
-        found = one.run(servers=both, subscribe="1,orders")
+        found = run_all(one, servers=both, subscribe="1,orders")
         assert sorted(found) == sorted(
             [(place(server), "orders", n) for n in range(2)]
             + [(place(other), "1", n) for n in range(4)]
@@ -153,26 +188,23 @@ def test_what_is_added_begins_with_the_earliest_that_is_there(server: BusServer)
 
 
 def test_a_class_that_comes_later_is_read_from_its_first_message(server: BusServer) -> None:
-    one = query(server)
-    with one.running(to_end=False, subscribe="orders") as run:
-        run.batch()
-        publish(server, 3, "orders")
-        assert run.batch()
-        assert offsets_of(one.rows) == [0, 1, 2]
+    one = query(server, subscribe="orders")
+    one.catch_up()
+    publish(server, 3, "orders")
+    assert run(one) == [0, 1, 2]
 
 
 def test_a_checkpoint_of_before_there_were_names_is_gone_on_from(server: BusServer) -> None:
     publish(server, 5)
     one = query(server, startingOffsets="earliest")
-    one.run()
-    old = one.offsets
+    run(one)
+    old = json.loads(one.ends[-1])
     old.pop("query")
-    one.logged[-1] = json.dumps(old)
+    one.ends[-1] = json.dumps(old)
     publish(server, 2)
-    with one.running() as run, pytest.raises(Exception, match=r"^$"):
-        run.batch("planned")
-    assert offsets_of(one.run()) == [5, 6]
-    assert one.offsets["query"]["durable"] in durables(server)
+    crash_at(one, "planned")
+    assert run(one) == [5, 6]
+    assert said_by(one)["durable"] in durables(server)
 
 
 # Where to begin ----------------------------------------------------------------------------------
@@ -181,15 +213,16 @@ def test_a_checkpoint_of_before_there_were_names_is_gone_on_from(server: BusServ
 def test_a_query_begins_at_a_time(server: BusServer) -> None:
     publish(server, 3)
     one = query(server, startingTimestamp=1000, startingOffsets="latest")
-    assert offsets_of(one.run()) == [0, 1, 2]
+    assert run(one) == [0, 1, 2]
     late = 4_000_000_000_000
     given = json.dumps({place(server): {"1": late}})
     for options in ({"startingTimestamp": late}, {"startingOffsetsByTimestamp": given}):
         with pytest.raises(
             OffsetError, match=rf"is {late} \(2096-.*\) for class 1 at .*accepted nothing since"
         ):
-            query(server, **options).run()
-        assert query(server, **options, startingOffsetsByTimestampStrategy="latest").run() == []
+            run(query(server, **options))
+        late_too = query(server, **options, startingOffsetsByTimestampStrategy="latest")
+        assert run(late_too) == []
 
 
 @pytest.mark.parametrize(
@@ -207,16 +240,16 @@ def test_what_is_wrong_with_the_beginning_is_told(
     publish(server, 5)
     given = {name: json.dumps({place(server): said}) for name, said in options.items()}
     with pytest.raises(OffsetError, match=sentence):
-        query(server, **given).run()
+        run(query(server, **given))
     one = query(server, startingOffsets="earliest")
-    one.run()
+    run(one)
     publish(server, 1)
-    assert offsets_of(one.run(**given)) == [5]  # Who has begun is not asked any more.
+    assert run(one, **given) == [5]  # Who has begun is not asked any more.
 
 
 def test_a_class_that_does_not_exist_is_told_and_not_made(server: BusServer) -> None:
     with pytest.raises(ValueError, match="no Connect has named class 1, so there is nothing to"):
-        query(server).run()
+        run(query(server))
     assert server.ask(lambda up: 1 not in up.engine.broker.classes)
 
 
@@ -229,9 +262,9 @@ def test_offsets_before_the_floor_are_a_loss(strict: bool) -> None:
         one = query(server, startingOffsets=given, failOnDataLoss=strict)
         if strict:
             with pytest.raises(Exception, match=r"messages 1 to 2 of class 1 at .* are lost: the"):
-                one.run()
+                run(one)
         else:
-            assert offsets_of(one.run()) == [3, 4]
+            assert run(one) == [3, 4]
 
 
 def test_a_batch_waits_for_enough_but_not_for_ever(
@@ -241,18 +274,12 @@ def test_a_batch_waits_for_enough_but_not_for_ever(
     monkeypatch.setattr("simplebus.spark.stream.monotonic", lambda: now[0])
     publish(server, 2)
     one = query(server, startingOffsets="earliest", minOffsetsPerTrigger=3, maxTriggerDelay="90s")
-    with one.running(to_end=False) as run:
-        assert run.batch()
-        publish(server, 2)
-        assert not run.batch()
-        publish(server, 1)
-        assert run.batch()
-        publish(server, 1)
-        now[0] += 89
-        assert not run.batch()
-        now[0] += 1
-        assert run.batch()
-        publish(server, 1)
-        assert not run.batch()
-    assert offsets_of(one.rows) == list(range(6))
-    assert offsets_of(one.run()) == [6]  # Who is to end waits for nothing.
+    due = []
+    for count, seconds in ((0, 0), (2, 0), (1, 0), (1, 89), (0, 1), (1, 0)):
+        publish(server, count)
+        now[0] += seconds
+        due.append(one.run() is not None)
+    assert due == [True, False, True, False, True, False]
+    assert [row["offset"] for row in one.rows] == list(range(6))
+    one.reader.prepareForTriggerAvailableNow()
+    assert run(one) == [6]  # Who is to end waits for nothing.
