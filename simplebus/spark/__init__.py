@@ -2,6 +2,7 @@
 
     options     what a job may be told                                  PURE
     offsets     how far a query has come                                PURE
+    progress    what a query's progress says: messages that wait        PURE
     planner     from offsets to ranges: what is read next               PURE
     pace        when the next batch is due                              PURE
     columns     from frames to Arrow columns                            PURE, with pyarrow
@@ -21,17 +22,22 @@
 
 `pyspark_simplebus`, which Spark looks for by itself, is installed beside this package.
 
->>> from simplebus.spark import ensure_java
+>>> from simplebus.spark import ensure_java, lag
 >>> ensure_java()
 >>> from pyspark.sql import SparkSession
 >>> spark = SparkSession.builder.getOrCreate()
 >>> rows = spark.readStream.format("simplebus").option("servers", "127.0.0.1:8888")
 >>> rows = rows.option("subscribe", "orders").load()
 
+How far a running query is behind, by server and class:
+
+>>> lag(rows.writeStream.format("noop").start().lastProgress)
+
 Rule 1: importing simplebus never imports this package, and importing this package never imports
 pyspark or pyarrow.
 """
 
 from simplebus.spark.java import JavaError, ensure_java
+from simplebus.spark.progress import lag
 
-__all__ = ["JavaError", "ensure_java"]
+__all__ = ["JavaError", "ensure_java", "lag"]

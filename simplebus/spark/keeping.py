@@ -52,7 +52,8 @@ class Keeping:
             former, self._pins, self._durable = self._pins, {}, durable
         for (server, name), first in firsts(offsets, memories).items():
             if server not in self._pins:
-                self._pins[server] = Pin(self._buses[server], durable)
+                idle = self._buses.options.durable_idle
+                self._pins[server] = Pin(self._buses[server], durable, idle=idle)
             self._pins[server].move(name, first)
         for pin in former.values():
             pin.release()

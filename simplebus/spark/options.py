@@ -15,10 +15,13 @@ from typing import Any
 
 from simplebus.client.dial import Address
 from simplebus.core.channels import check_pattern
-from simplebus.core.limits import CLASS_ID_MAX, NAME_CHARACTERS_MAX
+from simplebus.core.limits import CLASS_ID_MAX, IDLE_SECONDS_MAX, NAME_CHARACTERS_MAX
 from simplebus.spark.offsets import MILLISECONDS_MAX, ByClass, Times, Wanted, parse, parse_times
 
 TIMEOUT_SECONDS = 30.0
+# As long as Kafka keeps the offsets of a group that nobody is in. What is kept for a query that was
+# given up without a word fills its classes no longer than that.
+IDLE_SECONDS = 7 * 86_400.0
 # As long as a Kafka source waits.
 DELAY_SECONDS = 15 * 60.0
 # Small enough that a partition that fails costs little to repeat, and that one class keeps several
@@ -51,6 +54,8 @@ class SourceOptions:
     durable: str | None = None
     """The name under which the buses keep what the query has not processed; None for one of its
     own, empty for none: then they keep it only while it runs."""
+    durable_idle: float = IDLE_SECONDS
+    """Seconds for which they keep it while the query lies down."""
     timeout: float = TIMEOUT_SECONDS
     """Seconds for which a bus that does not answer is tried."""
 
@@ -86,6 +91,7 @@ def source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOpti
         include_headers=given.get("includeHeaders", False, _truth),
         include_memory=given.get("includeMemory", False, _truth),
         durable=given.get("durable", None, _name),
+        durable_idle=given.get("durableIdle", IDLE_SECONDS, _idle),
         timeout=given.get("timeout", TIMEOUT_SECONDS, _seconds),
     )
     least, most = found.min_offsets, found.max_offsets
@@ -169,6 +175,7 @@ _STREAMING = {
     "minOffsetsPerTrigger": "a number",
     "maxTriggerDelay": "a span of time such as 15m",
     "durable": "a name, or none",
+    "durableIdle": "a span of time such as 7d",
 }
 _SINK = {
     "servers": "simplebus host:port",
@@ -315,6 +322,13 @@ def _span(text: str) -> float:
     if found is None or not float(found["number"]):
         raise ValueError(f"expected a number above 0 and its unit ({', '.join(_UNITS)}), as in 15m")
     return float(found["number"]) * _UNITS[found["unit"]]
+
+
+def _idle(text: str) -> float:
+    seconds = _span(text)
+    if seconds > IDLE_SECONDS_MAX:
+        raise ValueError(f"expected at most {IDLE_SECONDS_MAX / 86_400:g}d")
+    return seconds
 
 
 def _name(text: str) -> str:

@@ -39,12 +39,13 @@ class _Hold:
 
 
 class Pin:
-    """A query's, at one bus. Its connection is the caller's."""
+    """A query's, at one bus. Its connection is the caller's. Under a name, what nobody comes for
+    within `idle` seconds is let go of; None: never, or when the one before would have been."""
 
-    def __init__(self, bus: SourceBus, name: str) -> None:
+    def __init__(self, bus: SourceBus, name: str, *, idle: float | None = None) -> None:
         self._bus = bus
         self._core, self._wire = bus.blocking.wire.core, bus.blocking.wire
-        self._name = name
+        self._name, self._idle = name, idle
         self._held: dict[str, _Hold] = {}
 
     @property
@@ -101,6 +102,7 @@ class Pin:
     def _request(self, to: int | str) -> SubscribeRequest:
         return SubscribeRequest(
             durable=self._name or None,
+            idle_seconds=self._idle if self._name else None,
             start=Start(sequence=to) if isinstance(to, int) else to,
             seek=bool(self._name),
             max_in_flight=1,  # One is sent, and never looked at.

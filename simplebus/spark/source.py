@@ -76,6 +76,8 @@ class SimplebusSource(DataSource):
                                 not processed, also while it lies down. Unless told otherwise it
                                 gives one to itself, which its checkpoint knows. With none they keep
                                 it while it runs, and a query that comes again may miss some
+        durableIdle             7d, after which they let go of what they keep for a query that does
+                                not run; one that comes later may miss some
         failOnDataLoss          true; false to log what is gone, or a bus that does not answer, and
                                 go on. What a bus has that is left out is read when it is back, but
                                 for what was to be in a batch that had begun

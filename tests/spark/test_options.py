@@ -73,6 +73,8 @@ def test_a_durable_is_the_querys_own_unless_it_is_named_or_not_wanted() -> None:
         ({"maxTriggerDelay": "0s"}, "number above 0 and its unit"),
         ({"minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"}, "is 5 and maxOffsetsPerTr"),
         ({"minOffsetPerTrigger": "5"}, "did you mean minOffsetsPerTrigger"),
+        ({"durableIdle": "7"}, "number above 0 and its unit"),
+        ({"durableIdle": "366d"}, "expected at most 365d"),
         ({"durable": " "}, "a name of 1 to 200 characters, or none"),
         (
             {"endingTimestamp": "5"},

@@ -139,6 +139,24 @@ def test_a_query_may_have_nothing_kept(server: BusServer) -> None:
     assert run(one) == [5, 6]
 
 
+def test_what_is_kept_for_a_query_that_never_comes_again_is_let_go_of_one_day(
+    server: BusServer,
+) -> None:
+    publish(server, 5)
+    for options, seconds in (({}, 7 * 86_400), ({"durableIdle": "90s"}, 90)):
+        one = query(server, **options)
+        run(one)
+        name = said_by(one)["durable"]
+        [kept] = server.ask(
+            lambda up, name=name: [
+                position.idle_seconds
+                for position in up.engine.broker.classes[1].subscriptions
+                if position.durable == name
+            ]
+        )
+        assert kept == seconds
+
+
 def test_another_name_takes_the_place_of_the_one_before(server: BusServer) -> None:
     publish(server, 5)
     one = query(server, startingOffsets="earliest")

@@ -1,0 +1,55 @@
+"""How far a query is behind, from what Spark shows of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from simplebus.spark import lag
+from simplebus.spark.offsets import Position, Query, dump
+
+SOURCE = "org.apache.spark.sql.execution.datasources.v2.python.PythonMicroBatchStream@174dec93"
+END = {"a:1": Position("m", {"7": 5, "orders": 9}), "b:2": Position("old", {"7": 100})}
+HEADS = {"a:1": Position("m", {"7": 8, "orders": 9, "new": 4}), "b:2": Position("anew", {"7": 3})}
+WAITING = {"a:1": {"7": 3, "orders": 0, "new": 4}, "b:2": {"7": 3}}
+
+
+def progress(end: Any, heads: Any, description: str = SOURCE) -> dict[str, Any]:
+    return {"sources": [{"description": description, "endOffset": end, "latestOffset": heads}]}
+
+
+class Shown:
+    """As Spark's own class."""
+
+    def __init__(self, said: dict[str, Any]) -> None:
+        self.json = json.dumps(said)
+
+
+@pytest.mark.parametrize("told", [dict, json.dumps, Shown])
+@pytest.mark.parametrize("offsets", [dict, json.dumps])
+def test_what_waits_is_told_however_it_is_shown(told: Any, offsets: Any) -> None:
+    said = progress(offsets(dump(END, Query("q", "d", END))), offsets(dump(HEADS)))
+    assert lag(told(said)) == WAITING
+
+
+def test_what_is_not_said_is_not_told() -> None:
+    assert lag(None) == {}
+    assert lag(progress(dump(END), None)) == {}
+    assert lag(progress(None, dump(HEADS)))["a:1"] == {"7": 8, "orders": 9, "new": 4}
+    assert lag(progress({"topic": {"0": 4}}, {"topic": {"0": 9}}, "KafkaV2[Subscribe[x]]")) == {}
+    assert lag(progress({"logOffset": 3}, "3")) == {}
+
+
+def test_two_sources_of_one_class_are_as_far_as_the_slower_one() -> None:
+    one, other = (dump({"a:1": Position("m", {"7": n})}) for n in (3, 6))
+    heads = dump({"a:1": Position("m", {"7": 8})})
+    both = progress(one, heads)["sources"] + progress(other, heads)["sources"]
+    assert lag({"sources": both}) == lag({"sources": both[::-1]}) == {"a:1": {"7": 5}}
+
+
+@pytest.mark.parametrize("bad", [7, "x", {}, "[]"])
+def test_what_is_no_progress_is_refused(bad: object) -> None:
+    with pytest.raises(ValueError, match="expected the progress of a streaming query"):
+        lag(bad)
