@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 
 import simplebus
 from simplebus.core.settings import Keep, Settings
+from simplebus.spark import lag
 from simplebus.testing.server import BusServer, bus_server, until
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
@@ -29,15 +29,15 @@ def take(server: BusServer, count: int) -> None:
             count -= taken
 
 
-def kept_from(server: BusServer, durable: str) -> int:
-    (one,) = [s for s in server.statistics().subscriptions if s.durable == durable]
+def kept_from(server: BusServer) -> int:
+    (one,) = [s for s in server.statistics().subscriptions if s.durable.startswith("spark ")]
     return one.floor
 
 
 def archive(spark: Any, server: BusServer, place: Path, **options: object) -> Any:
     """A query that writes Parquet and ends with what is there now."""
-    stream = spark.readStream.format("simplebus").option("servers", server.address)
-    given = {"subscribe": "1", "startingOffsets": "earliest", **options}
+    stream = spark.readStream.format("simplebus")
+    given = {"servers": server.address, "subscribe": "1", "startingOffsets": "earliest", **options}
     for name, value in given.items():
         stream = stream.option(name, str(value))
     writing = stream.load().writeStream.format("parquet").trigger(availableNow=True)
@@ -61,22 +61,32 @@ def test_a_stream_is_archived_once_over_restarts_and_the_bus_keeps_what_is_not(
     spark: Any, server: BusServer, tmp_path: Path
 ) -> None:
     publish(server, 0, 1000)
-    query = archive(spark, server, tmp_path, durable="archive", maxOffsetsPerTrigger=400)
+    query = archive(spark, server, tmp_path, maxOffsetsPerTrigger=400)
     assert [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]] == [400, 400, 200]
     place = server.address.removeprefix("simplebus://")
-    assert json.loads(query.lastProgress["sources"][0]["latestOffset"])[place]["1"] == 1000
+    assert lag(query.lastProgress) == {place: {"1": 0}}
+    assert lag(query.recentProgress[0]) == {place: {"1": 600}}
     assert archived(spark, tmp_path) == [("1", n) for n in range(1000)]
-    until(lambda: kept_from(server, "archive") == 1000)  # The last batch is let go of too.
+    until(lambda: kept_from(server) == 1000)  # The last batch is let go of too.
 
     publish(server, 1000, 1500)
     take(server, 1000)  # These lay there before anybody asked for them.
     until(lambda: server.statistics().ring.floor == 1000)  # And these are kept for the query.
     publish(server, 0, 10, class_id=2)
-    archive(spark, server, tmp_path, durable="archive", subscribe="1,2")
-    assert archived(spark, tmp_path) == [
-        *(("1", n) for n in range(1500)),
-        *(("2", n) for n in range(10)),  # A class that was added begins with what it holds.
-    ]
+    with bus_server() as other:
+        publish(other, 0, 5, class_id=2)
+        both = f"{server.address},{other.address}"
+        publish(other, 0, 7)
+        archive(spark, server, tmp_path, servers=both, subscribe="1,2")
+        assert archived(spark, tmp_path) == sorted(
+            [
+                *(("1", n) for n in range(1500)),
+                *(("2", n) for n in range(10)),  # A class that was added begins with what it holds.
+                *(("1", n) for n in range(7)),  # And so does a bus.
+                *(("2", n) for n in range(5)),
+            ]
+        )
+        assert kept_from(other) == 7
 
 
 def test_what_is_gone_ends_a_query_or_is_passed_over(spark: Any, tmp_path: Path) -> None:

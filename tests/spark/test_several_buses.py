@@ -1,0 +1,177 @@
+"""One query on several buses: one that does not answer ends it, or costs the others nothing."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+from client.false_bus import Proxy, deaf_listener, proxy
+
+import simplebus
+from simplebus.core.errors import BusConnectionError
+from simplebus.spark import bus as buses
+from simplebus.spark import stream
+from simplebus.spark.options import source_options
+from simplebus.spark.planner import Range
+from simplebus.spark.tasks import Task, read_task
+from simplebus.testing.server import BusServer, bus_server
+from spark.queries import Query, once
+
+
+@pytest.fixture
+def far() -> Iterator[BusServer]:
+    with bus_server() as up:
+        yield up
+
+
+@pytest.fixture
+def way(far: BusServer) -> Iterator[Proxy]:
+    """The address of the far bus, which may be shut."""
+    with proxy(far.address) as found:
+        yield found
+
+
+@pytest.fixture
+def query(server: BusServer, way: Proxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Query]:
+    """Of both, with 3 messages of class 1 each."""
+    monkeypatch.setattr(stream, "_AWAY_SECONDS", 0.0)
+    for one in (server.address, way.address):
+        publish(one, 3)
+    found = Query(
+        servers=f"{server.address},{way.address}",
+        subscribe="1",
+        startingOffsets="earliest",
+        timeout=0.5,
+    )
+    yield found
+    found.stop()
+
+
+def publish(address: str, count: int) -> None:
+    with simplebus.connect_blocking(address) as bus:
+        bus.publish_many([b"x"] * count, class_id=1)
+
+
+def place(address: str) -> str:
+    return address.removeprefix("simplebus://")
+
+
+def shut(way: Proxy) -> None:
+    way.is_shut = True
+    way.cut()
+
+
+def came(query: Query) -> list[tuple[str, int]]:
+    """What comes until the query has caught up: from where, and which."""
+    before = len(query.rows)
+    query.catch_up()
+    return sorted((row["server"], row["offset"]) for row in query.rows[before:])
+
+
+def test_what_several_buses_have_is_one_stream(server: BusServer, way: Proxy, query: Query) -> None:
+    both = [place(server.address), place(way.address)]
+    assert came(query) == sorted((place, n) for place in both for n in range(3))
+    assert query.reader.reportLatestOffset() == {
+        name: found for name, found in json.loads(query.ends[-1]).items() if name != "query"
+    }
+
+
+@pytest.mark.parametrize("restart", [True, False])
+def test_a_bus_that_is_away_ends_a_query(way: Proxy, query: Query, restart: bool) -> None:
+    query.catch_up()
+    if restart:
+        query.stop()
+    shut(way)
+    with pytest.raises(BusConnectionError, match=place(way.address)):
+        query.run()
+    query.stop()
+    way.is_shut = False
+    assert came(query) == []
+
+
+@pytest.mark.parametrize("restart", [True, False])
+def test_a_bus_that_is_away_is_left_out_and_read_on_when_it_is_back(
+    server: BusServer,
+    far: BusServer,
+    way: Proxy,
+    query: Query,
+    restart: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    query.options["failOnDataLoss"] = "false"
+    query.catch_up()
+    before = json.loads(query.ends[-1])[place(way.address)]
+    if restart:
+        query.stop()
+    shut(way)
+    publish(server.address, 2)
+    publish(far.address, 2)
+    with caplog.at_level(logging.WARNING):
+        assert came(query) == [(place(server.address), 3), (place(server.address), 4)]
+    assert f"{place(way.address)} is left out: " in caplog.text
+    assert json.loads(query.ends[-1])[place(way.address)] == before
+    assert {s.floor for s in far.statistics().subscriptions if s.durable} == {3}
+    way.is_shut = False
+    assert came(query) == [(place(way.address), 3), (place(way.address), 4)]
+
+
+def test_a_bus_that_is_left_out_is_not_asked_all_the_time(
+    way: Proxy, query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(stream, "monotonic", lambda: now[0])
+    monkeypatch.setattr(stream, "_AWAY_SECONDS", 5.0)
+    query.options["failOnDataLoss"] = "false"
+    query.catch_up()
+    query.stop()
+    shut(way)
+    tried = []
+    for seconds in (0, 0, 4, 1):
+        now[0] += seconds
+        before = way.turned_away
+        query.run()
+        tried.append(way.turned_away > before)
+    assert tried == [True, False, False, True]
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_query_begins_with_all_its_buses(way: Proxy, query: Query, strict: bool) -> None:
+    query.options["failOnDataLoss"] = str(strict)
+    shut(way)
+    with pytest.raises(BusConnectionError, match=place(way.address)):
+        query.run()
+
+
+def test_a_bus_that_does_not_answer_at_the_start_is_not_waited_for(
+    server: BusServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buses, "_CONNECT_SECONDS", 0.2)
+    with deaf_listener() as deaf:
+        query = Query(servers=f"{server.address},{deaf.address}", subscribe="1", timeout=3600)
+        sentence = f"{deaf.address}, but no answer to the Connect frame came within 0.2 s"
+        publish(server.address, 1)
+        with pytest.raises(BusConnectionError, match=sentence):
+            query.run()
+        query.stop()
+
+
+def test_a_bus_that_goes_in_the_middle_is_tried_and_then_named_with_what_it_had(
+    way: Proxy, query: Query, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(
+        BusConnectionError,
+        match=f"messages 0 to 2 of class 1 at {place(way.address)} were not read to their end: ",
+    ):
+        query.run(once("planned", lambda: shut(way)))
+    wanted = Range(place(way.address), "", "1", 0, 3)
+    given = {**query.options, "failOnDataLoss": "false"}
+    task = Task(wanted, 1, source_options(given, streaming=True))
+    with caplog.at_level(logging.WARNING):
+        assert list(read_task(task)) == []
+    assert f"3 messages: messages 0 to 2 of class 1 at {place(way.address)} are lost" in caplog.text
+    query.stop()
+    way.is_shut = False
+    query.catch_up()
+    assert len(query.rows) == 6
