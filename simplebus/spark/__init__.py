@@ -4,6 +4,7 @@
     offsets     how far a query has come                                PURE
     progress    what a query's progress says: messages that wait        PURE
     planner     from offsets to ranges: what is read next               PURE
+    filters     what a job's filters leave out                          PURE
     pace        when the next batch is due                              PURE
     columns     from frames to Arrow columns                            PURE, with pyarrow
     rows        from Arrow columns to messages                          PURE, with pyarrow

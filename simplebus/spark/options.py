@@ -51,6 +51,7 @@ class SourceOptions:
     partition_messages: int = PARTITION_MESSAGES
     include_headers: bool = False
     include_memory: bool = False
+    filter_pushdown: bool = False
     durable: str | None = None
     """The name under which the buses keep what the query has not processed; None for one of its
     own, empty for none: then they keep it only while it runs."""
@@ -90,6 +91,7 @@ def source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOpti
         partition_messages=given.get("maxRecordsPerPartition", PARTITION_MESSAGES, _count),
         include_headers=given.get("includeHeaders", False, _truth),
         include_memory=given.get("includeMemory", False, _truth),
+        filter_pushdown=given.get("filterPushdown", False, _truth),
         durable=given.get("durable", None, _name),
         durable_idle=given.get("durableIdle", IDLE_SECONDS, _idle),
         timeout=given.get("timeout", TIMEOUT_SECONDS, _seconds),
@@ -169,6 +171,7 @@ _BATCH = {
     "endingOffsets": "latest or JSON",
     "endingTimestamp": "milliseconds since 1970",
     "endingOffsetsByTimestamp": "JSON",
+    "filterPushdown": "true or false",
 }
 _STREAMING = {
     "maxOffsetsPerTrigger": "a number",

@@ -6,7 +6,7 @@ Rule 2: an executor's reader knows nothing but its task, which says everything.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import (
@@ -15,12 +15,14 @@ from pyspark.sql.datasource import (
     DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     DataSourceWriter,
+    Filter,
     InputPartition,
 )
 from pyspark.sql.types import StructType
 
 from simplebus.spark.buses import Buses
 from simplebus.spark.columns import ddl
+from simplebus.spark.filters import Bounds, bounds
 from simplebus.spark.offsets import resolve
 from simplebus.spark.options import SourceOptions, is_true, sink_options, source_options
 from simplebus.spark.planner import plan
@@ -83,6 +85,9 @@ class SimplebusSource(DataSource):
                                 for what was to be in a batch that had begun
         minPartitions, maxRecordsPerPartition
                                 how a batch is cut into tasks
+        filterPushdown          of a batch: false; true to read no more than filters on offset,
+                                topic and server want. Spark is to be told, too, by its setting
+                                spark.sql.python.filterPushdown.enabled
         includeHeaders          false
         includeMemory           false
         timeout                 30 seconds for which a bus that does not answer is tried
@@ -105,7 +110,8 @@ class SimplebusSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For `spark.read`."""
-        return BatchReader(source_options(self.options, streaming=False))
+        options = source_options(self.options, streaming=False)
+        return FilteringReader(options) if options.filter_pushdown else BatchReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """For `spark.readStream`."""
@@ -131,6 +137,7 @@ class BatchReader(DataSourceReader):
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
+        self._wanted = Bounds()
 
     def partitions(self) -> Sequence[Task]:
         """What there is to read, in tasks."""
@@ -143,8 +150,19 @@ class BatchReader(DataSourceReader):
             option = option_of(options.starting, "startingOffsets")
             start = resolve(starting, memories, option=option)
             end = resolve(ending, memories, option=option_of(options.ending, "endingOffsets"))
-            return tasks(plan(start, end, memories), buses)
+            wanted = self._wanted.narrowed(start, end)
+            return tasks(plan(*wanted, memories), buses)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """One task's messages."""
         return read_task(partition)
+
+
+class FilteringReader(BatchReader):
+    """The same, told by Spark what is wanted. A class of its own: Spark refuses a reader that could
+    be told, unless it is set to tell."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        """Read no more than these want. Returns them: Spark goes by them once more."""
+        self._wanted = bounds(filters)
+        return filters

@@ -57,6 +57,13 @@ def test_offsets_and_channels_choose(spark: Any, server: BusServer) -> None:
     ).load()
     assert [row.offset for row in rows.orderBy("offset").collect()] == [4, 6, 8, 10]
 
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    narrow = reading(spark, server, filterPushdown="true", maxRecordsPerPartition=1)
+    rows = narrow.load().where("offset between 3 and 9 and topic = '1' and offset % 2 = 0")
+    assert rows.rdd.getNumPartitions() == 7
+    assert sorted(row.offset for row in rows.collect()) == [4, 6, 8]
+    spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
 
 @pytest.mark.parametrize(
     ("options", "sentence"),

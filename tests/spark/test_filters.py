@@ -1,0 +1,90 @@
+"""Filters narrow what is read, and never leave out what is wanted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.spark.filters import bounds
+from simplebus.spark.offsets import Position
+
+KINDS = {
+    "EqualTo": lambda have, value: have == value,
+    "EqualNullSafe": lambda have, value: have == value,
+    "In": lambda have, value: have in value,
+    "GreaterThan": lambda have, value: have > value,
+    "GreaterThanOrEqual": lambda have, value: have >= value,
+    "LessThan": lambda have, value: have < value,
+    "LessThanOrEqual": lambda have, value: have <= value,
+}
+
+
+@dataclass
+class _Filter:
+    attribute: tuple[str, ...]
+    value: Any = None
+
+
+MADE = {name: type(name, (_Filter,), {}) for name in (*KINDS, "IsNotNull", "StringContains")}
+
+START = {"a:1": Position("m", {"7": 3, "orders": 0}), "b:2": Position("n", {"7": 9, "orders": 5})}
+END = {"a:1": Position("m", {"7": 9, "orders": 4}), "b:2": Position("n", {"7": 9, "orders": 30})}
+ROWS = [
+    {"server": server, "topic": name, "offset": n}
+    for server, position in START.items()
+    for name, first in position.classes.items()
+    for n in range(first, END[server].classes[name])
+]
+
+offsets = st.integers(-5, 40)
+texts = st.sampled_from(["7", "orders", "a:1", "b:2", "x"])
+filters = st.one_of(
+    st.tuples(st.sampled_from(sorted(set(KINDS) - {"In"})), st.just("offset"), offsets),
+    st.tuples(st.just("In"), st.just("offset"), st.lists(offsets, min_size=1).map(tuple)),
+    st.tuples(st.just("EqualTo"), st.sampled_from(["topic", "server"]), texts),
+    st.tuples(st.just("In"), st.sampled_from(["topic", "server"]), st.lists(texts).map(tuple)),
+)
+
+
+@given(st.lists(filters, max_size=4))
+def test_all_that_is_wanted_is_read_and_of_exact_filters_nothing_else(
+    asked: list[tuple[str, str, Any]],
+) -> None:
+    found = bounds([MADE[kind]((column,), value) for kind, column, value in asked])
+    start, end = found.narrowed(START, END)
+    read = [
+        row
+        for row in ROWS
+        if start[row["server"]].classes[row["topic"]]
+        <= row["offset"]
+        < end[row["server"]].classes[row["topic"]]
+    ]
+    wanted = [
+        row for row in ROWS if all(KINDS[kind](row[column], value) for kind, column, value in asked)
+    ]
+    assert [row for row in wanted if row not in read] == []
+    if not any(kind == "In" and column == "offset" for kind, column, _ in asked):
+        assert read == wanted
+    for server, position in START.items():
+        for name, first in position.classes.items():
+            begin, last = start[server].classes[name], end[server].classes[name]
+            assert first <= begin <= last <= END[server].classes[name]
+            assert start[server].bus == position.bus
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        MADE["StringContains"](("topic",), "7"),
+        MADE["IsNotNull"](("offset",)),
+        MADE["GreaterThan"](("timestamp",), 5),
+        MADE["GreaterThan"](("offset",), None),
+        object(),
+    ],
+)
+def test_what_is_not_known_narrows_nothing(unknown: object) -> None:
+    assert bounds([unknown]).narrowed(START, END) == (START, END)
