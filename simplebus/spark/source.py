@@ -77,7 +77,8 @@ class SimplebusSource(DataSource):
         durable                 of a stream: the name under which the buses keep what the query has
                                 not processed, also while it lies down. Unless told otherwise it
                                 gives one to itself, which its checkpoint knows. With none they keep
-                                it while it runs, and a query that comes again may miss some
+                                it while it runs, and a query that comes again may miss some: for
+                                one that has a look, and whose checkpoint goes when it ends
         durableIdle             7d, after which they let go of what they keep for a query that does
                                 not run; one that comes later may miss some
         failOnDataLoss          true; false to log what is gone, or a bus that does not answer, and

@@ -3,7 +3,10 @@ than they should."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -12,7 +15,7 @@ import simplebus
 from simplebus.core.settings import Keep, Settings
 from simplebus.spark.offsets import OffsetError
 from simplebus.testing.server import BusServer, bus_server, until
-from spark.queries import Query
+from spark.queries import POINTS, Query, once
 
 
 def publish(server: BusServer, count: int, class_id: int | str = 1) -> None:
@@ -65,13 +68,13 @@ class CrashError(Exception):
 def crash_at(one: Query, point: str) -> None:
     """Have a query that runs die in its next batch."""
 
-    def at(here: str) -> None:
-        if here == point:
-            raise CrashError
-
     with pytest.raises(CrashError):
-        one.run(at)
+        one.run(once(point, crash))
     one.die()
+
+
+def crash() -> None:
+    raise CrashError
 
 
 def durables(server: BusServer, class_id: int = 1) -> dict[str, int]:
@@ -301,3 +304,42 @@ def test_a_batch_waits_for_enough_but_not_for_ever(
     assert [row["offset"] for row in one.rows] == list(range(6))
     one.reader.prepareForTriggerAvailableNow()
     assert run(one) == [6]  # Who is to end waits for nothing.
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_happens_when_each_message_since_the_beginning_comes_once(seed: int) -> None:
+    chance = random.Random(seed)
+    with bus_server() as server:
+        publish(server, 3)
+        publish(server, 3, 2)
+        starting = chance.choice(["latest", "earliest"])
+        one = query(
+            server, subscribe="1,2", startingOffsets=starting, maxOffsetsPerTrigger=4, timeout=5
+        )
+        assert one.reader  # Only the first answer to where it begins counts if it comes to a batch.
+        publish(server, 1)
+        heads = Counter({"1": 4, "2": 3})
+        with pytest.raises(CrashError):
+            one.run(once("ended", crash))
+        for _ in range(40):
+            match chance.choice(["publish", "run", "stop", "hang up", *POINTS]):
+                case "publish":
+                    class_id = chance.choice([1, 2])
+                    publish(server, count := chance.randint(1, 5), class_id)
+                    heads[str(class_id)] += count
+                case "run":
+                    one.run()
+                case "stop":
+                    one.stop()
+                case "hang up":
+                    server.hang_up()
+                case point:
+                    with contextlib.suppress(CrashError):
+                        one.run(once(point, crash))
+                    one.die()
+        run(one)
+        first = 0 if starting == "earliest" else 3
+        came = sorted((row["topic"], row["offset"]) for row in one.rows)
+        assert came == [(name, n) for name in sorted(heads) for n in range(first, heads[name])]
+        for class_id, head in heads.items():
+            assert list(durables(server, int(class_id)).values()) == [head]
