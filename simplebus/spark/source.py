@@ -93,6 +93,9 @@ class SimplebusSource(DataSource):
         includeMemory           false
         timeout                 30 seconds for which a bus that does not answer is tried
 
+    What a query has finished is acknowledged to the buses when Spark says so. Spark's option
+    asyncProgressTracking has it say so before it is sure itself: not to be used here.
+
     As a sink it takes the columns value; class (or topic), unless the option class names it for all
     rows; channel, key, headers, and expiry: the seconds for which a message is of use.
     """
