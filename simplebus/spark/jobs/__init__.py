@@ -3,9 +3,17 @@
 
     session     a Spark session that fits
     following   a query at work: how far it is, how it is stopped, what went wrong
+    layout      where an archive has what                                   PURE
+    tables      how an archive changes, step by step                        PURE, over `Files`
+    hadoop      an archive's files through Spark's file systems
+    delta       an archive as a Delta table
+    archive     a stream of messages into an archive, each once
 
+>>> from simplebus.spark.jobs.archive import archive, messages
 >>> from simplebus.spark.jobs.session import session
->>> spark = session("my job", master="local[2]")
+>>> spark = session("archive of orders")
+>>> rows = messages(spark, servers="127.0.0.1:8888", subscribe="orders")
+>>> archive(rows, "/data/archive").awaitTermination()
 
 Rule 1: a job is a function that takes a session or a DataFrame; the command is a thin shell of it.
 Rule 2: importing a job does not import pyspark: that happens when it runs.

@@ -1,0 +1,81 @@
+"""An archive's files in memory, for tests: what they hold is a list of messages, or a note.
+
+Rule 1: it does what a file system does, and may die before any step.
+"""
+
+from __future__ import annotations
+
+from simplebus.spark.jobs.layout import File
+
+
+class DiedError(Exception):
+    """What the program dies of."""
+
+
+class Folders:
+    """Files by path. After so many steps the program dies; None for never."""
+
+    def __init__(self) -> None:
+        self.data: dict[str, bytes | tuple[object, ...]] = {}
+        self.left: int | None = None
+        """Steps until it dies."""
+        self.copies = False
+        """Whether a move is a copy, and then a removal, as in an object store."""
+
+    def _step(self) -> None:
+        if self.left is not None:
+            if not self.left:
+                raise DiedError
+            self.left -= 1
+
+    def _below(self, folder: str) -> list[str]:
+        return sorted(path for path in self.data if path.startswith(f"{folder}/" if folder else ""))
+
+    def listed(self, folder: str) -> list[File]:
+        return [File(path, len(self.data[path])) for path in self._below(folder)]
+
+    def read(self, path: str) -> bytes | None:
+        found = self.data.get(path)
+        assert found is None or isinstance(found, bytes)
+        return found
+
+    def put(self, path: str, rows: list[object]) -> None:
+        """What Spark writes."""
+        self._step()
+        self.data[path] = tuple(rows)
+
+    def write(self, path: str, data: bytes) -> None:
+        self._step()
+        folder, _, name = path.rpartition("/")
+        self.data[f"{folder}/.{name}-draft"] = data[: len(data) // 2]
+        self._step()
+        del self.data[f"{folder}/.{name}-draft"]
+        assert path not in self.data
+        self.data[path] = data
+
+    def exists(self, path: str) -> bool:
+        return path in self.data or bool(self._below(path))
+
+    def move(self, path: str, target: str) -> None:
+        self._step()
+        assert target not in self.data, f"{target} is there"
+        self.data[target] = self.data[path]
+        if self.copies:
+            self._step()
+        del self.data[path]
+
+    def remove(self, path: str) -> None:
+        self._step()
+        if self.data.pop(path, None) is None:
+            for each in self._below(path):
+                del self.data[each]
+                self._step()
+
+    def seen(self) -> list[object]:
+        """The messages that any program finds, sorted."""
+        visible = [
+            rows
+            for path, rows in self.data.items()
+            if not any(part[0] in "._" for part in path.split("/"))
+        ]
+        return sorted(message for rows in visible for message in rows)  # type: ignore[type-var]
