@@ -13,7 +13,9 @@ from typing import Any
 
 import typer
 
-MODULES: dict[str, str] = {}
+MODULES = {
+    "archive": "simplebus.spark.commands.archive",
+}
 """Where each command is, by its name; help lists them in this order."""
 
 

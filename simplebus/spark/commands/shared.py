@@ -6,10 +6,11 @@ Rule 2: what goes wrong is one sentence on standard error and an exit status, ne
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,13 +25,20 @@ INTERRUPTED = 130
 NEEDS_SPARK = 'this needs Spark, which comes with pip install "simplebus[spark]"'
 
 
+class Format(enum.StrEnum):
+    """What an archive is."""
+
+    PARQUET = "parquet"
+    DELTA = "delta"
+
+
 def parse_setting(text: str | tuple[str, str]) -> tuple[str, str]:
     """A setting of Spark's, from KEY=VALUE. Raises typer.BadParameter."""
     if isinstance(text, tuple):
         return text
     name, sign, value = text.partition("=")
     if not name.strip() or not sign:
-        raise typer.BadParameter(f"{text!r} is no setting; write KEY=VALUE")
+        raise typer.BadParameter(f"{text!r} is not KEY=VALUE")
     return name.strip(), value.strip()
 
 
@@ -52,7 +60,7 @@ Master = Annotated[
     ),
 ]
 Set = Annotated[
-    list[tuple[str, str]] | None,
+    list[Any] | None,
     typer.Option(
         "--set",
         parser=parse_setting,

@@ -1,0 +1,144 @@
+"""`simplebus pipeline archive`: options in, one call out.
+
+Rule 1: nothing of Spark is imported before the command runs.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+import typer
+
+from simplebus.options import option, parse_pattern
+from simplebus.spark.commands.shared import (
+    INTERRUPTED,
+    SERVERS,
+    Format,
+    Master,
+    Servers,
+    Set,
+    parse_setting,
+    spark_session,
+)
+from simplebus.spark.jobs.session import LOCAL
+
+HELP = (
+    "Write the messages of a bus to an archive, each once.\n\n"
+    "The archive has a folder per class and day, with Parquet that every program reads, or is a "
+    "Delta table. Run it again to go on where it ended: what came meanwhile waits on the bus.\n\n"
+    "\b\n"
+    "  simplebus pipeline archive --subscribe orders,7 --to /data/archive\n"
+    "  simplebus pipeline archive --subscribe orders --to /data/archive --trigger 10\n\n"
+    "It ends when everything is archived that was there when it began, or, with --trigger SECONDS, "
+    "at Ctrl-C."
+)
+
+
+def parse_trigger(text: str | float | None) -> float | None:
+    """Seconds between batches; None for once. Raises typer.BadParameter."""
+    if text is None or text == "once":
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise typer.BadParameter(f"{text!r} is neither once nor seconds above 0, such as 10")
+    return seconds
+
+
+def command(
+    subscribe: Annotated[
+        str,
+        typer.Option(
+            "--subscribe",
+            metavar="CLASSES",
+            show_default=False,
+            help="The classes to archive, by name or id, with commas.",
+        ),
+    ],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="PATH",
+            show_default=False,
+            help="The archive: a folder, or what Spark writes to, such as hdfs://… or s3a://….",
+        ),
+    ],
+    servers: Servers = SERVERS,
+    format: Annotated[
+        Format,
+        option("--format", "Parquet files that any program reads, or a Delta table."),
+    ] = Format.PARQUET,
+    checkpoint: Annotated[
+        str | None,
+        option(
+            "--checkpoint",
+            "Where the query notes how far it is. Without it the archive has no beginning that it "
+            "goes on from: keep it as long as the archive.",
+            metavar="PATH",
+            show_default="_checkpoint in the archive",
+        ),
+    ] = None,
+    trigger: Annotated[
+        Any,
+        option(
+            "--trigger",
+            "once: archive what is there, and end. Or seconds: go on, with a batch every so often.",
+            metavar="once|SECONDS",
+            parser=parse_trigger,
+            show_default="once",
+        ),
+    ] = "once",
+    max_offsets: Annotated[
+        int | None,
+        option(
+            "--max-offsets",
+            "At most so many messages in a batch.",
+            min=1,
+            metavar="COUNT",
+            show_default="all that wait",
+        ),
+    ] = None,
+    channel: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--channel",
+            parser=parse_pattern,
+            metavar="PATTERN",
+            show_default="all messages",
+            help="Only messages on channels like this one. May be given several times.",
+        ),
+    ] = None,
+    source: Annotated[
+        list[Any] | None,
+        typer.Option(
+            "--option",
+            parser=parse_setting,
+            metavar="KEY=VALUE",
+            show_default=False,
+            help="An option of the source, such as failOnDataLoss=false. May be given several "
+            "times.",
+        ),
+    ] = None,
+    master: Master = LOCAL,
+    settings: Set = None,
+) -> None:
+    """Options in, one call out."""
+    options: dict[str, object] = dict(source or ())
+    if max_offsets is not None:
+        options["maxOffsetsPerTrigger"] = max_offsets
+    if channel:
+        options["channels"] = ",".join(channel)
+    with spark_session("simplebus archive", master, settings) as spark:
+        from simplebus.spark.jobs.archive import archive, messages
+        from simplebus.spark.jobs.following import follow
+
+        rows = messages(spark, servers=servers, subscribe=subscribe, **options)
+        query = archive(rows, to, format=format.value, checkpoint=checkpoint, every=trigger)
+        standing, was_stopped = follow(query, "archived")
+        typer.echo(f"archived {standing} to {to}", err=True)
+        if was_stopped:
+            raise typer.Exit(INTERRUPTED)

@@ -1,0 +1,78 @@
+"""`simplebus pipeline`: what it accepts and says, without a Spark."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from programs import environment
+from typer.testing import CliRunner
+
+from simplebus import cli
+from simplebus.spark.commands import MODULES, shared
+
+NEEDED = {
+    "archive": ("--subscribe", "1", "--to", "there"),
+}
+"""What a command cannot do without."""
+
+
+def invoke(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(cli.app, ["pipeline", *arguments], env=environment())
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_each_command_says_what_it_is_for_with_an_example(name: str) -> None:
+    status, said, _ = invoke(name, "--help")
+    assert status == 0
+    assert f"\n   simplebus pipeline {name}" in said
+    assert name in invoke("--help")[1]
+
+
+def test_help_does_not_wait_for_spark() -> None:
+    code = (
+        "import sys; from typer.testing import CliRunner; from simplebus import cli\n"
+        f"for name in {list(MODULES)}:\n"
+        "    assert CliRunner().invoke(cli.app, ['pipeline', name, '--help']).exit_code == 0\n"
+        "heavy = {'pyspark', 'pyarrow', 'pandas', 'numpy', 'deltalake', 'matplotlib'}\n"
+        "sys.exit(str(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=environment())
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_without_spark_a_command_says_how_to_get_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "find_spec", lambda module: None)
+    assert invoke(name, *NEEDED[name]) == (1, "", f"simplebus: {shared.NEEDS_SPARK}\n")
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_without_a_java_that_fits_a_command_says_how_to_get_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    status, said, complained = invoke(name, *NEEDED[name])
+    assert (status, said) == (1, "")
+    assert complained.startswith("simplebus: JAVA_HOME is /nowhere, where there is no Java")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("nonsense", "No such command 'nonsense'"),
+        ("archive --to x", "Missing option '--subscribe'"),
+        ("archive --to x --subscribe 1 --trigger never", "neither once nor seconds above 0"),
+        ("archive --to x --subscribe 1 --trigger 0", "neither once nor seconds above 0"),
+        ("archive --to x --subscribe 1 --set spark.ui", "'spark.ui' is not KEY=VALUE"),
+        ("archive --to x --subscribe 1 --channel a..b", "segment 2"),
+        ("archive --to x --subscribe 1 --format csv", "'csv'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments: str, sentence: str) -> None:
+    status, said, complained = invoke(*arguments.split())
+    assert (status, said) == (2, "")
+    assert sentence in " ".join(complained.replace("│", " ").split())
