@@ -39,6 +39,7 @@ LIMIT_FLAGS = {
     "frame_bytes": "--max-frame",
     "class_messages": "--max-class-messages",
     "class_bytes": "--max-class-memory",
+    "dead_letter_bytes": "--max-dead-letters",
     "total_bytes": "--max-memory",
     "total_pending_bytes": "--max-total-pending",
     "pending_bytes": "--max-pending",
@@ -230,6 +231,7 @@ def settings(
     max_credit: int,
     max_subscriptions: int,
     max_durables: int,
+    max_dead_letters: int,
     **_: Any,
 ) -> Settings:
     """What the options of `serve` amount to, those that are not given fitted to those that are.
@@ -261,6 +263,7 @@ def settings(
                 classes=max_classes,
                 subscriptions=max_subscriptions,
                 durables=max_durables,
+                dead_letter_bytes=max_dead_letters,
                 credit_bytes=max_credit,
                 hello_seconds=hello_timeout,
                 frame_seconds=frame_timeout,

@@ -111,6 +111,15 @@ def serve(
             f"{show_size(DEFAULT.class_bytes)}, at most --max-memory",
         ),
     ] = None,
+    max_dead_letters: Annotated[
+        int,
+        size_option(
+            "--max-dead-letters",
+            "Memory that the dead letters of one class may take, those that were given up. At this "
+            "limit the oldest make room. All together take at most a quarter of --max-memory.",
+            show_size(DEFAULT.dead_letter_bytes),
+        ),
+    ] = DEFAULT.dead_letter_bytes,
     max_class_messages: Annotated[
         int,
         option(

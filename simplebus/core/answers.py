@@ -52,6 +52,7 @@ class Answers:
         self.identity = identity
         self.publishers = Publishers()
         self._store = store
+        store.opened = self._begin_early
         self._settings = store.settings
         self._ready = ready
         self._put_off = put_off
@@ -67,15 +68,15 @@ class Answers:
 
     def connect(self, session: Session, class_ids: tuple[int, ...]) -> None:
         """Version 1: name classes, answer with the session's id."""
-        self.open_classes(class_ids)
+        self._store.open_classes((class_id, "") for class_id in class_ids)
         content = session.session_id.to_bytes(4, "little")
         self._reply(session, frames.encode(frames.CONNECT, content=content))
 
-    def open_classes(self, class_ids: tuple[int, ...]) -> None:
-        for class_id in self._store.open_classes(class_ids):
-            for early in self._early.pop(class_id, {}):
-                early.early.discard(class_id)
-                self.subscribe(early, class_id)
+    def _begin_early(self, class_id: int) -> None:
+        """A class is new: those begin who have subscribed to it in version 1."""
+        for early in self._early.pop(class_id, {}):
+            early.early.discard(class_id)
+            self.subscribe(early, class_id)
 
     def greet(self, session: Session, greeted: Greeted) -> None:
         """Version 2: the same, and who publishes, how far it is stored, what is granted."""
@@ -97,8 +98,7 @@ class Answers:
             session.heartbeat_seconds = self._heartbeat(asked.heartbeat)
             if asked.client:
                 session.peer = f"{session.peer} ({asked.client!r})"
-        self.open_classes(tuple(class_id for class_id, _ in found))
-        store.name_classes(found)
+        store.open_classes(found)
         settings = self._settings
         reply = ConnectReply(
             session=session.session_id,
@@ -147,6 +147,7 @@ class Answers:
             number=class_id,
             clock=self._store.clock,
             released=lambda: self._store.loosen(cls),
+            bury=lambda *given_up: self._store.bury(cls, position, *given_up),
             put_off=lambda due: self._put_off(due, position),
         )
         cls.add(position)
@@ -288,6 +289,7 @@ class Answers:
             clock=store.clock,
             wanted=wanted,
             released=lambda: store.loosen(cls),
+            bury=lambda *given_up: store.bury(cls, position, *given_up),
             put_off=lambda due: self._put_off(due, position),
         )
         position.durable, position.group = durable, group

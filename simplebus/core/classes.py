@@ -20,7 +20,7 @@ from simplebus.core.limits import TIMES_MAX, TIMES_STEP_SECONDS
 from simplebus.core.requests import Start
 from simplebus.core.ring import Ring
 from simplebus.core.session import Session
-from simplebus.core.settings import Keep
+from simplebus.core.settings import FullPolicy, Keep
 from simplebus.core.statistics import ClassStatistics
 from simplebus.core.subscription import Subscription
 
@@ -28,9 +28,11 @@ from simplebus.core.subscription import Subscription
 class MessageClass:
     """See the module's law."""
 
-    def __init__(self, ring: Ring, keep: Keep) -> None:
+    def __init__(self, ring: Ring, keep: Keep, policy: FullPolicy = FullPolicy.BLOCK) -> None:
         self.class_id = ring.class_id
         self.name = ""
+        self.policy = policy
+        """What happens when it is full."""
         self.ring = ring
         self.keep = keep
         self._keeps = bool(keep)

@@ -153,6 +153,25 @@ def encode_headers(headers: tuple[tuple[str, str], ...]) -> bytes:
     return size.to_bytes(2, "big") + b"".join(map(with_length, texts))
 
 
+def encode_pairs(pairs: tuple[tuple[str, str], ...]) -> bytes:
+    """Headers as `encode_with` takes them."""
+    return encode_headers(pairs)[2:] if pairs else b""
+
+
+def encode_with(envelope: Envelope, more: bytes, payload: bytes) -> bytes:
+    """What `encode` does, with further headers behind the envelope's own. Raises the same."""
+    headers = encode_pairs(envelope.headers) + more
+    if len(headers) > TEXT_BYTES_MAX:
+        raise LocalProtocolError(
+            f"headers have at most {TEXT_BYTES_MAX} bytes together, with 4 bytes more for each; "
+            f"got {len(headers)}"
+        )
+    prefix = _prefix(Envelope(envelope.channel, envelope.key, (), *envelope[3:]))
+    fields = bytes((prefix[0] | HEADERS,))
+    length = len(headers).to_bytes(2, "big")
+    return b"".join((fields, prefix[1:], length, headers, payload)).replace(_OPEN, STUFFED)
+
+
 def with_length(text: bytes) -> bytes:
     return len(text).to_bytes(2, "big") + text
 

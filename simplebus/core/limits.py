@@ -85,6 +85,12 @@ RING_BYTES_MIN = 64 * 1024
 # A ring that used less than a quarter of its memory for this many ticks gives the rest back.
 RING_IDLE_TICKS = 30
 
+# So many messages that are given up become dead letters at once, and if they are long no more than
+# REDELIVERY_BYTES of them: each is written by itself.
+DEAD_LETTERS_MAX = 1024
+# All dead letters together may hold a part of all memory: nobody may read them.
+DEAD_LETTERS_PART = 4
+
 # Redelivery pauses double up to this many ticks.
 REDELIVERY_PAUSE_TICKS_MAX = 60
 
@@ -189,6 +195,9 @@ class Limits:
     """Messages that one class may hold."""
     class_bytes: int = 512 * 1024 * 1024
     """Memory that one class may hold: its frames and their columns."""
+    dead_letter_bytes: int = 64 * 1024 * 1024
+    """Memory that the dead letters of one class may hold, the oldest of which make room; no more
+    than `class_bytes`. Those of all classes together hold a quarter of `total_bytes` at most."""
     total_bytes: int = 1024 * 1024 * 1024
     """Memory that all classes together may hold: their frames and columns, the names of the
     channels that their messages carry, the patterns of their subscriptions, connected or not.
@@ -225,6 +234,7 @@ class Limits:
             ("frame_bytes", FRAME_BYTES_MIN, self.class_bytes // 2),
             ("class_messages", 1, MESSAGES_MAX),
             ("class_bytes", 4 * RING_BYTES_MIN, self.total_bytes),
+            ("dead_letter_bytes", 4 * RING_BYTES_MIN, 1 << 40),
             ("pending_bytes", self.frame_bytes + RECEIVE_BYTES, 1 << 40),
             ("total_pending_bytes", self.pending_bytes, 1 << 50),
             ("classes", 1, CLASS_ID_MAX + 1),

@@ -24,6 +24,7 @@ from simplebus.core.channel_table import Wanted
 from simplebus.core.errors import Reason
 from simplebus.core.limits import IN_FLIGHT_BYTES, MESSAGES_MAX
 from simplebus.core.outbox import Nowhere, Outbox
+from simplebus.core.picking import Ranges
 from simplebus.core.ring import Ring
 from simplebus.core.spans import INHERITED, SequenceSet, Span, Wheel, check_once
 from simplebus.core.statistics import SubscriptionStatistics
@@ -48,6 +49,7 @@ class Position(ABC):
         clock: Clock | None = None,
         wanted: Wanted | None = None,
         released: Callable[[], None] = lambda: None,
+        bury: Callable[[Ranges, Reason, int], None] = lambda ranges, reason, attempts: None,
         put_off: Callable[[float], None] = lambda due: None,
     ) -> None:
         self.class_id = ring.class_id
@@ -82,6 +84,8 @@ class Position(ABC):
         self._clock = clock or Clock()
         self._released = released
         """Called when the floor may have moved by itself."""
+        self._bury = bury
+        """Called with messages that it is giving up, why, and how often it was sent them."""
         self._put_off = put_off
         """Called with the time at which `wake_due` is to be called."""
         self._weight = Weight(ring)

@@ -65,6 +65,28 @@ class MemoryBudget:
         assert self.used >= 0, self.used
 
 
+class MemoryShare(MemoryBudget):
+    """A part of a budget: what is taken of it is taken of the whole."""
+
+    def __init__(self, limit: int, whole: MemoryBudget) -> None:
+        super().__init__(limit)
+        self._whole = whole
+
+    @property
+    def left(self) -> int:
+        return min(super().left, self._whole.left)
+
+    def take(self, size: int) -> bool:
+        if self.used + size > self.limit or not self._whole.take(size):
+            return False
+        self.used += size
+        return True
+
+    def give(self, size: int) -> None:
+        super().give(size)
+        self._whole.give(size)
+
+
 @dataclass(frozen=True, slots=True)
 class RingStatistics:
     """A snapshot of one ring."""

@@ -26,11 +26,14 @@ class Room:
         classes: Mapping[int, MessageClass],
         budget: MemoryBudget,
         append: Callable[[MessageClass, FrameBatch, Session], int],
+        set_aside: MemoryBudget,
     ) -> None:
         self._classes = classes
         self._budget = budget
         self._append = append
         """Stores what fits, wakes who wants it, and returns how many messages it dealt with."""
+        self._set_aside = set_aside
+        """Memory of classes that hold what nobody may ever take."""
         self.let_in: dict[Session, None] = {}
         """Sessions of whose messages some found room; whoever looks at them clears it."""
         self.awaited: dict[MessageClass, None] = {}
@@ -130,8 +133,12 @@ class Room:
         or for themselves."""
         if len(cls.ring):
             return False
-        channels = sum(each.channels.memory_bytes for each in self._classes.values())
-        if self._budget.used > self.kept_bytes() + channels:
+        channels = sum(
+            each.channels.memory_bytes
+            for each in self._classes.values()
+            if each.ring.budget is self._budget
+        )
+        if self._budget.used - self._set_aside.used > self.kept_bytes() + channels:
             return False
         session = next((s for s in reversed(cls.blocked) if s.closed), None)
         if session is None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
-from simplebus.core import envelope, frames, picking, version2
+from simplebus.core import dead_letters, envelope, frames, picking, version2
 from simplebus.core.classes import MessageClass
 from simplebus.core.columns import AT_ONCE, NEVER, Row, Rows
 from simplebus.core.errors import Reason, RemoteProtocolError
@@ -21,6 +21,7 @@ from simplebus.core.frames import FrameBatch
 from simplebus.core.limits import (
     CHANNEL_NAMES_MAX,
     CLASS_ID_MAX,
+    DEAD_LETTERS_PART,
     DELIMITER_BYTES,
     EXPIRED_FIRST,
     EXPIRED_MESSAGES_MAX,
@@ -33,7 +34,7 @@ from simplebus.core.limits import (
 )
 from simplebus.core.outbox import Outbox
 from simplebus.core.requests import NamedClass
-from simplebus.core.ring import MemoryBudget, Ring
+from simplebus.core.ring import MemoryBudget, MemoryShare, Ring
 from simplebus.core.room import Room
 from simplebus.core.session import Session
 from simplebus.core.settings import FullPolicy, Settings
@@ -60,7 +61,9 @@ class Store:
         self.names: dict[str, int] = {}
         """Ids of the classes that have names."""
         self.budget = MemoryBudget(settings.limits.total_bytes)
-        self.room = Room(self.classes, self.budget, self._append)
+        self._dead_budget = MemoryShare(self.budget.limit // DEAD_LETTERS_PART, self.budget)
+        """Of all dead letters."""
+        self.room = Room(self.classes, self.budget, self._append, self._dead_budget)
         self.timer_index = 0
         self._ready = ready
         """Called with outboxes that have something new."""
@@ -68,27 +71,46 @@ class Store:
         """Called with what cannot be stored."""
         self._end = end
         """Called with a subscription that is to be cut off, because it is too slow."""
+        self.opened: Callable[[int], None] = lambda class_id: None
+        """Called with the id of a class that is new."""
         self.loose: dict[MessageClass, None] = {}
         """Classes whose floor may have moved by itself, or some of whose positions are too slow."""
 
     # Classes -------------------------------------------------------------------------------------
 
-    def open_classes(self, class_ids: tuple[int, ...]) -> list[int]:
-        """Have these classes. Returns those that are new.
+    def open_classes(self, found: Iterable[tuple[int, str]]) -> None:
+        """Have the classes with these ids and names, as `find_ids` has found them; "" is for no
+        name, or for the one that it has.
 
         Raises RemoteProtocolError (too_many_classes), and has none of them then.
         """
-        new = self.new_classes(class_ids)
+        names: dict[int, str] = {}
+        for class_id, name in found:
+            names[class_id] = name or names.get(class_id, "")
+        for class_id in self.new_classes(names):
+            self._open_class(class_id, names[class_id])
+        for class_id, name in names.items():
+            if name:
+                self._name_class(self.classes[class_id], name)
+
+    def _open_class(self, class_id: int, name: str) -> None:
         limits = self.settings.limits
-        for class_id in new:
-            ring = Ring(
-                class_id=class_id,
-                messages_max=limits.class_messages,
-                bytes_max=limits.class_bytes,
-                budget=self.budget,
-            )
-            self.classes[class_id] = MessageClass(ring, self.settings.keep)
-        return new
+        ring = Ring(
+            class_id=class_id,
+            messages_max=limits.class_messages,
+            bytes_max=limits.class_bytes,
+            budget=self._dead_budget if dead_letters.are_kept_in(name) else self.budget,
+        )
+        self.classes[class_id] = MessageClass(ring, self.settings.keep, self.settings.full_policy)
+        self.opened(class_id)
+
+    def _name_class(self, cls: MessageClass, name: str) -> None:
+        cls.name = name
+        self.names[name] = cls.class_id
+        if dead_letters.are_kept_in(name):
+            limits = self.settings.limits
+            cls.policy = FullPolicy.DROP_OLDEST
+            cls.ring.bytes_max = min(limits.dead_letter_bytes, limits.class_bytes)
 
     def new_classes(self, class_ids: Iterable[int]) -> list[int]:
         """Those of these classes that do not exist yet. Raises as `open_classes` does."""
@@ -143,13 +165,6 @@ class Store:
             found.append((class_id, name))
         return found
 
-    def name_classes(self, found: Iterable[tuple[int, str]]) -> None:
-        """Have these classes by these names, as `find_ids` has found them."""
-        for class_id, name in found:
-            if name:
-                self.classes[class_id].name = name
-                self.names[name] = class_id
-
     # Publishing ----------------------------------------------------------------------------------
 
     def publish_one(self, session: Session, class_id: int, frame: memoryview) -> None:
@@ -194,7 +209,7 @@ class Store:
         taken = self._append(cls, batch, session)
         if taken < batch.count:
             rest = batch.slice(taken, batch.count)
-            match self.settings.full_policy:
+            match cls.policy:
                 case FullPolicy.BLOCK:
                     self.room.park(session, cls, rest)
                 case FullPolicy.DROP_NEWEST:
@@ -202,9 +217,9 @@ class Store:
                 case FullPolicy.DROP_OLDEST:
                     self._append_dropping_oldest(session, cls, rest)
 
-    def _append(self, cls: MessageClass, batch: FrameBatch, session: Session) -> int:
+    def _append(self, cls: MessageClass, batch: FrameBatch, session: Session | None) -> int:
         """Store messages of one frame type, as far as there is room. Returns how many it dealt
-        with."""
+        with. Without a session they are the bus's own."""
         ring = cls.ring
         first = ring.head
         dealt = self._put(cls, batch, session)
@@ -219,12 +234,12 @@ class Store:
             self._wake(cls)
         return dealt
 
-    def _put(self, cls: MessageClass, batch: FrameBatch, session: Session) -> int:
+    def _put(self, cls: MessageClass, batch: FrameBatch, session: Session | None) -> int:
         if batch.data[0] == frames.MESSAGE:
             return cls.ring.append(batch, self.timer_index)
         return self._put_envelopes(cls, batch, session)
 
-    def _put_envelopes(self, cls: MessageClass, batch: FrameBatch, session: Session) -> int:
+    def _put_envelopes(self, cls: MessageClass, batch: FrameBatch, session: Session | None) -> int:
         """The same for a run of messages with envelopes. A bad one is refused, and dealt with."""
         dealt, most = 0, batch.count
         while dealt < batch.count:
@@ -244,6 +259,7 @@ class Store:
                     break
             most *= 2
             if read.count < some.count:
+                assert session is not None, "the bus has written a bad envelope"
                 self._refuse_envelope(session, some.slice(read.count, read.count + 1))
                 dealt += 1
                 most = PLAIN_FRAMES_MAX  # Where one is bad, others may be: look not far ahead.
@@ -309,15 +325,15 @@ class Store:
 
     # Full ----------------------------------------------------------------------------------------
 
-    def _drop_newest(self, session: Session, cls: MessageClass, batch: FrameBatch) -> None:
+    def _drop_newest(self, session: Session | None, cls: MessageClass, batch: FrameBatch) -> None:
         cls.dropped[Reason.DROP_NEWEST] += batch.count
-        if isinstance(session.dialect, Version2):
+        if session is not None and isinstance(session.dialect, Version2):
             why = "it drops the newest" if len(cls.ring) else "other classes hold the memory"
             sentence = f"class {cls.class_id} is full: {why}"
             self._refuse_messages(session, batch, Reason.DROP_NEWEST, sentence)
 
     def _append_dropping_oldest(
-        self, session: Session, cls: MessageClass, batch: FrameBatch
+        self, session: Session | None, cls: MessageClass, batch: FrameBatch
     ) -> None:
         ring = cls.ring
         while True:
@@ -339,6 +355,57 @@ class Store:
             if taken == batch.count:
                 return
             batch = batch.slice(taken, batch.count)
+
+    # Dead letters --------------------------------------------------------------------------------
+
+    def bury(
+        self,
+        cls: MessageClass,
+        position: Subscription,
+        ranges: picking.Ranges,
+        reason: Reason,
+        attempts: int,
+    ) -> None:
+        """A position has given up these messages, which are still stored: keep them as dead
+        letters. Nobody waits for that, whatever becomes of it."""
+        if dead_letters.are_kept_in(cls.name):
+            return
+        of = cls.name or str(cls.class_id)
+        try:
+            dead = self._dead_class(dead_letters.class_name(of))
+        except RemoteProtocolError:
+            cls.dropped[Reason.NO_DEAD_LETTER] += picking.total(ranges)
+            return
+        session_id = position.outbox.session_id
+        death = dead_letters.Death(
+            reason=reason,
+            class_=of,
+            attempts=attempts,
+            subscription=position.durable or position.group,
+            session=str(session_id) if position.is_connected else "",
+            since=self.clock.now,
+        )
+        batch, lost = dead_letters.write(
+            ((sequence, cls.ring.frame(sequence)) for a, b in ranges for sequence in range(a, b)),
+            death,
+            class_id=dead.class_id,
+            frame_bytes_max=self.settings.limits.frame_bytes,
+        )
+        if lost:
+            cls.dropped[Reason.NO_DEAD_LETTER] += lost
+        if batch is not None:
+            taken = self._append(dead, batch, None)
+            if taken < batch.count:
+                self._append_dropping_oldest(None, dead, batch.slice(taken, batch.count))
+
+    def _dead_class(self, name: str) -> MessageClass:
+        """The class of this name, made if it is not there. Raises RemoteProtocolError."""
+        class_id = self.names.get(name)
+        if class_id is None:
+            found = self.find_ids([name])
+            self.open_classes(found)
+            [(class_id, _)] = found
+        return self.classes[class_id]
 
     def release(self, cls: MessageClass) -> None:
         """Let go of what nobody needs any longer, and let the blocked ones in."""
@@ -368,7 +435,7 @@ class Store:
         if 4 * self.budget.left < self.budget.limit:
             self._forget_channels()
         spare = EXPIRED_MESSAGES_MAX
-        for cls in self.classes.values():
+        for cls in list(self.classes.values()):
             cls.ring.tick()
             cls.times.forget(cls.ring.floor)
             if cls.ring.floor < cls.ring.timed_until:

@@ -13,6 +13,7 @@ from simplebus.core import picking
 from simplebus.core.ahead import Ahead
 from simplebus.core.errors import Reason
 from simplebus.core.limits import (
+    DEAD_LETTERS_MAX,
     EXPIRED_FIRST,
     LOOK_AHEAD_MESSAGES,
     LOOKED_FOR_ONE,
@@ -92,12 +93,14 @@ class Subscription(Position):
             first = max(span.first, self.window.floor)
             last = min(span.last, first + REDELIVERY_MESSAGES)
             self.looked += max(0, last - first)
-            ranges = picking.front(self.window.unacked(first, last), most)
-            if picking.total(ranges) == most:
-                last = ranges[-1][1]
+            ranges = self.window.unacked(first, last)
             if self.terms.deliveries_max and span.attempts >= self.terms.deliveries_max:
-                self._give_up(ranges, Reason.MAX_DELIVERIES)
+                last = self._give_up_front(ranges, last, span.attempts)
                 ranges = []
+            else:
+                ranges = picking.front(ranges, most)
+                if picking.total(ranges) == most:
+                    last = ranges[-1][1]
             picked = picking.pick_of(self.ring, ranges, self.wanted, self._clock.now)
             if picked.send:
                 return span, last, picked
@@ -170,9 +173,10 @@ class Subscription(Position):
                 if plain_only and begin < self.ring.envelopes_until:
                     self.looked += LOOKED_FOR_ONE * (after - begin)
                     plain, uncarriable = picking.without_envelopes(self.ring, begin, after)
-                    self._give_up([(s, s + 1) for s in uncarriable], Reason.UNCARRIABLE)
-                    if plain:
-                        pieces.add(plain, after - begin - len(uncarriable))
+                    self._give_up([(s, s + 1) for s in uncarriable], Reason.UNCARRIABLE, 0)
+                    pieces.add(plain, after - begin - len(uncarriable))
+                    if uncarriable:
+                        return after
                 else:
                     pieces.add(piece, after - begin)
                 begin = after
@@ -376,10 +380,24 @@ class Subscription(Position):
         self._leave_out(picked, end, attempts=0)
         return end == last
 
-    def _give_up(self, ranges: Ranges, reason: Reason) -> None:
-        """These are not sent, or not again."""
+    def _give_up_front(self, ranges: Ranges, last: int, attempts: int) -> int:
+        """Give up what lies in front of these, before `last`, which was sent often enough: so much
+        that nobody else waits for long. Returns where it ends."""
+        some = picking.front(ranges, DEAD_LETTERS_MAX)
+        if some:
+            first, end = some[0][0], some[-1][1]
+            end = self.ring.piece(first, end, REDELIVERY_BYTES)[1]
+            some = picking.before(some, end)
+            last = end if picking.total(some) < picking.total(ranges) else last
+        self._give_up(some, Reason.MAX_DELIVERIES, attempts)
+        return last
+
+    def _give_up(self, ranges: Ranges, reason: Reason, attempts: int) -> None:
+        """These are not sent, or not again. The rest of this turn is others'."""
         count = picking.total(ranges)
         if count:
+            self.looked += self.looked_max
+            self._bury(ranges, reason, attempts)
             for first, last in ranges:
                 self._reach(max(self.window.cursor, last))
                 self._done(first, last)

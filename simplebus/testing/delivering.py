@@ -259,6 +259,37 @@ class Delivering(Suite):
                 assert await nothing_comes(rest)
 
     @promise
+    async def test_what_is_given_up_lies_in_the_dead_letters_of_its_class(self) -> None:
+        async with self.host(CLOCKLESS) as host, host.connect() as bus:
+            async with bus.subscribe(
+                "orders", auto_ack=False, max_deliveries=2, durable="billing"
+            ) as messages:
+                await bus.publish(b"good", class_id="orders")
+                await bus.publish(
+                    b"bad", class_id="orders", channel="eu", key=b"k", headers={"trace": "7"}
+                )
+                (await messages.get(PATIENCE_SECONDS)).ack()
+                for _ in range(2):
+                    (await messages.get(PATIENCE_SECONDS)).nack(delay=0)
+                async with bus.subscribe("dead.orders", auto_ack=False) as dead:
+                    letter = await dead.get(PATIENCE_SECONDS)
+                    assert await nothing_comes(dead)
+                    assert [m.payload for m in await bus.fetch("dead.orders")] == [b"bad"]
+                    letter.ack()
+            assert (letter.payload, letter.channel, letter.key) == (b"bad", "eu", b"k")
+            headers = dict(letter.headers)
+            assert float(headers.pop("dead-since")) > 0
+            assert headers.pop("dead-session").isdigit()
+            assert headers == {
+                "trace": "7",
+                "dead-reason": "max_deliveries",
+                "dead-class": "orders",
+                "dead-sequence": "1",
+                "dead-attempts": "2",
+                "dead-subscription": "billing",
+            }
+
+    @promise
     async def test_a_failed_message_does_not_hold_up_those_behind_it(self) -> None:
         async with (
             self.host(CLOCKLESS) as host,

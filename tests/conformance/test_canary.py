@@ -14,6 +14,7 @@ from simplebus.core.broker import Broker
 from simplebus.core.client.publishing import Publisher
 from simplebus.core.group import Group
 from simplebus.core.settings import Settings
+from simplebus.core.store import Store
 from simplebus.core.subscription import Subscription
 from simplebus.testing.conformance import BusConformance, Host, memory_host
 
@@ -56,6 +57,10 @@ BROKEN = {
     "a member takes its messages with it": (
         (Group, "leave"),
         "test_what_a_member_leaves_goes_to_the_others",
+    ),
+    "what is given up is nowhere": (
+        (Store, "bury"),
+        "test_what_is_given_up_lies_in_the_dead_letters_of_its_class",
     ),
     "what was under way is not sent again": (
         (Publisher, "lost"),

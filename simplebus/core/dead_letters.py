@@ -1,0 +1,104 @@
+"""What a subscription gave up on, as messages of a class of their own.
+
+Rule 1: a dead letter is an ordinary message: who subscribes, fetches or archives knows nothing new.
+Rule 2: this file knows what a dead letter looks like; where it is kept is the store's business.
+
+    orders       7: channel, key, headers, payload             given up by the durable "billing"
+    dead.orders  0: channel, key, headers and why, payload     lies here until somebody reads it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from simplebus.core import envelope, frames
+from simplebus.core.envelope import Envelope
+from simplebus.core.errors import LocalProtocolError, Reason
+from simplebus.core.frames import FrameBatch
+from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES, NAME_CHARACTERS_MAX
+
+PREFIX = "dead."
+"""What names of classes that keep dead letters begin with."""
+
+REASON = "dead-reason"
+"""Why: `max_deliveries` or `uncarriable`."""
+CLASS = "dead-class"
+"""The class that it was given up in: its name, or its id where it has none."""
+SEQUENCE = "dead-sequence"
+"""Its sequence there."""
+ATTEMPTS = "dead-attempts"
+"""How often the subscription was sent it."""
+SUBSCRIPTION = "dead-subscription"
+"""The name of the durable, or else of the group; empty where it has neither."""
+SESSION = "dead-session"
+"""The id of the session that held the subscription; empty where several may, or none did."""
+SINCE = "dead-since"
+"""When it was given up: seconds since 1970 by the bus's clock, to the microsecond."""
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """What some messages of a class have in common that were given up together."""
+
+    reason: Reason
+    class_: str
+    """As in the header."""
+    attempts: int
+    subscription: str
+    session: str
+    since: float
+
+
+def class_name(of: str) -> str:
+    """The name of the class in which the dead letters of a class lie."""
+    return (PREFIX + of)[:NAME_CHARACTERS_MAX]
+
+
+def are_kept_in(name: str) -> bool:
+    """Whether a class of this name keeps dead letters, and has none itself."""
+    return name.startswith(PREFIX)
+
+
+def write(
+    stored: Iterable[tuple[int, bytes]], death: Death, *, class_id: int, frame_bytes_max: int
+) -> tuple[FrameBatch | None, int]:
+    """Dead letters for messages, given as sequence and frame, for the class with this id; and of
+    how many there can be none, because their headers or the whole would be too long."""
+    alike = envelope.encode_pairs(
+        (
+            (REASON, death.reason.value),
+            (CLASS, death.class_),
+            (ATTEMPTS, str(death.attempts)),
+            (SUBSCRIPTION, death.subscription),
+            (SESSION, death.session),
+            (SINCE, f"{death.since:.6f}"),
+        )
+    )
+    letters: list[bytes] = []
+    count = 0
+    for sequence, frame in stored:
+        count += 1
+        read, payload = Envelope(), frame[HEADER_BYTES:-DELIMITER_BYTES]
+        if frame[0] == frames.ENVELOPE:
+            read, payload = envelope.decode(payload)
+        letter = Envelope(read.channel, read.key, read.headers, read.published)
+        why = alike + envelope.encode_pairs(((SEQUENCE, str(sequence)),))
+        try:
+            content = envelope.encode_with(letter, why, payload)
+        except LocalProtocolError:  # Together with its own, the headers are too long.
+            continue
+        whole = frames.encode(frames.ENVELOPE, class_id=class_id, content=content)
+        if len(whole) <= frame_bytes_max:
+            letters.append(whole)
+    return _batch(letters) if letters else None, count - len(letters)
+
+
+def _batch(whole: list[bytes]) -> FrameBatch:
+    """These frames as a batch."""
+    lengths = [len(frame) for frame in whole]
+    stride = lengths[0] if len(set(lengths)) == 1 else 0
+    bounds = np.cumsum([0, *lengths], dtype=np.int64)
+    return FrameBatch(np.frombuffer(b"".join(whole), np.uint8), bounds, stride)

@@ -1,0 +1,315 @@
+"""What a subscription gives up on lies in the class's dead letters: what they look like, and that
+nobody waits for them."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import pytest
+
+from core.talk import Bus, numbered
+from core.talk import ack as ack1
+from core.talk import connect as connect1
+from core.talk import publish as publish1
+from core.talk import subscribe as subscribe1
+from core.talk2 import (
+    ENVELOPE,
+    FETCH,
+    Peer2,
+    ack,
+    asked,
+    enveloped,
+    nack,
+    on_channel,
+    peer2,
+    publish,
+    subscribe,
+    timed,
+)
+from simplebus.core import dead_letters
+from simplebus.core.envelope import Envelope, decode, encode
+from simplebus.core.errors import Reason
+from simplebus.core.limits import DEAD_LETTERS_MAX, Limits
+
+DEAD_1 = 0x8000 + zlib.crc32(b"dead.1") % 0x8000
+"""The id of the class in which those of class 1 lie."""
+
+
+def letters(bus: Bus, name: str = "dead.1") -> list[tuple[Envelope, bytes]]:
+    """What lies there."""
+    peer = peer2(bus, classes=[name])
+    class_id = bus.broker.store.names[name]
+    peer.say(asked(FETCH, class_id, 5))
+    messages, _ = peer.listen()
+    assert {(m.kind, m.number, m.class_id) for m in messages} <= {(ENVELOPE, 0, class_id)}
+    return [decode(m.content) for m in messages]
+
+
+def why(letter: Envelope, *names: str) -> Any:
+    """The last header of each of these names."""
+    headers = dict(letter.headers)
+    found = [headers[f"dead-{name}"] for name in names]
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def gives_up(bus: Bus, *said: bytes, count: int, **options: object) -> Peer2:
+    """Somebody is sent this as often as it says, and never acknowledges."""
+    options = {"max_deliveries": 2, **options}
+    peer = peer2(bus, subscribe(1, 5, **options), *said)
+    for _ in range(int(options["max_deliveries"])):  # type: ignore[call-overload]
+        assert len(peer.ids()) == count
+        peer.say(nack(5, 0, count, 0))
+    while not peer.session.outbox.idle:
+        assert peer.ids() == []
+    bus.broker.take_ready()
+    return peer
+
+
+def test_what_is_given_up_says_why() -> None:
+    bus = Bus()
+    bus.broker.clock.now = 1763700000.25
+    own = Envelope("a.b", b"key", (("trace", "7"), ("trace", "8")), 1234, 9_000_000, 0)
+    gives_up(bus, enveloped(1, 0, encode(own, b"<\r\n>")), publish(1, 1, b"plain"), count=2)
+    assert bus.statistics(1).dropped == {Reason.MAX_DELIVERIES: 2}
+    assert bus.statistics(1).ring.messages == 0
+    (first, payload), (second, plain) = letters(bus)
+    assert (payload, plain) == (b"<\r\n>", b"plain")
+    reasons = (
+        ("dead-reason", "max_deliveries"),
+        ("dead-class", "1"),
+        ("dead-attempts", "2"),
+        ("dead-subscription", ""),
+        ("dead-session", "0"),
+        ("dead-since", "1763700000.250000"),
+        ("dead-sequence", "0"),
+    )
+    assert first == Envelope("a.b", b"key", own.headers + reasons, 1234)
+    assert second[:2] == ("", b"")
+    assert second.published is None
+    assert why(second, "sequence", "attempts") == ("1", "2")
+
+
+def test_a_class_with_a_name_has_its_dead_letters_under_that() -> None:
+    bus = Bus()
+    peer2(bus, classes=[{"id": 1, "name": "orders"}])
+    gives_up(bus, publish(1, 0, b"a"), count=1, durable="billing")
+    [(letter, _)] = letters(bus, "dead.orders")
+    assert why(letter, "class", "subscription") == ("orders", "billing")
+
+
+def test_each_position_gives_up_for_itself() -> None:
+    bus = Bus()
+    peer = peer2(
+        bus,
+        subscribe(1, 1, max_deliveries=1),
+        subscribe(1, 2, max_deliveries=3, durable="d"),
+        subscribe(1, 3, max_deliveries=2, group="g"),
+        subscribe(1, 4),
+        publish(1, 0, b"a", b"b"),
+    )
+    for _ in range(5):
+        peer.got()
+        peer.say(*[nack(number, 0, 2, 0) for number in (1, 2, 3)])
+    assert [why(e, "subscription", "session", "attempts", "sequence") for e, _ in letters(bus)] == [
+        ("", "0", "1", "0"),
+        ("", "0", "1", "1"),
+        ("g", "", "2", "0"),
+        ("g", "", "2", "1"),
+        ("d", "0", "3", "0"),
+        ("d", "0", "3", "1"),
+    ]
+    assert bus.statistics(1).dropped == {Reason.MAX_DELIVERIES: 6}
+    assert bus.statistics(1).ring.messages == 2
+
+
+def test_what_is_acknowledged_or_expires_has_no_dead_letter() -> None:
+    bus = Bus()
+    bus.broker.clock.now = 50.0
+    peer = peer2(bus, subscribe(1, 5, max_deliveries=2))
+    peer.say(publish(1, 0, b"a", b"b"), enveloped(1, 2, timed(b"c", expires_ms=1000)))
+    assert peer.ids() == [0, 1, 2]
+    peer.say(ack(5, 0, 1), nack(5, 1, 3, 0))
+    bus.broker.clock.now = 51.0
+    assert peer.ids() == [1]
+    peer.say(nack(5, 1, 2, 0))
+    assert peer.ids() == []
+    assert bus.statistics(1).dropped == {Reason.MAX_DELIVERIES: 1, Reason.EXPIRED: 1}
+    assert [why(letter, "sequence") for letter, _ in letters(bus)] == ["1"]
+
+
+def test_what_version_1_cannot_be_sent_is_dead_for_it_alone() -> None:
+    bus = Bus()
+    old = bus.peer(connect1(1), subscribe1(1))
+    new = peer2(bus, subscribe(1, 5))
+    contents = [b"\0fine", b"\0<\r\n\0>", on_channel("a", b"<\r\n\0>"), b"\0fine too"]
+    peer2(bus, enveloped(1, 0, *contents))
+    assert [m.payload for m in old.hear()] == [b"fine", b"fine too"]
+    assert new.ids() == [0, 1, 2, 3]
+    assert bus.statistics(1).dropped == {Reason.UNCARRIABLE: 2}
+    found = letters(bus)
+    assert [(e.channel, payload) for e, payload in found] == [("", b"<\r\n>"), ("a", b"<\r\n>")]
+    assert why(found[0][0], "reason", "sequence", "attempts", "subscription", "session") == (
+        "uncarriable",
+        "1",
+        "0",
+        "",
+        "0",
+    )
+
+
+def test_dead_letters_are_sent_like_any_message_and_have_none_themselves() -> None:
+    bus = Bus()
+    reader = peer2(bus, subscribe(DEAD_1, 9, durable="d", max_deliveries=1), classes=["dead.1"])
+    reader.listen()
+    gives_up(bus, publish(1, 0, b"a"), count=1)
+    [message] = reader.got()
+    assert (message.class_id, message.number, message.attempt) == (DEAD_1, 9, 1)
+    reader.say(nack(9, 0, 1, 0))
+    assert reader.ids() == []
+    assert bus.statistics(DEAD_1).dropped == {Reason.MAX_DELIVERIES: 1}
+    assert set(bus.broker.store.names) == {"dead.1"}
+
+
+def test_who_subscribed_in_version_1_before_the_class_was_there_is_sent_them() -> None:
+    bus = Bus()
+    old = bus.peer(connect1(1), subscribe1(DEAD_1))
+    gives_up(bus, publish(1, 0, b"a"), count=1)
+    assert [m.payload for m in old.hear()] == [b"a"]
+
+
+def test_the_oldest_dead_letters_make_room() -> None:
+    bus = Bus(dead_letter_bytes=1 << 18)
+    payloads = numbered(100, size=5000)
+    gives_up(bus, publish(1, 0, *payloads), count=100)
+    dead = bus.statistics(DEAD_1)
+    assert dead.ring.memory_bytes <= 1 << 18
+    assert dead.published == 100
+    assert dead.dropped == {Reason.DROP_OLDEST: 100 - dead.ring.messages}
+    found = letters(bus)
+    assert [payload for _, payload in found] == payloads[-len(found) :]
+    assert 20 < len(found) < 100
+
+
+@pytest.mark.parametrize("is_made_by_id", [False, True])
+def test_who_publishes_there_is_not_made_to_wait(is_made_by_id: bool) -> None:
+    bus = Bus(dead_letter_bytes=1 << 18)
+    peer2(bus, classes=[DEAD_1] if is_made_by_id else [])
+    writer = peer2(bus, classes=[{"id": DEAD_1, "name": "dead.1"}])
+    writer.say(publish(DEAD_1, 0, *numbered(200, size=5000)))
+    assert not writer.session.parked
+    dead = bus.statistics(DEAD_1)
+    assert dead.dropped == {Reason.DROP_OLDEST: 200 - dead.ring.messages}
+    assert dead.ring.memory_bytes <= 1 << 18
+
+
+def test_where_there_is_no_memory_for_them_they_are_counted() -> None:
+    bus = Bus(class_bytes=1 << 18, total_bytes=1 << 18, frame_bytes=10_000)
+    gives_up(bus, publish(1, 0, *numbered(10, size=9000)), count=10)
+    dead = bus.statistics(DEAD_1)
+    assert dead.ring.messages + sum(dead.dropped.values()) == 10
+    assert bus.statistics(1).ring.messages == 0
+
+
+def test_all_dead_letters_together_leave_memory_for_the_living() -> None:
+    bus = Bus(
+        frame_bytes=10_000, class_bytes=1 << 20, total_bytes=1 << 22, dead_letter_bytes=1 << 19
+    )
+    for class_id in range(1, 9):
+        peer = peer2(bus, subscribe(class_id, 5, max_deliveries=1), classes=[class_id])
+        peer.say(publish(class_id, 0, *numbered(150, size=5000)))
+        peer.got()
+        peer.say(nack(5, 0, 150, 0))
+        while not peer.session.outbox.idle:
+            peer.got()
+        bus.broker.take_ready()
+        bus.tick(35)  # Rings that are empty give their memory back.
+    memory = sum(
+        bus.statistics(class_id).ring.memory_bytes
+        for name, class_id in bus.broker.store.names.items()
+        if name.startswith("dead.")
+    )
+    assert 1 << 19 < memory <= 1 << 20
+    writer = peer2(bus, publish(1, 0, *numbered(150, size=5000)))
+    assert not writer.session.parked
+
+
+def test_dead_letters_do_not_hold_up_what_waits_for_memory() -> None:
+    """Messages that a peer left behind give way when only dead letters hold memory beside them."""
+    bus = Bus(class_messages=4, frame_bytes=100_000, class_bytes=1 << 18, total_bytes=1 << 19)
+    dying = peer2(bus, subscribe(2, 5, max_deliveries=1), publish(2, 0, b"a"), classes=[2])
+    dying.got()
+    dying.say(nack(5, 0, 1, 0))
+    dying.got()
+    bus.broker.take_ready()
+    bus.tick(70)
+    peer = bus.peer(connect1(1), subscribe1(1), publish1(1, *numbered(4)))
+    bus.peer(publish1(1, *numbered(4, size=92_000))).leave()
+    assert peer.hear_ids(1) == [0, 1, 2, 3]
+    assert bus.statistics(1).dropped == {}
+    peer.say(ack1(1, 0, 4))
+    bus.tick(100)
+    assert len(letters(bus, "dead.2")) == 1
+    assert bus.statistics(1).dropped == {Reason.UNDELIVERED_AT_CLOSE: 4}
+    peer.say(publish1(1, b"next"))
+    assert [message.payload for message in peer.hear()] == [b"next"]
+
+
+def test_what_is_too_long_with_its_reasons_has_no_dead_letter() -> None:
+    bus = Bus(frame_bytes=100_000)
+    headers = Envelope(headers=(("h", "x" * 65_500),))
+    said = [encode(headers, b"a"), b"\0" + b"x" * 99_900, b"\0fits"]
+    gives_up(bus, enveloped(1, 0, *said), count=3)
+    assert bus.statistics(1).dropped == {Reason.MAX_DELIVERIES: 3, Reason.NO_DEAD_LETTER: 2}
+    assert [payload for _, payload in letters(bus)] == [b"fits"]
+
+
+def test_where_no_class_is_left_there_are_no_dead_letters() -> None:
+    bus = Bus(classes=1)
+    gives_up(bus, publish(1, 0, b"a"), count=1)
+    assert bus.statistics(1).dropped == {Reason.MAX_DELIVERIES: 1, Reason.NO_DEAD_LETTER: 1}
+    assert list(bus.broker.classes) == [1]
+
+
+@pytest.mark.parametrize("options", [{}, {"group": "g"}])
+def test_giving_up_very_many_takes_many_turns(options: dict[str, object]) -> None:
+    bus = Bus()
+    bus.trusting = True  # So much is slow to check, and is at the end.
+    count = 3 * DEAD_LETTERS_MAX
+    peer = peer2(bus, subscribe(1, 5, max_deliveries=1, max_in_flight=count, **options))
+    peer.say(publish(1, 0, *numbered(count)))
+    while peer.got():
+        bus.broker.wake_due()
+    other = peer2(bus, classes=[1, 2])
+    other.say(subscribe(2, 1))
+    other.listen()
+    peer.say(nack(5, 0, count, 0))
+    turns = 0
+    ring = bus.broker.classes[1].ring
+    while len(ring):
+        floor = ring.floor
+        turns += 1
+        other.say(publish(2, turns - 1, b"x"))
+        peer.session.outbox.peek(bus.broker.tick_number)
+        bus.broker.wake_due()
+        bus.broker.take_ready()
+        assert other.ids() == [turns - 1]
+        assert ring.floor - floor <= 2 * DEAD_LETTERS_MAX
+    assert turns >= 2
+    bus.trusting = False
+    bus.check()
+    assert bus.statistics(DEAD_1).published == count
+    sequences = [why(letter, "sequence") for letter, _ in letters(bus)[:100]]
+    assert sequences == [str(n) for n in range(100)]
+
+
+def test_names_of_classes_that_keep_dead_letters() -> None:
+    assert dead_letters.class_name("orders") == "dead.orders"
+    assert len(dead_letters.class_name("x" * 200)) == 200
+    assert dead_letters.are_kept_in("dead.7")
+    assert not dead_letters.are_kept_in("deadlines")
+
+
+def test_a_limit_too_small_for_a_ring_is_refused() -> None:
+    with pytest.raises(ValueError, match="dead_letter_bytes must be from 262144 "):
+        Limits(dead_letter_bytes=1000)
