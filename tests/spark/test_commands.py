@@ -14,6 +14,7 @@ from simplebus.spark.commands import MODULES, shared
 
 NEEDED = {
     "archive": ("--subscribe", "1", "--to", "there"),
+    "dead-letters": ("--subscribe", "1"),
 }
 """What a command cannot do without."""
 

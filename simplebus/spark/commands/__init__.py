@@ -15,6 +15,7 @@ import typer
 
 MODULES = {
     "archive": "simplebus.spark.commands.archive",
+    "dead-letters": "simplebus.spark.commands.dead_letters",
 }
 """Where each command is, by its name; help lists them in this order."""
 

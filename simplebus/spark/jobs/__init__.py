@@ -8,6 +8,7 @@
     hadoop      an archive's files through Spark's file systems
     delta       an archive as a Delta table
     archive     a stream of messages into an archive, each once
+    dead_letters    what fails, why and since when
 
 >>> from simplebus.spark.jobs.archive import archive, messages
 >>> from simplebus.spark.jobs.session import session

@@ -1,0 +1,183 @@
+"""What fails, why and since when: how it is asked for and how it reads, without Spark; and the
+figures, by a real Spark, of letters that were made by hand and of some from a real bus."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import simplebus
+from simplebus import cli
+from simplebus.spark.commands import dead_letters as command
+from simplebus.spark.jobs import archive
+from simplebus.spark.jobs.dead_letters import (
+    HEADINGS,
+    archived,
+    as_cells,
+    as_object,
+    classes,
+    dead_letters,
+)
+from simplebus.testing.server import BusServer, until
+
+ROW = {
+    "class": "orders",
+    "reason": "max_deliveries",
+    "subscription": "billing",
+    "messages": 1234,
+    "first": datetime(2026, 11, 21, 8, 0, 0, 250_000, UTC),
+    "last": datetime(2026, 11, 21, 9, 30, tzinfo=UTC),
+    "attempts": 5,
+    "example": {
+        "server": "127.0.0.1:8888",
+        "sequence": 7,
+        "session": "3",
+        "channel": "orders.eu",
+        "key": "k1",
+        "text": '{"id": 7}\n\x1b[31m',
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("orders", "dead.orders"),
+        ("orders, 7", "dead.orders,dead.7"),
+        ("dead.orders,7", "dead.orders,dead.7"),
+        ("orders,", "dead.orders,"),
+    ],
+)
+def test_the_classes_are_those_of_the_living(said: str, meant: str) -> None:
+    assert classes(said) == meant
+
+
+def test_a_row_reads_in_a_table() -> None:
+    cells = as_cells(ROW)
+    assert len(cells) == len(HEADINGS)
+    assert cells[:4] == ("orders", "max_deliveries", "billing", "1,234")
+    assert cells[4:7] == ("2026-11-21 08:00:00+00:00", "2026-11-21 09:30:00+00:00", "5")
+    assert cells[7] == '7 on orders.eu key k1 {"id": 7}\ufffd\ufffd[31m'
+
+
+def test_a_row_of_which_little_is_known_reads_too() -> None:
+    example = dict.fromkeys(ROW["example"])
+    row = {**ROW, "first": None, "last": None, "attempts": None, "example": example}
+    assert as_cells(row)[4:] == ("", "", "", "")
+    assert as_object(row)["first"] is None
+
+
+def test_a_row_is_an_object_in_json() -> None:
+    again = json.loads(json.dumps(as_object(ROW)))
+    assert datetime.fromisoformat(again.pop("first")) == ROW["first"]
+    assert datetime.fromisoformat(again.pop("last")) == ROW["last"]
+    assert again == {name: ROW[name] for name in again}
+
+
+def test_without_classes_and_archive_it_asks_for_them() -> None:
+    result = CliRunner().invoke(cli.app, ["pipeline", "dead-letters"])
+    assert result.exit_code == 2
+    assert "--subscribe orders,7, or --archive PATH" in " ".join(
+        result.stderr.replace("│", " ").split()
+    )
+
+
+DDL = (
+    "key binary, value binary, class string, timestamp timestamp, channel string, server string, "
+    "headers array<struct<key: string, value: binary>>"
+)
+
+
+def letter(
+    number: int, *, class_: str = "orders", since: str | None = None, **more: object
+) -> tuple[object, ...]:
+    said = {
+        "reason": "max_deliveries",
+        "class": class_,
+        "sequence": number,
+        "attempts": 2 + number % 2,
+        "subscription": "billing",
+        "session": 3,
+        "since": f"{1_763_700_000 + number}.250000" if since is None else since,
+        **more,
+    }
+    headers = [("trace", b"1"), ("dead-reason", b"an older one")]
+    headers += [(f"dead-{name}", str(value).encode()) for name, value in said.items()]
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    return (b"k", b"{%d} \xff" % number + b"x" * 100, f"dead.{class_}", at, "eu", "here", headers)
+
+
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+def test_the_figures_of_letters_made_by_hand_and_of_those_on_a_bus(
+    spark: Any, server: BusServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    odd = (None, b"published there", "dead.orders", at, None, "here", None)
+    no_reason = (None, b"the same", "dead.orders", at, None, "here", [("trace", b"1")])
+    rows = [
+        *[letter(number) for number in (2, 5, 3)],
+        letter(4, class_="returns"),
+        (None, b"alive", "orders", at, None, "here", letter(4)[-1]),
+        letter(9, class_="7", subscription="", reason="uncarriable", attempts=0),
+        letter(9, class_="7", subscription="", since="not a time", attempts="many", sequence="x"),
+        odd,
+        no_reason,
+    ]
+    frame = spark.createDataFrame(rows, DDL)
+    monkeypatch.setattr(archive, "read", lambda spark, path: {"there": frame}[path])
+    found = dead_letters(archived(spark, "there", "orders,7")).limit(9).collect()
+    times = [1_763_700_002.25, 1_763_700_005.25]
+    first = found[0].asDict(recursive=True)
+    assert [first.pop(name).timestamp() for name in ("first", "last")] == times
+    assert first == {
+        "class": "orders",
+        "reason": "max_deliveries",
+        "subscription": "billing",
+        "messages": 3,
+        "attempts": 3,
+        "example": {
+            "server": "here",
+            "sequence": 5,
+            "session": "3",
+            "channel": "eu",
+            "key": "k",
+            "text": "{5} \ufffd" + "x" * 75,
+        },
+    }
+    assert [(row["class"], row.reason, row.messages, row.attempts) for row in found[1:]] == [
+        ("7", "max_deliveries", 1, None),
+        ("7", "uncarriable", 1, 0),
+    ]
+    assert (found[1]["first"].astimezone(UTC), found[1].example.sequence) == (at, None)
+
+    with simplebus.connect_blocking(server.address) as bus:
+        bus.publish_many([b"good", b"bad", b"worse"], class_id="orders", channel="eu")
+        options: dict[str, Any] = {"durable": "billing", "max_deliveries": 2, "auto_ack": False}
+        with bus.subscribe("orders", **options) as messages:
+            for _ in range(5):
+                message = messages.get(10)
+                if message.payload == b"good":
+                    message.ack()
+                else:
+                    message.nack(delay=0)
+            until(lambda: len(bus.fetch("dead.orders")) == 2)
+
+    @contextmanager
+    def this_session(*arguments: object) -> Iterator[Any]:
+        yield spark
+
+    monkeypatch.setattr(command, "spark_session", this_session)
+    asked = ["--servers", server.address, "--subscribe", "orders,none", "--json"]
+    result = CliRunner().invoke(cli.app, ["pipeline", "dead-letters", *asked])
+    assert (result.exit_code, result.stderr) == (0, "")
+    [row] = map(json.loads, result.stdout.splitlines())
+    assert (row["class"], row["subscription"], row["messages"]) == ("orders", "billing", 2)
+    assert row["attempts"] == 2
+    assert (row["example"]["channel"], row["example"]["text"]) in (("eu", "bad"), ("eu", "worse"))
