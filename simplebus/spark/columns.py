@@ -184,11 +184,11 @@ def record_batch(given: Frames, shape: Shape) -> pa.RecordBatch:
         schema = schema.append(_MEMORY_FIELD)
     batch = pa.RecordBatch.from_arrays(columns, schema=schema)
     if shape.channels:
-        batch = batch.filter(_wanted(channels, shape.channels))
+        batch = batch.filter(wanted(channels, shape.channels))
     return batch
 
 
-def _wanted(channels: pa.Array, patterns: tuple[str, ...]) -> pa.Array:
+def wanted(channels: pa.Array, patterns: tuple[str, ...]) -> pa.Array:
     """Which messages' channels match one of the patterns. Each channel is looked at once."""
     found = channels.dictionary_encode()
     names = found.dictionary.to_pylist()

@@ -14,6 +14,8 @@ from simplebus.spark.commands import MODULES, shared
 
 NEEDED = {
     "archive": ("--subscribe", "1", "--to", "there"),
+    "compact": ("there",),
+    "replay": ("there",),
     "dead-letters": ("--subscribe", "1"),
 }
 """What a command cannot do without."""
@@ -71,6 +73,11 @@ def test_without_a_java_that_fits_a_command_says_how_to_get_it(
         ("archive --to x --subscribe 1 --set spark.ui", "'spark.ui' is not KEY=VALUE"),
         ("archive --to x --subscribe 1 --channel a..b", "segment 2"),
         ("archive --to x --subscribe 1 --format csv", "'csv'"),
+        ("compact", "Missing argument 'PATH'"),
+        ("compact x --before yesterday", "'yesterday' is no day, such as 2026-11-01"),
+        ("compact x --target-bytes 0", "'0' is no size above 0"),
+        ("replay x --from noon", "'noon' is no time, such as 2026-11-21T08:00"),
+        ("replay x --speed 0", "'--speed'"),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments: str, sentence: str) -> None:

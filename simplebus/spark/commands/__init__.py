@@ -15,6 +15,8 @@ import typer
 
 MODULES = {
     "archive": "simplebus.spark.commands.archive",
+    "compact": "simplebus.spark.commands.compact",
+    "replay": "simplebus.spark.commands.replay",
     "dead-letters": "simplebus.spark.commands.dead_letters",
 }
 """Where each command is, by its name; help lists them in this order."""

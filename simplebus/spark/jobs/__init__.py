@@ -8,6 +8,9 @@
     hadoop      an archive's files through Spark's file systems
     delta       an archive as a Delta table
     archive     a stream of messages into an archive, each once
+    compaction  many small files of an archive become few
+    pacing      when a message is due again                                 PURE
+    replay      an archive onto a bus again
     dead_letters    what fails, why and since when
 
 >>> from simplebus.spark.jobs.archive import archive, messages

@@ -28,24 +28,13 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructField
 
 FORMATS = ("parquet", "delta")
-COLUMNS = (
-    "key",
-    "value",
-    "partition",
-    "offset",
-    "timestamp",
-    "timestampType",
-    "channel",
-    "headers",
-    "server",
-    "memory",
-    "archived",
-)
-DDL = (
+FILE_DDL = (
     "key binary, value binary, partition int, offset bigint, timestamp timestamp, "
     "timestampType int, channel string, headers array<struct<key: string, value: binary>>, "
-    "server string, memory string, archived timestamp, class string, date date"
+    "server string, memory string, archived timestamp"
 )
+"""The columns of an archive's files."""
+DDL = f"{FILE_DDL}, class string, date date"
 """The columns of an archive; the last two are the names of its folders."""
 
 _DAY_MICROSECONDS = 86_400_000_000

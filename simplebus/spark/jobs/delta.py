@@ -8,11 +8,13 @@ Rule 2: Spark reads the table as the Parquet files that its newest version consi
 from __future__ import annotations
 
 import json
+import re
+from datetime import date
 from time import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from simplebus.spark.jobs.layout import PARTITIONS, ArchiveError, File, values
+from simplebus.spark.jobs.layout import NO_VALUE, PARTITIONS, ArchiveError, File, values
 from simplebus.spark.jobs.tables import Files
 
 if TYPE_CHECKING:
@@ -97,15 +99,31 @@ class Table:
             commit_properties=about,
         )
 
-    def paths(self) -> list[str]:
-        """Its files, within the table."""
+    def compact(
+        self, before: date | None, target_bytes: int, retention_hours: int
+    ) -> tuple[int, int, int]:
+        """Merge small files, and remove what no version of late knows. Returns in how many
+        partitions, how many files there were, and how many they became."""
+        table = self._table()
+        chosen = None if before is None else [("date", "<", before.isoformat())]
+        done = table.optimize.compact(partition_filters=chosen, target_size=target_bytes)
+        table.vacuum(retention_hours, dry_run=False, enforce_retention_duration=False, full=True)
+        merged = int(done["partitionsOptimized"])
+        return merged, int(done["numFilesRemoved"]), int(done["numFilesAdded"])
+
+    def classes(self) -> dict[str, str | None]:
+        """Its files, within the table, and of which class each is."""
         import pyarrow as pa
 
         table = self._table()
         if table is None:
-            return []
-        paths = pa.table(table.get_add_actions()).column("path").to_pylist()
-        return [unquote(path) for path in paths]
+            return {}
+        actions = pa.table(table.get_add_actions(flatten=True))
+        paths, classes = actions.column("path"), actions.column("partition.class")
+        return {
+            unquote(path): name
+            for path, name in zip(paths.to_pylist(), classes.to_pylist(), strict=True)
+        }
 
 
 def is_table(files: Files) -> bool:
@@ -115,7 +133,20 @@ def is_table(files: Files) -> bool:
 
 def read(spark: SparkSession, uri: str, ddl: str) -> DataFrame:
     """What a table holds now."""
-    paths = [f"{uri}/{path}" for path in Table(uri, ddl).paths()]
-    if not paths:
+    classes = Table(uri, ddl).classes()
+    if not classes:
         return spark.createDataFrame([], ddl)
-    return spark.read.schema(ddl).option("basePath", uri).parquet(*paths)
+    paths = [f"{uri}/{path}" for path in classes]
+    frame = spark.read.schema(ddl).option("basePath", uri).parquet(*paths)
+    # Folders that delta-rs names are escaped in another way than Spark's: the log knows better.
+    said = {_spark_reads(path): name for path, name in classes.items()}
+    misread: dict[Any, Any] = {reads: name for reads, name in said.items() if reads != name}
+    return frame.replace(misread, subset=["class"]) if misread else frame
+
+
+def _spark_reads(path: str) -> str | None:
+    """The class of a file as Spark reads it from the folder's name."""
+    text = path.removeprefix("class=").partition("/")[0]
+    if text == NO_VALUE:
+        return None
+    return re.sub("%([0-9A-Fa-f]{2})", lambda match: chr(int(match[1], 16)), text)

@@ -33,11 +33,11 @@ class HadoopFiles:
         return f"{self.root}/{path}"
 
     def _at(self, path: str) -> Any:
-        return self._path(self.uri(path))
+        return self._path(self.uri(path) if path else self.root)
 
     def listed(self, folder: str) -> list[File]:
         """All files below a folder; none when it is not there."""
-        place = self._at(folder) if folder else self._path(self.root)
+        place = self._at(folder)
         if not self._fs.exists(place):
             return []
         found = []
@@ -47,6 +47,13 @@ class HadoopFiles:
             path = status.getPath().toUri().getPath()[self._cut :]
             found.append(File(path, int(status.getLen())))
         return found
+
+    def visible(self) -> list[File]:
+        """All files that programs which read Parquet find."""
+        if not self.exists(""):
+            return []
+        names = [str(each.getPath().getName()) for each in self._fs.listStatus(self._at(""))]
+        return [file for name in names if name[0] not in "._" for file in self.listed(name)]
 
     def read(self, path: str) -> bytes | None:
         """What is in a file; None when it is not there."""

@@ -25,6 +25,8 @@ HIDDEN = ".simplebus"
 STAGING = f"{HIDDEN}/staging"
 BATCHES = f"{HIDDEN}/batches"
 SWAPS = f"{HIDDEN}/swaps"
+OWNER = f"{HIDDEN}/compaction.json"
+"""Says which compaction is at work, or was the last one."""
 CHECKPOINT = "_checkpoint"
 PARTITIONS = ("class", "date")
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"

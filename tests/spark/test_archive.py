@@ -1,0 +1,156 @@
+"""A real Spark archives, compacts and plays back what a real bus holds; others read it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+
+import simplebus
+from simplebus.spark.jobs.archive import archive, messages, read
+from simplebus.spark.jobs.compaction import compact
+from simplebus.spark.jobs.replay import replay
+from simplebus.testing.server import BusServer
+
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+
+ODD = "shop:eu/50%é"
+"""A class whose name no folder can have."""
+TODAY = datetime.now(UTC)
+
+
+def publish(server: BusServer, first: int, last: int) -> None:
+    with simplebus.connect_blocking(server.address) as bus:
+        bus.publish_many([b"%d" % n for n in range(first, last)], class_id=1)
+        about = {"channel": "x.y", "key": b"k", "headers": {"h": "v"}}
+        for n in range(first, last, 100):
+            bus.publish(b"%d" % n, class_id=ODD, **about)
+
+
+def run(spark: Any, server: BusServer, place: Path, format: str) -> None:
+    rows = messages(spark, servers=server.address, subscribe=f"1,{ODD}", maxOffsetsPerTrigger=600)
+    query = archive(rows, str(place), format=format)
+    try:
+        assert query.awaitTermination(60)
+    finally:
+        query.stop()
+
+
+def found(place: Path, format: str) -> list[tuple[str, int]]:
+    """What a program that is no Spark finds."""
+    if format == "delta":
+        from deltalake import DeltaTable
+
+        table = DeltaTable(place).to_pyarrow_table()
+    else:
+        kinds = pa.schema([("class", pa.string()), ("date", pa.date32())])
+        table = ds.dataset(place, partitioning=ds.partitioning(kinds, flavor="hive")).to_table()
+    assert {day.isoformat() for day in table["date"].unique().to_pylist()} <= {
+        (TODAY + timedelta(days)).date().isoformat() for days in (0, 1)
+    }
+    rows = zip(table["class"].to_pylist(), table["value"].to_pylist(), strict=True)
+    return sorted((name, int(value)) for name, value in rows)
+
+
+def expected(last: int) -> list[tuple[str, int]]:
+    return sorted([("1", n) for n in range(last)] + [(ODD, n) for n in range(0, last, 100)])
+
+
+def data_files(place: Path) -> list[Path]:
+    return list(place.glob("class=*/date=*/*.parquet"))
+
+
+@pytest.mark.parametrize("format", ["parquet", "delta"])
+def test_each_message_is_archived_once(
+    spark: Any, server: BusServer, tmp_path: Path, format: str
+) -> None:
+    publish(server, 0, 1000)
+    run(spark, server, tmp_path, format)
+    assert found(tmp_path, format) == expected(1000)
+
+    commits = tmp_path / "_checkpoint" / "commits"
+    for name in ("1", ".1.crc"):  # As if the driver had died before it wrote them.
+        (commits / name).unlink(missing_ok=True)
+    publish(server, 1000, 1100)
+    run(spark, server, tmp_path, format)
+    assert {path.name for path in commits.glob("[0-9]*")} == {"0", "1", "2"}
+    assert found(tmp_path, format) == expected(1100)
+
+    before = len(data_files(tmp_path))
+    done = compact(spark, str(tmp_path), retention_hours=0)
+    assert found(tmp_path, format) == expected(1100)
+    assert len(data_files(tmp_path)) == before - done.files_before + done.files_after < before
+    rows = read(spark, str(tmp_path)).where("class != '1'").orderBy("offset").collect()
+    assert [int(bytes(row.value)) for row in rows] == list(range(0, 1100, 100))
+    assert [row.offset for row in rows] == list(range(11))
+    assert {(bytes(r.key), r.channel, r.headers[0].key, r["class"]) for r in rows} == {
+        (b"k", "x.y", "h", ODD)
+    }
+    assert {row.server for row in rows} == {server.address.removeprefix("simplebus://")}
+
+
+START = datetime(2026, 3, 1, 23, 59, 58, tzinfo=UTC)
+
+
+@pytest.fixture
+def old_archive(tmp_path: Path) -> str:
+    """Two classes over midnight, a message every 0.1 s, in files whose order says nothing."""
+    header = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    for name in ("orders", "7"):
+        for turn in range(4):
+            numbers = list(range(3 - turn, 40, 4))
+            stamps = [START + timedelta(seconds=n / 10) for n in numbers]
+            table = pa.table(
+                {
+                    "key": pa.array([b"k%d" % (n % 3) for n in numbers], pa.binary()),
+                    "value": pa.array([f"{name} {n}".encode() for n in numbers], pa.binary()),
+                    "offset": pa.array(numbers, pa.int64()),
+                    "timestamp": pa.array(stamps, pa.timestamp("us", "UTC")),
+                    "channel": [f"c.{n % 2}" for n in numbers],
+                    "headers": pa.array(
+                        [[{"key": "n", "value": b"%d" % n}] for n in numbers], header
+                    ),
+                    "server": ["h:1"] * len(numbers),
+                    "memory": ["m"] * len(numbers),
+                }
+            )
+            for day in {stamp.date() for stamp in stamps}:
+                rows = pa.array([stamp.date() == day for stamp in stamps])
+                place = tmp_path / f"class={name}" / f"date={day}"
+                place.mkdir(parents=True, exist_ok=True)
+                pq.write_table(table.filter(rows), place / f"{turn}.parquet")
+    return str(tmp_path)
+
+
+def stored(server: BusServer, class_: str | int) -> list[Any]:
+    with simplebus.connect_blocking(server.address) as bus:
+        return list(bus.fetch(class_))
+
+
+def test_an_archive_is_played_back_once_in_its_order(
+    spark: Any, server: BusServer, old_archive: str
+) -> None:
+    for attempt in range(2):
+        done = replay(spark, old_archive, server.address, name="again")
+        assert (done.messages, done.stored_before) == (80, 80 * attempt)
+    for name, class_ in (("orders", "orders"), ("7", 7)):
+        back = stored(server, class_)
+        assert [m.payload.decode() for m in back] == [f"{name} {n}" for n in range(40)]
+        assert all(m.key == b"k%d" % (n % 3) for n, m in enumerate(back))
+        assert all(m.channel == f"c.{n % 2}" for n, m in enumerate(back))
+        assert all(dict(m.headers) == {"n": str(n)} for n, m in enumerate(back))
+
+    chosen = {"channels": ["c.1"], "begin": START + timedelta(seconds=1), "to_class": "picked"}
+    done = replay(
+        spark, old_archive, server.address, end=datetime(2026, 3, 2), speed=1000.0, **chosen
+    )
+    back = sorted(m.payload.decode() for m in stored(server, "picked"))
+    assert back == sorted(f"{name} {n}" for name in ("orders", "7") for n in range(11, 20, 2))
+    assert done.messages == len(back)
+    nothing = replay(spark, old_archive, server.address, end=datetime(2000, 1, 1))
+    assert nothing.messages == 0

@@ -1,0 +1,84 @@
+"""Messages come again in the time in which they came."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.spark.jobs.pacing import DUE, SILENCE_SECONDS, Pace, paced
+
+
+class Clock:
+    """A time that passes when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.at = 1000.0
+        self.naps = 0
+
+    def now(self) -> float:
+        return self.at
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.at += seconds
+        self.naps += 1
+
+
+def batches(pieces: list[list[int]]) -> Iterator[Any]:
+    """Rows by when they were published, in microseconds, and numbered."""
+    number = 0
+    for stamps in pieces:
+        rows = {DUE: stamps, "row": list(range(number, number + len(stamps)))}
+        number += len(stamps)
+        yield pa.RecordBatch.from_pydict(
+            rows, schema=pa.schema([(DUE, pa.int64()), ("row", pa.int64())])
+        )
+
+
+def played(
+    pieces: list[list[int]], pace: Pace
+) -> tuple[list[tuple[int, float]], list[float], Clock]:
+    """Each row with the time at which it came, and the times of batches without rows."""
+    clock = Clock()
+    found, lives = [], []
+    for batch in paced(batches(pieces), pace, now=clock.now, sleep=clock.sleep):
+        found += [(row, clock.at) for row in batch.column("row").to_pylist()]
+        if not batch.num_rows:
+            lives.append(clock.at)
+    return found, lives, clock
+
+
+def test_times_pass_as_fast_as_one_likes() -> None:
+    stamps = np.array([5_000_000, 6_000_000, 25_000_000])
+    assert Pace(5_000_000, 1000.0, 1.0).due(stamps).tolist() == [1000.0, 1001.0, 1020.0]
+    assert Pace(5_000_000, 1000.0, 10.0).due(stamps).tolist() == [1000.0, 1000.1, 1002.0]
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 20_000_000), max_size=6), max_size=6),
+    st.sampled_from([0.5, 1.0, 10.0]),
+)
+def test_every_row_comes_in_its_order_when_it_is_due(pieces: list[list[int]], speed: float) -> None:
+    pace = Pace(0, 1000.0, speed)
+    found, _, _ = played(pieces, pace)
+    stamps = [stamp for piece in pieces for stamp in piece]
+    assert [row for row, _ in found] == list(range(len(stamps)))
+    latest = 0.0
+    for (_, came), stamp in zip(found, stamps, strict=True):
+        latest = max(latest, 1000.0 + stamp / 1e6 / speed)
+        assert latest <= came <= latest + 0.02
+
+
+def test_what_is_late_comes_at_once_and_together() -> None:
+    found, lives, clock = played([[0, 1, 2], [3, 4]], Pace(10**9, 0.0, 1.0))
+    assert (len(found), lives, clock.naps) == (5, [], 0)
+
+
+def test_a_long_silence_is_broken() -> None:
+    _, lives, _ = played([[0], [22_000_000]], Pace(0, 1000.0, 1.0))
+    assert len(lives) == 22 // SILENCE_SECONDS
