@@ -10,7 +10,9 @@ off by the one that replaces it. So every row is there **once**, as long as
   partitions;
 - the bus remembers: for an hour after a task has ended, and for 65,536 names. A batch that Spark
   tries again later than that, or that was cut into more tasks, may be there twice;
-- the bus keeps its memory. One that begins anew has lost the messages, too;
+- the bus keeps its memory. One that begins anew has lost the messages, too. A task that is busy
+  then fails, and is published as a whole when it is tried again, some of its rows for the second
+  time;
 - no class drops the newest messages when it is full: what the bus refuses has used up its number.
   The task fails and says so, but when it is tried again it goes on behind it.
 
@@ -42,6 +44,10 @@ from simplebus.spark.rows import check_columns, messages
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+class BusRenewedError(Exception):
+    """A bus has lost what a task had published."""
 
 
 @dataclass
@@ -111,8 +117,13 @@ def _partition() -> int:
 def write_task(rows: Iterator[pa.RecordBatch], options: SinkOptions, name: str) -> Written:
     """Publish what of these rows the bus does not have under this name yet.
 
-    Raises RowError, BusConnectionError, and an ExceptionGroup of what the bus refused.
+    Raises RowError, BusConnectionError, BusRenewedError, and an ExceptionGroup of what the bus
+    refused.
     """
+    with patient_bus(options.server, timeout=options.timeout) as bus:
+        memory = bus.wire.core.bus_id
+    # In another memory the numbers of this publisher would be those of other rows.
+    name = f"{name} {memory}"
     with patient_bus(options.server, timeout=options.timeout, name=name) as bus:
         core, wire = bus.wire.core, bus.wire
         stored = core.publisher.stored_before
@@ -133,4 +144,9 @@ def write_task(rows: Iterator[pa.RecordBatch], options: SinkOptions, name: str) 
             wire.push()
             wire.wait_until(lambda: core.has_credit)
         bus.flush()
+        if core.bus_id != memory:
+            raise BusRenewedError(
+                f"the bus at {options.server} has begun anew, with the memory {core.bus_id}, and "
+                "lost what this task had published"
+            )
         return Written(count, min(stored, count))

@@ -23,7 +23,7 @@ from simplebus.core.limits import Limits
 from simplebus.core.settings import FullPolicy, Settings
 from simplebus.spark.options import SinkOptions
 from simplebus.spark.planner import DataLossError
-from simplebus.spark.sink import Written, write_task
+from simplebus.spark.sink import BusRenewedError, Written, write_task
 from simplebus.testing.server import BusServer, bus_server, until
 from spark.queries import POINTS, Query, once
 
@@ -276,3 +276,27 @@ def test_a_bus_that_is_cut_off_for_a_while_is_written_to_once(
     options = SinkOptions(way.address, class_="1", timeout=10)
     assert write_task(cut(), options, "task").rows == len(OLD)
     assert stored(server) == OLD
+
+
+def test_a_bus_that_loses_what_a_task_has_published_is_given_all_of_it_again(
+    server: BusServer, way: Proxy
+) -> None:
+    many = [b"%d " % n * 300 for n in range(20_000)]
+    """More than may be unconfirmed."""
+    options = SinkOptions(way.address, class_="1", timeout=10)
+    with bus_server() as other:
+
+        def interrupted() -> Iterator[pa.RecordBatch]:
+            for number, batch in enumerate(rows(many, 1000)):
+                yield batch
+                if number == 15:
+                    way.lead_to(other.address)
+                    way.cut()
+
+        with pytest.raises(BusRenewedError, match=f"the bus at {way.address} has begun anew"):
+            write_task(interrupted(), options, "task")
+        half = stored(other)
+        assert half == many[-len(half) :]
+        assert len(half) < len(many)
+        assert write_task(rows(many, 1000), options, "task") == Written(20_000, 0)
+        assert stored(other) == half + many
