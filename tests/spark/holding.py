@@ -1,0 +1,143 @@
+"""Queries that stop where a test wants them: a source and a sink as ours are, with places to stay.
+
+Rule 1: nothing else is different: what is held is what ships.
+Rule 2: Spark's executors import this, so a place is a file: who finds `NAME.hold` leaves
+`NAME.held`, and stays there until it is killed. A second one that comes there passes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    InputPartition,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+from simplebus.spark.jobs.archive import BatchArchiver
+
+import simplebus
+from simplebus.spark.options import sink_options, source_options
+from simplebus.spark.sink import StreamWriter
+from simplebus.spark.source import BatchReader, SimplebusSource
+from simplebus.spark.stream import StreamReader
+
+
+class TaskFailedError(Exception):
+    """What a task dies of here."""
+
+
+def hold(place: str) -> None:
+    """Have the next one that comes there stay."""
+    Path(f"{place}.hold").touch()
+
+
+def is_held(place: str) -> bool:
+    """Whether somebody stays there."""
+    return Path(f"{place}.held").exists()
+
+
+def is_first(place: str) -> bool:
+    """Whether somebody is to stay there, and nobody came before."""
+    if not Path(f"{place}.hold").exists():
+        return False
+    try:
+        with Path(f"{place}.held").open("x") as file:
+            file.write(simplebus.__file__)
+    except FileExistsError:
+        return False
+    return True
+
+
+def package(place: str) -> str:
+    """Where who came there has this package from."""
+    return Path(f"{place}.held").read_text()
+
+
+def pass_by(place: str) -> None:
+    """Stay there if it is to be."""
+    if is_first(place):
+        while True:
+            os.read(_NEVER[0], 1)
+
+
+_NEVER = os.pipe()
+"""Nobody writes there. Both ends are open for as long as the process is."""
+
+
+class HeldSource(SimplebusSource):
+    """`format("held")`: the option `at` is the place."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "held"
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        at = self.options.pop("at")
+        return FailingReader(source_options(self.options, streaming=False), at)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        at = self.options.pop("at")
+        return HeldReader(source_options(self.options, streaming=True), at)
+
+    def streamWriter(  # noqa: N802
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamArrowWriter:
+        at = self.options.pop("at")
+        return HeldWriter(sink_options(self.options), at)
+
+
+class FailingReader(BatchReader):
+    """One of its tasks dies, after its first rows, the first time that it is tried."""
+
+    def __init__(self, options: Any, at: str) -> None:
+        super().__init__(options)
+        self._at = at
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        for batch in super().read(partition):
+            yield batch
+            if is_first(self._at):
+                raise TaskFailedError
+
+
+class HeldReader(StreamReader):
+    """One of its tasks stays when it has read everything: before the sink can commit."""
+
+    def __init__(self, options: Any, at: str) -> None:
+        super().__init__(options)
+        self._at = at
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        yield from super().read(partition)
+        pass_by(self._at)
+
+
+class HeldWriter(StreamWriter):
+    """It stays when the sink has committed: before Spark writes down that the batch is done."""
+
+    def __init__(self, options: Any, at: str) -> None:
+        super().__init__(options)
+        self._at = at
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        super().commit(list(messages), batchId)
+        pass_by(self._at)
+
+
+class HeldArchiver(BatchArchiver):
+    """It stays when a batch is archived: before Spark writes down that the batch is done."""
+
+    def __init__(self, to: str, kind: str, at: str) -> None:
+        super().__init__(to, format=kind)
+        self._at = at
+
+    def __call__(self, frame: Any, batch: int) -> None:
+        super().__call__(frame, batch)
+        pass_by(self._at)

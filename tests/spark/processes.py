@@ -1,0 +1,113 @@
+"""What the system knows of processes: who began whom, who holds which end of a connection.
+
+Rule 1: nothing is asked but /proc.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+from simplebus.testing.server import until
+
+PROC = Path("/proc")
+
+
+def _stat(pid: int) -> list[str]:
+    """State, parent, group, session and more; nothing for a process that is gone."""
+    try:
+        return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def of_session(session: int) -> list[int]:
+    """The processes of a session that are alive."""
+    found = []
+    for entry in PROC.iterdir():
+        if entry.name.isdecimal():
+            stat = _stat(int(entry.name))
+            if stat and stat[0] not in "ZX" and int(stat[3]) == session:
+                found.append(int(entry.name))
+    return found
+
+
+def end_session(session: int) -> None:
+    """Kill whatever is left of it."""
+    for pid in of_session(session):
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: not of_session(session))
+
+
+def stop(pid: int) -> None:
+    """Have a process stand still; returns when it does."""
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: _stat(pid)[0] == "T")
+
+
+def go_on(pid: int) -> None:
+    os.kill(pid, signal.SIGCONT)
+
+
+def command(pid: int) -> str:
+    try:
+        return (PROC / str(pid) / "cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
+
+
+def ancestors(pid: int) -> list[int]:
+    """A process, who began it, who began that one, and so on."""
+    found = []
+    while pid > 1 and (stat := _stat(pid)):
+        found.append(pid)
+        pid = int(stat[1])
+    return found
+
+
+def _sockets(session: int) -> dict[str, int]:
+    """Who of a session holds which socket: processes by inode."""
+    found = {}
+    for pid in of_session(session):
+        with contextlib.suppress(OSError):  # It is gone.
+            for file in os.listdir(PROC / str(pid) / "fd"):
+                with contextlib.suppress(OSError):  # It was closed meanwhile.
+                    link = os.readlink(PROC / str(pid) / "fd" / file)
+                    if link.startswith("socket:["):
+                        found[link[8:-1]] = pid
+    return found
+
+
+def _connections() -> Iterator[tuple[str, int, str, str]]:
+    """Of every TCP socket the address in hexadecimal, port, state and inode."""
+    for table in ("tcp", "tcp6"):
+        for line in (PROC / "net" / table).read_text().splitlines()[1:]:
+            words = line.split()
+            address, _, port = words[1].rpartition(":")
+            yield address, int(port, 16), words[3], words[9]
+
+
+def holders(session: int, ports: set[int]) -> dict[int, int]:
+    """Which process of a session holds the end of a connection that has one of these ports."""
+    sockets = _sockets(session)
+    return {
+        port: sockets[inode]
+        for _, port, _, inode in _connections()
+        if port in ports and inode in sockets
+    }
+
+
+def listening(session: int) -> set[str]:
+    """Addresses, in hexadecimal, at which processes of a session listen."""
+    sockets = _sockets(session)
+    return {
+        address
+        for address, _, state, inode in _connections()
+        if state == _LISTEN and inode in sockets
+    }
+
+
+_LISTEN = "0A"
