@@ -33,6 +33,7 @@ from programs import ROOT, environment
 from pyarrow.dataset import dataset
 
 import simplebus
+from simplebus.core.settings import Settings
 from simplebus.testing.server import BusServer, bus_server, until
 from spark.driver import EXECUTORS, Place, queries
 from spark.holding import hold, is_held, package
@@ -189,7 +190,9 @@ def stop_between(driver: Driver, jvm: int, first: Path, second: Path) -> None:
 @pytest.fixture(scope="module")
 def scene(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     folder = tmp_path_factory.mktemp("cluster")
-    with bus_server() as server, proxy(server.address) as way:
+    # However long it takes: who hears nothing does not try another connection.
+    settings = Settings(heartbeat_seconds=0)
+    with bus_server(settings) as server, proxy(server.address) as way:
         place = Place(server.address.removeprefix("simplebus://"), way.address, folder)
         found = Scene(server, place)
         for class_, payloads in FIRST.items():
