@@ -116,14 +116,19 @@ static uint64_t send_stream(const Peer *peer, const Pieces *wire, uint64_t at, u
     }
 }
 
+static void note_confirmed(const Peer *peer) {
+    trace_flow(peer->options, CONFIRMED, clock_ns(), peer->confirmed);
+}
+
 static void hear_replies(Peer *peer, bool all_sent) {
     ptrdiff_t got;
     while ((got = receive_some(peer, false)) > 0) hear(peer, peer->protocol->hear_reply);
-    if (got < 0) return;
+    if (got < 0) return note_confirmed(peer);
     if (!all_sent || !peer->protocol->eof_confirms)
         fail(EXIT_CONNECTION, "the broker closed the publisher's connection, %llu confirmed",
              (unsigned long long)peer->confirmed);
     peer->confirmed = peer->options->count;
+    note_confirmed(peer);
 }
 
 /* One write and one read, or a wait when neither moved anything. An answer that is due (PONG) goes
@@ -133,8 +138,10 @@ static uint64_t publish_once(Peer *peer, Pieces *wire, uint64_t sent) {
     if (peer->protocol->number) most = number_ahead(peer, wire, sent, most);
     size_t answers = peer->out.end - peer->out.start;
     uint64_t end = answers > 0 ? boundary(wire, sent) : position(wire, most);
+    uint64_t begun = clock_ns();
     uint64_t took = sent < end ? send_stream(peer, wire, sent, end) : 0;
     peer->sent = whole_before(wire, sent + took);
+    trace_flow(peer->options, SENT, begun, peer->sent);
     if (sent + took == end) send_some(peer);
     hear_replies(peer, false);
     size_t answers_left = peer->out.end - peer->out.start;
@@ -175,18 +182,25 @@ typedef struct {
     size_t used;
 } Timeline;
 
-static void timeline_add(Timeline *timeline, uint64_t messages) {
-    timeline->last = clock_s();
+static void timeline_add(Timeline *timeline, uint64_t messages, uint64_t at) {
+    timeline->last = (double)at * 1e-9;
     size_t bucket = (size_t)((timeline->last - timeline->first) * 1e3 / BUCKET_MS);
     if (bucket >= BUCKETS_MAX) bucket = BUCKETS_MAX - 1;
     timeline->buckets[bucket] += messages;
     if (timeline->used <= bucket) timeline->used = bucket + 1;
 }
 
+/* What was acknowledged counts when the socket has taken it; whether it has. */
+static bool send_acks(Peer *peer) {
+    bool has_acks = peer->out.end > peer->out.start, sent = send_some(peer);
+    if (has_acks && sent) trace_progress(peer, ACKED, clock_ns());
+    return sent;
+}
+
 /* One read, verified. Reading goes on while acks wait to be written: that is why it cannot deadlock. */
 static void subscribe_once(Peer *peer, Timeline *timeline) {
     const Protocol *protocol = peer->protocol;
-    bool unsent = !send_some(peer), held = protocol->holds && protocol->holds(peer);
+    bool unsent = !send_acks(peer), held = protocol->holds && protocol->holds(peer);
     ptrdiff_t got = receive_some(peer, !unsent && !held);
     if (got < 0) {
         wait_until_ready(peer, unsent, held ? HELD_FLUSH_MS : -1);
@@ -201,14 +215,16 @@ static void subscribe_once(Peer *peer, Timeline *timeline) {
     timeline->bytes += (uint64_t)got;
     uint64_t before = peer->verified;
     hear(peer, protocol->hear_message);
-    if (peer->verified > before) timeline_add(timeline, peer->verified - before);
+    uint64_t now = clock_ns();
+    if (peer->verified > before) timeline_add(timeline, peer->verified - before, now);
+    trace_progress(peer, DELIVERED, now);
     protocol->settle(peer, false);
 }
 
 /* The last acks leave, then the connection is closed in order: what still comes is looked at too. */
 static void subscribe_end(Peer *peer) {
     peer->protocol->settle(peer, true);
-    while (!send_some(peer)) {
+    while (!send_acks(peer)) {
         wait_until_ready(peer, true, -1);
         if (receive_some(peer, false) > 0) hear(peer, peer->protocol->hear_message);
     }
@@ -247,9 +263,12 @@ void run_subscribe(const Options *options, const Protocol *protocol) {
     say_ready();
     timeline.first = clock_s();
     hear(&peer, protocol->hear_message); /* What came right behind the handshake. */
+    trace_progress(&peer, DELIVERED, clock_ns());
     while (!all_heard(&peer)) subscribe_once(&peer, &timeline);
     subscribe_end(&peer);
-    timeline.settled = clock_s(); /* The broker closed after it read to the end: the acks are in. */
+    uint64_t settled = clock_ns(); /* The broker closed after it read to the end: the acks are in. */
+    timeline.settled = (double)settled * 1e-9;
+    if (peer.acks > 0) trace_flow(options, CONFIRMED, settled, options->count);
     print_subscribed(&peer, &timeline);
 }
 
@@ -273,7 +292,7 @@ void run_latency(const Options *options, const Protocol *protocol) {
 
     double *trips = allocate(options->count * sizeof *trips);
     for (uint64_t n = 0; n < options->count; n++) {
-        double begun = clock_s();
+        uint64_t begun = clock_ns();
         if (protocol->number) number_ahead(&publisher, &wire, position(&wire, n), n + 1);
         bytes_append(&publisher.out, piece(&wire, n % wire.count), piece_size(&wire, n % wire.count));
         publisher.sent = n + 1;
@@ -284,9 +303,13 @@ void run_latency(const Options *options, const Protocol *protocol) {
                      (unsigned long long)n);
             hear(&subscriber, protocol->hear_message);
         }
-        trips[n] = clock_s() - begun;
+        uint64_t now = clock_ns();
+        trips[n] = (double)(now - begun) * 1e-9;
+        trace_flow(options, SENT, begun, n + 1);
+        trace_progress(&subscriber, DELIVERED, now);
         protocol->settle(&subscriber, n + 1 == options->count);
-        send_all(&subscriber); /* The ack leaves before the next message does. */
+        while (!send_acks(&subscriber)) /* The ack leaves before the next message does. */
+            wait_until_ready(&subscriber, true, -1);
         hear_replies(&publisher, false);
         send_all(&publisher);
     }

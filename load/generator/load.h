@@ -28,6 +28,7 @@ enum { EXIT_DEVIATION = 1, EXIT_USAGE = 2, EXIT_TIMEOUT = 3, EXIT_CONNECTION = 4
 
 typedef enum { ACK_RANGES, ACK_SINGLE, ACK_RANDOM, ACK_NONE } AckMode;
 typedef enum { PUBLISHER, SUBSCRIBER } Role;
+typedef enum { SENT, CONFIRMED, DELIVERED, ACKED, REDELIVERED } TraceKind;
 
 typedef struct {
     const char *host;
@@ -47,6 +48,8 @@ typedef struct {
     const char *deliver;   /* JetStream: the push consumer's deliver subject. */
     const char *channel;   /* simplebus-2: messages are Envelopes with this channel; NULL = plain. */
     const char *binding;   /* simplebus-2: the subscriber's pattern of channels; NULL = all. */
+    const char *trace;     /* The file that the trace is written to; NULL = none is kept. */
+    size_t trace_records;  /* How many it may have. */
     double timeout_s;
 } Options;
 
@@ -79,7 +82,8 @@ typedef struct {
     uint64_t sent;         /* whole ones that the socket has taken, */
     uint64_t confirmed;    /* and those that the broker has confirmed. */
     uint64_t credit_bytes; /* Publisher: what may be sent and not confirmed; 0 = everything. */
-    uint64_t acks;         /* Ack frames or commands written. */
+    uint64_t acks;         /* Ack frames or commands written, */
+    uint64_t acked;        /* and the messages that they acknowledge, for `progress` NULL. */
     void *state;           /* The protocol's own. */
 } Peer;
 
@@ -98,6 +102,8 @@ struct Protocol {
     void (*settle)(Peer *peer, bool last);  /* Queues the acks that are due; all of them if `last`. */
     bool (*holds)(const Peer *peer);        /* Whether acks wait for more messages; NULL = never. */
     void (*farewell)(Peer *peer);           /* Publisher, all sent: ask for the last confirmation. */
+    uint64_t (*progress)(const Peer *peer, TraceKind kind, size_t index); /* Messages of a class
+                                               DELIVERED or ACKED; NULL = they come in flow order. */
     bool windowed;                          /* The publisher keeps to options->window. */
     bool eof_confirms;                      /* The broker's orderly close confirms a publisher. */
 };
@@ -114,8 +120,9 @@ static inline size_t piece_size(const Pieces *p, size_t i) { return p->offset[i 
 
 /* net.c */
 _Noreturn void fail(int status, const char *format, ...) __attribute__((format(printf, 2, 3)));
-const char *shown(const uint8_t *data, size_t size); /* Bytes as printable text, for a sentence. */
+uint64_t clock_ns(void);
 double clock_s(void);
+const char *shown(const uint8_t *data, size_t size); /* Bytes as printable text, for a sentence. */
 void deadline_start(double seconds);
 int deadline_ms(int at_most); /* What is left, for poll(); fails when nothing is. -1 = no cap. */
 void *allocate(size_t bytes);
@@ -134,6 +141,14 @@ void run_block(const Options *options);
 void run_publish(const Options *options, const Protocol *protocol);
 void run_subscribe(const Options *options, const Protocol *protocol);
 void run_latency(const Options *options, const Protocol *protocol);
+
+/* trace.c: nothing happens unless a trace is asked for. `upto`: all messages below it. */
+void trace_start(const Options *options);
+void trace_flow(const Options *options, TraceKind kind, uint64_t at, uint64_t upto);
+void trace_class(const Options *options, TraceKind kind, uint64_t at, size_t index, uint64_t upto);
+void trace_progress(const Peer *peer, TraceKind kind, uint64_t at); /* DELIVERED or ACKED. */
+void trace_again(const Options *options, size_t index, uint64_t n); /* Message n of the class came again. */
+void trace_end(const Options *options);
 
 /* expect.c: for protocols whose messages carry no number of ours. */
 size_t take_expected(Peer *peer, const uint8_t *data, size_t size, bool *deviates);

@@ -35,6 +35,8 @@ static const char usage[] =
     "  --ack-every N   JetStream: one ack for so many messages (1)\n"
     "  --window N      JetStream: publishes that may be unconfirmed (4096)\n"
     "  --deliver S     JetStream: the consumer's deliver subject (load.deliver)\n"
+    "  --trace FILE    write down when which messages were sent, delivered and acked (trace.c)\n"
+    "  --trace-records N  how many records it may have (1048576)\n"
     "  --timeout S     the whole run (60)\n";
 
 static _Noreturn void misuse(const char *what, const char *value) {
@@ -90,6 +92,8 @@ static void parse_option(Options *options, const char *name, const char *value) 
     else if (!strcmp(name, "--deliver")) options->deliver = value;
     else if (!strcmp(name, "--channel")) options->channel = value;
     else if (!strcmp(name, "--binding")) options->binding = value;
+    else if (!strcmp(name, "--trace")) options->trace = value;
+    else if (!strcmp(name, "--trace-records")) options->trace_records = number(name, value, 1, 1 << 26);
     else if (!strcmp(name, "--timeout")) options->timeout_s = (double)number(name, value, 1, 3600);
     else misuse("unknown option", name);
 }
@@ -106,7 +110,8 @@ static const Protocol *find_protocol(const char *name) {
 int main(int count, char **words) {
     static Options options = {
         .host = "127.0.0.1", .size_bytes = 16, .seed = 1, .classes = {1}, .class_count = 1,
-        .shuffle = 4096, .window = 4096, .ack_every = 1, .deliver = "load.deliver", .timeout_s = 60,
+        .shuffle = 4096, .window = 4096, .ack_every = 1, .deliver = "load.deliver", .trace_records = 1 << 20,
+        .timeout_s = 60,
     };
     if (count < 3) misuse("too few arguments:", "MODE and PROTOCOL are needed");
     const char *mode = words[1];
@@ -128,9 +133,11 @@ int main(int count, char **words) {
         return 0;
     }
     if (options.count == 0) misuse("missing:", "--count");
+    trace_start(&options);
     if (strcmp(mode, "publish") == 0) run_publish(&options, protocol);
     else if (strcmp(mode, "subscribe") == 0) run_subscribe(&options, protocol);
     else if (strcmp(mode, "latency") == 0) run_latency(&options, protocol);
     else misuse("unknown mode", mode);
+    trace_end(&options);
     return 0;
 }

@@ -211,7 +211,14 @@ static void jet_settle(Peer *peer, bool last) {
     JetState *state = peer->state;
     if (state->waiting == 0 || (!last && state->waiting < peer->options->ack_every)) return;
     jet_ack(peer, state->reply, state->reply_size);
+    peer->acked = peer->verified;
     state->waiting = 0;
+}
+
+static void note_again(Peer *peer, uint64_t n) {
+    size_t stride = peer->options->class_count;
+    peer->duplicates += 1;
+    trace_again(peer->options, n % stride, n / stride);
 }
 
 static size_t jet_hear_message(Peer *peer, const uint8_t *data, size_t size) {
@@ -242,7 +249,7 @@ static size_t jet_hear_message(Peer *peer, const uint8_t *data, size_t size) {
                  shown(message.payload, message.size),
                  shown(piece(peer->block, i), piece_size(peer->block, i)));
         if (n < expected_n)
-            peer->duplicates += 1;
+            note_again(peer, n);
         else
             peer->verified += 1;
         memcpy(state->reply, message.reply, message.reply_size);

@@ -275,6 +275,7 @@ static void stream_settle(Peer *peer, bool last) {
         bytes_append(&peer->out, state->ids.data, state->ids.end);
         peer->acks += 1;
         state->acked = state->ids_count;
+        peer->acked = peer->verified;
         state->ids.start = state->ids.end = 0;
         state->ids_count = 0;
     }

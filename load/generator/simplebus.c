@@ -79,6 +79,8 @@ static void release_held(Peer *peer, State *state) {
         put_ack(peer, one->ack_key, one->timer, one->id, (uint64_t)one->id + 1);
     }
     state->held_count = 0;
+    for (size_t i = 0; i < peer->options->class_count; i++)
+        state->classes[i].released = state->classes[i].count;
 }
 
 static inline void came(Peer *peer, State *state, ClassState *class, uint32_t id, uint16_t timer) {
@@ -108,6 +110,14 @@ void settle(Peer *peer, bool last) {
     for (size_t i = 0; i < peer->options->class_count; i++)
         end_run(peer, state->classes[i].ack_key, &state->classes[i].run);
     if (last) release_held(peer, state);
+}
+
+/* Nothing that came is left to be acknowledged behind settle(), but what waits to be shuffled. */
+uint64_t progress(const Peer *peer, TraceKind kind, size_t index) {
+    const ClassState *class = &((const State *)peer->state)->classes[index];
+    if (kind == DELIVERED) return class->count;
+    AckMode acks = peer->options->acks;
+    return acks == ACK_NONE ? 0 : acks == ACK_RANDOM ? class->released : class->count;
 }
 
 bool holds(const Peer *peer) { return ((const State *)peer->state)->held_count > 0; }
@@ -199,10 +209,12 @@ size_t hear_message(Peer *peer, const uint8_t *data, size_t size) {
             fail_content(frame, size - at, class_id, n, piece(expected, i), piece_size(expected, i));
         if (have < need) break;
         if (state->is_fed) check_feed(state, class_id, n, n < class->count);
-        came(peer, state, class, id, state->is_fed ? 0 : read_u16(frame + 7));
+        uint16_t timer = state->is_fed ? 0 : read_u16(frame + 7);
         at += need;
         if (n < class->count) {
             peer->duplicates += 1;
+            trace_again(peer->options, index, n);
+            came(peer, state, class, id, timer);
             continue;
         }
         class->next_id = (uint32_t)((id + 1) & (IDS - 1));
@@ -210,6 +222,7 @@ size_t hear_message(Peer *peer, const uint8_t *data, size_t size) {
         class->frame += stride;
         if (class->frame >= expected->count) class->frame -= expected->count;
         peer->verified += 1;
+        came(peer, state, class, id, timer);
     }
     return at;
 }

@@ -26,7 +26,8 @@ typedef struct {
     unsigned ack_key; /* What an ack names: the class, or the subscription's number. */
     bool started;     /* Whether a first message has fixed where the ids begin. */
     uint32_t next_id; /* The id the next new message must have. */
-    uint64_t count;   /* New messages verified. */
+    uint64_t count;   /* New messages verified, */
+    uint64_t released; /* and ACK_RANDOM: those of them that are not held any more. */
     size_t frame;     /* Their content: the block's frame of the next one. */
     Run run;          /* What came since the last ack of a range. */
 } ClassState;
@@ -69,5 +70,6 @@ void expect_content(Peer *peer, const void *before, size_t size); /* What preced
 size_t hear_message(Peer *peer, const uint8_t *data, size_t size);
 void settle(Peer *peer, bool last);
 bool holds(const Peer *peer);
+uint64_t progress(const Peer *peer, TraceKind kind, size_t index);
 
 #endif

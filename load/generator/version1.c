@@ -84,6 +84,7 @@ const Protocol simplebus_protocol = {
     .hear_message = hear_message,
     .settle = settle,
     .holds = holds,
+    .progress = progress,
     .farewell = farewell,
     .eof_confirms = true,
 };

@@ -169,5 +169,6 @@ const Protocol version2_protocol = {
     .hear_message = hear_message,
     .settle = settle,
     .holds = holds,
+    .progress = progress,
     .farewell = farewell,
 };

@@ -8,6 +8,9 @@
     hadoop      an archive's files through Spark's file systems
     delta       an archive as a Delta table
     archive     a stream of messages into an archive, each once
+    traces      what a program writes down of what it sent, heard and acknowledged      PURE
+    ranges      ranges of numbers with times                                            PURE
+    figures     from traces to rates, latencies, losses                                 PURE
     compaction  many small files of an archive become few
     pacing      when a message is due again                                 PURE
     replay      an archive onto a bus again

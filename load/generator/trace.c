@@ -1,0 +1,90 @@
+/* The trace: when which messages were sent, confirmed, delivered and acknowledged.
+ *
+ *     "sbtrace1"   records   | at        first     last      class   kind   nothing |  ...
+ *     8 bytes      u64       | u64 ns    u64       u64       u16     u8     5 bytes |  all LE
+ *
+ * Rule 1: one record for a call (a write, a read, an ack), never one for a message: what it costs is
+ * lost in what the call costs. `first` and `last` are numbers of messages within a class, half-open.
+ * Rule 2: the memory is there before the clock starts and the file is written after it has stopped.
+ * A trace that is full ends the run with a sentence: one that lacks its end would look like a loss.
+ * Rule 3: a time never flatters. A message is sent when the write of its last byte begins, and
+ * delivered when everything that was read with it is verified.
+ */
+#include "load.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef struct {
+    uint64_t at, first, last;
+    uint16_t class_id;
+    uint8_t kind, nothing[5];
+} Record;
+
+_Static_assert(sizeof(Record) == 32, "the file's layout");
+
+static Record *records; /* NULL: nothing is traced. */
+static size_t used, room;
+static bool open_again; /* Whether the last record may take in what comes again behind it. */
+static uint64_t seen[REDELIVERED + 1][CLASSES_MAX]; /* Of each kind: messages up to here are noted. */
+
+void trace_start(const Options *options) {
+    if (!options->trace) return;
+    room = options->trace_records;
+    records = allocate(room * sizeof *records);
+    memset(records, 1, room * sizeof *records); /* The kernel gives the pages now. */
+}
+
+static void add(TraceKind kind, unsigned class_id, uint64_t at, uint64_t first, uint64_t last) {
+    if (used == room)
+        fail(EXIT_USAGE, "the trace is full: %zu records; give --trace-records more", room);
+    records[used++] = (Record){at, first, last, (uint16_t)class_id, (uint8_t)kind, {0}};
+    open_again = false;
+}
+
+void trace_class(const Options *options, TraceKind kind, uint64_t at, size_t index, uint64_t upto) {
+    uint64_t *from = &seen[kind][index];
+    if (!records || *from == upto) return;
+    add(kind, options->classes[index], at, *from, upto);
+    *from = upto;
+}
+
+void trace_flow(const Options *options, TraceKind kind, uint64_t at, uint64_t upto) {
+    if (!records) return;
+    size_t stride = options->class_count; /* Message n of the flow is of class n % stride. */
+    for (size_t index = 0; index < stride; index++)
+        trace_class(options, kind, at, index, (upto + stride - 1 - index) / stride);
+}
+
+void trace_again(const Options *options, size_t index, uint64_t n) {
+    if (!records) return;
+    Record *record = used > 0 ? &records[used - 1] : NULL;
+    if (open_again && record->class_id == options->classes[index] && record->last == n) {
+        record->last += 1;
+        return;
+    }
+    add(REDELIVERED, options->classes[index], clock_ns(), n, n + 1);
+    open_again = true;
+}
+
+void trace_progress(const Peer *peer, TraceKind kind, uint64_t at) {
+    if (!records) return;
+    open_again = false;
+    const Protocol *protocol = peer->protocol;
+    if (!protocol->progress) {
+        trace_flow(peer->options, kind, at, kind == ACKED ? peer->acked : peer->verified);
+        return;
+    }
+    for (size_t index = 0; index < peer->options->class_count; index++)
+        trace_class(peer->options, kind, at, index, protocol->progress(peer, kind, index));
+}
+
+void trace_end(const Options *options) {
+    if (!records) return;
+    FILE *file = fopen(options->trace, "wb");
+    uint64_t count = used;
+    if (!file || fwrite("sbtrace1", 8, 1, file) != 1 || fwrite(&count, sizeof count, 1, file) != 1 ||
+        fwrite(records, sizeof *records, used, file) != used || fclose(file) != 0)
+        fail(EXIT_USAGE, "the trace could not be written to %s: %s", options->trace, strerror(errno));
+}

@@ -1,0 +1,218 @@
+"""Figures of ranges are those that counting message by message would find."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.spark.jobs.figures import NS_PER_S, SHARES, STEPS_MAX, course, figures
+from simplebus.spark.jobs.ranges import Ranges, quantiles, runs_of
+from simplebus.spark.jobs.traces import (
+    COLUMNS,
+    KINDS,
+    Rows,
+    TraceError,
+    check_columns,
+)
+
+Row = tuple[str, int | None, int, int, int]
+"""kind, subscriber, at, first, last."""
+STEP_NS = 10
+
+
+def rows_of(*rows: Row) -> Rows:
+    return Rows(
+        kinds=KINDS,
+        kind=np.array([KINDS.index(row[0]) for row in rows], np.int64),
+        subscribers=("one", "two"),
+        subscriber=np.array([-1 if row[1] is None else row[1] for row in rows], np.int64),
+        ranges=Ranges.of(*([row[i] for row in rows] for i in (2, 3, 4))),
+    )
+
+
+def quantile_one_by_one(values: list[int], share: float) -> int:
+    return sorted(values)[max(math.ceil(share * len(values)), 1) - 1]
+
+
+def one_by_one(rows: list[Row], subscriber: int) -> dict[str, Any]:
+    """The slow truth: every message of every range."""
+    times: dict[str, dict[int, list[int]]] = {kind: defaultdict(list) for kind in KINDS}
+    ends, begins = [], []
+    for kind, whose, at, first, last in rows:
+        if whose in (None, subscriber):
+            ends.append(at)
+            begins += [at] if kind == "sent" else []
+            for n in range(first, last):
+                times[kind][n].append(at)
+    came = {
+        n: min(times["delivered"][n] + times["redelivered"][n])
+        for n in times["delivered"].keys() | times["redelivered"].keys()
+    }
+    sent = {n: min(at) for n, at in times["sent"].items()}
+    after = [(came[n], came[n] - sent[n]) for n in came if n in sent]
+    by_step = defaultdict(list)
+    for at, latency in after:
+        by_step[at // STEP_NS].append(latency)
+    return {
+        "sent": len(sent),
+        "delivered": len(came),
+        "acked": len(times["acked"]),
+        "redelivered": sum(map(len, times["redelivered"].values())),
+        "duplicates": sum(len(at) - 1 for at in times["delivered"].values() if at),
+        "lost": len(sent.keys() - came.keys()),
+        "unsent": len(came.keys() - sent.keys()),
+        "seconds": (max(ends) - min(begins)) / NS_PER_S if begins else 0.0,
+        "latencies_ns": tuple(quantile_one_by_one([a for _, a in after], s) for s in SHARES)
+        if after
+        else None,
+        "by_step": {
+            step: [quantile_one_by_one(some, s) for s in SHARES] for step, some in by_step.items()
+        },
+        "per_step": {
+            kind: {
+                step: sum(
+                    last - first
+                    for k, whose, at, first, last in rows
+                    if k in kinds and whose in (None, subscriber) and at // STEP_NS == step
+                )
+                for step in range(10)
+            }
+            for kind, kinds in {
+                "sent": ["sent"],
+                "delivered": ["delivered", "redelivered"],
+                "acked": ["acked"],
+            }.items()
+        },
+    }
+
+
+def any_row() -> st.SearchStrategy[Row]:
+    def ended(kind: str, who: int, at: int, first: int, length: int) -> Row:
+        return kind, None if kind == "sent" else who, at, first, first + length
+
+    # Few numbers and times: ranges overlap, repeat each other and leave gaps, all the time.
+    return st.builds(
+        ended,
+        st.sampled_from(KINDS),
+        st.integers(0, 1),
+        st.integers(0, 99),
+        st.integers(0, 30),
+        st.integers(0, 12),
+    )
+
+
+@given(st.lists(any_row(), max_size=25))
+def test_figures_are_what_counting_message_by_message_finds(rows: list[Row]) -> None:
+    given = rows_of(*rows)
+    given.check("a test")
+    for subscriber in (0, 1):
+        expected = one_by_one(rows, subscriber)
+        found = figures(given, subscriber)
+        for name in ("sent", "delivered", "acked", "redelivered", "duplicates", "lost", "unsent"):
+            assert getattr(found, name) == expected[name], name
+        assert found.seconds == pytest.approx(expected["seconds"])
+        assert found.latencies_ns == expected["latencies_ns"]
+        steps = course(given, subscriber, step_ns=STEP_NS)
+        for kind, counts in expected["per_step"].items():
+            per_step = getattr(steps, kind).tolist()
+            assert per_step == [counts[step] for step in range(len(per_step))], kind
+            assert sum(per_step) == sum(counts.values())
+        for step, latencies in enumerate(steps.latencies_ns.tolist()):
+            assert latencies == expected["by_step"].get(step, [-1] * len(SHARES))
+
+
+def test_a_redelivery_a_duplicate_and_a_loss_are_told_apart() -> None:
+    rows = rows_of(
+        ("sent", None, 0, 0, 10),
+        ("confirmed", None, 2_000_000_000, 0, 10),
+        ("delivered", 0, 10, 0, 5),
+        ("delivered", 0, 20, 4, 8),  # 4 came twice.
+        ("redelivered", 0, 90, 6, 9),  # 8 came only now; 9 never did.
+        ("acked", 0, 100, 0, 9),
+        ("delivered", 1, 50, 0, 10),
+    )
+    one, two = figures(rows, 0), figures(rows, 1)
+    assert (one.delivered, one.redelivered, one.duplicates, one.lost) == (9, 3, 1, 1)
+    assert one.latencies_ns == (10, 90, 90, 90, 90)  # Of 10 x 5, 20 x 3, 90.
+    assert (one.acked, one.seconds, one.rate) == (9, 2.0, 4.5)
+    assert (two.delivered, two.redelivered, two.duplicates, two.lost) == (10, 0, 0, 0)
+    assert two.acked == 0
+
+
+def test_a_million_messages_are_no_more_work_than_ten() -> None:
+    rows = rows_of(("sent", None, 0, 0, 10**12), ("delivered", 0, 7, 0, 10**12))
+    assert figures(rows, 0).latencies_ns == (7,) * len(SHARES)
+    assert course(rows, 0, step_ns=5).delivered.tolist() == [0, 10**12]
+
+
+def test_nothing_at_all_has_no_figures() -> None:
+    found = figures(rows_of(), 0)
+    assert (found.sent, found.seconds, found.rate, found.latencies_ns) == (0, 0.0, 0.0, None)
+    assert course(rows_of(), 0, step_ns=STEP_NS).sent.size == 0
+
+
+def test_a_run_of_too_many_steps_is_refused() -> None:
+    rows = rows_of(("sent", None, STEPS_MAX * STEP_NS, 0, 1))
+    with pytest.raises(TraceError, match=r"has 1,000,001 steps .* choose longer ones"):
+        course(rows, 0, step_ns=STEP_NS)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(1, 5)), max_size=30),
+    st.sampled_from([0.0, 0.25, 0.5, 0.99, 1.0]),
+)
+def test_quantiles_weigh_as_if_each_value_were_repeated(
+    some: list[tuple[int, int, int]], share: float
+) -> None:
+    repeated = defaultdict(list)
+    for group, value, weight in some:
+        repeated[group] += [value] * weight
+    groups, values, weights = (np.array([one[i] for one in some], np.int64) for i in range(3))
+    names, found = quantiles(groups, values, weights, [share])
+    assert {n: int(f[0]) for n, f in zip(names.tolist(), found, strict=True)} == {
+        group: quantile_one_by_one(all_of, share) for group, all_of in repeated.items()
+    }
+
+
+@given(st.lists(st.integers(0, 40)))
+def test_numbers_become_ranges_that_hold_them_as_often(numbers: list[int]) -> None:
+    begins, ends = runs_of(np.array(sorted(numbers), np.int64))
+    held = [n for b, e in zip(begins.tolist(), ends.tolist(), strict=True) for n in range(b, e)]
+    assert sorted(held) == sorted(numbers)
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        (("sent", None, -1, 0, 1), "a time from 0 on"),
+        (("sent", None, 0, 5, 4), "0 <= first <= last"),
+        (("sent", 0, 0, 0, 1), "no subscriber, for a publisher sends"),
+        (("acked", None, 0, 0, 1), "a subscriber"),
+    ],
+)
+def test_a_row_that_makes_no_sense_is_quoted(row: Row, expected: str) -> None:
+    with pytest.raises(TraceError) as caught:
+        rows_of(("sent", None, 0, 0, 1), row).check("run 3 of nats")
+    assert str(caught.value).endswith(f"expected {expected}")
+    assert f"run 3 of nats has a row {row[0]!r} at {row[2]} ns" in str(caught.value)
+
+
+def test_an_unknown_kind_is_quoted() -> None:
+    rows = Rows(("lost",), np.zeros(1, np.int64), (), np.full(1, -1), Ranges.of([0], [0], [1]))
+    with pytest.raises(TraceError, match=r"a row 'lost' at 0 ns.*expected a kind, one of sent"):
+        rows.check("a test")
+
+
+def test_other_columns_are_no_trace() -> None:
+    check_columns({**COLUMNS, "more": "string"}, where="here")
+    without = {name: kind for name, kind in COLUMNS.items() if name != "at"}
+    with pytest.raises(TraceError, match=r"file:/x is no trace: it has no column 'at'; there are"):
+        check_columns(without, where="file:/x")
+    with pytest.raises(TraceError, match=r"its column 'at' is timestamp, expected bigint"):
+        check_columns({**COLUMNS, "at": "timestamp"}, where="file:/x")
