@@ -21,7 +21,7 @@ simplebus, by the same generator, and no rate is printed for work that was not v
     sdk_peer.py    those of nats-py
     matching.py    how long a match takes and what a subscription costs
     report.py      medians, spreads, the table and the JSON
-    chart.py       rps.png
+    traces.py      what generators wrote down, for `simplebus pipeline report`, which draws rps.png
     canary.py      a broker that fails on purpose: the generator must notice
     lab/           experiments that lost, still runnable
 """

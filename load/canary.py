@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # So that it ru
 from load.brokers import HOST
 from load.generators import Generator
 from load.processes import LoadError
+from load.traces import Tracer
 
 HEADER = struct.Struct(">cHIH")
 DELIMITER = b"<\r\n>"
@@ -255,7 +256,9 @@ def _frames(peer: socket.socket) -> Iterator[tuple[bytes, int, int, int, bytes]]
             data = data[end + len(DELIMITER) :]
 
 
-def try_fault(fault: str, *, acks: str = "ranges", version: int = 1) -> tuple[FaultyBroker, int]:
+def try_fault(
+    fault: str, *, acks: str = "ranges", version: int = 1, tracer: Tracer | None = None
+) -> tuple[FaultyBroker, int]:
     """A run against a broker with this fault: the broker, and the duplicates counted.
 
     Raises LoadError with the generator's sentence when the generator noticed.
@@ -265,6 +268,9 @@ def try_fault(fault: str, *, acks: str = "ranges", version: int = 1) -> tuple[Fa
     if version == 2:
         common["channel"] = CHANNEL
     options = {**common, "acks": acks, "echo_class": ECHO, "shuffle": 64}
+    if tracer:
+        options |= tracer.option("subscriber 1", subscriber="1")
+        common |= tracer.option("publisher")
     try:
         with Generator("subscribe", protocol, broker.port, **options) as subscriber:
             subscriber.wait_ready()

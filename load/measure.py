@@ -9,12 +9,13 @@ Rule 2: after a simplebus flow a probe shows that nothing stayed in flight.
 from __future__ import annotations
 
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from load.brokers import Broker
 from load.generators import Generator
 from load.jetstream import DELIVER, stream
+from load.traces import Tracer
 
 ECHO_CLASS = 60_000  # And up: one for each subscriber, to know that it is subscribed.
 TIMEOUT_S = 60
@@ -81,16 +82,23 @@ class Sample:
     p50_us: float = 0.0
     p99_us: float = 0.0
     max_us: float = 0.0
-    per_100ms: list[int] = field(default_factory=list)
 
 
-def measure(broker: Broker, protocol: str, work: Flow | RoundTrips, *, count: int) -> Sample:
-    """One measurement of `count` messages. Raises LoadError when it cannot be believed."""
+def measure(
+    broker: Broker,
+    protocol: str,
+    work: Flow | RoundTrips,
+    *,
+    count: int,
+    tracer: Tracer | None = None,
+) -> Sample:
+    """One measurement of `count` messages, written down by a `tracer`. Raises LoadError when it
+    cannot be believed."""
     broker.process.reset_peak_memory()
     if isinstance(work, RoundTrips):
-        return _round_trips(broker, protocol, work, count=count)
+        return _round_trips(broker, protocol, work, count=count, tracer=tracer)
     with _prepared(broker, protocol, work):
-        sample = _flow(broker, protocol, work, count=count)
+        sample = _flow(broker, protocol, work, count=count, tracer=tracer)
     if broker.kind == "simplebus" and work.acks != "none":
         probe_nothing_in_flight(broker, work.classes)
     return sample
@@ -120,18 +128,27 @@ def _subscriber_options(protocol: str, flow: Flow, index: int) -> dict[str, obje
     return {}
 
 
-def _flow(broker: Broker, protocol: str, flow: Flow, *, count: int) -> Sample:
+def _traced(tracer: Tracer | None, name: str, subscriber: str | None) -> dict[str, Any]:
+    return tracer.option(name, subscriber=subscriber) if tracer else {}
+
+
+def _flow(
+    broker: Broker, protocol: str, flow: Flow, *, count: int, tracer: Tracer | None
+) -> Sample:
     common: dict[str, Any] = {"timeout_s": TIMEOUT_S, "count": count, **flow.shape()}
     with ExitStack() as stack:
         subscribers = []
         for index in range(flow.subscribers):
-            options = {**common, **_subscriber_options(protocol, flow, index)}
+            name = str(index + 1)
+            traced = _traced(tracer, f"subscriber {name}", name)
+            options = {**common, **_subscriber_options(protocol, flow, index), **traced}
             generator = Generator("subscribe", protocol, broker.port, **options)
             subscribers.append(stack.enter_context(generator))
         for subscriber in subscribers:
             subscriber.wait_ready()
         cpu_before = broker.process.cpu_s()
-        publisher = stack.enter_context(Generator("publish", protocol, broker.port, **common))
+        options = {**common, **_traced(tracer, "publisher", None)}
+        publisher = stack.enter_context(Generator("publish", protocol, broker.port, **options))
         heard = [subscriber.result() for subscriber in subscribers]
         sent = publisher.result()
         cpu_s = broker.process.cpu_s() - cpu_before
@@ -146,12 +163,14 @@ def _flow(broker: Broker, protocol: str, flow: Flow, *, count: int) -> Sample:
         peak_bytes=broker.process.peak_memory_bytes(),
         duplicates=sum(result["duplicates"] for result in heard),
         messages_per_ack=count / max(heard[0]["acks"], 1) if heard[0]["acks"] else 0.0,
-        per_100ms=heard[0]["per_100ms"],
     )
 
 
-def _round_trips(broker: Broker, protocol: str, trips: RoundTrips, *, count: int) -> Sample:
+def _round_trips(
+    broker: Broker, protocol: str, trips: RoundTrips, *, count: int, tracer: Tracer | None
+) -> Sample:
     options: dict[str, Any] = {"size": trips.size_bytes, "classes": 1, "count": count}
+    options |= _traced(tracer, "both ends", "1")
     if protocol == "simplebus":
         options["echo_class"] = ECHO_CLASS
     cpu_before = broker.process.cpu_s()

@@ -1,4 +1,4 @@
-"""Runs the load: `python load/run.py [SCENARIO ...] [--quick] [--json FILE]`.
+"""Runs the load: `python load/run.py [SCENARIO ...] [--quick] [--json FILE] [--traces DIR]`.
 
 Rule 1: within a round every variant of a scenario is measured once, one after the other, and the
 next round begins again: a machine that slows down slows them all.
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import shlex
 import sys
-from contextlib import ExitStack
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +27,7 @@ from load.measure import Manner, RoundTrips, Sample, measure
 from load.processes import LoadError
 from load.report import Report, Row, core_warning, ratios
 from load.scenarios import SCENARIOS, Scenario, Variant
+from load.traces import Tracer, prepare, write_run, write_table
 
 WARM_UP_S = 0.3
 FIRST_COUNT = {"flow": 100_000, "trips": 2_000}  # Of a warm-up, which is not reported.
@@ -38,7 +41,10 @@ WIDTH = 110  # Of the tables, where there is no terminal to ask.
 class Runner:
     """One scenario's rounds."""
 
-    def __init__(self, report: Report, progress: Progress, manner: Manner) -> None:
+    def __init__(
+        self, report: Report, progress: Progress, manner: Manner, traces: Path | None
+    ) -> None:
+        self.traces = traces
         self.report = report
         self.progress = progress
         self.manner = manner
@@ -66,15 +72,28 @@ class Runner:
             for variant in variants:
                 rates[variant.name] = self._warm_up(brokers[variant.kind], variant)
                 self.progress.advance(task)
-            for _ in range(self.rounds):
+            for turn in range(self.rounds):
                 for variant in variants:
                     count = int(rates[variant.name] * variant.seconds * self.part)
-                    sample = _measured(brokers[variant.kind], variant, count)
+                    with self._tracing(scenario.name, variant.name, turn) as tracer:
+                        sample = _measured(brokers[variant.kind], variant, count, tracer)
                     samples[variant.name].append(sample)
                     rates[variant.name] = sample.rate
                     self.progress.advance(task)
         self.report.samples[scenario.name] = samples
         self.report.rows += _rows(scenario, samples)
+
+    @contextmanager
+    def _tracing(self, scenario: str, variant: str, turn: int) -> Iterator[Tracer | None]:
+        """What is measured in the block leaves a file with the traces, if there are to be any."""
+        if self.traces is None:
+            yield None
+            return
+        with tempfile.TemporaryDirectory(prefix="simplebus-load-") as directory:
+            tracer = Tracer(Path(directory))
+            yield tracer
+            table = tracer.table(scenario, variant, turn)
+        write_table(self.traces, table, scenario, variant, turn)
 
     def _args_for(self, kind: str) -> tuple[str, ...]:
         return self.manner.server_args if kind == "simplebus" else ()
@@ -94,10 +113,10 @@ class Runner:
         return _measured(broker, variant, int(first.rate * WARM_UP_S)).rate
 
 
-def _measured(broker: Broker, variant: Variant, count: int) -> Sample:
+def _measured(broker: Broker, variant: Variant, count: int, tracer: Tracer | None = None) -> Sample:
     count = max(min(count, COUNT_MAX), 1_000)
     try:
-        return measure(broker, variant.protocol, variant.work, count=count)
+        return measure(broker, variant.protocol, variant.work, count=count, tracer=tracer)
     except LoadError as error:
         last = broker.process.errors().strip()[-400:] if broker.kind == "simplebus" else ""
         said = f"; the server said: {last}" if last else ""
@@ -141,7 +160,10 @@ def main(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Short and rough.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write figures here.")] = None,
-    chart_file: Annotated[Path | None, typer.Option("--chart", help="Draw the PNG here.")] = None,
+    traces: Annotated[
+        Path | None,
+        typer.Option(help="Write when what was sent, delivered and acked here: an empty folder."),
+    ] = None,
     server_args: Annotated[str, typer.Option(help="More arguments of `simplebus serve`.")] = "",
 ) -> None:
     """Measure simplebus and its peers in turn, and compare with what was wanted."""
@@ -152,6 +174,8 @@ def main(
     rounds = rounds or (QUICK_ROUNDS if quick else ROUNDS)
     manner = Manner(rounds, quick, tuple(shlex.split(server_args)))
     try:
+        if traces:
+            prepare(traces)
         program()
     except LoadError as error:
         sys.exit(str(error))
@@ -165,7 +189,7 @@ def main(
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     failed = False
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
-        runner = Runner(report, progress, manner)
+        runner = Runner(report, progress, manner, traces)
         for scenario in scenarios:
             try:
                 runner.run(scenario)
@@ -175,10 +199,8 @@ def main(
     report.print(console)
     if json_file:
         report.write(json_file)
-    if chart_file:
-        from load.chart import draw
-
-        draw(report.as_dict(), chart_file)
+    if traces:
+        write_run(traces, report.as_dict())
     raise typer.Exit(1 if failed else 0)
 
 

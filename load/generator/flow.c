@@ -178,17 +178,8 @@ void run_publish(const Options *options, const Protocol *protocol) {
 
 typedef struct {
     double first, last, settled; /* First byte, last message verified, last ack taken. */
-    uint64_t reads, bytes, buckets[BUCKETS_MAX];
-    size_t used;
+    uint64_t reads, bytes;
 } Timeline;
-
-static void timeline_add(Timeline *timeline, uint64_t messages, uint64_t at) {
-    timeline->last = (double)at * 1e-9;
-    size_t bucket = (size_t)((timeline->last - timeline->first) * 1e3 / BUCKET_MS);
-    if (bucket >= BUCKETS_MAX) bucket = BUCKETS_MAX - 1;
-    timeline->buckets[bucket] += messages;
-    if (timeline->used <= bucket) timeline->used = bucket + 1;
-}
 
 /* What was acknowledged counts when the socket has taken it; whether it has. */
 static bool send_acks(Peer *peer) {
@@ -216,7 +207,7 @@ static void subscribe_once(Peer *peer, Timeline *timeline) {
     uint64_t before = peer->verified;
     hear(peer, protocol->hear_message);
     uint64_t now = clock_ns();
-    if (peer->verified > before) timeline_add(timeline, peer->verified - before, now);
+    if (peer->verified > before) timeline->last = (double)now * 1e-9;
     trace_progress(peer, DELIVERED, now);
     protocol->settle(peer, false);
 }
@@ -237,15 +228,11 @@ static void print_subscribed(const Peer *peer, const Timeline *timeline) {
     double seconds = timeline->last - timeline->first;
     printf("{\"mode\": \"subscribe\", \"protocol\": \"%s\", \"messages\": %llu, "
            "\"duplicates\": %llu, \"acks\": %llu, \"reads\": %llu, \"bytes\": %llu, "
-           "\"seconds\": %.6f, \"first\": %.6f, \"last\": %.6f, \"settled\": %.6f, "
-           "\"per_100ms\": [",
+           "\"seconds\": %.6f, \"first\": %.6f, \"last\": %.6f, \"settled\": %.6f}\n",
            peer->protocol->name, (unsigned long long)peer->verified,
            (unsigned long long)peer->duplicates, (unsigned long long)peer->acks,
            (unsigned long long)timeline->reads, (unsigned long long)timeline->bytes, seconds,
            timeline->first, timeline->last, timeline->settled);
-    for (size_t i = 0; i < timeline->used; i++)
-        printf("%s%llu", i ? ", " : "", (unsigned long long)timeline->buckets[i]);
-    printf("]}\n");
 }
 
 static void say_ready(void) {

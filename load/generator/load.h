@@ -19,8 +19,6 @@ enum {
     CLASSES_MAX = 16,
     READ_BYTES = 1 << 18,       /* Asked for by one read. */
     WRITE_BYTES = 1 << 18,      /* Offered by one write. */
-    BUCKET_MS = 100,            /* The timeline's resolution. */
-    BUCKETS_MAX = 4096,
     HELD_FLUSH_MS = 100,        /* Acks held for shuffling leave when nothing has come for so long. */
 };
 

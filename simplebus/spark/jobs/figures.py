@@ -1,6 +1,6 @@
 """From the rows of a trace to figures: what one subscriber got of one class in one run.
 
-Rule 1: pure numpy, no Spark; it never walks over messages. A slow count, message by message, agrees.
+Rule 1: pure numpy, no Spark; no walk over messages. A slow count, message by message, agrees.
 Rule 2: every message counts once, whatever range it came in: a percentile is one of messages.
 Rule 3: a latency is from the first time that a message was sent to the first time it was delivered.
 
@@ -122,8 +122,8 @@ def course(rows: Rows, subscriber: int, *, step_ns: int) -> Course:
     steps = last // step_ns + 1
     if steps > STEPS_MAX:
         raise TraceError(
-            f"a run of {last / NS_PER_S:,.0f} s has {steps:,} steps of {step_ns / NS_PER_S:g} s, at "
-            f"most {STEPS_MAX:,} are possible: choose longer ones"
+            f"a run of {last / NS_PER_S:,.0f} s has {steps:,} steps of {step_ns / NS_PER_S:g} s; "
+            f"at most {STEPS_MAX:,} are possible: choose longer ones"
         )
     latencies = np.full((steps, len(SHARES)), -1, np.int64)
     names, rows_of = quantiles(first.came // step_ns, first.after, first.weights, SHARES)

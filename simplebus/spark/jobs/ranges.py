@@ -78,8 +78,8 @@ def times_covered(given: Ranges, edges: Integers) -> Integers:
 def earliest(given: Ranges, edges: Integers) -> Integers:
     """The least time of the ranges that hold the numbers of each cell; NEVER where there is none.
 
-    A range of cells is the union of two whose length is a power of two. Its time is noted with both,
-    and then handed down from each length to its half.
+    A range of cells is the union of two of 2**k cells each. Its time is noted with both, and then
+    handed down from each length to its half.
     """
     cells = max(edges.size - 1, 0)
     begins, ends = np.searchsorted(edges, given.first), np.searchsorted(edges, given.last)

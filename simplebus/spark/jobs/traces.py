@@ -1,7 +1,7 @@
 """What a trace says: which messages were sent, delivered and acknowledged, and when.
 
 Rule 1: a row is a call, not a message: a write that took messages 200 to 299 of a class is one
-row. A trace of many million messages is small, and costs the program that writes it next to nothing.
+row. A trace of many million messages is small, and costs who writes it next to nothing.
 Rule 2: a message is known by its class and its number in it. Numbers count from 0 within one run,
 in the order in which the class's messages were sent, and are the same for all who write of them.
 Rule 3: times of one run come from one clock: that of the machine, or clocks that are kept in step.

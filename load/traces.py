@@ -1,0 +1,117 @@
+"""What the generators wrote down, as tables that `simplebus pipeline report` reads.
+
+Rule 1: what a row says is defined in simplebus/spark/jobs/traces.py, what a file of a generator
+holds in generator/trace.c. Here one becomes the other, without a step for each record.
+Rule 2: one Parquet file for each measurement, and run.json for the run. Two runs never share a
+folder: their rounds could not be told apart.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from load.processes import LoadError
+from simplebus.spark.jobs.traces import COLUMNS, RUN_FILE
+
+MAGIC = b"sbtrace1"
+HEAD_BYTES = len(MAGIC) + 8
+RECORD = np.dtype(
+    [
+        ("at", "<u8"),
+        ("first", "<u8"),
+        ("last", "<u8"),
+        ("class", "<u2"),
+        ("kind", "u1"),
+        ("nothing", "V5"),
+    ]
+)
+KINDS = ("sent", "confirmed", "delivered", "acked", "redelivered")
+"""In the generator's order."""
+
+Records = npt.NDArray[np.void]
+
+
+def read_records(path: Path) -> Records:
+    """The records of one generator's file. Raises LoadError for anything else."""
+    data = path.read_bytes()
+    count = int.from_bytes(data[len(MAGIC) : HEAD_BYTES], "little")
+    whole = HEAD_BYTES + count * RECORD.itemsize
+    if data[: len(MAGIC)] != MAGIC or len(data) != whole:
+        raise LoadError(f"{path} holds {len(data)} bytes and is no trace of a generator")
+    return np.frombuffer(data, RECORD, offset=HEAD_BYTES)
+
+
+@dataclass(frozen=True)
+class _Process:
+    """One generator that wrote a trace."""
+
+    name: str
+    subscriber: str | None
+    path: Path
+
+
+@dataclass(frozen=True)
+class Tracer:
+    """The traces of one measurement, in a folder of its own."""
+
+    directory: Path
+    processes: list[_Process] = field(default_factory=list)
+
+    def option(self, name: str, *, subscriber: str | None = None) -> dict[str, object]:
+        """What a generator is told so that it keeps a trace. `subscriber` is its name as one; with
+        a name, only what it sent itself is noted as nobody's."""
+        process = _Process(name, subscriber, self.directory / f"{name}.trace")
+        self.processes.append(process)
+        return {"trace": process.path}
+
+    def table(self, scenario: str, variant: str, round_: int) -> Any:
+        """All that was noted, as an Arrow table; times count from the first one of all."""
+        import pyarrow as pa
+
+        records = [read_records(process.path) for process in self.processes]
+        begun = min((int(some["at"].min()) for some in records if some.size), default=0)
+        tables = []
+        for process, some in zip(self.processes, records, strict=True):
+            count = some.size
+            subscriber = np.where(some["kind"] == KINDS.index("sent"), None, process.subscriber)
+            columns = {
+                "scenario": pa.repeat(scenario, count),
+                "variant": pa.repeat(variant, count),
+                "round": pa.array(np.full(count, round_, np.int32)),
+                "process": pa.repeat(process.name, count),
+                "subscriber": pa.array(subscriber, pa.string()),
+                "kind": pa.array(KINDS).take(pa.array(some["kind"])),
+                "class": pa.array(some["class"]).cast(pa.string()),
+                "at": pa.array(some["at"].astype(np.int64) - begun),
+                "first": pa.array(some["first"].astype(np.int64)),
+                "last": pa.array(some["last"].astype(np.int64)),
+            }
+            tables.append(pa.table({name: columns[name] for name in COLUMNS}))
+        return pa.concat_tables(tables)
+
+
+def prepare(directory: Path) -> None:
+    """Make a folder for a run's traces. Raises LoadError when there is something in it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    if any(directory.iterdir()):
+        raise LoadError(f"{directory} is not empty: every run needs a folder of its own")
+
+
+def write_table(directory: Path, table: Any, scenario: str, variant: str, round_: int) -> None:
+    """One measurement's file."""
+    import pyarrow.parquet as pq
+
+    name = re.sub(r"[^a-z0-9]+", "-", f"{scenario} {variant} {round_}".lower()).strip("-")
+    pq.write_table(table, directory / f"{name}.parquet", compression="zstd")
+
+
+def write_run(directory: Path, found: dict[str, Any]) -> None:
+    """What a run found, beside its traces."""
+    (directory / RUN_FILE).write_text(json.dumps(found, indent=1) + "\n")
