@@ -2,7 +2,7 @@
 
 Rule 1: what a row says is defined in simplebus/spark/jobs/traces.py, what a file of a generator
 holds in generator/trace.c. Here one becomes the other, without a step for each record.
-Rule 2: one Parquet file for each measurement, and run.json for the run. Two runs never share a
+Rule 2: one Parquet file for each measurement, and _run.json for the run. Two runs never share a
 folder: their rounds could not be told apart.
 """
 

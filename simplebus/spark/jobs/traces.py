@@ -53,7 +53,7 @@ COLUMNS = {
 }
 """Names and Spark's types, in order."""
 DDL = ", ".join(f"`{name}` {kind}" for name, kind in COLUMNS.items())
-RUN_FILE = "run.json"
+RUN_FILE = "_run.json"
 """Beside the traces: on which machine, with which versions and by which command they were made."""
 
 
