@@ -36,6 +36,8 @@ class Flow:
     """Version 2: messages are envelopes with this channel."""
     binding: str = ""
     """Version 2: the subscribers' pattern of channels."""
+    pace: int = 0
+    """Messages a second, evenly; 0 for as many as it takes."""
 
     def shape(self) -> dict[str, object]:
         """What both sides must agree on."""
@@ -147,7 +149,7 @@ def _flow(
         for subscriber in subscribers:
             subscriber.wait_ready()
         cpu_before = broker.process.cpu_s()
-        options = {**common, **_traced(tracer, "publisher", None)}
+        options = {**common, "pace": flow.pace, **_traced(tracer, "publisher", None)}
         publisher = stack.enter_context(Generator("publish", protocol, broker.port, **options))
         heard = [subscriber.result() for subscriber in subscribers]
         sent = publisher.result()

@@ -15,6 +15,7 @@ from load.report import Row, Target
 
 FULL_S = 2.0  # What one measurement of a subject should take,
 PEER_S = 1.0  # and of a peer that is only shown.
+PACE = 50_000  # Messages a second that every peer can bear.
 ENVELOPES = Flow(size_bytes=128, channel="load.flow.1")
 
 
@@ -51,14 +52,24 @@ def _nats(work: Flow | RoundTrips) -> Variant:
     return Variant("nats core", "nats", "nats", work)
 
 
+def _peers(flow: Flow, seconds: float) -> tuple[Variant, ...]:
+    """Others that are shown beside, and what they acknowledge."""
+    return (
+        Variant(
+            "JetStream, acks of 500",
+            "nats",
+            "nats-jetstream",
+            replace(flow, ack_every=500),
+            seconds,
+        ),
+        Variant("JetStream, each acked", "nats", "nats-jetstream", flow, seconds),
+        Variant("redis pub/sub", "redis", "redis", flow, seconds),
+        Variant("redis stream + XACK", "redis", "redis-stream", flow, seconds),
+    )
+
+
 def _one_to_one(size_bytes: int, at_least: float, reach: float) -> Scenario:
     flow = Flow(size_bytes=size_bytes)
-    peers = (
-        Variant("JetStream, acks of 500", "nats", "nats-jetstream", replace(flow, ack_every=500)),
-        Variant("JetStream, each acked", "nats", "nats-jetstream", flow),
-        Variant("redis pub/sub", "redis", "redis", flow),
-        Variant("redis stream + XACK", "redis", "redis-stream", flow),
-    )
     title = f"{size_bytes} B, 1 to 1, against nats core"
     targets = [Target(title, "simplebus", "nats core", at_least, reach)]
     if size_bytes == 16:
@@ -77,11 +88,7 @@ def _one_to_one(size_bytes: int, at_least: float, reach: float) -> Scenario:
     return Scenario(
         name=f"flow-{size_bytes}",
         title=f"{size_bytes} B, one publisher, one subscriber",
-        variants=(
-            _simplebus("simplebus", flow),
-            _nats(flow),
-            *(replace(peer, seconds=PEER_S) for peer in peers),
-        ),
+        variants=(_simplebus("simplebus", flow), _nats(flow), *_peers(flow, PEER_S)),
         targets=tuple(targets),
     )
 
@@ -127,6 +134,15 @@ SCENARIOS = (
                 quantity="p99_us",
                 less_is_better=True,
             ),
+        ),
+    ),
+    Scenario(
+        "steady",
+        f"16 B, {PACE:,} a second, for latencies under the same load",
+        (
+            _simplebus("simplebus", Flow(pace=PACE)),
+            _nats(Flow(pace=PACE)),
+            *_peers(Flow(pace=PACE), FULL_S),
         ),
     ),
     Scenario(

@@ -70,7 +70,7 @@ static uint64_t boundary(const Pieces *wire, uint64_t at) {
     return position(wire, whole) < at ? position(wire, whole + 1) : at;
 }
 
-/* How many messages may be sent before more of them are confirmed. */
+/* How many messages may be sent before more of them are confirmed, or due. */
 static uint64_t allowed(const Peer *peer, const Pieces *wire) {
     const Options *options = peer->options;
     uint64_t most = options->count, confirmed = peer->confirmed;
@@ -80,6 +80,10 @@ static uint64_t allowed(const Peer *peer, const Pieces *wire) {
         uint64_t within = whole_before(wire, position(wire, confirmed) + peer->credit_bytes);
         if (within == confirmed) within += 1; /* One may always be under way. */
         if (most > within) most = within;
+    }
+    if (options->pace > 0) {
+        double due = (double)(clock_ns() - peer->begun) * 1e-9 * (double)options->pace;
+        if (most > (uint64_t)due) most = (uint64_t)due;
     }
     return most;
 }
@@ -146,7 +150,7 @@ static uint64_t publish_once(Peer *peer, Pieces *wire, uint64_t sent) {
     hear_replies(peer, false);
     size_t answers_left = peer->out.end - peer->out.start;
     if (took == 0 && peer->confirmed == confirmed && answers_left == answers)
-        wait_until_ready(peer, sent < end || answers > 0, -1);
+        wait_until_ready(peer, sent < end || answers > 0, peer->options->pace > 0 ? PACE_MS : -1);
     return took;
 }
 
@@ -160,6 +164,7 @@ void run_publish(const Options *options, const Protocol *protocol) {
 
     uint64_t sent = 0, total = position(&wire, options->count);
     double started = clock_s();
+    peer.begun = clock_ns();
     while (sent < total) sent += publish_once(&peer, &wire, sent);
     double last_sent = clock_s();
     protocol->farewell(&peer);

@@ -19,6 +19,7 @@ enum {
     CLASSES_MAX = 16,
     READ_BYTES = 1 << 18,       /* Asked for by one read. */
     WRITE_BYTES = 1 << 18,      /* Offered by one write. */
+    PACE_MS = 1,                /* A paced publisher looks so often what is due. */
     HELD_FLUSH_MS = 100,        /* Acks held for shuffling leave when nothing has come for so long. */
 };
 
@@ -42,6 +43,7 @@ typedef struct {
     AckMode acks;
     size_t shuffle;        /* Window of ACK_RANDOM, in messages. */
     uint64_t ack_every;    /* JetStream: one ack for so many messages; 1 = each. */
+    uint64_t pace;         /* Publisher: messages a second, evenly; 0 = as fast as it goes. */
     uint64_t window;       /* JetStream: unconfirmed messages a publisher may have out. */
     const char *deliver;   /* JetStream: the push consumer's deliver subject. */
     const char *channel;   /* simplebus-2: messages are Envelopes with this channel; NULL = plain. */
@@ -76,7 +78,8 @@ typedef struct {
     Bytes in, out;
     uint64_t verified;     /* Messages that came once, in order, byte for byte as published. */
     uint64_t duplicates;   /* Messages that came again. */
-    uint64_t numbered;     /* Publisher: messages marked with a number, */
+    uint64_t begun;        /* Publisher: when it began, in ns, */
+    uint64_t numbered;     /* messages marked with a number, */
     uint64_t sent;         /* whole ones that the socket has taken, */
     uint64_t confirmed;    /* and those that the broker has confirmed. */
     uint64_t credit_bytes; /* Publisher: what may be sent and not confirmed; 0 = everything. */

@@ -33,6 +33,7 @@ static const char usage[] =
     "  --acks WAY      simplebus: ranges | single | random | none\n"
     "  --shuffle N     messages whose acks are shuffled together (4096)\n"
     "  --ack-every N   JetStream: one ack for so many messages (1)\n"
+    "  --pace N        messages a second; 0 = as fast as it goes (0)\n"
     "  --window N      JetStream: publishes that may be unconfirmed (4096)\n"
     "  --deliver S     JetStream: the consumer's deliver subject (load.deliver)\n"
     "  --trace FILE    write down when which messages were sent, delivered and acked (trace.c)\n"
@@ -88,6 +89,7 @@ static void parse_option(Options *options, const char *name, const char *value) 
     else if (!strcmp(name, "--acks")) options->acks = parse_acks(value);
     else if (!strcmp(name, "--shuffle")) options->shuffle = number(name, value, 1, 1 << 20);
     else if (!strcmp(name, "--ack-every")) options->ack_every = number(name, value, 1, 1 << 20);
+    else if (!strcmp(name, "--pace")) options->pace = number(name, value, 0, 1000000000);
     else if (!strcmp(name, "--window")) options->window = number(name, value, 1, 1 << 20);
     else if (!strcmp(name, "--deliver")) options->deliver = value;
     else if (!strcmp(name, "--channel")) options->channel = value;
