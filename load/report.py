@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from load.measure import Sample
+from simplebus.spark.jobs.summary import machine_line, short
 
 CORES_WANTED = 3  # Publisher, broker and subscriber, each with its own.
 
@@ -79,6 +80,7 @@ class Report:
     samples: dict[str, dict[str, list[Sample]]] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    titles: dict[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         rows = [{**asdict(row), "median": row.median, "verdict": row.verdict} for row in self.rows]
@@ -147,14 +149,6 @@ def _cells(samples: Sequence[Sample]) -> list[str]:
     ]
 
 
-def short(value: float) -> str:
-    """Three digits that matter: 4.31 M, 812 k, 27.5, 0.09."""
-    for factor, letter in ((1e6, " M"), (1e3, " k")):
-        if abs(value) >= factor:
-            return f"{value / factor:.3g}{letter}"
-    return f"{value:.3g}"
-
-
 def spread(values: Sequence[float]) -> str:
     return f"{short(min(values))} to {short(max(values))}"
 
@@ -182,11 +176,6 @@ def machine() -> dict[str, Any]:
         "system": platform.system(),
         "kernel": platform.release().split("-")[0],
     }
-
-
-def machine_line(found: dict[str, Any], versions: dict[str, str]) -> str:
-    names = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return f"{found['cpu']}, {found['cores']} cores, {found['system']} {found['kernel']}; {names}"
 
 
 def core_warning() -> str | None:

@@ -81,6 +81,7 @@ class Runner:
                     rates[variant.name] = sample.rate
                     self.progress.advance(task)
         self.report.samples[scenario.name] = samples
+        self.report.titles[scenario.name] = scenario.title
         self.report.rows += _rows(scenario, samples)
 
     @contextmanager

@@ -138,7 +138,7 @@ SCENARIOS = (
     ),
     Scenario(
         "steady",
-        f"16 B, {PACE:,} a second, for latencies under the same load",
+        f"16 B, {PACE:,} a second",
         (
             _simplebus("simplebus", Flow(pace=PACE)),
             _nats(Flow(pace=PACE)),

@@ -92,7 +92,7 @@ def test_a_trace_has_every_message_of_every_class_once(
         assert [(one.lost, one.unsent, one.duplicates) for one in found] == [(0, 0, 0)] * 2
         assert all(0 < one.latencies_ns[0] <= one.latencies_ns[-1] for one in found)
         rates.append(min(one.rate for one in found))
-    assert sum(rates) == pytest.approx(sample.rate, rel=0.01)  # What the run itself has found.
+    assert sum(rates) > 0.99 * sample.rate  # All moments lie within those that the run itself took.
 
 
 @pytest.mark.parametrize("version", canary.VERSIONS)

@@ -14,6 +14,7 @@ from simplebus.spark.commands import MODULES, shared
 
 NEEDED = {
     "archive": ("--subscribe", "1", "--to", "there"),
+    "report": ("there",),
     "compact": ("there",),
     "replay": ("there",),
     "dead-letters": ("--subscribe", "1"),
@@ -73,6 +74,10 @@ def test_without_a_java_that_fits_a_command_says_how_to_get_it(
         ("archive --to x --subscribe 1 --set spark.ui", "'spark.ui' is not KEY=VALUE"),
         ("archive --to x --subscribe 1 --channel a..b", "segment 2"),
         ("archive --to x --subscribe 1 --format csv", "'csv'"),
+        ("report", "Missing argument"),
+        ("report x --step 0", "Invalid value for '--step'"),
+        ("report x --chart /nowhere/x.png", "--chart /nowhere/x.png: there is no folder /nowhere"),
+        ("report x --figures /tmp", "--figures /tmp: there is something already"),
         ("compact", "Missing argument 'PATH'"),
         ("compact x --before yesterday", "'yesterday' is no day, such as 2026-11-01"),
         ("compact x --target-bytes 0", "'0' is no size above 0"),

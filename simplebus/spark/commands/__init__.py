@@ -15,6 +15,7 @@ import typer
 
 MODULES = {
     "archive": "simplebus.spark.commands.archive",
+    "report": "simplebus.spark.commands.report",
     "compact": "simplebus.spark.commands.compact",
     "replay": "simplebus.spark.commands.replay",
     "dead-letters": "simplebus.spark.commands.dead_letters",

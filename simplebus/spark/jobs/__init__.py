@@ -8,6 +8,14 @@
     hadoop      an archive's files through Spark's file systems
     delta       an archive as a Delta table
     archive     a stream of messages into an archive, each once
+    traces      what a program writes down: sent, delivered, acknowledged   PURE
+    ranges      ranges of numbers with times                                PURE
+    figures     from a trace to rates, latencies, losses                    PURE
+    archived    from the rows of an archive to the same                     PURE
+    report      the figures of traces and archives, wherever they lie
+    summary     medians over rounds, with the least and the most            PURE
+    panels      what a picture of them shows                                PURE
+    chart       how it is drawn
     traces      what a program writes down of what it sent, heard and acknowledged      PURE
     ranges      ranges of numbers with times                                            PURE
     figures     from traces to rates, latencies, losses                                 PURE

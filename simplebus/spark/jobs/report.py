@@ -37,15 +37,19 @@ as it came.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simplebus.spark.jobs.archive import read as read_archive
 from simplebus.spark.jobs.archived import Digest, digest, figures_of
+from simplebus.spark.jobs.delta import is_table
 from simplebus.spark.jobs.figures import NS_PER_S, Course, Figures, course, figures
+from simplebus.spark.jobs.hadoop import HadoopFiles
 from simplebus.spark.jobs.ranges import Ranges
-from simplebus.spark.jobs.traces import COLUMNS, Rows, check_columns
+from simplebus.spark.jobs.traces import COLUMNS, RUN_FILE, Rows, check_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -86,20 +90,32 @@ def read(spark: SparkSession, *paths: str, step_s: float | None = None) -> DataF
     return found
 
 
+def read_run(spark: SparkSession, path: str) -> dict[str, Any] | None:
+    """What the run that left these traces says of itself; None when nothing is said."""
+    data = HadoopFiles(spark, path).read(RUN_FILE)
+    if data is None:
+        return None
+    try:
+        found = json.loads(data)
+    except ValueError as error:
+        raise ReportError(f"{path}/{RUN_FILE} is no JSON: {error}") from None
+    return found if isinstance(found, dict) else None
+
+
 def _figures_at(spark: SparkSession, path: str, step_s: float | None) -> DataFrame:
-    frame = _read_parquet(spark, path)
+    frame = read_archive(spark, path) if is_table(HadoopFiles(spark, path)) else _read(spark, path)
     if {"kind", "first", "last"} <= set(frame.columns):
         check_columns(dict(frame.dtypes), where=path)
         return of_traces(frame, step_s=step_s or TRACE_STEP_S)
     if set(ARCHIVE_COLUMNS) <= set(frame.columns):
-        return of_archive(frame, name=path, step_s=step_s)
+        return of_archive(read_archive(spark, path), name=path, step_s=step_s)
     raise ReportError(
         f"{path} is neither a trace ({', '.join(COLUMNS)}) nor an archive "
         f"({', '.join(ARCHIVE_COLUMNS)}): it has the columns {', '.join(frame.columns)}"
     )
 
 
-def _read_parquet(spark: SparkSession, path: str) -> DataFrame:
+def _read(spark: SparkSession, path: str) -> DataFrame:
     from pyspark.errors import AnalysisException
 
     try:

@@ -1,0 +1,172 @@
+"""What is told and drawn of figures: medians, lanes, and who acknowledged."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+
+from simplebus.spark.commands import report as command
+from simplebus.spark.jobs.panels import Bar, Picture, picture
+from simplebus.spark.jobs.report import NAMES
+from simplebus.spark.jobs.summary import (
+    Spread,
+    middle_round,
+    rates_by_round,
+    short,
+    short_time,
+    summaries,
+)
+
+RATES = {"simplebus": (900.0, 1000.0, 1200.0), "nats core": (400.0, 300.0, 500.0)}
+ACKED = {"simplebus"}
+STEPS = 4
+
+
+def row(**said: Any) -> dict[str, Any]:
+    return {**dict.fromkeys(NAMES), **said}
+
+
+def rows_of(scenario: str) -> list[dict[str, Any]]:
+    """Runs of STEPS steps, the last of which did not last; the middle step had nothing to tell."""
+    found = []
+    for variant, rates in RATES.items():
+        for turn, rate in enumerate(rates):
+            key = {"scenario": scenario, "variant": variant, "round": turn}
+            key |= {"class": "1", "subscriber": "1"}
+            acked = 40 if variant in ACKED else 0
+            counts = {"sent": 40, "delivered": 40, "acked": acked, "redelivered": turn}
+            late = {"p50_us": rate, "p90_us": rate, "p99_us": 9e3, "p999_us": 9e3, "max_us": 9e3}
+            whole = {**counts, "duplicates": 0, "lost": 1, "unsent": 0, "rate": rate, **late}
+            found.append(row(span="run", begin_s=0.0, seconds=0.4, **key, **whole))
+            for step in range(STEPS):
+                counts = {"sent": 10 + step, "delivered": 10, "acked": acked // 4, "rate": 100.0}
+                of = {} if step == 1 else late
+                span = {"span": "step", "begin_s": step / 10, "seconds": 0.1}
+                found.append(row(**span, **key, **counts, **of))
+    return found[::-1]  # Spark promises no order.
+
+
+ROWS = [*rows_of("flow-16"), *rows_of("flow-128"), *rows_of("steady")]
+RUN = {
+    "rounds": 3,
+    "titles": {"flow-16": "16 B", "steady": "50,000 a second"},
+    "machine": {"cpu": "CPU", "cores": 2, "system": "Linux", "kernel": "6"},
+    "versions": {"python": "3"},
+    "command": "python load/run.py",
+    "samples": {"flow-16": {name: [{"cpu_us": n} for n in (3, 1, 2)] for name in RATES}},
+}
+
+
+def test_what_is_told_are_medians_and_what_went_wrong_is_summed() -> None:
+    order = ["flow-16/nats core", "flow-16/simplebus"]
+    found = summaries(ROWS, order)
+    assert [f"{one.key['scenario']}/{one.key['variant']}" for one in found] == [
+        *order,
+        *(f"{scenario}/{name}" for scenario in ("flow-128", "steady") for name in sorted(RATES)),
+    ]
+    one = found[1]
+    assert (one.rounds, one.rate) == (3, Spread(1000.0, 900.0, 1200.0))
+    assert (one.counts["lost"], one.counts["redelivered"], one.counts["sent"]) == (3, 3, 120)
+    assert one.latencies_us["p50_us"] == Spread(1000.0, 900.0, 1200.0)
+
+
+def test_the_rate_of_a_round_is_that_of_its_slowest_subscribers_over_all_classes() -> None:
+    of = {"span": "run", "scenario": "s", "variant": "v", "round": 0}
+    rates = [("1", "a", 5.0), ("1", "b", 3.0), ("2", "a", 4.0)]
+    rows = [row(**of, subscriber=who, rate=rate, **{"class": c}) for c, who, rate in rates]
+    assert rates_by_round(rows, "s") == {"v": {0: 7.0}}
+    assert middle_round({0: 5.0, 1: 9.0, 2: 7.0}) == 2
+    assert middle_round({0: 5.0, 1: 9.0}) == 0
+
+
+def test_a_run_of_loads_is_drawn_as_bars_costs_and_lanes() -> None:
+    shown = picture(ROWS, RUN, "traces")
+    assert list(shown.groups) == ["16 B", "128 B"]
+    assert [(bar.name, bar.acknowledged, bar.value) for bar in shown.groups["16 B"]] == [
+        ("simplebus", True, Spread(1000.0, 900.0, 1200.0)),
+        ("nats core", False, Spread(400.0, 300.0, 500.0)),
+    ]
+    assert [(bar.name, bar.value.middle) for bar in shown.costs] == [
+        ("simplebus", 2),
+        ("nats core", 2),
+    ]
+    first, second = shown.courses
+    assert (first.name, second.name) == ("simplebus", "nats core")
+    assert list(first.seconds) == pytest.approx([0.05, 0.15, 0.25])  # The last step is left out.
+    assert first.rates["sent"] == pytest.approx([100, 110, 120])
+    assert set(first.rates) == {"sent", "delivered", "acked"}
+    assert set(second.rates) == {"sent", "delivered"}
+    assert first.latencies_us["p50_us"] == [1000.0, None, 1000.0]  # Of the round in the middle.
+    assert shown.latencies[1].note == "p50 400 us, p99 9 ms"
+    assert (shown.footer[-1], shown.command) == (RUN["command"], RUN["command"])
+
+
+def test_any_other_trace_is_drawn_as_lanes_of_the_largest() -> None:
+    rows = [
+        row(span="run", scenario="s", variant="v", round=0, subscriber="x", delivered=n, rate=1.0)
+        | {"class": str(n)}
+        for n in range(9)
+    ]
+    shown = picture(rows, None, "mine")
+    assert [lane.name for lane in shown.courses] == [f"class {n}" for n in (8, 7, 6, 5, 4, 3)]
+    assert (shown.groups, shown.subtitle, shown.command) == ({}, "mine", "")
+
+
+def test_everything_that_is_shown_is_drawn() -> None:
+    from simplebus.spark.jobs.chart import DPI, WIDTH_IN, compose, draw
+
+    shown = picture(ROWS, RUN, "traces")
+    figure = compose(shown)
+    rates, costs, *lanes = figure.axes
+    heights = [bar.get_height() for bar in rates.patches]
+    assert heights == [1000.0, 400.0, 1000.0, 400.0]
+    assert [bool(bar.get_hatch()) for bar in rates.patches] == [False, True] * 2
+    assert [bar.get_width() for bar in costs.patches] == [2, 2]
+    assert len(lanes) == 4
+    for axes, lane in zip(lanes[:2], shown.courses, strict=True):
+        drawn = [list(line.get_ydata()) for line in axes.lines]
+        assert drawn == list(lane.rates.values())
+    for axes in lanes[2:]:
+        (median,) = axes.lines
+        assert len(axes.collections) == 3
+        assert median.get_ydata()[0] in (1000.0, 400.0)
+        assert axes.get_ylim() == lanes[2].get_ylim()  # What is compared has one scale.
+    said = {text.get_text() for text in figure.texts}
+    assert {shown.title, shown.subtitle, *shown.footer} <= said
+
+    png = draw(shown)
+    assert png[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", png[16:24])
+    inches = (WIDTH_IN, figure.get_figheight())
+    assert (width, height) == pytest.approx([side * DPI for side in inches], abs=1)
+    assert len(draw(picture([], None, "nothing"))) > 1_000
+    alone = Picture("t", "s", groups={"1 B": [Bar("x", "#000000", True, Spread(1, 1, 1))]})
+    assert draw(alone)
+
+
+def test_the_table_has_a_row_for_each_and_counts_what_went_wrong(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command._print_tables(summaries(ROWS))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].strip().startswith("flow-128: medians of 3 rounds")
+    (first, *_) = [line.split() for line in lines if line.strip().startswith("simplebus")]
+    assert first[:4] == ["simplebus", "1", "k", "900"]
+    assert first[-10:] == ["3", "0", "3", "1", "ms", "9", "ms", "9", "ms", "9", "ms"][-10:]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(4_312_000, "4.31 M"), (811_900, "812 k"), (27.46, "27.5"), (0.0932, "0.0932")],
+)
+def test_numbers_have_three_digits_that_matter(value: float, text: str) -> None:
+    assert short(value) == text
+
+
+@pytest.mark.parametrize(
+    ("us", "text"), [(85.4, "85.4 us"), (1_300, "1.3 ms"), (12_000_000, "12 s"), (0, "0 us")]
+)
+def test_times_have_the_unit_that_fits(us: float, text: str) -> None:
+    assert short_time(us) == text
