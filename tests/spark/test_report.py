@@ -7,6 +7,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from simplebus.spark.jobs.report import NAMES, ReportError, read
@@ -32,9 +34,6 @@ BEGIN = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
 def write_trace(place: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     kinds = {"string": pa.string(), "int": pa.int32(), "bigint": pa.int64()}
     schema = pa.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()])
     names = ("round", "class", "process", "subscriber", "kind", "at", "first", "last")
@@ -47,9 +46,6 @@ def write_trace(place: Path) -> None:
 
 def write_archive(place: Path) -> None:
     """Class 7: numbers 3 to 102 but 10 to 14, 50 twice; another memory has 0 to 9."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     numbers = [n for n in range(3, 103) if not 10 <= n < 15]
     rows = [("m", n) for n in [*numbers, 50]] + [("n", n) for n in range(10)]
     times = [BEGIN + timedelta(seconds=n) for _, n in rows]
@@ -116,7 +112,8 @@ def test_a_trace_and_an_archive_are_reported_of_with_what_went_wrong(
     assert [(row[0] - BEGIN.timestamp(), row[1], row[3]) for row in of_n] == [
         (n, 1.0, 1) for n in range(10)
     ]
-    spark.range(1).write.parquet(str(tmp_path / "other"))
+    (tmp_path / "other").mkdir()
+    pq.write_table(pa.table({"id": [1]}), tmp_path / "other" / "other.parquet")
     with pytest.raises(ReportError, match=r"is neither a trace .* it has the columns id"):
         read(spark, str(tmp_path / "other"))
     with pytest.raises(ReportError, match=r"there is no Parquet to read at .*nowhere"):
