@@ -114,6 +114,19 @@ def test_any_other_trace_is_drawn_as_lanes_of_the_largest() -> None:
     assert (shown.groups, shown.subtitle, shown.command) == ({}, "mine", "")
 
 
+def test_an_archive_falls_to_nothing_where_nothing_came() -> None:
+    place = {"scenario": "a", "server": "h:1", "memory": "m", "class": "1"}
+    rows = [row(span="run", delivered=40, rate=4.0, p50_us=9e9, p99_us=9e9, **place)] + [
+        row(span="step", begin_s=float(at), seconds=10.0, delivered=10, p50_us=1.0, **place)
+        for at in (100, 110, 130, 180, 190)
+    ]
+    (lane,) = picture(rows, None, "a").courses
+    assert lane.seconds == [5.0, 15.0, 25.0, 35.0, 45.0, 75.0, 85.0]
+    assert lane.rates == {"delivered": [1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1.0]}
+    assert lane.latencies_us["p50_us"] == [1.0, 1.0, None, 1.0, None, None, 1.0]
+    assert (lane.name, lane.note) == ("class 1", "p50 2.5 h, p99 2.5 h")
+
+
 def test_everything_that_is_shown_is_drawn() -> None:
     from simplebus.spark.jobs.chart import DPI, WIDTH_IN, compose, draw
 
@@ -166,7 +179,8 @@ def test_numbers_have_three_digits_that_matter(value: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("us", "text"), [(85.4, "85.4 us"), (1_300, "1.3 ms"), (12_000_000, "12 s"), (0, "0 us")]
+    ("us", "text"),
+    [(85.4, "85.4 us"), (1_300, "1.3 ms"), (1e8, "100 s"), (9e9, "2.5 h"), (0, "0 us")],
 )
 def test_times_have_the_unit_that_fits(us: float, text: str) -> None:
     assert short_time(us) == text

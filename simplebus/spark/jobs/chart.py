@@ -232,7 +232,7 @@ def _lanes_drawer(
             fill(axes, lane)
             axes.set_xlim(0, lane.seconds[-1] + lane.seconds[0] if lane.seconds else 1.0)
             axes.xaxis.set_major_locator(MaxNLocator(3, prune="upper"))
-            axes.xaxis.set_major_formatter(lambda value, _: f"{value:g} s" if value else "0")
+            axes.xaxis.set_major_formatter(lambda at, _: short_time(at * 1e6) if at else "0")
             axes.tick_params(labelsize=8, pad=2)
         if fill is _draw_latency:
             _share_scale(figure.axes[-len(lanes) :])

@@ -177,7 +177,7 @@ def _lane(rows: Sequence[Row], name: str, color: str) -> Lane:
     """Of the rows of one subscriber of one class in one run."""
     (whole,) = [row for row in rows if row["span"] == "run"]
     steps = sorted((row for row in rows if row["span"] == "step"), key=lambda row: row["begin_s"])
-    steps = steps[:-1] if len(steps) > 1 else steps  # The last one did not last to its end.
+    steps = _gaps_filled(steps[:-1] if len(steps) > 1 else steps)  # The last one had no end.
     begin = steps[0]["begin_s"] if steps else 0.0
     rates = {
         kind: [(row[kind] or 0) / row["seconds"] for row in steps]
@@ -197,6 +197,20 @@ def _lane(rows: Sequence[Row], name: str, color: str) -> Lane:
     )
 
 
+def _gaps_filled(steps: Sequence[Row]) -> list[Row]:
+    """Between steps of which there is no row in between, nothing happened: a gap begins and ends
+    with a step that says so."""
+    found: list[Row] = []
+    for row in steps:
+        seconds = row["seconds"]
+        begins = [found[-1]["begin_s"] + seconds, row["begin_s"] - seconds] if found else []
+        if begins and begins[1] > begins[0] - seconds / 2:
+            nothing = dict.fromkeys(row) | {"seconds": seconds}
+            found += [nothing | {"begin_s": at} for at in dict.fromkeys(begins)]
+        found.append(row)
+    return found
+
+
 # Anything else -----------------------------------------------------------------------------------
 
 
@@ -205,7 +219,8 @@ def _of_anything(rows: Sequence[Row], run: Mapping[str, Any] | None, source: str
     for index, (name, chosen) in enumerate(_largest(rows).items()):
         lanes.append(_lane(chosen, name, _OTHERS[index % len(_OTHERS)]))
     is_archive = any(row["memory"] is not None for row in rows)
-    footer = [f"The {len(lanes)} with the most messages, of each the round in the middle."]
+    footer = [f"The {len(lanes)} with the most messages"]
+    footer[0] += "." if is_archive else ", of each the round in the middle."
     if run:
         footer += [machine_line(run["machine"], run["versions"]), run["command"]]
     return Picture(

@@ -14,6 +14,14 @@ from typing import Any
 Row = Mapping[str, Any]
 
 KEY = ("scenario", "variant", "class", "subscriber", "server", "memory")
+_TIMES = (
+    (48 * 3.6e9, 24 * 3.6e9, "d"),
+    (2 * 3.6e9, 3.6e9, "h"),
+    (2 * 6e7, 6e7, "min"),
+    (1e6, 1e6, "s"),
+    (1e3, 1e3, "ms"),
+)
+"""From how many microseconds on a unit is taken, how many it has, and its name."""
 COUNTS = ("sent", "delivered", "acked", "redelivered", "duplicates", "lost", "unsent")
 LATENCIES = ("p50_us", "p90_us", "p99_us", "p999_us", "max_us")
 
@@ -109,9 +117,9 @@ def short(value: float) -> str:
 
 
 def short_time(us: float) -> str:
-    """A time in the unit that fits: 85 us, 1.3 ms, 12 s."""
-    for factor, unit in ((1e6, "s"), (1e3, "ms")):
-        if abs(us) >= factor:
+    """A time in the unit that fits: 85 us, 1.3 ms, 100 s, 12.5 min."""
+    for least, factor, unit in _TIMES:
+        if abs(us) >= least:
             return f"{us / factor:.3g} {unit}"
     return f"{us:.3g} us"
 
