@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from simplebus.spark.jobs.archive import BatchArchiver, messages
-
 from spark.holding import HeldArchiver, HeldSource
 
 EXECUTORS, CORES = 2, 3

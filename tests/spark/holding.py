@@ -20,9 +20,9 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 from pyspark.sql.types import StructType
-from simplebus.spark.jobs.archive import BatchArchiver
 
 import simplebus
+from simplebus.spark.jobs.archive import BatchArchiver
 from simplebus.spark.options import sink_options, source_options
 from simplebus.spark.sink import StreamWriter
 from simplebus.spark.source import BatchReader, SimplebusSource

@@ -15,9 +15,9 @@ import typer
 
 MODULES = {
     "archive": "simplebus.spark.commands.archive",
-    "report": "simplebus.spark.commands.report",
     "compact": "simplebus.spark.commands.compact",
     "replay": "simplebus.spark.commands.replay",
+    "report": "simplebus.spark.commands.report",
     "dead-letters": "simplebus.spark.commands.dead_letters",
 }
 """Where each command is, by its name; help lists them in this order."""

@@ -8,6 +8,10 @@
     hadoop      an archive's files through Spark's file systems
     delta       an archive as a Delta table
     archive     a stream of messages into an archive, each once
+    compaction  many small files of an archive become few
+    pacing      when a message is due again                                 PURE
+    replay      an archive onto a bus again
+    dead_letters    what fails, why and since when
     traces      what a program writes down: sent, delivered, acknowledged   PURE
     ranges      ranges of numbers with times                                PURE
     figures     from a trace to rates, latencies, losses                    PURE
@@ -16,13 +20,6 @@
     summary     medians over rounds, with the least and the most            PURE
     panels      what a picture of them shows                                PURE
     chart       how it is drawn
-    traces      what a program writes down of what it sent, heard and acknowledged      PURE
-    ranges      ranges of numbers with times                                            PURE
-    figures     from traces to rates, latencies, losses                                 PURE
-    compaction  many small files of an archive become few
-    pacing      when a message is due again                                 PURE
-    replay      an archive onto a bus again
-    dead_letters    what fails, why and since when
 
 >>> from simplebus.spark.jobs.archive import archive, messages
 >>> from simplebus.spark.jobs.session import session
