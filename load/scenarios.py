@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from load import memory, sdk
+from load import memory, sdk, spark
 from load.measure import Flow, Manner, RoundTrips
 from load.report import Row, Target
 
@@ -202,4 +202,5 @@ SCENARIOS = (
     ),
     Scenario("sdk", "Python programs, beside those of nats-py", special=sdk.run),
     Scenario("memory", "memory of the server", special=memory.run),
+    Scenario("spark", "into Spark and out of it, beside Parquet files", special=spark.run),
 )

@@ -119,6 +119,14 @@ def test_columns_hold_what_each_message_says(
     assert record_batch(whole, shape).to_pylist() == oracle(whole, shape, accepted)
 
 
+@pytest.mark.parametrize("last", [b"same", b"other", b"", b"x"])
+@pytest.mark.parametrize("envelope", [None, Envelope(key=b"k"), Envelope(channel="a", key=b"")])
+def test_messages_that_are_alike_but_for_the_last(envelope: Envelope | None, last: bytes) -> None:
+    whole = joined([(envelope, b"same")] * 9 + [(None, last)], 3, 7)
+    shape = Shape("s", "7", 7)
+    assert record_batch(whole, shape).to_pylist() == oracle(whole, shape, ((0, 5.5),))
+
+
 def test_pieces_are_joined() -> None:
     one, other = joined([(None, b"a"), (None, b"bc")], 5, 7), joined([(None, b"")], 7, 7)
     both = Frames.joined([(memoryview(f.raw), f.bounds) for f in (one, other)], 5, [(4, 1.5)])

@@ -24,6 +24,8 @@ _LOOPBACK = "127.0.0.1"
 _PACKAGE = Path(__file__).resolve().parents[2]
 _REGISTRATION = _PACKAGE / "spark" / "pyspark_simplebus.py"
 _LOGGING = Path(__file__).with_name("log4j2.properties")
+# Spark has looked whether a value is there, and where it ends, before it asks Arrow for it.
+_UNCHECKED = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 
 
 def is_local(master: str) -> bool:
@@ -43,7 +45,10 @@ def configuration(master: str, settings: Mapping[str, str] | None = None) -> dic
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.showConsoleProgress": "false",
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
+        "spark.driver.extraJavaOptions": (
+            f"-Dlog4j2.configurationFile={_LOGGING.as_uri()} {_UNCHECKED}"
+        ),
+        "spark.executor.extraJavaOptions": _UNCHECKED,
     }
     if is_here(master):
         found |= {

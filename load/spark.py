@@ -1,0 +1,246 @@
+"""How fast messages get into Spark and out of it, beside Spark's own Parquet files.
+
+Rule 1: both sides of a ratio read the same rows, in the same session, one after the other, and the
+next round begins again. What a side holds is compared, every byte of it, before anything is timed.
+Rule 2: a query is timed from its start to its end, as its user waits for it.
+Rule 3: what was written is counted where it lies, not where it was sent.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from load.brokers import HOST, Broker, running
+from load.generators import Generator
+from load.measure import Flow, Manner, measure
+from load.processes import LoadError
+from load.report import Row
+from simplebus.spark.bus import SourceBus
+
+ROWS = 2_000_000
+SINK_ROWS = 1_000_000
+PAYLOAD_BYTES = 128
+CLASSES = (1, 2)
+QUICK_PART = 5
+FOLLOWED_PER_S = 200_000
+FOLLOWED_S = 40
+IDLE_MESSAGES = 10_000_000
+IDLE_CLASS = 9
+TIMEOUT_S = 300
+SETTINGS = {"spark.sql.streaming.numRecentProgressUpdates": "10000"}
+
+
+def run(manner: Manner) -> list[Row]:
+    """The rows of the Spark scenario."""
+    from simplebus.spark.jobs.session import session
+
+    part = QUICK_PART if manner.quick else 1
+
+    spark = session("load", master="local[2]", settings=SETTINGS)
+    try:
+        with tempfile.TemporaryDirectory(prefix="simplebus-load-") as folder:
+            place = Path(folder)
+            with running("simplebus", server_args=manner.server_args) as broker:
+                fill(broker, ROWS // part)
+                rows = _compared(spark, broker, place, ROWS // part, manner.rounds)
+            rows += _written(spark, place, SINK_ROWS // part, manner)
+            rows += _followed(spark, place, FOLLOWED_S // part, manner)
+            rows += _beside(spark, IDLE_MESSAGES // part, manner)
+            return rows
+    finally:
+        spark.stop()
+
+
+def fill(broker: Broker, count: int) -> None:
+    """Publish messages to CLASSES in turn."""
+    classes = ",".join(map(str, CLASSES))
+    options: dict[str, Any] = {"count": count, "size": PAYLOAD_BYTES, "classes": classes}
+    with Generator("publish", "simplebus", broker.port, timeout_s=60, **options) as publisher:
+        publisher.result()
+
+
+def reading(reader: Any, broker: Broker, **options: object) -> Any:
+    """A frame of the messages in CLASSES; reader is spark.read or spark.readStream."""
+    found = reader.format("simplebus").option("servers", f"{HOST}:{broker.port}")
+    given = {"subscribe": ",".join(map(str, CLASSES)), "startingOffsets": "earliest", **options}
+    for name, value in given.items():
+        found = found.option(name, str(value))
+    return found.load()
+
+
+# Reading ------------------------------------------------------------------------------------------
+
+
+def _compared(spark: Any, broker: Broker, place: Path, count: int, rounds: int) -> list[Row]:
+    files = str(place / "files")
+    reading(spark.read, broker).write.parquet(files)
+    ours, theirs = _digest(reading(spark.read, broker)), _digest(spark.read.parquet(files))
+    if ours != theirs or ours[0] != count:
+        raise LoadError(f"the bus gave {ours}, the files hold {theirs}, of {count} messages")
+    kind = spark.read.parquet(files).schema
+
+    def batch(frame: Any) -> Callable[[], object]:
+        return lambda: frame().write.format("noop").mode("overwrite").save()
+
+    def stream(frame: Any) -> Callable[[], object]:
+        return lambda: _stream(spark, frame(), place / "out", count)
+
+    pairs: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+        "batch to noop": (
+            batch(lambda: reading(spark.read, broker)),
+            batch(lambda: spark.read.parquet(files)),
+        ),
+        "stream to Parquet": (
+            stream(lambda: reading(spark.readStream, broker, durable="none")),
+            stream(lambda: spark.readStream.schema(kind).parquet(files)),
+        ),
+    }
+    return [
+        Row(
+            "spark",
+            f"{name} against Spark's own Parquet source, {count / 1e6:g} M rows",
+            _ratios(*pair, rounds=rounds),
+            "x",
+            0.8,
+        )
+        for name, pair in pairs.items()
+    ]
+
+
+def _ratios(
+    ours: Callable[[], object], theirs: Callable[[], object], *, rounds: int
+) -> list[float]:
+    for _ in range(2):  # The JVM learns.
+        ours(), theirs()
+    return [_seconds(theirs) / _seconds(ours) for _ in range(rounds)]
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    begun = time.monotonic()
+    work()
+    return time.monotonic() - begun
+
+
+def _digest(frame: Any) -> tuple[int, ...]:
+    """Count of rows, and what depends on every byte of them but not on their order."""
+    from pyspark.sql import functions as sql
+
+    hashed = sql.xxhash64("value", "topic", "partition", "offset", "timestamp", "server")
+    row = frame.select(sql.count("*"), sql.sum("offset"), sql.bit_xor(hashed)).first()
+    return tuple(row)
+
+
+def _stream(spark: Any, frame: Any, out: Path, count: int) -> None:
+    """One query that ends with what is there. Raises LoadError unless it was `count` rows."""
+    shutil.rmtree(out, ignore_errors=True)
+    writing = frame.writeStream.format("parquet").trigger(availableNow=True)
+    query = writing.option("checkpointLocation", str(out / "checkpoint")).start(str(out / "table"))
+    if not query.awaitTermination(TIMEOUT_S):
+        raise LoadError(f"a stream did not end within {TIMEOUT_S} s: {query.status}")
+    rows = _done(query)
+    if rows != count:
+        raise LoadError(f"a stream read {rows} rows of {count}")
+
+
+def _done(query: Any) -> int:
+    """Rows that a query has read."""
+    return sum(progress["numInputRows"] for progress in query.recentProgress)
+
+
+# Writing ------------------------------------------------------------------------------------------
+
+
+def _written(spark: Any, place: Path, count: int, manner: Manner) -> list[Row]:
+    """Rows of a Parquet file to the bus, confirmed."""
+    frame = spark.read.parquet(str(place / "files")).select("value").limit(count)
+    frame.coalesce(1).write.parquet(str(place / "values"))
+    values = spark.read.parquet(str(place / "values"))
+    found = []
+    for turn in range(manner.rounds + 1):
+        with running("simplebus", server_args=manner.server_args) as broker:
+            writing = values.repartition(2).write.format("simplebus").mode("append")
+            writing = writing.option("servers", f"{HOST}:{broker.port}").option("class", "1")
+            seconds = _seconds(writing.save)
+            there = reading(spark.read, broker, subscribe="1").count()
+        if there != count:
+            raise LoadError(f"a sink was given {count} rows, and the bus has {there} messages")
+        if turn:
+            found.append(count / seconds)
+    return [Row("spark", "rows to the bus, confirmed", found, "rows/s", 300_000)]
+
+
+# Following ----------------------------------------------------------------------------------------
+
+
+def _followed(spark: Any, place: Path, seconds: int, manner: Manner) -> list[Row]:
+    """An archive of a bus that gets FOLLOWED_PER_S messages a second, all the time."""
+    from simplebus.spark.jobs.archive import archive, messages, read
+
+    count, to = FOLLOWED_PER_S * seconds, str(place / "archive")
+    options: dict[str, Any] = {"count": count, "size": PAYLOAD_BYTES, "pace": FOLLOWED_PER_S}
+    with running("simplebus", server_args=manner.server_args) as broker:
+        query = archive(
+            messages(spark, servers=f"{HOST}:{broker.port}", subscribe="1"), to, every=0.0
+        )
+        try:
+            query.processAllAvailable()
+            options = {"timeout_s": TIMEOUT_S, "classes": 1, **options}
+            with Generator("publish", "simplebus", broker.port, **options) as publisher:
+                waiting = _waiting(query, broker, seconds)
+                result = publisher.result()
+            query.processAllAvailable()
+        finally:
+            query.stop()
+    if (took := result["confirmed"] - result["started"]) > seconds * 1.05:
+        raise LoadError(f"{count} messages took {took:.1f} s, wanted {seconds} s")
+    there = tuple(read(spark, to).selectExpr("count(*)", "sum(offset)").first())
+    if there != (count, count * (count - 1) // 2):
+        raise LoadError(f"the archive of {count} messages holds {there}, count and sum of offsets")
+    growth = float(np.polyfit(*zip(*waiting[len(waiting) // 3 :], strict=True), 1)[0])
+    title = f"growth of what waits for an archive that follows {FOLLOWED_PER_S:,} messages/s"
+    behind = max(count for _, count in waiting) / FOLLOWED_PER_S
+    return [
+        Row("spark", title, [growth / FOLLOWED_PER_S], "of them", 0.05, less_is_better=True),
+        Row("spark", "the most that it is behind", [behind], "s", less_is_better=True),
+    ]
+
+
+def _waiting(query: Any, broker: Broker, seconds: int) -> list[tuple[float, int]]:
+    """For so long, now and then: when, and how many messages the bus has that no batch had."""
+    found = []
+    with SourceBus(f"{HOST}:{broker.port}", timeout=10) as bus:
+        begun = time.monotonic()
+        while (now := time.monotonic() - begun) < seconds:
+            head = bus.memory(["1"], make=True).classes["1"].head
+            found.append((now, head - _done(query)))
+            time.sleep(0.5)
+    return found
+
+
+# Beside -------------------------------------------------------------------------------------------
+
+
+def _beside(spark: Any, count: int, manner: Manner) -> list[Row]:
+    """The bus alone, and with a query that waits for messages that never come."""
+    with running("simplebus", server_args=manner.server_args) as broker:
+        found = []
+        for turn in range(manner.rounds + 1):
+            alone = measure(broker, "simplebus", Flow(), count=count).rate
+            idle = reading(spark.readStream, broker, subscribe=IDLE_CLASS, durable="none")
+            query = idle.writeStream.format("noop").start()
+            try:
+                query.processAllAvailable()
+                beside = measure(broker, "simplebus", Flow(), count=count).rate
+            finally:
+                query.stop()
+            if turn:
+                found.append(beside / alone)
+    title = "rate of the bus with an idle query attached, against alone"
+    return [Row("spark", title, found, "x", 0.95)]
