@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from simplebus.core import envelope, frames
-from simplebus.core.envelope import Envelope
+from simplebus.core.envelope import Envelope, EnvelopeColumns
 from simplebus.core.errors import LocalProtocolError, Reason
 from simplebus.core.frames import FrameBatch
 from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES, NAME_CHARACTERS_MAX
@@ -37,6 +37,9 @@ SESSION = "dead-session"
 """The id of the session that held the subscription; empty where several may, or none did."""
 SINCE = "dead-since"
 """When it was given up: seconds since 1970 by the bus's clock, to the microsecond."""
+
+
+_NOTHING = Envelope()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +65,21 @@ def are_kept_in(name: str) -> bool:
     return name.startswith(PREFIX)
 
 
+@dataclass(frozen=True, slots=True)
+class Letters:
+    """Dead letters, and what the bus needs to know of each."""
+
+    batch: FrameBatch | None
+    """None when there is none."""
+    columns: EnvelopeColumns
+    lost: int
+    """Of how many messages there can be none: their headers, or the whole, would be too long."""
+
+
 def write(
     stored: Iterable[tuple[int, bytes]], death: Death, *, class_id: int, frame_bytes_max: int
-) -> tuple[FrameBatch | None, int]:
-    """Dead letters for messages, given as sequence and frame, for the class with this id; and of
-    how many there can be none, because their headers or the whole would be too long."""
+) -> Letters:
+    """Dead letters for messages, given as sequence and frame, for the class with this id."""
     alike = envelope.encode_pairs(
         (
             (REASON, death.reason.value),
@@ -77,23 +90,30 @@ def write(
             (SINCE, f"{death.since:.6f}"),
         )
     )
+    alike += envelope.with_length(SEQUENCE.encode())
     letters: list[bytes] = []
+    names: dict[str, int] = {}
+    channels: list[int] = []
     count = 0
     for sequence, frame in stored:
         count += 1
-        read, payload = Envelope(), frame[HEADER_BYTES:-DELIMITER_BYTES]
+        read, payload = _NOTHING, frame[HEADER_BYTES:-DELIMITER_BYTES]
         if frame[0] == frames.ENVELOPE:
             read, payload = envelope.decode(payload)
-        letter = Envelope(read.channel, read.key, read.headers, read.published)
-        why = alike + envelope.encode_pairs(((SEQUENCE, str(sequence)),))
+            read = Envelope(read.channel, read.key, read.headers, read.published)
+        why = alike + envelope.with_length(b"%d" % sequence)
         try:
-            content = envelope.encode_with(letter, why, payload)
+            content = envelope.encode_with(read, why, payload)
         except LocalProtocolError:  # Together with its own, the headers are too long.
             continue
         whole = frames.encode(frames.ENVELOPE, class_id=class_id, content=content)
         if len(whole) <= frame_bytes_max:
             letters.append(whole)
-    return _batch(letters) if letters else None, count - len(letters)
+            channels.append(names.setdefault(read.channel, len(names)))
+    columns = EnvelopeColumns(
+        len(letters), list(names), np.array(channels, np.uint32) if len(names) > 1 else 0
+    )
+    return Letters(_batch(letters) if letters else None, columns, count - len(letters))
 
 
 def _batch(whole: list[bytes]) -> FrameBatch:

@@ -55,6 +55,7 @@ __all__ = [
     "scan",
     "stuff",
     "unstuff",
+    "with_length",
 ]
 
 # Of more frames than many, some are looked at first: a peer that sends one bad frame among few good

@@ -62,7 +62,9 @@ class Envelope(NamedTuple):
     """Milliseconds after the bus accepted it."""
 
 
-_NOTHING_ELSE = Envelope()[1:]
+_EMPTY = Envelope()
+_NO_FIELDS = b"\0"
+_NOTHING_ELSE = _EMPTY[1:]
 
 
 # Stuffing ----------------------------------------------------------------------------------------
@@ -160,13 +162,13 @@ def encode_pairs(pairs: tuple[tuple[str, str], ...]) -> bytes:
 
 def encode_with(envelope: Envelope, more: bytes, payload: bytes) -> bytes:
     """What `encode` does, with further headers behind the envelope's own. Raises the same."""
-    headers = encode_pairs(envelope.headers) + more
+    headers = encode_pairs(envelope.headers) + more if envelope.headers else more
     if len(headers) > TEXT_BYTES_MAX:
         raise LocalProtocolError(
             f"headers have at most {TEXT_BYTES_MAX} bytes together, with 4 bytes more for each; "
             f"got {len(headers)}"
         )
-    prefix = _prefix(Envelope(envelope.channel, envelope.key, (), *envelope[3:]))
+    prefix = _NO_FIELDS if envelope == _EMPTY else _prefix(envelope._replace(headers=()))
     fields = bytes((prefix[0] | HEADERS,))
     length = len(headers).to_bytes(2, "big")
     return b"".join((fields, prefix[1:], length, headers, payload)).replace(_OPEN, STUFFED)

@@ -87,7 +87,7 @@ RING_IDLE_TICKS = 30
 
 # So many messages that are given up become dead letters at once, and if they are long no more than
 # REDELIVERY_BYTES of them: each is written by itself.
-DEAD_LETTERS_MAX = 1024
+DEAD_LETTERS_MAX = 256
 # All dead letters together may hold a part of all memory: nobody may read them.
 DEAD_LETTERS_PART = 4
 

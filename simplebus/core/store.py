@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 import numpy as np
 
 from simplebus.core import dead_letters, envelope, frames, picking, version2
 from simplebus.core.classes import MessageClass
 from simplebus.core.columns import AT_ONCE, NEVER, Row, Rows
+from simplebus.core.envelope import EnvelopeColumns
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.events import Refused
 from simplebus.core.frames import FrameBatch
@@ -41,6 +43,9 @@ from simplebus.core.settings import FullPolicy, Settings
 from simplebus.core.subscription import Subscription
 from simplebus.core.terms import Clock
 from simplebus.core.version2 import Version2
+
+Put = Callable[[FrameBatch], int]
+"""Puts messages into a ring, as far as there is room. Returns how many it dealt with."""
 
 
 class Store:
@@ -206,7 +211,8 @@ class Store:
         if session.parked or cls.blocked:
             self.room.park(session, cls, batch)
             return
-        taken = self._append(cls, batch, session)
+        put = partial(self._put, cls, session)
+        taken = self._append_by(put, cls, batch)
         if taken < batch.count:
             rest = batch.slice(taken, batch.count)
             match cls.policy:
@@ -215,31 +221,35 @@ class Store:
                 case FullPolicy.DROP_NEWEST:
                     self._drop_newest(session, cls, rest)
                 case FullPolicy.DROP_OLDEST:
-                    self._append_dropping_oldest(session, cls, rest)
+                    self._append_dropping_oldest(put, session, cls, rest)
 
-    def _append(self, cls: MessageClass, batch: FrameBatch, session: Session | None) -> int:
+    def _append(self, cls: MessageClass, batch: FrameBatch, session: Session) -> int:
         """Store messages of one frame type, as far as there is room. Returns how many it dealt
-        with. Without a session they are the bus's own."""
+        with."""
+        return self._append_by(partial(self._put, cls, session), cls, batch)
+
+    def _append_by(self, put: Put, cls: MessageClass, batch: FrameBatch) -> int:
+        """The same, with what puts them into the ring."""
         ring = cls.ring
         first = ring.head
-        dealt = self._put(cls, batch, session)
+        dealt = put(batch)
         while dealt < batch.count and cls.keep:
             rest = batch.slice(dealt, batch.count)
             if not cls.release_kept(rest.data.size):
                 break
-            dealt += self._put(cls, rest, session)
+            dealt += put(rest)
         if ring.head != first:
             if self.clock.now >= cls.times.next_time:
                 cls.times.note(self.clock.now, first)
             self._wake(cls)
         return dealt
 
-    def _put(self, cls: MessageClass, batch: FrameBatch, session: Session | None) -> int:
+    def _put(self, cls: MessageClass, session: Session, batch: FrameBatch) -> int:
         if batch.data[0] == frames.MESSAGE:
             return cls.ring.append(batch, self.timer_index)
         return self._put_envelopes(cls, batch, session)
 
-    def _put_envelopes(self, cls: MessageClass, batch: FrameBatch, session: Session | None) -> int:
+    def _put_envelopes(self, cls: MessageClass, batch: FrameBatch, session: Session) -> int:
         """The same for a run of messages with envelopes. A bad one is refused, and dealt with."""
         dealt, most = 0, batch.count
         while dealt < batch.count:
@@ -259,7 +269,6 @@ class Store:
                     break
             most *= 2
             if read.count < some.count:
-                assert session is not None, "the bus has written a bad envelope"
                 self._refuse_envelope(session, some.slice(read.count, read.count + 1))
                 dealt += 1
                 most = PLAIN_FRAMES_MAX  # Where one is bad, others may be: look not far ahead.
@@ -333,7 +342,7 @@ class Store:
             self._refuse_messages(session, batch, Reason.DROP_NEWEST, sentence)
 
     def _append_dropping_oldest(
-        self, session: Session | None, cls: MessageClass, batch: FrameBatch
+        self, put: Put, session: Session | None, cls: MessageClass, batch: FrameBatch
     ) -> None:
         ring = cls.ring
         while True:
@@ -351,7 +360,7 @@ class Store:
             if cls.has_backlog:
                 cls.waiting.skip_to(floor)
             ring.release(max(floor, cls.floor()))
-            taken = self._append(cls, batch, session)
+            taken = self._append_by(put, cls, batch)
             if taken == batch.count:
                 return
             batch = batch.slice(taken, batch.count)
@@ -385,18 +394,31 @@ class Store:
             session=str(session_id) if position.is_connected else "",
             since=self.clock.now,
         )
-        batch, lost = dead_letters.write(
+        letters = dead_letters.write(
             ((sequence, cls.ring.frame(sequence)) for a, b in ranges for sequence in range(a, b)),
             death,
             class_id=dead.class_id,
             frame_bytes_max=self.settings.limits.frame_bytes,
         )
-        if lost:
-            cls.dropped[Reason.NO_DEAD_LETTER] += lost
-        if batch is not None:
-            taken = self._append(dead, batch, None)
-            if taken < batch.count:
-                self._append_dropping_oldest(None, dead, batch.slice(taken, batch.count))
+        if letters.lost:
+            cls.dropped[Reason.NO_DEAD_LETTER] += letters.lost
+        if letters.batch is not None:
+            self._lay(dead, letters.batch, letters.columns)
+
+    def _lay(self, dead: MessageClass, batch: FrameBatch, columns: EnvelopeColumns) -> None:
+        """Store dead letters. Nobody has to look at them: they are the bus's own."""
+        rows = self._rows(dead, columns)
+        if rows is None:
+            self._drop_newest(None, dead, batch)
+            return
+
+        def put(rest: FrameBatch) -> int:
+            those = rows.part(rows.count - rest.count, rows.count)
+            return dead.ring.append(rest, self.timer_index, those)
+
+        taken = self._append_by(put, dead, batch)
+        if taken < batch.count:
+            self._append_dropping_oldest(put, None, dead, batch.slice(taken, batch.count))
 
     def _dead_class(self, name: str) -> MessageClass:
         """The class of this name, made if it is not there. Raises RemoteProtocolError."""
