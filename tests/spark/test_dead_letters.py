@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from typing import Any
 
 import pytest
@@ -26,7 +26,7 @@ from simplebus.spark.jobs.dead_letters import (
 )
 from simplebus.testing.server import BusServer, until
 
-ROW = {
+ROW: dict[str, Any] = {
     "class": "orders",
     "reason": "max_deliveries",
     "subscription": "billing",
@@ -71,6 +71,14 @@ def test_a_row_of_which_little_is_known_reads_too() -> None:
     row = {**ROW, "first": None, "last": None, "attempts": None, "example": example}
     assert as_cells(row)[4:] == ("", "", "", "")
     assert as_object(row)["first"] is None
+
+
+@pytest.mark.parametrize("zone", [UTC, timezone(timedelta(hours=2)), None])
+def test_a_time_reads_in_utc_whatever_zone_spark_hands_it_out_in(zone: tzinfo | None) -> None:
+    there = ROW["last"].astimezone(zone)
+    row = {**ROW, "last": there if zone else there.replace(tzinfo=None)}
+    assert as_cells(row)[5] == "2026-11-21 09:30:00+00:00"
+    assert as_object(row)["last"] == "2026-11-21T09:30:00+00:00"
 
 
 def test_a_row_is_an_object_in_json() -> None:

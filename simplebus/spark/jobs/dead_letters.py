@@ -11,7 +11,7 @@ Rule 2: how a row reads is worked out here as well, by pure functions of what wa
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from simplebus.core.dead_letters import (
@@ -128,8 +128,8 @@ HEADINGS = ("class", "reason", "subscription", "messages", "since", "last", "att
 
 
 def as_object(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row as JSON has it: times in ISO 8601."""
-    times = {name: row[name] and row[name].isoformat() for name in ("first", "last")}
+    """A row as JSON has it: times in ISO 8601, in UTC."""
+    times = {name: row[name] and _in_utc(row[name]).isoformat() for name in ("first", "last")}
     return {**row, **times}
 
 
@@ -159,7 +159,12 @@ def _known(number: int | None) -> str:
 
 
 def _moment(at: datetime | None) -> str:
-    return "" if at is None else at.isoformat(sep=" ", timespec="seconds")
+    return "" if at is None else _in_utc(at).isoformat(sep=" ", timespec="seconds")
+
+
+def _in_utc(at: datetime) -> datetime:
+    """Spark hands out times of this machine's time zone, which do not say so."""
+    return at.astimezone(UTC)
 
 
 def _printable(text: str) -> str:
