@@ -13,7 +13,6 @@ a file that it had listed: such programs should read a Delta table, where neithe
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING
@@ -67,13 +66,12 @@ def compact(
     target_bytes: int = TARGET_BYTES,
     retention_hours: int = RETENTION_HOURS,
     storage: dict[str, str] | None = None,
-    show: Callable[[int, int], None] = lambda done, of: None,
 ) -> Compacted:
     """Merge small files of each class and day into some of about `target_bytes`, sorted by server,
     memory and offset. `before` leaves out this day and later ones.
 
     Of a Delta table, files that no version of the last `retention_hours` knows are removed, too.
-    `show` hears how many folders are done, and of how many. Raises ArchiveError.
+    Raises ArchiveError.
     """
     files = HadoopFiles(spark, path)
     if delta.is_table(files):
@@ -90,7 +88,6 @@ def compact(
     after = 0
     try:
         for number, merge in enumerate(found):
-            show(number, len(found))
             after += _merge(spark, files, run, number, merge)
     finally:
         files.remove(compaction_staging(run))

@@ -6,7 +6,6 @@ Rule 2: the first Ctrl-C lets the batch that is under way come to its end; the s
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import sys
@@ -17,11 +16,15 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, TypeVar
 
+from simplebus.spark.progress import lag
+
 T = TypeVar("T")
 
 _POLL_SECONDS = 0.2
-# A batch that never ends is given up on the second Ctrl-C; this bounds only Spark's own goodbye.
+# How often a log gets a line.
 _LINE_SECONDS = 10.0
+# For tasks that are cancelled to come to their end.
+_GOODBYE_SECONDS = 10.0
 
 
 # What went wrong ---------------------------------------------------------------------------------
@@ -77,39 +80,24 @@ class Standing:
     def after(self, progress: Mapping[str, Any]) -> Standing:
         """And now, by what Spark reports of a batch."""
         rows = int(progress.get("numInputRows") or 0)
-        lag = waiting(progress)
+        behind = waiting(progress)
         if not rows:
-            return Standing(self.batches, self.rows, self.rate, self.lag if lag is None else lag)
+            return Standing(
+                self.batches, self.rows, self.rate, self.lag if behind is None else behind
+            )
         rate = float(progress.get("processedRowsPerSecond") or 0.0)
-        return Standing(self.batches + 1, self.rows + rows, rate, lag)
+        return Standing(self.batches + 1, self.rows + rows, rate, behind)
 
     def __str__(self) -> str:
         behind = "" if self.lag is None else f", {self.lag:,} waiting"
-        return f"{self.rows:,} messages in {self.batches:,} batches, {self.rate:,.0f}/s{behind}"
+        batches = f"{self.batches:,} batch{'' if self.batches == 1 else 'es'}"
+        return f"{self.rows:,} messages in {batches}, {self.rate:,.0f}/s{behind}"
 
 
 def waiting(progress: Mapping[str, Any]) -> int | None:
     """Messages that wait behind a batch. None when the source does not say."""
-    found = None
-    for source in progress.get("sources") or ():
-        end, latest = _offsets(source.get("endOffset")), _offsets(source.get("latestOffset"))
-        for server, classes in latest.items():
-            for name, head in classes.items():
-                at = end.get(server, {}).get(name)
-                if name and isinstance(head, int) and isinstance(at, int):
-                    found = (found or 0) + max(0, head - at)
-    return found
-
-
-def _offsets(given: Any) -> dict[str, Any]:
-    if isinstance(given, str):
-        try:
-            given = json.loads(given)
-        except ValueError:
-            return {}
-    if not isinstance(given, dict):
-        return {}
-    return {name: of for name, of in given.items() if isinstance(of, dict)}
+    found = lag({"sources": (), **progress})
+    return sum(sum(classes.values()) for classes in found.values()) if found else None
 
 
 # Following ---------------------------------------------------------------------------------------
@@ -243,7 +231,7 @@ def work(spark: Any, title: str, job: Callable[[], T]) -> T:
             show()
             if stopping.asked:
                 spark.sparkContext.cancelAllJobs()
-                thread.join(_LINE_SECONDS)
+                thread.join(_GOODBYE_SECONDS)
                 raise KeyboardInterrupt
     if errors:
         raise errors[0]

@@ -82,9 +82,16 @@ class HadoopFiles:
 
     def move(self, path: str, target: str) -> None:
         """Rename a file, into a folder that is made if need be. Raises OSError."""
+        from py4j.protocol import Py4JJavaError
+
         place = self._at(target)
         self._fs.mkdirs(place.getParent())
-        if not self._fs.rename(self._at(path), place):
+        try:
+            moved = self._fs.rename(self._at(path), place)
+        except Py4JJavaError as error:
+            why = str(error.java_exception.getMessage())
+            raise OSError(f"{self.uri(path)} could not be moved to {target}: {why}") from error
+        if not moved:
             raise OSError(f"{self.uri(path)} could not be moved to {target}")
 
     def remove(self, path: str) -> None:

@@ -8,7 +8,8 @@ Parquet pass over, as they do with everything that begins with a dot.
                                       compacted-ID-00000.parquet    what was many small ones
     PATH/.simplebus/staging/…                  files that are being written
                     batches/QUERY/000007.json  the files of a query's latest batch
-                    swaps/ID.json              a compaction that is to be finished
+                    swaps/ID.json              a swap that is to be finished
+                    compaction.json            which compaction is at work
 """
 
 from __future__ import annotations

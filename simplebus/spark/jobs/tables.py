@@ -50,7 +50,7 @@ class Files(Protocol):
         """Whether there is a file or folder of this name."""
 
     def move(self, path: str, target: str) -> None:
-        """Rename a file, into a folder that is made if need be."""
+        """Rename a file, into a folder that is made if need be. Raises OSError."""
 
     def remove(self, path: str) -> None:
         """Remove a file, or a folder with all that is in it; nothing when it is not there."""
@@ -146,7 +146,11 @@ def finish(files: Files, note: str) -> None:
         elif files.exists(target):  # Some file systems copy, and then remove.
             files.remove(staged)
         else:
-            files.move(staged, target)
+            try:
+                files.move(staged, target)
+            except OSError:
+                if not files.exists(target):  # Nobody else finished it meanwhile.
+                    raise
     for path in said.get("removed", ()):
         files.remove(path)
     files.remove(note)

@@ -1,0 +1,74 @@
+"""Which rows a lane publishes, and under which name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from simplebus.spark.jobs.replay import Chosen, by_channel, by_lane, publisher_name, replay
+
+GROUP = ("orders", "h:1", "memory")
+CHOSEN = Chosen(channels=("a.*",), begin=datetime(2026, 3, 1, tzinfo=UTC))
+
+
+def batch(lanes: list[int], channels: list[str | None]) -> Any:
+    numbers = list(range(len(lanes)))
+    return pa.RecordBatch.from_pydict(
+        {
+            "lane": lanes,
+            "offset": numbers,
+            "value": [b"%d" % n for n in numbers],
+            "channel": pa.array(channels, pa.string()),
+        }
+    )
+
+
+def test_a_publisher_is_called_the_same_for_the_same_messages_and_for_no_others() -> None:
+    name = publisher_name("again", GROUP, CHOSEN, "")
+    elsewhere = CHOSEN.begin.astimezone(timezone(timedelta(hours=5)))  # type: ignore[union-attr]
+    assert publisher_name("again", GROUP, replace(CHOSEN, begin=elsewhere), "") == name
+    # Which other classes there are makes no difference to the messages of this one.
+    assert publisher_name("again", GROUP, replace(CHOSEN, classes=("orders",)), "") == name
+    others = [
+        publisher_name("other", GROUP, CHOSEN, ""),
+        publisher_name("again", ("orders", "h:1", "anew"), CHOSEN, ""),
+        publisher_name("again", ("orders", "h:2", "memory"), CHOSEN, ""),
+        publisher_name("again", GROUP, replace(CHOSEN, channels=()), ""),
+        publisher_name("again", GROUP, replace(CHOSEN, begin=None, end=CHOSEN.begin), ""),
+        publisher_name("again", GROUP, CHOSEN, "orders"),
+    ]
+    assert len({name, *others}) == 7
+
+
+def test_rows_go_to_their_lanes_in_their_order_with_what_a_message_has() -> None:
+    found = dict(by_lane(batch([1, 0, 1, 1, 0], ["x"] * 5)))
+    assert found[1].column("value").to_pylist() == [b"0", b"2", b"3"]
+    assert found[0].column("value").to_pylist() == [b"1", b"4"]
+    assert found[0].schema.names == ["value", "channel"]
+
+
+def test_patterns_choose_as_a_bus_does() -> None:
+    rows = batch([0] * 5, ["a.b", "a.b.c", None, "a.c", "b"])
+    assert by_channel(rows, ("a.*",)).column("offset").to_pylist() == [0, 3]
+    assert by_channel(rows, ("a.#", "b")).column("offset").to_pylist() == [0, 1, 3, 4]
+    assert by_channel(rows, ("#",)).num_rows == by_channel(rows, ()).num_rows == 5
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"servers": "h:1,h:2"}, "servers of a sink is one bus, got h:1, h:2"),
+        ({"servers": "h:1", "speed": 0.0}, r"speed is above 0, got 0\.0"),
+        ({"servers": "h:1", "to_class": "a,b"}, "class is one class, got a, b"),
+    ],
+)
+def test_what_cannot_be_played_is_told_before_anything_is_read(
+    given: dict[str, Any], sentence: str
+) -> None:
+    nobody: Any = None
+    with pytest.raises(ValueError, match=sentence):
+        replay(nobody, "/archive", **given)
