@@ -83,7 +83,7 @@ def command(
         from simplebus.spark.jobs.report import read, read_run
         from simplebus.spark.jobs.summary import summaries
 
-        runs = [read_run(spark, path) for path in paths]
+        runs = [run for path in paths if (run := read_run(spark, path))]
         found = read(spark, *paths, step_s=step).persist()
         rows = work(spark, "reading", found.toArrow).to_pylist()
         if figures is not None:
