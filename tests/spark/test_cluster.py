@@ -35,7 +35,7 @@ from pyarrow.dataset import dataset
 import simplebus
 from simplebus.core.settings import Settings
 from simplebus.testing.server import BusServer, bus_server, until
-from spark.driver import EXECUTORS, Place, queries
+from spark.driver import EXECUTORS, TORN, Place, queries
 from spark.holding import hold, is_held, package
 from spark.processes import (
     ancestors,
@@ -50,7 +50,7 @@ from spark.processes import (
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 240.0
 STALL_BYTES = 1_600_000
 """More than one answer of a bus, less than a task reads."""
 BIG = b"x" * 2000
@@ -70,7 +70,7 @@ FIRST = {
 """What lies there when the driver begins, by class."""
 THEN = {
     "early": numbered(200, 600),
-    "torn": numbered(200, 3200, BIG),
+    "torn": numbered(200, 200 + TORN, BIG),
     "kept": numbered(200, 600),
 }
 """What comes when everything has begun: one batch each."""
