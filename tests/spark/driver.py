@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -134,7 +135,14 @@ def cluster(folder: Path) -> Any:
     return spark
 
 
+def end_with_parent() -> None:
+    """Its end of standard input is closed then, and Spark ends with this process."""
+    os.read(0, 1)
+    os._exit(1)
+
+
 def main(bus: str, slow: str, folder: str) -> None:
+    threading.Thread(target=end_with_parent, daemon=True).start()
     place = Place(bus, slow, Path(folder))
     spark = cluster(place.folder)
     print("jvm", spark._jvm.java.lang.ProcessHandle.current().pid(), flush=True)

@@ -156,6 +156,7 @@ def driving(place: Place) -> Iterator[Driver]:
         log.open("wb") as errors,
         subprocess.Popen(
             [sys.executable, "-m", "spark.driver", place.bus, place.slow, str(place.folder)],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
             env=environment(PYTHONPATH=paths),
