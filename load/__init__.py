@@ -3,6 +3,7 @@
     python load/run.py            every scenario, about ten minutes
     python load/run.py --quick    the same, short and rough
     python load/run.py flow-16    one scenario
+    python load/run.py --traces DIR; simplebus pipeline report DIR --chart rps.png
 
 Law: ratios, not absolute figures, are the claims. A peer is measured in the same run, in turn with
 simplebus, by the same generator, and no rate is printed for work that was not verified.

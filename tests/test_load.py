@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from needs import needed  # noqa: E402
 
 from load import canary, sdk  # noqa: E402
 from load.measure import Manner  # noqa: E402
+from simplebus.spark.jobs.traces import RUN_FILE  # noqa: E402
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -52,9 +54,12 @@ def test_every_program_that_is_timed_verifies_what_comes() -> None:
 
 
 def test_a_short_run_against_the_real_server_reports_a_verified_rate(tmp_path: Path) -> None:
-    figures = tmp_path / "figures.json"
+    figures, traces = tmp_path / "figures.json", tmp_path / "traces"
     done = subprocess.run(
-        [sys.executable, "load/run.py", "angle", "--quick", "--rounds", "1", "--json", figures],
+        [
+            *(sys.executable, "load/run.py", "angle", "--quick", "--rounds", "1"),
+            *("--json", figures, "--traces", traces),
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -63,3 +68,9 @@ def test_a_short_run_against_the_real_server_reports_a_verified_rate(tmp_path: P
     assert done.returncode == 0, done.stdout + done.stderr
     assert figures.stat().st_size > 0
     assert "with '<'" in done.stdout
+    assert sorted(path.name for path in traces.iterdir()) == [
+        RUN_FILE,
+        "angle-plain-0.parquet",
+        "angle-with-0.parquet",
+    ]
+    assert json.loads((traces / RUN_FILE).read_text()) == json.loads(figures.read_text())

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from simplebus.spark.jobs.report import NAMES, ReportError, read
+from simplebus.spark.jobs.report import NAMES, ReportError, read, read_run
 from simplebus.spark.jobs.traces import COLUMNS, RUN_FILE
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
@@ -114,6 +114,7 @@ def test_a_trace_and_an_archive_are_reported_of_with_what_went_wrong(
     ]
     (tmp_path / "other").mkdir()
     pq.write_table(pa.table({"id": [1]}), tmp_path / "other" / "other.parquet")
+    assert [read_run(spark, path) for path in paths] == [{}, None]
     with pytest.raises(ReportError, match=r"is neither a trace .* it has the columns id"):
         read(spark, str(tmp_path / "other"))
     with pytest.raises(ReportError, match=r"there is no Parquet to read at .*nowhere"):

@@ -28,7 +28,7 @@ Rule 2: every row says of which span it speaks: a whole run, or one step of it.
     p90_us, p99_us, p999_us, max_us                           the same
 
 In a row of a step what cannot be said of a step is null, and a redelivered message counts as often
-as it came.
+as it came. An archive of some channels only lacks the numbers of the others: they count as lost.
 
 >>> from simplebus.spark.jobs.report import read
 >>> found = read(spark, "traces")
