@@ -184,3 +184,4 @@ def test_numbers_have_three_digits_that_matter(value: float, text: str) -> None:
 )
 def test_times_have_the_unit_that_fits(us: float, text: str) -> None:
     assert short_time(us) == text
+    assert short_time(us, among=1e6).endswith(" s") or us > 1e6

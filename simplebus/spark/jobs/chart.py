@@ -230,14 +230,21 @@ def _lanes_drawer(
             axes.set_title(_fitting(lane.name), loc="left", fontsize=9.5, weight=weight, pad=6)
             axes.grid(axis="y", color=PALE)
             fill(axes, lane)
-            axes.set_xlim(0, lane.seconds[-1] + lane.seconds[0] if lane.seconds else 1.0)
+            end = lane.seconds[-1] + lane.seconds[0] if lane.seconds else 1.0
+            axes.set_xlim(0, end)
             axes.xaxis.set_major_locator(MaxNLocator(3, prune="upper"))
-            axes.xaxis.set_major_formatter(lambda at, _: short_time(at * 1e6) if at else "0")
+            axes.xaxis.set_major_formatter(_seconds_among(end))
             axes.tick_params(labelsize=8, pad=2)
         if fill is _draw_latency:
             _share_scale(figure.axes[-len(lanes) :])
 
     return draw_lanes
+
+
+def _seconds_among(end: float) -> Callable[[float, int], str]:
+    """Seconds, or whatever is longer and fits the end of the scale."""
+    among = max(end, 1.0) * 1e6
+    return lambda at, _: short_time(at * 1e6, among=among) if at else "0"
 
 
 def _fitting(name: str) -> str:

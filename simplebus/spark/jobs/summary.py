@@ -116,10 +116,11 @@ def short(value: float) -> str:
     return f"{value:.3g}"
 
 
-def short_time(us: float) -> str:
-    """A time in the unit that fits: 85 us, 1.3 ms, 100 s, 12.5 min."""
+def short_time(us: float, *, among: float = 0.0) -> str:
+    """A time in the unit that fits it, or the longest of those `among` which it stands: 85 us,
+    1.3 ms, 100 s, 12.5 min."""
     for least, factor, unit in _TIMES:
-        if abs(us) >= least:
+        if max(abs(us), among) >= least:
             return f"{us / factor:.3g} {unit}"
     return f"{us:.3g} us"
 
