@@ -7,6 +7,7 @@ Rule 2: what goes wrong is one sentence on standard error and an exit status, ne
 from __future__ import annotations
 
 import enum
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -82,6 +83,8 @@ def spark_session(
     """
     if find_spec("pyspark") is None or find_spec("pyarrow") is None:
         fail(NEEDS_SPARK)
+    # Spark would log what it raises, with everything that it knows about it.
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)
     from simplebus.spark.java import JavaError
     from simplebus.spark.jobs.following import reason
     from simplebus.spark.jobs.session import session
