@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -9,7 +10,20 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from simplebus.spark.jobs.replay import Chosen, by_channel, by_lane, publisher_name, replay
+import simplebus
+from simplebus.core.errors import BusConnectionError
+from simplebus.spark.jobs.pacing import DUE, Pace
+from simplebus.spark.jobs.replay import (
+    Chosen,
+    Lane,
+    Publishing,
+    by_channel,
+    by_lane,
+    publisher_name,
+    replay,
+)
+from simplebus.spark.options import SinkOptions
+from simplebus.testing.server import BusServer
 
 GROUP = ("orders", "h:1", "memory")
 CHOSEN = Chosen(channels=("a.*",), begin=datetime(2026, 3, 1, tzinfo=UTC))
@@ -72,3 +86,57 @@ def test_what_cannot_be_played_is_told_before_anything_is_read(
     nobody: Any = None
     with pytest.raises(ValueError, match=sentence):
         replay(nobody, "/archive", **given)
+
+
+# A task, without Spark --------------------------------------------------------------------------
+
+
+class TaskFailedError(Exception):
+    """What a task dies of here."""
+
+
+def rows(last: int, *, dies: bool = False) -> Iterator[Any]:
+    """Numbers, the even ones of lane 0 and the odd ones of lane 1, all due at once."""
+    for first in range(0, last, 50):
+        numbers = range(first, min(first + 50, last))
+        yield pa.RecordBatch.from_pydict(
+            {
+                "lane": [n % 2 for n in numbers],
+                "offset": list(numbers),
+                "value": [b"%d" % n for n in numbers],
+                "key": [b"k"] * len(numbers),
+                "channel": ["even" if n % 2 == 0 else "odd" for n in numbers],
+                DUE: pa.array([0] * len(numbers), pa.int64()),
+            }
+        )
+    if dies:
+        raise TaskFailedError
+
+
+def lanes(address: str) -> list[Lane]:
+    sinks = [SinkOptions(address, class_=name, timeout=1) for name in ("even", "odd")]
+    return [Lane(f"lane {sink.class_}", sink) for sink in sinks]
+
+
+def stored(server: BusServer, name: str) -> list[int]:
+    with simplebus.connect_blocking(server.address) as bus:
+        found = list(bus.fetch(name))
+    assert all((message.key, message.channel) == (b"k", name) for message in found)
+    return [int(message.payload) for message in found]
+
+
+@pytest.mark.parametrize("pace", [None, Pace(0, 0.0, 1.0)])
+def test_a_replay_that_died_goes_on_where_it_ended(server: BusServer, pace: Pace | None) -> None:
+    publishing = Publishing(lanes(server.address), (), pace)
+    for last in (170, 30, 410):
+        with pytest.raises(TaskFailedError):
+            list(publishing(rows(last, dies=True)))
+    (found,) = publishing(rows(600))
+    assert found.column("messages").to_pylist() == [300, 300]
+    assert stored(server, "even") == list(range(0, 600, 2))
+    assert stored(server, "odd") == list(range(1, 600, 2))
+
+
+def test_a_lane_whose_bus_is_not_there_ends_its_task() -> None:
+    with pytest.raises(BusConnectionError, match=r"127\.0\.0\.1:9"):
+        list(Publishing(lanes("127.0.0.1:9"), (), None)(rows(10_000)))
