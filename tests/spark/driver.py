@@ -23,7 +23,7 @@ EXECUTORS, CORES = 2, 3
 """A held task holds its core: there is one for each that is held, and more."""
 
 
-TORN = 3000
+TORN = 4500
 """Messages of the batch that is torn."""
 
 

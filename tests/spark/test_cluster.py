@@ -51,8 +51,9 @@ from spark.processes import (
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 PATIENCE_SECONDS = 240.0
-STALL_BYTES = 1_600_000
-"""More than one answer of a bus, less than a task reads."""
+STALL_BYTES = 2_700_000
+"""More than two answers of a bus, for Spark hands on the first one with the second; less than a
+task reads."""
 BIG = b"x" * 2000
 
 
