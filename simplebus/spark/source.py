@@ -158,8 +158,8 @@ class BatchReader(DataSourceReader):
             return tasks(plan(*wanted, memories), buses)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """One task's messages."""
-        return read_task(partition)
+        """One task's messages. Where there are no tasks, Spark has one of its own made."""
+        return read_task(partition) if isinstance(partition, Task) else iter(())
 
 
 class FilteringReader(BatchReader):
