@@ -377,8 +377,9 @@ class World:
         self.backlog[class_id] = left
         return left
 
-    def forget_idle(self) -> None:
-        """What nobody has used for so long is gone, and what it kept with it."""
+    def forget_idle(self, heads: dict[int, int]) -> None:
+        """What nobody has used for so long is gone, and what it kept with it. What waited for room,
+        and finds it now, is behind the heads that there were, and waits for who comes."""
         for class_id, positions in self.positions.items():
             before = self.backlog[class_id]
             for position in list(positions):
@@ -388,7 +389,8 @@ class World:
                 if self.now - position.idle_since >= seconds:
                     positions.remove(position)
                     if not positions:
-                        assert self.leave_behind(class_id, before) <= before, "kept for nobody"
+                        left = self.leave_behind(class_id, before) - before
+                        assert all(s >= heads[class_id] for s in left), "kept for nobody"
 
     # Consuming -----------------------------------------------------------------------------------
 
@@ -557,8 +559,9 @@ class World:
 
     def tick(self, times: int = 1) -> None:
         for _ in range(times):
+            heads = {class_id: self.broker.classes[class_id].ring.head for class_id in CLASSES}
             self.broker.tick()
-            self.forget_idle()
+            self.forget_idle(heads)
             self.look()
 
     def wait(self, seconds: float) -> None:
