@@ -186,9 +186,9 @@ def _followed(spark: Any, place: Path, seconds: int, manner: Manner) -> list[Row
     count, to = FOLLOWED_PER_S * seconds, str(place / "archive")
     options: dict[str, Any] = {"count": count, "size": PAYLOAD_BYTES, "pace": FOLLOWED_PER_S}
     with running("simplebus", server_args=manner.server_args) as broker:
-        query = archive(
-            messages(spark, servers=f"{HOST}:{broker.port}", subscribe="1"), to, every=0.0
-        )
+        _name(broker, 1)
+        rows = messages(spark, servers=f"{HOST}:{broker.port}", subscribe="1")
+        query = archive(rows, to, every=0.0)
         try:
             query.processAllAvailable()
             options = {"timeout_s": TIMEOUT_S, "classes": 1, **options}
@@ -218,10 +218,15 @@ def _waiting(query: Any, broker: Broker, seconds: int) -> list[tuple[float, int]
     with SourceBus(f"{HOST}:{broker.port}", timeout=10) as bus:
         begun = time.monotonic()
         while (now := time.monotonic() - begun) < seconds:
-            head = bus.memory(["1"], make=True).classes["1"].head
-            found.append((now, head - _done(query)))
+            found.append((now, bus.memory(["1"]).classes["1"].head - _done(query)))
             time.sleep(0.5)
     return found
+
+
+def _name(broker: Broker, class_id: int) -> None:
+    """Have the bus know a class that nobody has published to yet."""
+    with SourceBus(f"{HOST}:{broker.port}", timeout=10) as bus:
+        bus.memory([str(class_id)], make=True)
 
 
 # Beside -------------------------------------------------------------------------------------------
@@ -230,6 +235,7 @@ def _waiting(query: Any, broker: Broker, seconds: int) -> list[tuple[float, int]
 def _beside(spark: Any, count: int, manner: Manner) -> list[Row]:
     """The bus alone, and with a query that waits for messages that never come."""
     with running("simplebus", server_args=manner.server_args) as broker:
+        _name(broker, IDLE_CLASS)
         found = []
         for turn in range(manner.rounds + 1):
             alone = measure(broker, "simplebus", Flow(), count=count).rate
