@@ -114,7 +114,7 @@ def allocate(count: int, dtype: np.dtype[Item]) -> npt.NDArray[Item]:
     size = count * dtype.itemsize
     if size < RING_BYTES_MIN:
         return np.empty(count, dtype)
-    memory = mmap.mmap(-1, size)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if size >= HUGE_BYTES_MIN and hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, dtype)

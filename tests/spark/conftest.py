@@ -22,10 +22,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Small and quiet."""
     from pyspark.sql import SparkSession
 
+    from simplebus.spark.home import quick_home
     from simplebus.spark.java import ensure_java
 
     ensure_java()
     place = tmp_path_factory.mktemp("spark")
+    quick_home(place)
     settings = {
         "spark.ui.enabled": "false",
         "spark.sql.shuffle.partitions": "2",

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from simplebus.spark.java import ensure_java
+from simplebus.spark.home import quick_home
+from simplebus.spark.java import cache_folder, ensure_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -85,6 +86,8 @@ def session(
 
     if is_here(master):
         os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
+    if is_local(master):
+        quick_home(cache_folder())
     conf = SparkConf().setMaster(master).setAppName(name)
     conf.setAll(list(configuration(master, settings).items()))
     if apart and SparkContext._active_spark_context is None and SparkContext._gateway is None:

@@ -1,0 +1,60 @@
+"""A home of Spark's has what is installed, all but the zip that is compiled anew each time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from simplebus.spark import home
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    package = tmp_path / "site" / "pyspark"
+    for name in ("__init__.py", "jars/a.jar", "bin/spark-submit", "python/lib/pyspark.zip"):
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).touch()
+    (package / "python" / "pyspark").mkdir()
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    return package
+
+
+def test_a_home_has_everything_but_the_zip(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(home, "find_spec", lambda name: _Found(installed))
+    home.quick_home(tmp_path / "cache")
+    (made,) = (tmp_path / "cache").iterdir()
+    assert home.os.environ["SPARK_HOME"] == str(made)
+    assert (made / "jars" / "a.jar").exists()
+    assert (made / "bin" / "spark-submit").exists()
+    assert (made / "python" / "pyspark").is_dir()
+    assert not (made / "python" / "lib").exists()
+    monkeypatch.delenv("SPARK_HOME")
+    home.quick_home(tmp_path / "cache")  # It is there.
+    assert [one.name for one in (tmp_path / "cache").iterdir()] == [made.name]
+    monkeypatch.delenv("SPARK_HOME")
+
+
+def test_who_says_which_home_gets_that(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_HOME", "/mine")
+    home.quick_home(tmp_path / "cache")
+    assert home.os.environ["SPARK_HOME"] == "/mine"
+    assert not (tmp_path / "cache").exists()
+
+
+def test_where_none_can_be_made_spark_starts_as_always(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(home, "find_spec", lambda name: _Found(installed))
+    (tmp_path / "cache").touch()  # No folder.
+    home.quick_home(tmp_path / "cache")
+    assert "SPARK_HOME" not in home.os.environ
+
+
+class _Found:
+    def __init__(self, package: Path) -> None:
+        self.origin = str(package / "__init__.py")
