@@ -206,6 +206,57 @@ class Version2Machine(RuleBasedStateMachine):
         for talker in list(self.world.talkers):
             self.world.take(talker, 1 << 40)
 
+    @precondition(lambda self: len(self.world.talkers) < 5)
+    @rule(
+        who=anybody,
+        class_id=class_ids,
+        count=st.integers(2, 9),
+        most=st.sampled_from([None, 1, 3]),
+        durable=st.sampled_from([None, "e"]),
+        random=randoms,
+    )
+    def a_group_shares_and_decides(
+        self,
+        who: int,
+        class_id: int,
+        count: int,
+        most: int | None,
+        durable: str | None,
+        random: Random,
+    ) -> None:
+        """Two more are in it, and what one acknowledges spans what the other one holds."""
+        members = [self.world.open(), self.world.open()]
+        for talker in members:
+            asked = SubscribeRequest(group="g", durable=durable, max_in_flight=most)
+            self.world.subscribe(talker, class_id, 1, asked)
+        self.say(who, [(class_id, {})] * count)
+        for talker in members:
+            self.world.take(talker, 1 << 40)
+        talker = random.choice(members)
+        if talker.subscriptions:
+            self.world.ack(talker, 1, random.randrange(2), random.randrange(4), spanning=True)
+
+    @precondition(lambda self: len(self.world.talkers) < 6)
+    @rule(
+        who=anybody,
+        class_id=class_ids,
+        count=st.integers(0, 4),
+        idle_seconds=st.sampled_from([0.5, 4.0]),
+        seconds=st.sampled_from([0.5, 3.0]),
+    )
+    def a_durable_is_left_alone(
+        self, who: int, class_id: int, count: int, idle_seconds: float, seconds: float
+    ) -> None:
+        """Nobody uses it any more, and it keeps what comes, as long as it is to stay."""
+        talker = self.world.open()
+        asked = SubscribeRequest(durable="d", idle_seconds=idle_seconds)
+        self.world.subscribe(talker, class_id, 1, asked)
+        self.world.leave(talker)
+        if count:
+            self.say(who, [(class_id, {})] * count)
+        self.world.wait(seconds)
+        self.world.tick()
+
     @precondition(lambda self: self.somebody_is_there)
     @rule(who=anybody, which=anybody)
     def ask_for_time(self, who: int, which: int) -> None:
