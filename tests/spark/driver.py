@@ -1,7 +1,7 @@
 """A driver with a cluster of its own: a master, two workers and two executors, on loopback.
 
 `python -m spark.driver BUS SLOW PLACE`: BUS is a bus, SLOW another way to it, PLACE a folder. Says
-what is done, one line each, and then waits for its end.
+which JVM is its own, and then waits for its end.
 
 Rule 1: what a query is, is said here once: whoever takes up after this driver is killed runs the
 same queries from the checkpoints that it left.
@@ -17,14 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from simplebus.spark.jobs.archive import BatchArchiver, messages
-from spark.holding import HeldArchiver, HeldSource
+from spark.holding import HeldArchiver, HeldSource, is_held
 
-EXECUTORS, CORES = 2, 3
-"""A held task holds its core: there is one for each that is held, and more."""
-
-
-TORN = 4500
-"""Messages of the batch that is torn."""
+EXECUTORS, CORES = 2, 2
+"""A held task holds its core, and two more run at the same time."""
 
 
 @dataclass(frozen=True)
@@ -46,21 +42,11 @@ class Place:
         return self.folder / f"{name} checkpoint"
 
 
-def copy(spark: Any, place: Place) -> None:
-    """A job: what is in class `job` goes to `job copied`, and one task fails on its way."""
-    rows = spark.read.format("held").option("at", place.at("job")).option("minPartitions", 2)
-    frame = rows.option("servers", place.bus).option("subscribe", "job").load()
-    writing = frame.select("value").write.format("simplebus").mode("append")
-    writing.option("servers", place.bus).option("class", "job copied").save()
-
-
-def source(spark: Any, place: Place, name: str, *, server: str = "", held: bool = False) -> Any:
-    """A stream of the class of a query's name."""
-    rows = spark.readStream.format("held" if held else "simplebus")
-    if held:
-        rows = rows.option("at", place.at(name))
-    rows = rows.option("servers", server or place.bus).option("subscribe", name)
-    return rows.option("startingOffsets", "earliest")
+def source(spark: Any, servers: str, class_: str) -> Any:
+    """A stream of a class, in two tasks."""
+    rows = spark.readStream.format("simplebus").option("servers", servers)
+    rows = rows.option("subscribe", class_).option("startingOffsets", "earliest")
+    return rows.option("minPartitions", 2)
 
 
 def to_bus(place: Place, name: str, frame: Any, *, held: bool = False) -> Any:
@@ -78,10 +64,10 @@ def to_files(place: Place, name: str, frame: Any) -> Any:
     return sink.option("checkpointLocation", str(place.checkpoint(name)))
 
 
-def to_archive(place: Place, name: str, frame: Any, kind: str, *, held: bool) -> Any:
+def to_archive(place: Place, name: str, frame: Any, *, held: bool) -> Any:
     """A query that fills an archive; it can be held when a batch is archived."""
     to = place.table(name)
-    archiver = HeldArchiver(to, kind, place.at(name)) if held else BatchArchiver(to, format=kind)
+    archiver = HeldArchiver(to, place.at(name)) if held else BatchArchiver(to, format="delta")
     return frame.writeStream.foreachBatch(archiver).option(
         "checkpointLocation", str(place.checkpoint(name))
     )
@@ -89,20 +75,17 @@ def to_archive(place: Place, name: str, frame: Any, kind: str, *, held: bool) ->
 
 def queries(spark: Any, place: Place, *, held: bool) -> dict[str, Any]:
     """What runs until it is killed, by name; with places to be held, or without any."""
-    few = 200 if held else 100_000
-    hunted = source(spark, place, "hunted").option("maxOffsetsPerTrigger", few).load()
-    early = source(spark, place, "early", held=held).option("minPartitions", 2).load()
-    torn = source(spark, place, "torn", server=place.slow).option("minPartitions", 2)
-    if held:  # Whatever comes behind its first batch is to be one batch.
-        torn = torn.option("minOffsetsPerTrigger", TORN)
-    kept = messages(spark, servers=place.bus, subscribe="kept")
+    early, kept = source(spark, place.bus, "early"), source(spark, place.bus, "kept")
+    if held:
+        early = early.format("held").option("at", place.at("early"))
+        kept = kept.format("held").option("at", place.at("dying")).option("dies", "true")
+    archived = messages(spark, servers=place.bus, subscribe="kept")
+    torn = source(spark, place.slow, "torn").load()
     return {
-        "hunted": to_files(place, "hunted", hunted),
-        "early": to_files(place, "early", early),
-        "torn": to_bus(place, "torn", torn.load()),
-        "published": to_bus(place, "published", kept, held=held),
-        "archived": to_archive(place, "archived", kept, "parquet", held=held),
-        "delta": to_archive(place, "delta", kept, "delta", held=held),
+        "early": to_files(place, "early", early.load()),
+        "published": to_bus(place, "published", kept.load(), held=held),
+        "delta": to_archive(place, "delta", archived, held=held),
+        "torn": to_bus(place, "torn", torn),
     }
 
 
@@ -146,14 +129,11 @@ def main(bus: str, slow: str, folder: str) -> None:
     place = Place(bus, slow, Path(folder))
     spark = cluster(place.folder)
     print("jvm", spark._jvm.java.lang.ProcessHandle.current().pid(), flush=True)
-    copy(spark, place)
-    print("copied", flush=True)
     for name, writing in queries(spark, place, held=True).items():
-        query = writing.trigger(processingTime="300 milliseconds").start()
-        first = place.checkpoint(name) / "commits" / "0"
-        while not first.exists():  # One by one: Spark gives up on Python processes that come late.
+        query = writing.start()
+        # One by one: Spark gives up on Python processes that come late. The last is torn.
+        while name != "torn" and not is_held(place.at(name)):
             query.awaitTermination(0.05)
-    print("started", flush=True)
     spark.streams.awaitAnyTermination()
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql.datasource import (
-    DataSourceReader,
     DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     InputPartition,
@@ -25,7 +24,7 @@ import simplebus
 from simplebus.spark.jobs.archive import BatchArchiver
 from simplebus.spark.options import sink_options, source_options
 from simplebus.spark.sink import StreamWriter
-from simplebus.spark.source import BatchReader, SimplebusSource
+from simplebus.spark.source import SimplebusSource
 from simplebus.spark.stream import StreamReader
 
 
@@ -72,39 +71,22 @@ _NEVER = os.pipe()
 
 
 class HeldSource(SimplebusSource):
-    """`format("held")`: the option `at` is the place."""
+    """`format("held")`: the option `at` is the place; with `dies` a task dies there."""
 
     @classmethod
     def name(cls) -> str:
         return "held"
 
-    def reader(self, schema: StructType) -> DataSourceReader:
-        at = self.options.pop("at")
-        return FailingReader(source_options(self.options, streaming=False), at)
-
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         at = self.options.pop("at")
-        return HeldReader(source_options(self.options, streaming=True), at)
+        kind = FailingReader if self.options.pop("dies", "") else HeldReader
+        return kind(source_options(self.options, streaming=True), at)
 
     def streamWriter(  # noqa: N802
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamArrowWriter:
         at = self.options.pop("at")
         return HeldWriter(sink_options(self.options), at)
-
-
-class FailingReader(BatchReader):
-    """One of its tasks dies, after its first rows, the first time that it is tried."""
-
-    def __init__(self, options: Any, at: str) -> None:
-        super().__init__(options)
-        self._at = at
-
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        for batch in super().read(partition):
-            yield batch
-            if is_first(self._at):
-                raise TaskFailedError
 
 
 class HeldReader(StreamReader):
@@ -117,6 +99,16 @@ class HeldReader(StreamReader):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         yield from super().read(partition)
         pass_by(self._at)
+
+
+class FailingReader(HeldReader):
+    """One of its tasks dies, after its first rows, the first time that it is tried."""
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        for batch in StreamReader.read(self, partition):
+            yield batch
+            if is_first(self._at):
+                raise TaskFailedError
 
 
 class HeldWriter(StreamWriter):
@@ -132,10 +124,10 @@ class HeldWriter(StreamWriter):
 
 
 class HeldArchiver(BatchArchiver):
-    """It stays when a batch is archived: before Spark writes down that the batch is done."""
+    """It stays when a batch is in its Delta table: before Spark writes down that it is done."""
 
-    def __init__(self, to: str, kind: str, at: str) -> None:
-        super().__init__(to, format=kind)
+    def __init__(self, to: str, at: str) -> None:
+        super().__init__(to, format="delta")
         self._at = at
 
     def __call__(self, frame: Any, batch: int) -> None:

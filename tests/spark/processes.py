@@ -42,16 +42,6 @@ def end_session(session: int) -> None:
     until(lambda: not of_session(session))
 
 
-def stop(pid: int) -> None:
-    """Have a process stand still; returns when it does."""
-    os.kill(pid, signal.SIGSTOP)
-    until(lambda: _stat(pid)[0] == "T")
-
-
-def go_on(pid: int) -> None:
-    os.kill(pid, signal.SIGCONT)
-
-
 def command(pid: int) -> str:
     try:
         return (PROC / str(pid) / "cmdline").read_text().replace("\0", " ")
