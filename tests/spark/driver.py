@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simplebus.spark.jobs.archive import BatchArchiver, messages
+from simplebus.spark.jobs.archive import BatchArchiver
 from spark.holding import HeldArchiver, HeldSource, is_held
 
 EXECUTORS, CORES = 2, 2
@@ -42,11 +42,12 @@ class Place:
         return self.folder / f"{name} checkpoint"
 
 
-def source(spark: Any, servers: str, class_: str) -> Any:
-    """A stream of a class, in two tasks."""
-    rows = spark.readStream.format("simplebus").option("servers", servers)
+def source(spark: Any, servers: str, class_: str, *, held: bool, **more: str) -> Any:
+    """A stream of a class, in two tasks. Where something is held, all is of one kind: each kind has
+    Python processes of its own."""
+    rows = spark.readStream.format("held" if held else "simplebus").option("servers", servers)
     rows = rows.option("subscribe", class_).option("startingOffsets", "earliest")
-    return rows.option("minPartitions", 2)
+    return rows.option("minPartitions", 2).options(**(more if held else {})).load()
 
 
 def to_bus(place: Place, name: str, frame: Any, *, held: bool = False) -> Any:
@@ -75,17 +76,15 @@ def to_archive(place: Place, name: str, frame: Any, *, held: bool) -> Any:
 
 def queries(spark: Any, place: Place, *, held: bool) -> dict[str, Any]:
     """What runs until it is killed, by name; with places to be held, or without any."""
-    early, kept = source(spark, place.bus, "early"), source(spark, place.bus, "kept")
-    if held:
-        early = early.format("held").option("at", place.at("early"))
-        kept = kept.format("held").option("at", place.at("dying")).option("dies", "true")
-    archived = messages(spark, servers=place.bus, subscribe="kept")
-    torn = source(spark, place.slow, "torn").load()
+    early = source(spark, place.bus, "early", held=held, at=place.at("early"))
+    kept = source(spark, place.bus, "kept", held=held, at=place.at("dying"), dies="true")
+    archived = source(spark, place.bus, "kept", held=held)
+    torn = source(spark, place.slow, "torn", held=held)
     return {
-        "early": to_files(place, "early", early.load()),
-        "published": to_bus(place, "published", kept.load(), held=held),
+        "early": to_files(place, "early", early),
+        "published": to_bus(place, "published", kept, held=held),
         "delta": to_archive(place, "delta", archived, held=held),
-        "torn": to_bus(place, "torn", torn),
+        "torn": to_bus(place, "torn", torn, held=held),
     }
 
 
@@ -103,9 +102,11 @@ def cluster(folder: Path) -> Any:
         "spark.executor.extraJavaOptions": quick,
         "spark.executor.memory": "512m",
         "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[1]),  # No simplebus there.
+        "spark.python.daemon.module": "spark.forks",
         "spark.sql.shuffle.partitions": "2",
         # Nothing here lasts long enough to be worth compiling.
         "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         # So that a sink is given the rows of a task in several pieces.

@@ -44,7 +44,7 @@ def is_held(place: str) -> bool:
 
 def is_first(place: str) -> bool:
     """Whether somebody is to stay there, and nobody came before."""
-    if not Path(f"{place}.hold").exists():
+    if not place or not Path(f"{place}.hold").exists():
         return False
     try:
         with Path(f"{place}.held").open("x") as file:
@@ -71,21 +71,22 @@ _NEVER = os.pipe()
 
 
 class HeldSource(SimplebusSource):
-    """`format("held")`: the option `at` is the place; with `dies` a task dies there."""
+    """`format("held")`: the option `at` is the place, if there is one; with `dies` a task
+    dies there."""
 
     @classmethod
     def name(cls) -> str:
         return "held"
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        at = self.options.pop("at")
+        at = self.options.pop("at", "")
         kind = FailingReader if self.options.pop("dies", "") else HeldReader
         return kind(source_options(self.options, streaming=True), at)
 
     def streamWriter(  # noqa: N802
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamArrowWriter:
-        at = self.options.pop("at")
+        at = self.options.pop("at", "")
         return HeldWriter(sink_options(self.options), at)
 
 

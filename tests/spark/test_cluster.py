@@ -208,8 +208,8 @@ def test_nothing_of_a_cluster_on_loopback_is_reached_from_elsewhere(scene: Scene
 
 
 def test_every_query_was_killed_in_its_first_batch(scene: Scene) -> None:
-    assert scene.begun == dict.fromkeys(QUERIES, [0])
-    assert scene.done == dict.fromkeys(QUERIES, [])
+    assert scene.begun == {name: [0] for name in QUERIES}
+    assert scene.done == {name: [] for name in QUERIES}
 
 
 def test_a_job_whose_task_died_once_copies_every_message_once(scene: Scene) -> None:
