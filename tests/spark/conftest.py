@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,11 +42,18 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dderby.system.home={place}"
         ),
         "spark.sql.streaming.stopTimeout": "20s",
+        # Nothing here lasts long enough to be worth compiling.
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.python.daemon.module": "spark.forks",
     }
     builder = SparkSession.builder.master("local[2]").appName("simplebus tests")
     for name, value in settings.items():
         builder = builder.config(name, value)
-    session = builder.getOrCreate()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
+        session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()

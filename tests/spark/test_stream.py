@@ -100,23 +100,3 @@ def test_what_is_gone_ends_a_query_or_is_passed_over(spark: Any, tmp_path: Path)
             archive(spark, server, tmp_path, durable="none")
         archive(spark, server, tmp_path, failOnDataLoss="false")
         assert [n for _, n in archived(spark, tmp_path)] == [*range(20), *range(55, 60)]
-        archive(spark, server, tmp_path)  # It is over: the next one has nothing to complain of.
-
-
-def test_a_bus_that_lost_its_memory_is_not_taken_for_the_one_before(
-    spark: Any, tmp_path: Path
-) -> None:
-    with bus_server() as server:
-        publish(server, 0, 5)
-        archive(spark, server, tmp_path)
-        before = server.address.removeprefix("simplebus://")
-    with bus_server() as server:
-        publish(server, 0, 9)
-        after = server.address.removeprefix("simplebus://")
-        for log in (tmp_path / "checkpoint").glob("*/[0-9]*"):
-            log.write_text(log.read_text().replace(before, after))  # As if at the same address.
-            log.with_name(f".{log.name}.crc").unlink(missing_ok=True)
-        with pytest.raises(Exception, match=r"messages 5 and on of class 1 at .* has begun anew"):
-            archive(spark, server, tmp_path)
-        archive(spark, server, tmp_path, failOnDataLoss="false")
-        assert sorted(n for _, n in archived(spark, tmp_path)) == sorted([*range(5), *range(9)])
