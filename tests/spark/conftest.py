@@ -26,6 +26,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
     from simplebus.spark.home import quick_home
     from simplebus.spark.java import ensure_java
+    from spark.driver import QUICK_JAVA
 
     ensure_java()
     place = tmp_path_factory.mktemp("spark")
@@ -38,9 +39,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.sql.warehouse.dir": str(place / "warehouse"),
-        "spark.driver.extraJavaOptions": (
-            f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dderby.system.home={place}"
-        ),
+        "spark.driver.extraJavaOptions": f"{QUICK_JAVA} -Dderby.system.home={place}",
         "spark.sql.streaming.stopTimeout": "20s",
         # Nothing here lasts long enough to be worth compiling.
         "spark.sql.codegen.wholeStage": "false",
