@@ -21,6 +21,7 @@ from simplebus.core.limits import FETCH_MESSAGES_MAX
 from simplebus.core.requests import FetchReply
 from simplebus.spark.columns import Frames
 from simplebus.spark.offsets import SEQUENCE_MAX, Held, Memory
+from simplebus.spark.options import class_id
 from simplebus.spark.patience import patient_bus
 from simplebus.spark.planner import DataLossError, Loss, Range, told
 
@@ -81,7 +82,8 @@ class SourceBus:
         """The id of a class, given in digits or by name. A name that is new gets one."""
         known = self._ids.get(name)
         if known is None:
-            known = int(name) if name.isdecimal() else self.blocking.class_of(name)
+            number = class_id(name)
+            known = self.blocking.class_of(name) if number is None else number
             self._ids[name] = known
         return known
 

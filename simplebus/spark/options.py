@@ -248,12 +248,17 @@ def _classes(text: str) -> tuple[str, ...]:
     return found
 
 
+def class_id(text: str) -> int | None:
+    """The id that a class is called by; None for a name, of whatever other digits it is made."""
+    return int(text) if text.isdecimal() and text.isascii() else None
+
+
 def class_name(text: str) -> str:
     """A class as offsets call it: its id in digits, or its name. Raises ValueError."""
-    if text.isdecimal() and text.isascii():
-        if int(text) > CLASS_ID_MAX:
+    if (number := class_id(text)) is not None:
+        if number > CLASS_ID_MAX:
             raise ValueError(f"a class id is from 0 to {CLASS_ID_MAX}, got {text}")
-        return str(int(text))
+        return str(number)
     if len(text) > NAME_CHARACTERS_MAX:
         raise ValueError(f"a class name has at most {NAME_CHARACTERS_MAX} characters")
     return text

@@ -38,7 +38,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from simplebus.spark.options import SinkOptions
+from simplebus.spark.options import SinkOptions, class_id
 from simplebus.spark.patience import patient_bus
 from simplebus.spark.rows import check_columns, messages
 
@@ -134,13 +134,12 @@ def write_task(rows: Iterator[pa.RecordBatch], options: SinkOptions, name: str) 
             for some in messages(
                 batch.slice(done), first, class_=options.class_, channel=options.channel
             ):
-                class_id = (
-                    int(some.class_) if some.class_.isdecimal() else bus.class_of(some.class_)
-                )
+                number = class_id(some.class_)
+                number = bus.class_of(some.class_) if number is None else number
                 if len(some.payloads) == 1:
-                    core.publish(some.payloads[0], class_id, some.envelope)
+                    core.publish(some.payloads[0], number, some.envelope)
                 else:
-                    core.publish_many(some.payloads, class_id, some.envelope)
+                    core.publish_many(some.payloads, number, some.envelope)
             wire.push()
             wire.wait_until(lambda: core.has_credit)
         bus.flush()

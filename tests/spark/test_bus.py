@@ -105,3 +105,11 @@ def test_a_bus_that_is_not_there_fails_in_seconds_and_says_where() -> None:
         SourceBus("127.0.0.1:9", timeout=3),
     ):
         pass
+
+
+@pytest.mark.parametrize("name", ["\u0663", "\uff13"])
+def test_digits_of_other_scripts_are_a_name(server: BusServer, name: str) -> None:
+    publish(server, b"three", class_id=3)
+    publish(server, b"a", b"b", class_id=name)
+    with source(server) as bus:
+        assert bus.memory([name]).classes == {name: Held(0, 2)}
