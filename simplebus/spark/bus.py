@@ -20,7 +20,7 @@ from simplebus.core.errors import BusConnectionError, RefusedError
 from simplebus.core.limits import FETCH_MESSAGES_MAX
 from simplebus.core.requests import FetchReply
 from simplebus.spark.columns import Frames
-from simplebus.spark.offsets import SEQUENCE_MAX, Held, Memory
+from simplebus.spark.offsets import SEQUENCE_MAX, Held, Memory, check_apart
 from simplebus.spark.options import class_id
 from simplebus.spark.patience import patient_bus
 from simplebus.spark.planner import DataLossError, Loss, Range, told
@@ -90,9 +90,11 @@ class SourceBus:
     def memory(self, names: Sequence[str], *, make: bool = False) -> Memory:
         """What the bus holds of these classes, and in which memory.
 
-        An id that nobody has named is made to be a class, or raises ClassMissingError.
+        An id that nobody has named is made to be a class, or raises ClassMissingError. Raises
+        OffsetError for two names of one class.
         """
         ids = [self.class_id(name) for name in names]
+        check_apart(dict(zip(names, ids, strict=True)), f"class of {self.server}", "subscribe")
         while True:
             questions = [partial(self._look, class_id, make=make) for class_id in ids]
             try:

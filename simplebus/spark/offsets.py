@@ -308,6 +308,14 @@ def _check_names(wanted: ByClass, read: Mapping[str, list[str]], option: str) ->
                 )
 
 
+def check_apart(meant: Mapping[str, object], what: str, option: str) -> None:
+    """Raise OffsetError if two names mean the same: all that it holds would be read twice."""
+    names: dict[object, str] = {}
+    for name, one in meant.items():
+        if (other := names.setdefault(one, name)) != name:
+            raise OffsetError(f"{option} has {other} and {name}, which are one {what}; drop one")
+
+
 def merge(offsets: Offsets, memories: Memories) -> dict[str, Position]:
     """Offsets for what is read now: a bus or a class that was added begins at the earliest message
     that it holds, one that is read no more is left out."""

@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 from simplebus.spark.buses import Buses
 from simplebus.spark.columns import ddl
 from simplebus.spark.filters import Bounds, bounds
-from simplebus.spark.offsets import resolve
+from simplebus.spark.offsets import check_apart, resolve
 from simplebus.spark.options import SourceOptions, is_true, sink_options, source_options
 from simplebus.spark.planner import plan
 from simplebus.spark.seeking import option_of, sought
@@ -151,6 +151,7 @@ class BatchReader(DataSourceReader):
             memories = {
                 server: buses[server].memory(options.subscribe) for server in options.servers
             }
+            check_apart({at: one.bus for at, one in memories.items()}, "bus", "servers")
             option = option_of(options.starting, "startingOffsets")
             start = resolve(starting, memories, option=option)
             end = resolve(ending, memories, option=option_of(options.ending, "endingOffsets"))

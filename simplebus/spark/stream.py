@@ -39,6 +39,7 @@ from simplebus.spark.offsets import (
     OffsetError,
     Position,
     Query,
+    check_apart,
     dump,
     load,
     load_query,
@@ -255,7 +256,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _memories(self, *, strict: bool, make: bool = True) -> dict[str, Memory]:
         """What the buses hold. One that does not answer raises BusConnectionError if `strict`;
-        else it is logged and left out for a while."""
+        else it is logged and left out for a while. Raises
+        OffsetError for two names of one bus."""
         found = {}
         for server in self._options.servers:
             if not strict and monotonic() < self._away.get(server, 0.0):
@@ -270,4 +272,5 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     raise
                 self._away[server] = monotonic() + _AWAY_SECONDS
                 log.warning("%s is left out: %s", server, error)
+        check_apart({server: memory.bus for server, memory in found.items()}, "bus", "servers")
         return found

@@ -11,7 +11,7 @@ from simplebus.core.errors import BusConnectionError
 from simplebus.core.settings import Keep, Settings
 from simplebus.spark.bus import ClassMissingError, SourceBus
 from simplebus.spark.columns import Shape, record_batch
-from simplebus.spark.offsets import Held
+from simplebus.spark.offsets import Held, OffsetError
 from simplebus.spark.planner import DataLossError, Range
 from simplebus.testing.server import BusServer, bus_server
 
@@ -105,6 +105,14 @@ def test_a_bus_that_is_not_there_fails_in_seconds_and_says_where() -> None:
         SourceBus("127.0.0.1:9", timeout=3),
     ):
         pass
+
+
+def test_a_class_by_two_names_is_refused(server: BusServer) -> None:
+    publish(server, b"a", class_id="orders")
+    with source(server) as bus:
+        number = str(bus.class_id("orders"))
+        with pytest.raises(OffsetError, match=f"has orders and {number}, which are one class of"):
+            bus.memory(["orders", number])
 
 
 @pytest.mark.parametrize("name", ["\u0663", "\uff13"])

@@ -13,6 +13,7 @@ import simplebus
 from simplebus.core.errors import BusConnectionError
 from simplebus.spark import bus as buses
 from simplebus.spark import stream
+from simplebus.spark.offsets import OffsetError
 from simplebus.spark.options import source_options
 from simplebus.spark.planner import Range
 from simplebus.spark.tasks import Task, read_task
@@ -175,3 +176,14 @@ def test_a_bus_that_goes_in_the_middle_is_tried_and_then_named_with_what_it_had(
     way.is_shut = False
     query.catch_up()
     assert len(query.rows) == 6
+
+
+def test_a_bus_by_two_names_is_refused(server: BusServer) -> None:
+    here = server.address.removeprefix("simplebus://")
+    other = here.replace("127.0.0.1", "localhost")
+    with simplebus.connect_blocking(server.address) as bus:
+        bus.publish(b"x", class_id=1)
+    one = Query(servers=f"{here},{other}", subscribe=1, startingOffsets="earliest")
+    with pytest.raises(OffsetError, match=f"servers has {here} and {other}, which are one bus"):
+        one.run()
+    one.stop()
