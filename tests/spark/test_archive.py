@@ -12,9 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import simplebus
+from simplebus.core.envelope import Envelope
 from simplebus.spark.jobs.archive import archive, messages, read
 from simplebus.spark.jobs.compaction import compact
 from simplebus.spark.jobs.replay import replay
+from simplebus.spark.jobs.report import read as report
 from simplebus.testing.server import BusServer
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
@@ -92,6 +94,25 @@ def test_each_message_is_archived_once(
         (b"k", "x.y", "h", ODD)
     }
     assert {row.server for row in rows} == {server.address.removeprefix("simplebus://")}
+
+
+@pytest.mark.parametrize("format", ["parquet", "delta"])
+def test_any_time_that_a_publisher_says_can_be_archived(
+    spark: Any, server: BusServer, tmp_path: Path, format: str
+) -> None:
+    said = [-(1 << 63), (1 << 63) - 1, 253_402_300_800_000_000, -1, 0]
+    with simplebus.connect_blocking(server.address) as bus:
+        for published in said:
+            bus.wire.core.publish(b"x", 1, Envelope(published=published))
+        bus.flush()
+    run(spark, server, tmp_path, format)
+    compact(spark, str(tmp_path))
+    rows = read(spark, str(tmp_path)).orderBy("offset")
+    rows = rows.selectExpr("unix_micros(timestamp) at", "cast(date as string) day")
+    days = [None, None, None, "1969-12-31", "1970-01-01"]
+    assert [tuple(row) for row in rows.collect()] == list(zip(said, days, strict=True))
+    (whole,) = report(spark, str(tmp_path)).where("span = 'run'").collect()
+    assert (whole.sent, whole.delivered) == (5, 5)
 
 
 START = datetime(2026, 3, 1, 23, 59, 58, tzinfo=UTC)

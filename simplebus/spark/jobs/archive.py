@@ -8,8 +8,9 @@ repeats, after whatever death, replaces itself or finds that it is done.
 >>> rows = messages(spark, servers="127.0.0.1:8888", subscribe="orders,7")
 >>> archive(rows, "/data/archive").awaitTermination()
 
-The archive has a folder per class and day, the day in UTC of `timestamp`. To have each message
-once, go on with the same checkpoint: a new one is a new query, which begins at the beginning.
+The archive has a folder per class and day, the day in UTC of `timestamp`; times outside the years 1
+to 9999 have no day. To have each message once, go on with the same checkpoint: a new one is a new
+query, which begins at the beginning.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ DDL = f"{FILE_DDL}, class string, date date"
 """The columns of an archive; the last two are the names of its folders."""
 
 _DAY_MICROSECONDS = 86_400_000_000
+_CALENDAR = (-62_135_596_800_000_000, 253_402_300_799_999_999)
+"""The years 1 to 9999, in microseconds since 1970: what every program can read as a day."""
 # Files of this many classes and days at a time are open in a task; more than that are sorted first.
 _OPEN_FILES = 64
 
@@ -115,10 +118,12 @@ def _fields() -> list[StructField]:
 
 
 def _day(stamps: Column) -> Column:
-    """The day in UTC, whatever time zone the session is in."""
+    """The day in UTC, whatever time zone the session is in; null for one that no calendar has."""
     from pyspark.sql import functions as sql
 
     micros = sql.unix_micros(stamps)
+    # A publisher may say any time: it is looked at before anything is worked out from it.
+    micros = sql.when(micros.between(*_CALENDAR), micros)
     whole = micros - sql.pmod(micros, sql.lit(_DAY_MICROSECONDS))
     return sql.date_from_unix_date((whole / _DAY_MICROSECONDS).cast("int"))
 

@@ -52,7 +52,7 @@ from simplebus.spark.jobs.ranges import Ranges
 from simplebus.spark.jobs.traces import COLUMNS, RUN_FILE, Rows, check_columns
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 DDL = (
     "span string, scenario string, variant string, round int, class string, subscriber string, "
@@ -68,6 +68,9 @@ _RUN = ("scenario", "variant", "round", "class")
 _PLACE = ("server", "memory", "class")
 _DIGEST = ("kind", "step", "first", "last")
 _STEPS_SHOWN = 200
+_LATEST = 253_402_300_799_999_999
+"""The end of the year 9999, in microseconds since 1970. Times beyond it, or as long before 1970,
+count as this."""
 _NICE_STEPS_S = (0.1, 0.5, 1, 5, 10, 30, 60, 300, 600, 1800, 3600, 6 * 3600, 24 * 3600)
 
 
@@ -223,7 +226,7 @@ def of_archive(archive: DataFrame, *, name: str, step_s: float | None = None) ->
     """
     from pyspark.sql import functions as sql
 
-    at, archived = sql.unix_micros("timestamp"), sql.unix_micros("archived")
+    at, archived = _micros("timestamp"), _micros("archived")
     place = [sql.coalesce(sql.col(one).cast("string"), sql.lit("")).alias(one) for one in _PLACE]
     frame = archive.select(*place, "offset", at.alias("at"), (archived - at).alias("after"))
     step_us = max(1, _step_ns(step_s or _fitting_step(frame)) // 1000)
@@ -240,6 +243,13 @@ def of_archive(archive: DataFrame, *, name: str, step_s: float | None = None) ->
 
     ddl = ", ".join([*(f"{one} string" for one in _PLACE), *(f"{one} bigint" for one in _DIGEST)])
     return frame.mapInArrow(digests, ddl).groupBy(*_PLACE).applyInArrow(work, DDL)
+
+
+def _micros(name: str) -> Column:
+    """A time of which others may be taken away: a publisher may have said any."""
+    from pyspark.sql import functions as sql
+
+    return sql.greatest(sql.least(sql.unix_micros(name), sql.lit(_LATEST)), sql.lit(-_LATEST))
 
 
 def _fitting_step(frame: DataFrame) -> float:
@@ -269,4 +279,4 @@ def _digests_of(batch: Any, step_us: int) -> Iterator[Any]:
 
 
 def _archive_row(row: dict[str, Any]) -> dict[str, Any]:
-    return row | dict(zip(LATENCIES, row.pop("latencies_us"), strict=True))
+    return row | dict(zip(LATENCIES, map(float, row.pop("latencies_us")), strict=True))
