@@ -37,11 +37,12 @@ from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES
 
 DDL = (
     "key binary, value binary not null, topic string not null, partition int not null, "
-    "offset bigint not null, timestamp timestamp not null, timestampType int not null, "
+    "offset bigint not null, timestamp timestamp_ltz not null, timestampType int not null, "
     "channel string, server string not null"
 )
 """What Spark calls the columns; named as a Kafka source does, and two more. What is always there
-says so: a fifth of Spark's work on a row was to ask for nulls."""
+says so: a fifth of Spark's work on a row was to ask for nulls. What Spark takes `timestamp` for is
+a setting."""
 HEADERS_DDL = "headers array<struct<key: string, value: binary>>"
 MEMORY_DDL = "memory string not null"
 

@@ -78,3 +78,15 @@ def test_what_cannot_be_read_is_told(
 ) -> None:
     with pytest.raises(Exception, match=re.escape(sentence)):
         reading(spark, server, **options).load().count()
+
+
+def test_it_reads_whatever_a_session_takes_timestamps_for(spark: Any, server: BusServer) -> None:
+    with simplebus.connect_blocking(server.address) as bus:
+        bus.publish(b"x", class_id=1)
+    spark.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
+    try:
+        frame = reading(spark, server).load()
+        assert dict(frame.dtypes)["timestamp"] == "timestamp"
+        assert frame.count() == 1
+    finally:
+        spark.conf.unset("spark.sql.timestampType")

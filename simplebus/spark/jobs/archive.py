@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 FORMATS = ("parquet", "delta")
 FILE_DDL = (
-    "key binary, value binary, partition int, offset bigint, timestamp timestamp, "
+    "key binary, value binary, partition int, offset bigint, timestamp timestamp_ltz, "
     "timestampType int, channel string, headers array<struct<key: string, value: binary>>, "
-    "server string, memory string, archived timestamp"
+    "server string, memory string, archived timestamp_ltz"
 )
 """The columns of an archive's files."""
 DDL = f"{FILE_DDL}, class string, date date"
