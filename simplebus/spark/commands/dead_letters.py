@@ -32,8 +32,8 @@ def command(
         str,
         option(
             "--subscribe",
-            "The classes whose dead letters are meant, by name or id, with commas: orders for "
-            "those in dead.orders.",
+            "The classes whose dead letters are meant, with commas, by name, or by id where they "
+            "have no name: orders for those in dead.orders.",
             metavar="CLASSES",
             show_default="needed with buses; in an archive all",
         ),

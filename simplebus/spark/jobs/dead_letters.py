@@ -41,7 +41,8 @@ def classes(subscribe: str) -> str:
 
 
 def messages(spark: SparkSession, *, servers: str, subscribe: str, **options: object) -> DataFrame:
-    """The dead letters of these classes (names or ids, with commas) that lie on buses now.
+    """The dead letters of these classes (with commas: names, or ids of those that have no name)
+    that lie on buses now.
 
     A class that has none, or is not there, is one without dead letters. `options` are the source's.
     """
