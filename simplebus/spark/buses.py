@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from typing import Self
 
+from simplebus.client.blocking_wire import BlockingWire
 from simplebus.spark.bus import SourceBus
 from simplebus.spark.options import SourceOptions
 
@@ -27,9 +28,9 @@ class Buses:
             self._open[server] = bus, stack
         return self._open[server][0]
 
-    def connected(self) -> list[SourceBus]:
-        """Those that were used."""
-        return [bus for bus, _ in self._open.values()]
+    def wires(self) -> list[BlockingWire]:
+        """Of those that were used."""
+        return [bus.blocking.wire for bus, _ in self._open.values()]
 
     def drop(self, server: str) -> None:
         """Close one; the next use makes another."""

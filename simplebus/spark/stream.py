@@ -250,7 +250,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _using(self) -> threading.RLock:
         """To be held by who uses the connections."""
         if self._awake is None:
-            self._awake = Awake(self._buses)
+            self._awake = Awake(self._buses.wires)
             self._awake.start()
         return self._awake.lock
 

@@ -19,10 +19,22 @@ def test_a_connection_stays_while_nobody_uses_it(awake: bool) -> None:
         place = server.address.removeprefix("simplebus://")
         with Buses(SourceOptions((place,), ("1",), timeout=5)) as buses:
             buses[place].memory(["1"], make=True)
-            keeper = Awake(buses, pause=0.02)
+            keeper = Awake(buses.wires, pause=0.02)
             if awake:
                 keeper.start()
             now = server.ask(lambda up: up.engine.broker.tick_number)
             until(lambda: server.ask(lambda up: up.engine.broker.tick_number) > now + 12)
             keeper.stop()
             assert server.ask(lambda up: len(up.engine.connections)) == awake
+
+
+def test_a_connection_that_was_lost_is_replaced_while_nobody_uses_it() -> None:
+    with bus_server() as server:
+        place = server.address.removeprefix("simplebus://")
+        with Buses(SourceOptions((place,), ("1",), timeout=5)) as buses:
+            buses[place].memory(["1"], make=True)
+            with Awake(buses.wires, pause=0.5).kept():
+                server.hang_up()
+                until(lambda: server.ask(lambda up: not up.engine.connections))
+                until(lambda: server.ask(lambda up: len(up.engine.connections)) == 1)
+            assert buses[place].memory(["1"]).classes["1"].head == 0
