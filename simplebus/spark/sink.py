@@ -38,9 +38,11 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from simplebus.client.blocking import BlockingBus
+from simplebus.spark.awake import Awake
 from simplebus.spark.options import SinkOptions, class_id
 from simplebus.spark.patience import patient_bus
-from simplebus.spark.rows import check_columns, messages
+from simplebus.spark.rows import Some, check_columns, messages
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -128,20 +130,17 @@ def write_task(rows: Iterator[pa.RecordBatch], options: SinkOptions, name: str) 
         core, wire = bus.wire.core, bus.wire
         stored = core.publisher.stored_before
         count = 0
-        for batch in rows:
-            done = min(max(0, stored - count), batch.num_rows)
-            first, count = count + done, count + batch.num_rows
-            for some in messages(
-                batch.slice(done), first, class_=options.class_, channel=options.channel
-            ):
-                number = class_id(some.class_)
-                number = bus.class_of(some.class_) if number is None else number
-                if len(some.payloads) == 1:
-                    core.publish(some.payloads[0], number, some.envelope)
-                else:
-                    core.publish_many(some.payloads, number, some.envelope)
-            wire.push()
-            wire.wait_until(lambda: core.has_credit)
+        with Awake(lambda: [wire]).kept() as lock:
+            for batch in rows:  # Which may be long in coming.
+                with lock:
+                    done = min(max(0, stored - count), batch.num_rows)
+                    first, count = count + done, count + batch.num_rows
+                    for some in messages(
+                        batch.slice(done), first, class_=options.class_, channel=options.channel
+                    ):
+                        _publish(bus, some)
+                    wire.push()
+                    wire.wait_until(lambda: core.has_credit)
         bus.flush()
         if core.bus_id != memory:
             raise BusRenewedError(
@@ -149,3 +148,12 @@ def write_task(rows: Iterator[pa.RecordBatch], options: SinkOptions, name: str) 
                 "lost what this task had published"
             )
         return Written(count, min(stored, count))
+
+
+def _publish(bus: BlockingBus, some: Some) -> None:
+    number = class_id(some.class_)
+    number = bus.class_of(some.class_) if number is None else number
+    if len(some.payloads) == 1:
+        bus.wire.core.publish(some.payloads[0], number, some.envelope)
+    else:
+        bus.wire.core.publish_many(some.payloads, number, some.envelope)

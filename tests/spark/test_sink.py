@@ -10,9 +10,12 @@ import pytest
 
 import simplebus
 from simplebus.core.errors import BusConnectionError
+from simplebus.core.settings import Settings
+from simplebus.spark import awake
 from simplebus.spark.options import SinkOptions
 from simplebus.spark.sink import Written, write_task
-from simplebus.testing.server import BusServer
+from simplebus.testing.server import BusServer, bus_server
+from simplebus.testing.server import until as wait_for
 
 ROWS = [b"%d" % n for n in range(1000)]
 
@@ -134,3 +137,22 @@ def test_a_batch_that_a_stream_repeats_is_not_published_twice(
 def test_digits_of_other_scripts_are_a_name(server: BusServer) -> None:
     write_task(rows(), SinkOptions(server.address, class_="\u0663", timeout=5), "task")
     assert stored(server, "\u0663") == ROWS
+
+
+def test_a_task_may_wait_long_for_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(awake, "_PAUSE_SECONDS", 0.02)
+    with bus_server(Settings(heartbeat_seconds=0.2, tick_seconds=0.1)) as server:
+
+        def pause(ticks: int) -> None:
+            end = server.ask(lambda up: up.engine.broker.tick_number) + ticks
+            wait_for(lambda: server.ask(lambda up: up.engine.broker.tick_number) > end)
+
+        def slowly() -> Iterator[Any]:
+            for batch in rows(until=140):
+                yield batch
+                pause(12)
+                assert server.ask(lambda up: len(up.engine.connections)) == 1
+
+        options = SinkOptions(server.address, class_="1", timeout=0.5)
+        assert write_task(slowly(), options, "task") == Written(140, 0)
+        assert stored(server) == ROWS[:140]
