@@ -29,8 +29,11 @@ SINK_ROWS = 1_000_000
 PAYLOAD_BYTES = 128
 CLASSES = (1, 2)
 QUICK_PART = 5
+WARM_UPS = 3  # The JVM learns.
 FOLLOWED_PER_S = 200_000
 FOLLOWED_S = 40
+FIRST_S = 5
+"""So many seconds' worth of messages are archived before it begins: the JVM learns."""
 IDLE_MESSAGES = 10_000_000
 IDLE_CLASS = 9
 TIMEOUT_S = 300
@@ -117,7 +120,7 @@ def _compared(spark: Any, broker: Broker, place: Path, count: int, rounds: int) 
 def _ratios(
     ours: Callable[[], object], theirs: Callable[[], object], *, rounds: int
 ) -> list[float]:
-    for _ in range(2):  # The JVM learns.
+    for _ in range(WARM_UPS):
         ours(), theirs()
     return [_seconds(theirs) / _seconds(ours) for _ in range(rounds)]
 
@@ -158,20 +161,20 @@ def _done(query: Any) -> int:
 
 
 def _written(spark: Any, place: Path, count: int, manner: Manner) -> list[Row]:
-    """Rows of a Parquet file to the bus, confirmed."""
+    """Rows of Parquet files, one for each core, to the bus, confirmed."""
     frame = spark.read.parquet(str(place / "files")).select("value").limit(count)
-    frame.coalesce(1).write.parquet(str(place / "values"))
+    frame.repartition(2).write.parquet(str(place / "values"))
     values = spark.read.parquet(str(place / "values"))
     found = []
-    for turn in range(manner.rounds + 1):
+    for turn in range(manner.rounds + WARM_UPS):
         with running("simplebus", server_args=manner.server_args) as broker:
-            writing = values.repartition(2).write.format("simplebus").mode("append")
+            writing = values.write.format("simplebus").mode("append")
             writing = writing.option("servers", f"{HOST}:{broker.port}").option("class", "1")
             seconds = _seconds(writing.save)
             there = reading(spark.read, broker, subscribe="1").count()
         if there != count:
             raise LoadError(f"a sink was given {count} rows, and the bus has {there} messages")
-        if turn:
+        if turn >= WARM_UPS:
             found.append(count / seconds)
     return [Row("spark", "rows to the bus, confirmed", found, "rows/s", 300_000)]
 
@@ -183,15 +186,20 @@ def _followed(spark: Any, place: Path, seconds: int, manner: Manner) -> list[Row
     """An archive of a bus that gets FOLLOWED_PER_S messages a second, all the time."""
     from simplebus.spark.jobs.archive import archive, messages, read
 
-    count, to = FOLLOWED_PER_S * seconds, str(place / "archive")
-    options: dict[str, Any] = {"count": count, "size": PAYLOAD_BYTES, "pace": FOLLOWED_PER_S}
+    first, count = FOLLOWED_PER_S * FIRST_S, FOLLOWED_PER_S * seconds
+    to = str(place / "archive")
+    options: dict[str, Any] = {"timeout_s": TIMEOUT_S, "size": PAYLOAD_BYTES, "classes": 1}
     with running("simplebus", server_args=manner.server_args) as broker:
         _name(broker, 1)
         rows = messages(spark, servers=f"{HOST}:{broker.port}", subscribe="1")
         query = archive(rows, to, every=0.0)
         try:
+            with Generator(
+                "publish", "simplebus", broker.port, count=first, **options
+            ) as publisher:
+                publisher.result()
             query.processAllAvailable()
-            options = {"timeout_s": TIMEOUT_S, "classes": 1, **options}
+            options |= {"count": count, "pace": FOLLOWED_PER_S}
             with Generator("publish", "simplebus", broker.port, **options) as publisher:
                 waiting = _waiting(query, broker, seconds)
                 result = publisher.result()
@@ -200,12 +208,13 @@ def _followed(spark: Any, place: Path, seconds: int, manner: Manner) -> list[Row
             query.stop()
     if (took := result["confirmed"] - result["started"]) > seconds * 1.05:
         raise LoadError(f"{count} messages took {took:.1f} s, wanted {seconds} s")
+    count += first
     there = tuple(read(spark, to).selectExpr("count(*)", "sum(offset)").first())
     if there != (count, count * (count - 1) // 2):
         raise LoadError(f"the archive of {count} messages holds {there}, count and sum of offsets")
     growth = float(np.polyfit(*zip(*waiting[len(waiting) // 3 :], strict=True), 1)[0])
     title = f"growth of what waits for an archive that follows {FOLLOWED_PER_S:,} messages/s"
-    behind = max(count for _, count in waiting) / FOLLOWED_PER_S
+    behind = max(waits for _, waits in waiting) / FOLLOWED_PER_S
     return [
         Row("spark", title, [growth / FOLLOWED_PER_S], "of them", 0.05, less_is_better=True),
         Row("spark", "the most that it is behind", [behind], "s", less_is_better=True),
