@@ -36,11 +36,17 @@ class Keeping:
         """Whether anything is kept."""
         return any(pin.is_held for pin in self._pins.values())
 
-    def begin(self, server: str, classes: Mapping[str, int | str]) -> dict[str, int]:
-        """Keep what the query may begin with, as long as this connection lasts. Returns where
-        that is."""
+    def begin(
+        self, server: str, classes: Mapping[str, int | str], *, with_waiting: bool
+    ) -> dict[str, int]:
+        """Keep what the query may begin with, as long as this connection lasts, and, `with_waiting`,
+        as the first who comes for it. Returns where that is."""
         pin = self._first_pins[server] = Pin(self._buses[server], "")
-        return {name: pin.move(name, at) for name, at in classes.items()}
+        found = {name: pin.move(name, at) for name, at in classes.items()}
+        if with_waiting:
+            for name in classes:
+                pin.take_waiting(name)
+        return found
 
     def keep(self, offsets: Offsets, memories: Memories, durable: str) -> None:
         """Keep what lies behind these offsets, under this name, and nothing before them.

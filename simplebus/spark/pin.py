@@ -108,6 +108,18 @@ class Pin:
             max_in_flight=1,  # One is sent, and never looked at.
         )
 
+    def take_waiting(self, class_: str) -> None:
+        """Take what waits at the bus for a first subscription: this is one, and it holds a position
+        before all of that. Else it would wait there for ever, and fill its class.
+
+        Raises BusConnectionError.
+        """
+        asked = SubscribeRequest(start="waiting", max_in_flight=1)
+        inbox = self._core.subscribe(self._bus.class_id(class_), asked)
+        self._wire.answered(inbox.request)
+        self._core.unsubscribe(inbox, processed=False)
+        self._wire.push()
+
     def _let_go(self, hold: _Hold) -> None:
         self._core.unsubscribe(hold.inbox, processed=False)
         self._wire.push()

@@ -108,8 +108,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         option = option_of(options.starting, "startingOffsets")
         start = resolve(starting, memories, option=option)
         for server, position in start.items():
-            moved = self._keeping.begin(server, position.classes)
-            if starting == "earliest":  # Others may have let go of some meanwhile.
+            is_all = starting == "earliest"
+            moved = self._keeping.begin(server, position.classes, with_waiting=is_all)
+            if is_all:  # Others may have let go of some meanwhile.
                 start[server] = Position(position.bus, moved)
         return start
 

@@ -95,8 +95,7 @@ def test_a_query_keeps_its_place_at_the_bus_under_a_name_that_its_checkpoint_kno
         said_by(other)["durable"]: 5,
     }
     publish(server, 3)
-    take(server, 5)
-    until(lambda: server.statistics().ring.floor == 5)  # They lie there for the queries.
+    until(lambda: server.statistics().ring.floor == 5)  # What lay there was for who came first.
     assert run(one) == run(other) == [5, 6, 7]
     assert said_by(one) == said
     assert set(durables(server).values()) == {8}
@@ -115,7 +114,8 @@ def test_a_first_batch_that_is_repeated_begins_where_it_began(
     assert one.reader  # It is asked where to begin.
     publish(server, 4)
     crash_at(one, crash)
-    take(server, 5)
+    if starting == "latest":  # Else it was for the query, which was the first to come.
+        take(server, 5)
     publish(server, 2)
     assert run(one) == list(range(5 if starting == "latest" else 0, 11))
     assert len(durables(server)) == 1
