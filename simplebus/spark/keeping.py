@@ -39,8 +39,8 @@ class Keeping:
     def begin(
         self, server: str, classes: Mapping[str, int | str], *, with_waiting: bool
     ) -> dict[str, int]:
-        """Keep what the query may begin with, as long as this connection lasts, and, `with_waiting`,
-        as the first who comes for it. Returns where that is."""
+        """Keep what the query may begin with, as long as this connection lasts; `with_waiting`, as
+        the first who comes for it. Returns where that is."""
         pin = self._first_pins[server] = Pin(self._buses[server], "")
         found = {name: pin.move(name, at) for name, at in classes.items()}
         if with_waiting:

@@ -110,30 +110,6 @@ def test_a_frame_is_published_with_all_that_is_beside_its_values(
         ).option("class", "orders").save()
 
 
-@pytest.mark.spark
-@pytest.mark.xdist_group("spark")
-def test_a_batch_that_a_stream_repeats_is_not_published_twice(
-    spark: Any, server: BusServer, tmp_path: Path
-) -> None:
-    with simplebus.connect_blocking(server.address) as bus:
-        bus.publish_many(ROWS, class_id=1)
-    source = spark.readStream.format("simplebus").option("servers", server.address)
-    source = source.option("subscribe", "1").option("startingOffsets", "earliest")
-    source = source.option("minPartitions", "2")
-    for attempt in range(2):
-        sink = source.load().select("value").writeStream.format("simplebus")
-        sink = sink.option("servers", server.address).option("class", "2")
-        sink = sink.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True)
-        query = sink.start()
-        assert query.awaitTermination(60)
-        found = stored(server, 2)
-        assert len(found) == 1000
-        assert set(found) == set(ROWS)
-        for log in (tmp_path / "commits").iterdir():
-            assert attempt or log.name in ("0", ".0.crc")
-            log.unlink()  # As if the driver had died before it could write it.
-
-
 def test_digits_of_other_scripts_are_a_name(server: BusServer) -> None:
     write_task(rows(), SinkOptions(server.address, class_="\u0663", timeout=5), "task")
     assert stored(server, "\u0663") == ROWS
