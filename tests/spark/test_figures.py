@@ -7,12 +7,14 @@ from collections import defaultdict
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from simplebus.spark.jobs.figures import NS_PER_S, SHARES, STEPS_MAX, course, figures
-from simplebus.spark.jobs.ranges import Ranges, quantiles, runs_of
+from simplebus.spark.jobs.ranges import NEVER, Ranges, quantiles, runs_of
+from simplebus.spark.jobs.report import _of_one_run
 from simplebus.spark.jobs.traces import (
     COLUMNS,
     KINDS,
@@ -124,7 +126,7 @@ def test_figures_are_what_counting_message_by_message_finds(rows: list[Row]) -> 
             assert per_step == [counts[step] for step in range(len(per_step))], kind
             assert sum(per_step) == sum(counts.values())
         for step, latencies in enumerate(steps.latencies_ns.tolist()):
-            assert latencies == expected["by_step"].get(step, [-1] * len(SHARES))
+            assert latencies == expected["by_step"].get(step, [NEVER] * len(SHARES))
 
 
 def test_a_redelivery_a_duplicate_and_a_loss_are_told_apart() -> None:
@@ -143,6 +145,18 @@ def test_a_redelivery_a_duplicate_and_a_loss_are_told_apart() -> None:
     assert (one.acked, one.seconds, one.rate) == (9, 2.0, 4.5)
     assert (two.delivered, two.redelivered, two.duplicates, two.lost) == (10, 0, 0, 0)
     assert two.acked == 0
+
+
+def test_clocks_that_are_apart_show_in_every_step() -> None:
+    key = {"scenario": "s", "variant": "v", "round": 1, "process": "p", "class": "c"}
+    rows = [
+        {**key, "kind": "sent", "at": 100, "first": 0, "last": 1},
+        {**key, "kind": "delivered", "subscriber": "a", "at": 50, "first": 0, "last": 1},
+    ]
+    kinds = {"string": pa.string(), "int": pa.int32(), "bigint": pa.int64()}
+    schema = pa.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()])
+    found = _of_one_run(pa.Table.from_pylist(rows, schema), STEP_NS).to_pylist()
+    assert [row["p50_us"] for row in found] == [-0.05, *[None] * 5, -0.05, *[None] * 5]
 
 
 def test_a_million_messages_are_no_more_work_than_ten() -> None:

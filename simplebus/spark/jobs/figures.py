@@ -73,8 +73,8 @@ class Course:
     acked: Integers
     """were acknowledged."""
     latencies_ns: Integers
-    """A row for each step, a column for each of SHARES: of the messages that came first in it; -1
-    when there was none."""
+    """A row for each step, a column for each of SHARES: of the messages that came first in it;
+    NEVER when there was none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def course(rows: Rows, subscriber: int, *, step_ns: int) -> Course:
             f"a run of {last / NS_PER_S:,.0f} s has {steps:,} steps of {step_ns / NS_PER_S:g} s; "
             f"at most {STEPS_MAX:,} are possible: choose longer ones"
         )
-    latencies = np.full((steps, len(SHARES)), -1, np.int64)
+    latencies = np.full((steps, len(SHARES)), NEVER, np.int64)
     names, rows_of = quantiles(first.came // step_ns, first.after, first.weights, SHARES)
     latencies[names] = rows_of
     counts = [_per_step(one, step_ns, steps) for one in (sent, delivered, acked)]

@@ -48,7 +48,7 @@ from simplebus.spark.jobs.archived import Digest, digest, figures_of
 from simplebus.spark.jobs.delta import is_table
 from simplebus.spark.jobs.figures import NS_PER_S, Course, Figures, course, figures
 from simplebus.spark.jobs.hadoop import HadoopFiles
-from simplebus.spark.jobs.ranges import Ranges
+from simplebus.spark.jobs.ranges import NEVER, Ranges
 from simplebus.spark.jobs.traces import COLUMNS, RUN_FILE, Rows, check_columns
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def _step_rows(found: Course, step_s: float) -> Iterator[dict[str, Any]]:
             "delivered": delivered,
             "acked": acked,
             "rate": delivered / step_s,
-            **_in_us(latencies if latencies[0] >= 0 else ()),
+            **_in_us(latencies if latencies[0] != NEVER else ()),
         }
 
 
