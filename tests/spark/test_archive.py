@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,17 +14,26 @@ import pytest
 
 import simplebus
 from simplebus.core.envelope import Envelope
+from simplebus.core.settings import Keep, Settings
 from simplebus.spark.jobs.archive import archive, messages, read
 from simplebus.spark.jobs.compaction import compact
 from simplebus.spark.jobs.replay import replay
 from simplebus.spark.jobs.report import read as report
-from simplebus.testing.server import BusServer
+from simplebus.testing.server import BusServer, bus_server
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 ODD = "shop:eu/50%é"
 """A class whose name no folder can have."""
 TODAY = datetime.now(UTC)
+
+
+@pytest.fixture
+def keeping() -> Iterator[BusServer]:
+    """A bus that holds messages though they are processed: what a batch whose end was never written
+    down would have kept there."""
+    with bus_server(Settings(keep=Keep(messages=10_000))) as up:
+        yield up
 
 
 def publish(server: BusServer, first: int, last: int) -> None:
@@ -69,8 +79,9 @@ def data_files(place: Path) -> list[Path]:
 
 @pytest.mark.parametrize("format", ["parquet", "delta"])
 def test_each_message_is_archived_once(
-    spark: Any, server: BusServer, tmp_path: Path, format: str
+    spark: Any, keeping: BusServer, tmp_path: Path, format: str
 ) -> None:
+    server = keeping
     publish(server, 0, 1000)
     run(spark, server, tmp_path, format)
     assert found(tmp_path, format) == expected(1000)
