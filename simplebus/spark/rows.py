@@ -21,6 +21,7 @@ from simplebus.client.outbound import milliseconds, pairs
 from simplebus.core.channels import check_name
 from simplebus.core.envelope import Envelope
 from simplebus.core.errors import BusError
+from simplebus.core.limits import CLASS_ID_MAX
 
 _TEXT = ("string",)
 _BYTES = ("binary", "string")
@@ -92,6 +93,11 @@ def messages(batch: pa.RecordBatch, first: int, *, class_: str, channel: str) ->
     for begin, end in pairwise([*starts, batch.num_rows]):
         about = {name: column[begin].as_py() for name, column in beside.items()}
         named = about.get("class", about.get("topic"))
+        if isinstance(named, int) and not 0 <= named <= CLASS_ID_MAX:
+            raise RowError(
+                f"row {first + begin} has the class {named}, expected an id from 0 to "
+                f"{CLASS_ID_MAX}, or a name"
+            )
         named = class_ if named is None else str(named)
         if not named:
             raise RowError(f"row {first + begin} has no class, and the option class says none")

@@ -109,7 +109,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         start = resolve(starting, memories, option=option)
         for server, position in start.items():
             is_all = starting == "earliest"
-            moved = self._keeping.begin(server, position.classes, with_waiting=is_all)
+            stays = bool(self._durable(self._fresh))  # Who only looks takes nothing from others.
+            moved = self._keeping.begin(server, position.classes, with_waiting=is_all and stays)
             if is_all:  # Others may have let go of some meanwhile.
                 start[server] = Position(position.bus, moved)
         return start

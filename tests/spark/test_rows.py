@@ -88,6 +88,8 @@ def test_rows_stay_what_they_are_and_where_they_are(rows: list[Any], with_header
         ({"value": [b"a"], "expiry": [-1.0]}, "row 100: expiry must be seconds from 0 on"),
         ({"value": [b"a"], "headers": [[{"key": "h", "value": b"\xff"}]]}, "row 100.*utf-8"),
         ({"value": [b"a", b"b"], "class": ["1", ""]}, "row 101 has no class"),
+        ({"value": [b"a", b"b"], "class": [1, -1]}, "row 101 has the class -1, expected an id"),
+        ({"value": [b"a"], "class": [65_536]}, "row 100 has the class 65536, expected an id"),
     ],
 )
 def test_a_row_that_cannot_be_published_is_told(columns: dict[str, Any], sentence: str) -> None:

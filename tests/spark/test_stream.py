@@ -94,7 +94,7 @@ def test_what_is_gone_ends_a_query_or_is_passed_over(spark: Any, tmp_path: Path)
         archive(spark, server, tmp_path, durable="none")
         until(lambda: not server.statistics().subscriptions)  # Its end takes a moment.
         publish(server, 20, 60)
-        take(server, 40)  # Nothing is kept for this query while it lies down.
+        take(server, 60)  # Nothing is kept for this query while it lies down.
         with pytest.raises(Exception, match=r"messages 20 to 54 of class 1 at .* are lost"):
             archive(spark, server, tmp_path, durable="none")
         archive(spark, server, tmp_path, failOnDataLoss="false")

@@ -71,6 +71,8 @@ def compact(
     memory and offset. `before` leaves out this day and later ones.
 
     Of a Delta table, files that no version of the last `retention_hours` knows are removed, too.
+    Those of a batch that a query is about to add are such files: 0 is for tables that nobody
+    archives to meanwhile.
     Raises ArchiveError.
     """
     files = HadoopFiles(spark, path)

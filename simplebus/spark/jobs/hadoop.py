@@ -13,6 +13,8 @@ from simplebus.spark.jobs.layout import File
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_LISTINGS_MAX = 20
+
 
 class HadoopFiles:
     """The files below a root, by Hadoop's FileSystem, which Spark writes through, too."""
@@ -36,7 +38,23 @@ class HadoopFiles:
         return self._path(self.uri(path) if path else self.root)
 
     def listed(self, folder: str) -> list[File]:
-        """All files below a folder; none when it is not there."""
+        """All files below a folder; none when it is not there. Raises OSError.
+
+        Hadoop ends a listing when a file goes meanwhile, as it does where a batch is moved: then
+        it is begun again.
+        """
+        from py4j.protocol import Py4JJavaError
+
+        for left in reversed(range(_LISTINGS_MAX)):
+            try:
+                return self._listed(folder)
+            except Py4JJavaError as error:
+                why = str(error.java_exception.toString())
+                if not left or "FileNotFound" not in why:
+                    raise OSError(f"{self.uri(folder)} could not be listed: {why}") from error
+        raise AssertionError("unreachable")
+
+    def _listed(self, folder: str) -> list[File]:
         place = self._at(folder)
         if not self._fs.exists(place):
             return []

@@ -1,0 +1,53 @@
+"""What others do to an archive while it is looked at."""
+
+from __future__ import annotations
+
+import pytest
+from py4j.protocol import Py4JJavaError
+
+from simplebus.spark.jobs import hadoop
+from simplebus.spark.jobs.hadoop import HadoopFiles
+from simplebus.spark.jobs.layout import File
+
+
+class _Thrown:
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def toString(self) -> str:  # noqa: N802 - Java's name.
+        return self._text
+
+
+class _OvertakenError(Py4JJavaError):
+    def __init__(self, text: str) -> None:
+        self.java_exception = _Thrown(text)
+
+
+class _Files(HadoopFiles):
+    """Each listing is one of these, in order."""
+
+    def __init__(self, *outcomes: list[File] | str) -> None:
+        self.root = "file:/archive"
+        self._outcomes = iter(outcomes)
+
+    def _listed(self, folder: str) -> list[File]:
+        outcome = next(self._outcomes)
+        if isinstance(outcome, str):
+            raise _OvertakenError(outcome)
+        return outcome
+
+
+GONE = "java.io.FileNotFoundException: File x does not exist"
+
+
+def test_a_listing_that_is_overtaken_is_begun_again() -> None:
+    assert _Files(GONE, GONE, [File("a", 1)]).listed("class=1") == [File("a", 1)]
+
+
+@pytest.mark.parametrize("outcomes", [["java.io.IOException: torn"], [GONE] * 99])
+def test_a_listing_that_fails_says_where_and_why(
+    outcomes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hadoop, "_LISTINGS_MAX", 3)
+    with pytest.raises(OSError, match=r"file:/archive/class=1 could not be listed: java\.io"):
+        _Files(*outcomes).listed("class=1")
