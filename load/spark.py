@@ -34,7 +34,7 @@ FOLLOWED_PER_S = 200_000
 FOLLOWED_S = 40
 FIRST_S = 5
 """So many seconds' worth of messages are archived before it begins: the JVM learns."""
-IDLE_MESSAGES = 10_000_000
+IDLE_MESSAGES = 30_000_000
 IDLE_CLASS = 9
 TIMEOUT_S = 300
 SETTINGS = {"spark.sql.streaming.numRecentProgressUpdates": "10000"}

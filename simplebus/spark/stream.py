@@ -18,7 +18,7 @@ import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from time import monotonic
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -60,6 +60,9 @@ log = logging.getLogger("simplebus.spark")
 Dumped = dict[str, Any]
 """Offsets as Spark keeps them."""
 
+# Spark asks again at once. To ask a bus a hundred times a second whether there is something costs an
+# eighth of its rate; a batch takes far longer than this.
+_IDLE_SECONDS = 0.1
 # A bus that did not answer, and is left out, is tried again so much later.
 _AWAY_SECONDS = 5.0
 
@@ -128,6 +131,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             waiting = lag(position, memories)
             for (server, name), count in waiting.items():
                 log.debug("%d messages of class %s at %s wait", count, name, server)
+            if not (self._is_to_end or any(waiting.values())) and query is not None and query.began:
+                sleep(_IDLE_SECONDS)
             if self._is_to_end:
                 if self._target is None:
                     self._target = heads
