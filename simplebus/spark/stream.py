@@ -60,8 +60,7 @@ log = logging.getLogger("simplebus.spark")
 Dumped = dict[str, Any]
 """Offsets as Spark keeps them."""
 
-# Spark asks again at once. To ask a bus a hundred times a second whether there is something costs an
-# eighth of its rate; a batch takes far longer than this.
+# Spark asks again at once, and a hundred questions a second cost a bus an eighth of its rate.
 _IDLE_SECONDS = 0.1
 # A bus that did not answer, and is left out, is tried again so much later.
 _AWAY_SECONDS = 5.0
