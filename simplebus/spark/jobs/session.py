@@ -7,10 +7,13 @@ a user sets himself wins.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import tempfile
+import threading
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,11 +95,29 @@ def session(
     conf.setAll(list(configuration(master, settings).items()))
     if apart and SparkContext._active_spark_context is None and SparkContext._gateway is None:
         # A group of its own: what a terminal sends to ours does not reach it.
-        SparkContext(conf=conf, gateway=launch_gateway(conf, {"process_group": 0}))
+        with _uninterrupted():
+            gateway = launch_gateway(conf, {"process_group": 0})
+        SparkContext(conf=conf, gateway=gateway)
     spark = SparkSession.builder.config(conf=conf).getOrCreate()
     if not is_local(master):
         ship(spark)
     return spark
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C counts at the end of the block: a JVM that is launched by half is one nobody ends."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    former = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, former)
+    if came:
+        raise KeyboardInterrupt
 
 
 def ship(spark: SparkSession) -> None:
