@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from simplebus.spark.jobs import session
 from simplebus.spark.jobs.session import configuration, is_local, write_package
 
 
@@ -33,3 +35,19 @@ def test_executors_import_the_package_that_the_driver_has(tmp_path: Path) -> Non
         "assert 'pyspark_simplebus' in {m.name for m in pkgutil.iter_modules(sys.path[:1])}"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_an_interrupt_while_a_jvm_starts_counts_when_it_has_started() -> None:
+    handler, done = signal.getsignal(signal.SIGINT), []
+
+    def start(*, interrupted: bool) -> None:
+        with session._uninterrupted():
+            if interrupted:
+                signal.raise_signal(signal.SIGINT)
+            done.append(interrupted)
+
+    with pytest.raises(KeyboardInterrupt):
+        start(interrupted=True)
+    assert signal.getsignal(signal.SIGINT) is handler
+    start(interrupted=False)
+    assert done == [True, False]
