@@ -10,10 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
-from simplebus.options import option, parse_pattern
+from simplebus.options import option
 from simplebus.spark.commands.shared import (
     INTERRUPTED,
     SERVERS,
+    Channels,
     Format,
     Master,
     Servers,
@@ -102,16 +103,7 @@ def command(
             show_default="all that wait",
         ),
     ] = None,
-    channel: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--channel",
-            parser=parse_pattern,
-            metavar="PATTERN",
-            show_default="all messages",
-            help="Only messages on channels like this one. May be given several times.",
-        ),
-    ] = None,
+    channel: Channels = None,
     source: Annotated[
         list[Any] | None,
         typer.Option(

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from simplebus.options import option, parse_pattern
-from simplebus.spark.commands.shared import SERVERS, Master, Set, spark_session
+from simplebus.options import option
+from simplebus.spark.commands.shared import SERVERS, Channels, Master, Set, spark_session
 from simplebus.spark.jobs.session import LOCAL
 
 HELP = (
@@ -56,16 +56,7 @@ def command(
             "times.",
         ),
     ] = None,
-    channel: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--channel",
-            parser=parse_pattern,
-            metavar="PATTERN",
-            show_default="all messages",
-            help="Only messages on channels like this one. May be given several times.",
-        ),
-    ] = None,
+    channel: Channels = None,
     begin: Annotated[
         Any,
         option(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simplebus.complaints import fail, sentence
-from simplebus.options import option
+from simplebus.options import option, parse_pattern
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,6 +58,16 @@ Master = Annotated[
         "Where Spark works: local[*] is every core of this machine; or a cluster's address, such "
         "as spark://HOST:7077, yarn or k8s://….",
         metavar="MASTER",
+    ),
+]
+Channels = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--channel",
+        parser=parse_pattern,
+        metavar="PATTERN",
+        show_default="all messages",
+        help="Only messages on channels like this one. May be given several times.",
     ),
 ]
 Set = Annotated[
