@@ -1,0 +1,64 @@
+"""What bounds the NATS door, and how the bounds relate.
+
+Rule 1: what an operator may change is a field of `NatsLimits`; what the wire or the design fixes is
+a constant. Defaults are those of the reference server, nats-server 2.15.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+# Digits of a size, leading zeros included.
+SIZE_DIGITS_MAX = 9
+# Subjects that are known by number at once; when there are more, all are forgotten.
+SUBJECTS_MAX = 65_536
+# Pieces of output are joined up to this long: many small ones cost what they weigh.
+OUTPUT_PIECE_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class NatsLimits:
+    """What an operator may bound at the NATS door. Sizes are bytes, times are seconds.
+
+    Raises ValueError, naming the field and the bound, when values contradict each other.
+    """
+
+    max_payload: int = 1024 * 1024
+    """Longest message accepted, headers included."""
+    max_control_line: int = 4096
+    """Longest line of a verb and its arguments accepted."""
+    max_subs: int = 0
+    """Subscriptions of one connection; 0 for any number."""
+    max_pending: int = 64 * 1024 * 1024
+    """Bytes that wait for one connection, above which it is closed as a slow consumer."""
+    connections: int = 65_536
+    """Connections open at once."""
+    auth_seconds: float = 2.0
+    """How long a connection may take to say CONNECT, where authentication is asked for."""
+    tls_seconds: float = 2.0
+    """How long a TLS handshake may take."""
+    ping_seconds: float = 120.0
+    """How long a connection may be silent before it is sent a PING."""
+    pings_max: int = 2
+    """PINGs that may be unanswered; one more closes the connection."""
+    write_seconds: float = 10.0
+    """How long a connection may take nothing of what waits for it."""
+    lame_duck_grace_seconds: float = 10.0
+    """How long clients are given to leave by themselves after INFO said `ldm`."""
+    lame_duck_seconds: float = 120.0
+    """Over how long the others are closed then."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            least = 0 if field.name in ("max_subs", "lame_duck_grace_seconds") else 1e-9
+            if not value >= least:
+                raise ValueError(f"limit {field.name} must be above 0, got {value}")
+        for name, low, high in (
+            ("max_payload", 1, 10**SIZE_DIGITS_MAX - 1),
+            ("max_control_line", 64, 1 << 24),
+            ("max_pending", self.max_payload, 1 << 40),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise ValueError(f"limit {name} must be from {low} to {high}, got {value}")
