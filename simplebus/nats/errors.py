@@ -1,4 +1,4 @@
-"""What a NATS client is told when something is wrong, word for word as the reference server says it.
+"""What a NATS client is told when something is wrong, word for word as the reference server does.
 
 Rule 1: what closes a connection is an exception, raised after everything before the offence was
 applied. What does not close it is a line that is sent.
