@@ -190,7 +190,8 @@ async def _throughput(
     return (
         max(watcher.ended for watcher in watchers) - began,
         sum(watcher.redelivered for watcher in watchers),
-        watchers[0].leftovers,
+        # Whoever comes first takes what waits.
+        sum(watcher.leftovers for watcher in watchers),
     )
 
 

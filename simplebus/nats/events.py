@@ -117,12 +117,12 @@ def singles(event: Run | Mix, names: list[bytes]) -> Iterator[Pub]:
     if isinstance(event, Run):
         head = event.head
         for row in event.rows:
-            body = memoryview(row)[event.body_at : -2]
+            body = row[event.body_at : -2].data
             yield Pub(
                 head.subject, head.reply, head.size, head.header_size, head.header_bytes, body
             )
         return
-    data = memoryview(event.data)
+    data = event.data.data
     bounds, ends = event.bounds.tolist(), event.subject_ends.tolist()
     for at, (end, body, number) in enumerate(
         zip(ends, event.bodies.tolist(), event.subjects.tolist(), strict=True)
