@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from simplebus.core.settings import Settings
 
 HOSTS = ("127.0.0.1", "::1")
+NATS_PORT = 4222
 DRAIN_SECONDS = 10.0
 CLASS_MEMORY_MIN = 4 * RING_BYTES_MIN
 

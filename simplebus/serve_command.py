@@ -19,6 +19,7 @@ from simplebus.options import (
     DRAIN_SECONDS,
     HOSTS,
     MEMORY,
+    NATS_PORT,
     PATIENCE,
     Full,
     LogLevel,
@@ -35,8 +36,8 @@ FROM_ENVIRONMENT = (
 
 HELP = (
     "Run the bus.\n\n"
-    "It prints one line when it is ready, [bold]simplebus ready tcp=HOST:PORT[/bold], and "
-    "serves until it is told to stop. Messages live in memory and end with the server."
+    "It prints one line when it is ready, [bold]simplebus ready tcp=HOST:PORT nats=HOST:PORT"
+    "[/bold], and serves until it is told to stop. Messages live in memory and end with the server."
     "\n\n\b\n"
     "  simplebus serve\n"
     "  simplebus serve --host 0.0.0.0 --max-memory 4GiB --verbose\n\n" + FROM_ENVIRONMENT
@@ -66,6 +67,20 @@ def serve(
             metavar="PORT",
         ),
     ] = 8888,
+    nats_port: Annotated[
+        int | None,
+        option(
+            "--nats-port",
+            "The TCP port for NATS clients. 0 picks a free one; the ready line tells which.",
+            min=0,
+            max=65535,
+            metavar="PORT",
+            show_default="4222, or 0 with --port 0",
+        ),
+    ] = None,
+    no_nats: Annotated[
+        bool, option("--no-nats", "Let no NATS client connect: keep that port closed.")
+    ] = False,
     ack_timeout: Annotated[
         int,
         option(
@@ -302,7 +317,15 @@ def serve(
         fail(str(error), status=2)
     configure_logging(log_level)
     hosts = tuple(dict.fromkeys(host or HOSTS))
-    options = ServeOptions(hosts=hosts, port=port, drain_seconds=drain_timeout, verbose=verbose)
+    if nats_port is None:
+        nats_port = NATS_PORT if port else 0
+    options = ServeOptions(
+        hosts=hosts,
+        port=port,
+        nats_port=None if no_nats else nats_port,
+        drain_seconds=drain_timeout,
+        verbose=verbose,
+    )
     try:
         trio.run(partial(serve_until_stopped, chosen, options, announce=_announce))
     except socket.gaierror as error:

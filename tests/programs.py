@@ -87,6 +87,6 @@ def run(*arguments: str, given: bytes | None = None, **variables: str) -> tuple[
 def server(*arguments: str, **variables: str) -> Iterator[tuple[Program, str]]:
     """A server on a free port, and where it listens, as a URL."""
     with program("serve", "--port", "0", *arguments, **variables) as it:
-        ready = re.fullmatch(r"simplebus ready tcp=(\S+:\d+)", it.line())
+        ready = re.fullmatch(r"simplebus ready tcp=(\S+:\d+)( nats=\S+:\d+)?", it.line())
         assert ready
         yield it, f"simplebus://{ready[1]}"

@@ -32,7 +32,7 @@ def test_the_examples_run(code: str, capfd: pytest.CaptureFixture[str]) -> None:
     import subprocess
 
     server = subprocess.Popen(
-        [sys.executable, "-m", "simplebus", "serve", "--port", "0"],
+        [sys.executable, "-m", "simplebus", "serve", "--port", "0", "--no-nats"],
         stdout=subprocess.PIPE,
         text=True,
     )

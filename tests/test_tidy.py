@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "simplebus"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-CORE = sorted((PACKAGE / "core").rglob("*.py"))
+CORE = sorted([*(PACKAGE / "core").rglob("*.py"), *(PACKAGE / "nats").rglob("*.py")])
 
 BANNED_IN_CORE = {
     "anyio",
@@ -30,7 +30,8 @@ BANNED_IN_CORE = {
 LAYERS = {
     # Each folder, and what of simplebus it may import.
     "core": {"core"},
-    "server": {"core", "server"},
+    "nats": {"core", "nats"},
+    "server": {"core", "nats", "server"},
     "client": {"core", "client"},
 }
 LINES_MAX = 600

@@ -99,6 +99,16 @@ class Session:
             self._read_bytes = min(2 * self._read_bytes, RECEIVE_BYTES)
 
     @property
+    def may_make_room(self) -> bool:
+        """Whether its acknowledgements may make room for its own messages."""
+        return bool(self.subscriptions)
+
+    @property
+    def hears_farewell(self) -> bool:
+        """Whether its peer is told why it is cut off: version 2."""
+        return self.outbox.names_feeds
+
+    @property
     def must_wait(self) -> bool:
         """Whether reading is to pause. A version 2 peer is held by its credit instead."""
         return bool(self.parked) and not isinstance(self.dialect, Version2)

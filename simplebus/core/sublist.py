@@ -9,7 +9,7 @@ Rule 3: names that the same patterns with wildcards match share one result.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
@@ -47,8 +47,14 @@ class Sublist(Generic[T]):
     """Pairs of a pattern and a value; and for a name, the values of all patterns that match it."""
 
     def __init__(
-        self, *, cache_names: int = CACHE_NAMES_MAX, cache_values: int = CACHE_VALUES_MAX
+        self,
+        *,
+        cache_names: int = CACHE_NAMES_MAX,
+        cache_values: int = CACHE_VALUES_MAX,
+        check: Callable[[str], str] = check_pattern,
     ) -> None:
+        """`check` raises ValueError for a pattern that is not legal."""
+        self._check = check
         self.generation = 0
         """Grows with every change. As long as it stays, so does what was matched."""
         self._literal: dict[str, _Values[T]] = {}
@@ -71,7 +77,7 @@ class Sublist(Generic[T]):
 
         Raises ValueError when the pattern is not legal.
         """
-        check_pattern(pattern)
+        self._check(pattern)
         store = self._store(pattern)
         values = store.get(pattern)
         if values is None:

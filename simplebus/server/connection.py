@@ -11,16 +11,14 @@ import logging
 import select
 import socket
 import struct
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from typing import Generic, Protocol, TypeVar
 
 import trio
 
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.limits import FAREWELL_SECONDS, HUNG_UP_SECONDS, TRICKLE_SECONDS
-from simplebus.core.session import Session
-
-if TYPE_CHECKING:
-    from simplebus.server.engine import Engine
+from simplebus.core.receive import ReceiveBuffer
 
 log = logging.getLogger("simplebus.server")
 
@@ -33,16 +31,68 @@ _TCP_INFO = struct.Struct("24x I 28x I")
 """From Linux's struct tcp_info: tcpi_unacked, and tcpi_last_ack_recv in milliseconds."""
 
 
-class Connection:
+class Outgoing(Protocol):
+    """What waits to be sent to a peer; see `core.outbox.Outbox`."""
+
+    @property
+    def idle(self) -> bool: ...
+    @property
+    def pending_bytes(self) -> int: ...
+    def peek(self, tick: int) -> memoryview: ...
+    def sent(self, count: int, tick: int) -> None: ...
+
+
+class Conversation(Protocol):
+    """What a connection needs to know of a session, whatever is spoken."""
+
+    peer: str
+    closed: bool
+
+    @property
+    def outbox(self) -> Outgoing: ...
+    @property
+    def read_bytes(self) -> int: ...
+    @property
+    def must_wait(self) -> bool: ...
+    @property
+    def may_make_room(self) -> bool:
+        """Whether what it says may end its own waiting."""
+
+    @property
+    def hears_farewell(self) -> bool:
+        """Whether it is sent what waits for it before it is closed."""
+
+
+S = TypeVar("S", bound=Conversation)
+
+
+class Door(Protocol[S]):
+    """Where sessions of one protocol come in."""
+
+    buffer: ReceiveBuffer
+
+    @property
+    def tick_number(self) -> int: ...
+    def receive(self, session: S, count: int) -> None: ...
+    def may_rest(self, session: S) -> bool: ...
+    def holds_back(self, session: S) -> bool: ...
+    def fail(self, session: S, error: RemoteProtocolError) -> None: ...
+    def settle(self) -> None: ...
+    def closed(self, connection: Connection[S], reason: str | RemoteProtocolError) -> None: ...
+    def start_soon(self, task: Callable[[], Awaitable[object]]) -> None: ...
+    async def rest(self) -> None: ...
+
+
+class Connection(Generic[S]):
     """A peer's socket and its session.
 
     Resources: owns the socket; `run` closes it. Errors: `run` lets none escape but Cancelled.
     """
 
-    def __init__(self, sock: socket.socket, session: Session, engine: Engine) -> None:
+    def __init__(self, sock: socket.socket, session: S, door: Door[S]) -> None:
         self.socket = sock
         self.session = session
-        self._engine = engine
+        self._door = door
         self._scope = trio.CancelScope()
         self._room = trio.Event()
         self._writing = False
@@ -50,8 +100,8 @@ class Connection:
 
     async def run(self) -> None:
         """Serve the peer until it leaves, breaks the protocol or is cut off."""
-        engine, session, sock = self._engine, self.session, self.socket
-        space = engine.buffer.space
+        door, session, sock = self._door, self.session, self.socket
+        space = door.buffer.space
         reason: str | RemoteProtocolError = "closed by the peer"
         try:
             with self._scope:
@@ -68,11 +118,11 @@ class Connection:
                         break
                     if count == 0:
                         break
-                    engine.receive(session, count)
+                    door.receive(session, count)
                     if session.must_wait:
                         await self._wait_for_room()
-                    elif engine.broker.may_rest(session):
-                        await engine.rest()
+                    elif door.may_rest(session):
+                        await door.rest()
         except RemoteProtocolError as error:
             reason = error
         except Exception:
@@ -82,10 +132,10 @@ class Connection:
         finally:
             reason = self._cut_for or reason
             if isinstance(reason, RemoteProtocolError) and not session.closed:
-                engine.broker.fail(session, reason)
-            engine.closed(self, reason)
+                door.fail(session, reason)
+            door.closed(self, reason)
             if self._say_farewell():
-                engine.start_soon(self._wait_for_hang_up)
+                door.start_soon(self._wait_for_hang_up)
             else:
                 self._close()
 
@@ -95,15 +145,15 @@ class Connection:
         self._scope.cancel()
 
     def _say_farewell(self) -> bool:
-        """Send the last answers of a version 2 session, as far as the socket takes them. Returns
-        whether there were any."""
+        """Send the last answers of a session that hears them, as far as the socket takes them.
+        Returns whether there were any."""
         outbox = self.session.outbox
-        if not outbox.names_feeds or not outbox.pending_bytes:
+        if not self.session.hears_farewell or not outbox.pending_bytes:
             return False
         try:
-            while outbox.pending_bytes and (piece := outbox.peek(self._engine.broker.tick_number)):
+            while outbox.pending_bytes and (piece := outbox.peek(self._door.tick_number)):
                 count = self.socket.send(piece)
-                outbox.sent(count, self._engine.broker.tick_number)
+                outbox.sent(count, self._door.tick_number)
             self.socket.shutdown(socket.SHUT_WR)
         except OSError:
             return False
@@ -134,11 +184,11 @@ class Connection:
         """Pause reading. A peer whose acks may make the room is read on slowly. Of one that has
         hung up, what it left is read, so that its socket is not kept."""
         self._room = trio.Event()
-        seconds = TRICKLE_SECONDS if self.session.subscriptions else HUNG_UP_SECONDS
+        seconds = TRICKLE_SECONDS if self.session.may_make_room else HUNG_UP_SECONDS
         while self.session.must_wait and not self._has_hung_up():
             with trio.move_on_after(seconds):
                 await self._room.wait()
-            if self._engine.broker.holds_back(self.session):
+            if self._door.holds_back(self.session):
                 return
 
     def _has_hung_up(self) -> bool:
@@ -150,11 +200,11 @@ class Connection:
         """Send what can be sent without waiting; a task of its own sends the rest."""
         if not self._writing and not self._send():
             self._writing = True
-            self._engine.start_soon(self._write)
+            self._door.start_soon(self._write)
 
     def _send(self) -> bool:
         """Send until nothing is left (True), or until it is enough or too much (False)."""
-        outbox, tick = self.session.outbox, self._engine.broker.tick_number
+        outbox, tick = self.session.outbox, self._door.tick_number
         try:
             for _ in range(_PIECES_PER_TURN):
                 piece = outbox.peek(tick)
@@ -178,7 +228,7 @@ class Connection:
             while self.socket.fileno() >= 0:  # Closed, perhaps, before the first turn.
                 await trio.lowlevel.wait_writable(self.socket)
                 done = self._send()
-                self._engine.settle()  # What was passed over may have made room.
+                self._door.settle()  # What was passed over may have made room.
                 if done:
                     return
         except (trio.ClosedResourceError, OSError):

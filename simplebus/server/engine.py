@@ -40,11 +40,14 @@ class Engine:
     def __init__(self, settings: Settings | None = None) -> None:
         self.broker = Broker(settings, identity=secrets.token_hex(8))
         self.buffer = ReceiveBuffer()
-        self.connections: dict[int, Connection] = {}
+        self.connections: dict[int, Connection[Session]] = {}
         """By session id."""
         self.cut_off: Counter[Reason] = Counter()
         """Connections closed by us, by reason."""
         self.accepted = 0
+        self.doors: list[Callable[[], bool]] = []
+        """Called when something has changed: each sends what became ready at another door, and
+        says whether that was anything."""
         self._nursery: trio.Nursery | None = None
         self._settled = trio.Event()
         self._said: Counter[str] = Counter()
@@ -172,14 +175,30 @@ class Engine:
         finally:
             self.settle()
 
+    @property
+    def tick_number(self) -> int:
+        return self.broker.tick_number
+
+    def may_rest(self, session: Session) -> bool:
+        return self.broker.may_rest(session)
+
+    def holds_back(self, session: Session) -> bool:
+        return self.broker.holds_back(session)
+
+    def fail(self, session: Session, error: RemoteProtocolError) -> None:
+        self.broker.fail(session, error)
+
     def settle(self) -> None:
         """Send what became ready, and let those read on whose messages found room."""
         self._settled.set()
         broker, connections = self.broker, self.connections
-        while ready := broker.take_ready():
-            for session_id in ready:
-                if session_id in connections:
-                    connections[session_id].flush()
+        busy = True
+        while busy:
+            while ready := broker.take_ready():
+                for session_id in ready:
+                    if session_id in connections:
+                        connections[session_id].flush()
+            busy = sum(settle() for settle in self.doors) > 0
         for session, error in broker.take_cut():
             self._cut(connections[session.session_id], error)
         self._set_alarm()
@@ -187,18 +206,22 @@ class Engine:
             if session.session_id in connections:
                 connections[session.session_id].room()
 
-    def closed(self, connection: Connection, reason: str | RemoteProtocolError) -> None:
+    def closed(self, connection: Connection[Session], reason: str | RemoteProtocolError) -> None:
         """A connection has ended."""
         session = connection.session
-        if isinstance(reason, RemoteProtocolError):
-            self._count(reason.reason, session.peer, reason.sentence)
-        else:
-            log.debug("session %d from %s: %s", session.session_id, session.peer, reason)
+        self.say_closed(f"session {session.session_id}", session.peer, reason)
         self.connections.pop(session.session_id, None)
         self.broker.close(session)
         self.settle()
 
-    def _cut(self, connection: Connection, error: RemoteProtocolError) -> None:
+    def say_closed(self, what: str, peer: str, reason: str | RemoteProtocolError) -> None:
+        """Count or log the end of a connection, at whichever door."""
+        if isinstance(reason, RemoteProtocolError):
+            self._count(reason.reason, peer, reason.sentence)
+        else:
+            log.debug("%s from %s: %s", what, peer, reason)
+
+    def _cut(self, connection: Connection[Session], error: RemoteProtocolError) -> None:
         connection.cut(error)
 
     def _count(self, reason: Reason, peer: str, sentence: str) -> None:

@@ -15,14 +15,16 @@ import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import trio
 
 from simplebus.core.broker import Settings
 from simplebus.core.statistics import BrokerStatistics
+from simplebus.nats.settings import NatsSettings
 from simplebus.server import listeners
 from simplebus.server.engine import Engine
+from simplebus.server.nats_door import NatsDoor
 from simplebus.server.notify import notify
 
 # From glibc's malloc.h.
@@ -40,6 +42,9 @@ class ServeOptions:
     """Addresses to listen on. An IPv6 address that this machine lacks is left out."""
     port: int = 8888
     """0 picks a free one."""
+    nats_port: int | None = None
+    """The same for the NATS door; None keeps it closed."""
+    nats: NatsSettings = field(default_factory=NatsSettings)
     drain_seconds: float = 10.0
     """How long SIGTERM waits for what is under way."""
     verbose: bool = False
@@ -53,6 +58,9 @@ class Serving:
     engine: Engine
     addresses: tuple[str, ...]
     """HOST:PORT of each listener."""
+    nats_addresses: tuple[str, ...] = ()
+    """The same of the NATS door."""
+    nats_door: NatsDoor | None = None
 
 
 async def serve(
@@ -67,14 +75,20 @@ async def serve(
     Task status: a `Serving` once every listener is up. Resources: all sockets are closed on return.
     Raises OSError when no listener can be had.
     """
-    sockets = await _bind_all(options)
+    sockets = await _bind_all(options.hosts, options.port)
+    try:
+        nats_sockets = await _bind_nats(options)
+    except OSError:
+        for sock in sockets:
+            sock.close()
+        raise
     _keep_temporary_arrays_mapped()
     engine = Engine(settings)
     # Signals are caught before anything is announced: who reads that we are ready may stop us.
     with _stop_signals() as signals:
         async with trio.open_nursery() as engines:
             await engines.start(engine.run)
-            await _keep_open(engine, sockets, options, signals, announce, task_status)
+            await _keep_open(engine, sockets, nats_sockets, options, signals, announce, task_status)
             notify("STOPPING=1", "STATUS=draining")
             await _drain(engine, options.drain_seconds, signals)
             _say_farewell(engine)
@@ -84,6 +98,7 @@ async def serve(
 async def _keep_open(
     engine: Engine,
     sockets: list[socket.socket],
+    nats_sockets: list[socket.socket],
     options: ServeOptions,
     signals: AsyncIterator[int],
     announce: Callable[[str], None],
@@ -93,12 +108,20 @@ async def _keep_open(
     async with trio.open_nursery() as doors:
         for sock in sockets:
             doors.start_soon(listeners.accept, sock, engine.serve)
-        addresses = tuple(listeners.name(sock.getsockname()) for sock in sockets)
+        addresses = _names(sockets)
+        nats_addresses = _names(nats_sockets)
+        nats_door = None
+        if nats_sockets:
+            nats_door = NatsDoor(engine, options.nats)
+            doors.start_soon(nats_door.run)
+            for sock in nats_sockets:
+                doors.start_soon(listeners.accept, sock, nats_door.serve)
         gc.collect()
         gc.freeze()  # What exists now lives for ever: no collection needs to look at it.
-        announce(f"simplebus ready tcp={addresses[0]}")
-        notify("READY=1", f"STATUS=listening on {', '.join(addresses)}")
-        task_status.started(Serving(engine, addresses))
+        ready = f"simplebus ready tcp={addresses[0]}"
+        announce(f"{ready} nats={nats_addresses[0]}" if nats_addresses else ready)
+        notify("READY=1", f"STATUS=listening on {', '.join(addresses + nats_addresses)}")
+        task_status.started(Serving(engine, addresses, nats_addresses, nats_door))
         if options.verbose:
             doors.start_soon(_print_rates, engine, announce)
         number = await anext(signals)
@@ -120,11 +143,20 @@ def _keep_temporary_arrays_mapped() -> None:
     mallopt(_M_TRIM_THRESHOLD, 32 << 20)
 
 
-async def _bind_all(options: ServeOptions) -> list[socket.socket]:
+def _names(sockets: list[socket.socket]) -> tuple[str, ...]:
+    return tuple(listeners.name(sock.getsockname()) for sock in sockets)
+
+
+async def _bind_nats(options: ServeOptions) -> list[socket.socket]:
+    if options.nats_port is None:
+        return []
+    return await _bind_all(options.hosts, options.nats_port)
+
+
+async def _bind_all(hosts: tuple[str, ...], port: int) -> list[socket.socket]:
     sockets: list[socket.socket] = []
-    port = options.port
     problem: OSError | None = None
-    for host in options.hosts:
+    for host in hosts:
         try:
             sockets += await listeners.bind(host, port)
             port = port or sockets[0].getsockname()[1]

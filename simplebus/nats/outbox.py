@@ -1,0 +1,72 @@
+"""Everything that waits to be sent to one NATS client, in the order in which it is to go.
+
+Rule 1: what is short is joined with what is short beside it; what is long is kept as it came.
+Rule 2: what was put in is never changed again by whoever did.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from simplebus.nats.limits import OUTPUT_PIECE_BYTES
+
+
+class Outbox:
+    """`peek` and `sent` alternate: what peek showed is valid until the next change."""
+
+    def __init__(self) -> None:
+        self.sent_bytes = 0
+        """Bytes taken so far."""
+        self.pending_bytes = 0
+        """Bytes that wait."""
+        self._pieces: deque[memoryview] = deque()
+        self._tail = bytearray()
+        """Short pieces, behind all others."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits to be sent."""
+        return not self.pending_bytes
+
+    def put(self, piece: bytes | bytearray | memoryview) -> None:
+        """Queue bytes."""
+        size = len(piece)
+        self.pending_bytes += size
+        if size < OUTPUT_PIECE_BYTES:
+            self._tail += piece
+            if len(self._tail) >= OUTPUT_PIECE_BYTES:
+                self._end_tail()
+            return
+        self._end_tail()
+        self._pieces.append(memoryview(piece))
+
+    reply = put
+
+    def _end_tail(self) -> None:
+        if self._tail:
+            self._pieces.append(memoryview(self._tail))
+            self._tail = bytearray()
+
+    def peek(self, tick: int) -> memoryview:
+        """The next bytes to send; empty when there are none."""
+        if not self._pieces:
+            self._end_tail()
+            if not self._pieces:
+                return memoryview(b"")
+        return self._pieces[0]
+
+    def sent(self, count: int, tick: int) -> None:
+        """The first `count` of the bytes that peek showed were taken."""
+        self.sent_bytes += count
+        self.pending_bytes -= count
+        piece = self._pieces[0]
+        if count == len(piece):
+            self._pieces.popleft()
+        else:
+            self._pieces[0] = piece[count:]
+
+    def clear(self) -> None:
+        """Nothing of what waits is to be sent."""
+        self._pieces.clear()
+        self._tail = bytearray()
+        self.pending_bytes = 0

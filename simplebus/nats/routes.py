@@ -1,0 +1,110 @@
+"""Which sinks a subject leads to.
+
+Rule 1: one sublist holds all interest of this door. What a subject leads to is looked up once, and
+remembered by the subject's number until something changes.
+Rule 2: subjects that lead to the same sinks have one result: a batch is split by results, not by
+subjects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from simplebus.core.sublist import Sublist
+from simplebus.nats import subjects
+from simplebus.nats.events import Positions
+from simplebus.nats.limits import SUBJECTS_MAX
+from simplebus.nats.subscription import QueueGroup, Sink, Subscription
+from simplebus.nats.table import SubjectTable
+
+Sinks: TypeAlias = tuple[Sink, ...]
+
+_UNKNOWN = -1
+
+
+class Routes:
+    """Of one front."""
+
+    def __init__(self, generator: np.random.Generator) -> None:
+        self.table = SubjectTable()
+        self._generator = generator
+        self._sublist: Sublist[Sink] = Sublist(check=lambda pattern: pattern)
+        self._groups: dict[tuple[bytes, bytes], QueueGroup] = {}
+        self._results: dict[Sinks, int] = {}
+        self._sinks: list[Sinks] = []
+        self._result_of = np.full(SUBJECTS_MAX, _UNKNOWN, np.int32)
+        self._valid_for = (-1, -1)
+
+    def __len__(self) -> int:
+        """Pairs of a subject and a sink."""
+        return len(self._sublist)
+
+    def add(self, subject: bytes, sink: Sink) -> None:
+        """What matches this legal subject is for the sink."""
+        self._sublist.insert(subjects.key(subject), sink)
+
+    def remove(self, subject: bytes, sink: Sink) -> None:
+        """No longer."""
+        self._sublist.remove(subjects.key(subject), sink)
+
+    def subscribe(self, subscription: Subscription) -> None:
+        """The same for a subscription, which may be one of a group."""
+        subject, queue = subscription.subject, subscription.queue
+        if not queue:
+            self.add(subject, subscription)
+            return
+        group = self._groups.get((subject, queue))
+        if group is None:
+            group = self._groups[subject, queue] = QueueGroup(self._generator)
+            self.add(subject, group)
+        group.members.append(subscription)
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        """No longer."""
+        subject, queue = subscription.subject, subscription.queue
+        if not queue:
+            self.remove(subject, subscription)
+            return
+        group = self._groups[subject, queue]
+        group.members.remove(subscription)
+        if not group.members:
+            del self._groups[subject, queue]
+            self.remove(subject, group)
+
+    def of(self, subject: bytes) -> Sinks:
+        """Where a message on this subject goes."""
+        return self._sublist.match(subjects.key(subject))
+
+    def split(self, numbers: npt.NDArray[np.int32]) -> Iterator[tuple[Sinks, Positions | None]]:
+        """Where messages on the subjects with these numbers go: sinks, and the positions of the
+        messages that are for them; None for all."""
+        valid_for = (self._sublist.generation, self.table.generation)
+        if valid_for != self._valid_for:
+            self._valid_for = valid_for
+            self._results.clear()
+            self._sinks.clear()
+            self._result_of.fill(_UNKNOWN)
+        results = self._result_of[numbers]
+        unknown = results == _UNKNOWN
+        if unknown.any():
+            for number in np.unique(numbers[unknown]).tolist():
+                self._result_of[number] = self._result(self.of(self.table.names[number]))
+            results = self._result_of[numbers]
+        if (results == results[0]).all():
+            yield self._sinks[results[0]], None
+            return
+        order = results.argsort(kind="stable")
+        cuts = np.flatnonzero(np.diff(results[order])) + 1
+        for rows in np.split(order, cuts):
+            yield self._sinks[results[rows[0]]], rows
+
+    def _result(self, sinks: Sinks) -> int:
+        number = self._results.get(sinks)
+        if number is None:
+            number = self._results[sinks] = len(self._sinks)
+            self._sinks.append(sinks)
+        return number

@@ -1,0 +1,24 @@
+"""How the NATS door behaves.
+
+Rule 1: what is only a bound is a field of `NatsLimits`; what changes what happens stands here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from simplebus.nats.limits import NatsLimits
+
+
+@dataclass(frozen=True, slots=True)
+class NatsSettings:
+    """Of one door."""
+
+    limits: NatsLimits = field(default_factory=NatsLimits)
+    server_name: str = "simplebus"
+    tls_required: bool = False
+    """Whether INFO asks for TLS."""
+    tls_available: bool = False
+    """Whether INFO offers it."""
+    tls_verify: bool = False
+    """Whether INFO asks for a client's certificate."""

@@ -1,0 +1,36 @@
+"""Which subjects are legal, and how they are looked up.
+
+Rule 1: a subject is bytes on the wire, and the text of the same bytes as Latin-1 inside: nothing is
+lost, whatever they are.
+Rule 2: NATS knows two wildcards, `*` and a `>` at the end. A token `#` is a letter like any other;
+where it would be taken for the third wildcard of channels, it is escaped.
+"""
+
+from __future__ import annotations
+
+ONE, SOME = b"*", b">"
+_ESCAPE = "\x00"
+
+
+def is_legal(subject: bytes) -> bool:
+    """Whether one may subscribe to it: no token is empty, `>` comes last."""
+    tokens = subject.split(b".")
+    return b"" not in tokens and SOME not in tokens[:-1]
+
+
+def is_literal(subject: bytes) -> bool:
+    """Whether one may publish on it, to be exact: legal, and no token is a wildcard."""
+    tokens = subject.split(b".")
+    return not (b"" in tokens or ONE in tokens or SOME in tokens)
+
+
+def key(subject: bytes) -> str:
+    """What stands for it in a sublist, as a pattern or as a name."""
+    text = subject.decode("latin-1")
+    if "#" in text:
+        return ".".join(map(_escaped, text.split(".")))
+    return text
+
+
+def _escaped(token: str) -> str:
+    return _ESCAPE + token if token.lstrip(_ESCAPE) == "#" else token
