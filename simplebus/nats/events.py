@@ -51,6 +51,11 @@ class Run:
     def count(self) -> int:
         return len(self.rows)
 
+    @property
+    def mean_bytes(self) -> int:
+        """How long a message is, from its verb to its end."""
+        return int(self.rows.shape[1])
+
 
 @dataclass(slots=True)
 class Mix:
@@ -71,6 +76,11 @@ class Mix:
     @property
     def count(self) -> int:
         return len(self.bodies)
+
+    @property
+    def mean_bytes(self) -> int:
+        """About how long a message is, from its verb to its end."""
+        return self.data.size // len(self.bodies)
 
 
 @dataclass(slots=True)

@@ -32,7 +32,7 @@ from simplebus.nats.events import (
 )
 from simplebus.nats.parser import Parser
 from simplebus.nats.routes import Routes
-from simplebus.nats.session import NatsSession
+from simplebus.nats.session import NatsSession, Written
 from simplebus.nats.settings import NatsSettings
 from simplebus.nats.subscription import Subscription
 
@@ -61,6 +61,8 @@ class Front:
         self.refused: Counter[Reason] = Counter()
         self._next_client_id = 1
         self._ready: dict[NatsSession, None] = {}
+        self._made = 0
+        """Bytes that were written of the read that is looked at."""
         self._cut: list[tuple[NatsSession, NatsError]] = []
 
     # Sessions ------------------------------------------------------------------------------------
@@ -73,8 +75,10 @@ class Front:
             client_id,
             Parser(settings.limits, self.routes.table),
             peer=peer,
+            pending_max=settings.limits.max_pending,
             ready=self._make_ready,
             end=self._end,
+            overflow=self._end_slow,
         )
         self.sessions[client_id] = session
         info = Info(
@@ -103,9 +107,12 @@ class Front:
         session then.
         """
         assert not session.closed
+        self._made = 0
         for event in session.parser.receive(buffer, count):
             self._apply(session, event)
-        session.took(count)
+            if session.is_cut:
+                break
+        session.took(count, self._made)
 
     def fail(self, session: NatsSession, error: NatsError) -> None:
         """A session is to be closed for this reason: tell its client, if there is a word."""
@@ -134,6 +141,22 @@ class Front:
 
     def tick(self) -> None:
         """One beat: who is overdue?"""
+
+    def cut(self, session: NatsSession, error: NatsError) -> None:
+        """Have a session closed, as soon as nothing else is under way."""
+        session.is_cut = True
+        self._cut.append((session, error))
+
+    def _end_slow(self, session: NatsSession) -> None:
+        """More waits for a client than may: it is cut off without a word, and with what waits."""
+        most = self.settings.limits.max_pending
+        error = NatsError(
+            Reason.SLOW_CONSUMER,
+            f"more than the {most} bytes wait for it that may",
+            closed="Slow Consumer (Pending Bytes)",
+        )
+        session.forget_all()
+        self.cut(session, error)
 
     def _make_ready(self, session: NatsSession) -> None:
         self._ready[session] = None
@@ -184,7 +207,9 @@ class Front:
             session.send(error_line("Invalid Publish Subject"))
         self._ok(session)
         taken = False
-        for sink in self.routes.of(message.subject):
+        sinks = self.routes.of(message.subject)
+        self._made += len(sinks) * len(message.body)
+        for sink in sinks:
             taken |= sink.one(message, session)
         if message.reply and not taken and session.options.no_responders:
             self._say_nobody(session, message)
@@ -210,8 +235,9 @@ class Front:
 
     def _write(self, messages: Run | Mix) -> None:
         """Have those sessions write for which something was gathered."""
+        written: Written = {}
         for session in self._ready:
-            session.write(messages, self.routes.table.names)
+            self._made += session.write(messages, self.routes.table.names, written)
 
     def _say_nobody(self, session: NatsSession, message: Pub) -> None:
         """Tell a requester that nobody is there to answer."""

@@ -15,6 +15,11 @@ SUBJECTS_MAX = 65_536
 # Pieces of output are joined up to this long: many small ones cost what they weigh.
 OUTPUT_PIECE_BYTES = 64 * 1024
 
+# What one read may make of output for all clients together; where it would be more, the next read
+# of the same publisher is shorter, down to the least.
+OUTPUT_PER_READ_BYTES = 8 * 1024 * 1024
+READ_BYTES_MIN = 4 * 1024
+
 
 @dataclass(frozen=True, slots=True)
 class NatsLimits:

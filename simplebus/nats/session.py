@@ -6,14 +6,21 @@ Rule 1: a session knows its own client only. What its words mean for others is t
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 from simplebus.core.limits import RECEIVE_BYTES, TRICKLE_BYTES
 from simplebus.nats import writing
 from simplebus.nats.connect import Options
 from simplebus.nats.events import Mix, Positions, Run, singles
+from simplebus.nats.limits import OUTPUT_PER_READ_BYTES, READ_BYTES_MIN
 from simplebus.nats.outbox import Outbox
 from simplebus.nats.parser import Parser
 from simplebus.nats.subscription import Subscription
+
+Gathered: TypeAlias = list[tuple[bytes, Positions | None]]
+"""What a client is to be sent of one batch: under which sid, and which messages."""
+Written: TypeAlias = dict[tuple[bytes, bool], memoryview]
+"""What was written of one batch, all of it: by sid, and whether with headers."""
 
 
 class NatsSession:
@@ -25,8 +32,10 @@ class NatsSession:
         parser: Parser,
         *,
         peer: str,
+        pending_max: int,
         ready: Callable[[NatsSession], None],
         end: Callable[[Subscription], None],
+        overflow: Callable[[NatsSession], None],
     ) -> None:
         self.client_id = client_id
         self.peer = peer
@@ -41,6 +50,8 @@ class NatsSession:
         self.subscriptions: dict[bytes, Subscription] = {}
         """By sid."""
         self.closed = False
+        self.is_cut = False
+        """Whether it is about to be closed: it is sent nothing more."""
         self.must_wait = False
         """Whether reading is to pause."""
         self.in_messages = self.in_bytes = self.out_messages = self.out_bytes = 0
@@ -48,7 +59,11 @@ class NatsSession:
         """Called with a subscription that has been sent all that it asked for."""
         self._ready = ready
         """Called when something waits to be sent."""
-        self._gathered: list[tuple[bytes, Positions | None]] = []
+        self._overflow = overflow
+        """Called when more waits for it than may."""
+        self._pending_max = pending_max
+        self._gathered_bytes = 0
+        self._gathered: Gathered = []
         self._read_bytes = TRICKLE_BYTES
 
     @property
@@ -66,9 +81,13 @@ class NatsSession:
         """Whether it is sent what waits for it before it is closed."""
         return True
 
-    def took(self, count: int) -> None:
-        """A read brought so many bytes. Bulk is read in ever larger pieces."""
-        if count >= self._read_bytes:
+    def took(self, count: int, made: int) -> None:
+        """A read brought so many bytes, and made so many for others. Bulk is read in ever larger
+        pieces, as long as not too much is made of them."""
+        if made > OUTPUT_PER_READ_BYTES:
+            fewer = count * OUTPUT_PER_READ_BYTES // made
+            self._read_bytes = max(READ_BYTES_MIN, fewer)
+        elif count >= self._read_bytes and 2 * made <= OUTPUT_PER_READ_BYTES:
             self._read_bytes = min(2 * self._read_bytes, RECEIVE_BYTES)
 
     @property
@@ -78,26 +97,60 @@ class NatsSession:
 
     def send(self, piece: bytes | bytearray | memoryview) -> None:
         """Queue bytes for it."""
+        if self.is_cut:
+            return
         self.outbox.put(piece)
         self._ready(self)
+        if self.outbox.pending_bytes > self._pending_max:
+            self._overflow(self)
 
-    def gather(self, sid: bytes, rows: Positions | None) -> None:
-        """These messages of the batch that is looked at are for it, under this sid."""
+    def gather(self, sid: bytes, rows: Positions | None, size: int) -> None:
+        """These messages of the batch that is looked at are for it, under this sid: about so many
+        bytes."""
+        self._gathered_bytes += size
         self._gathered.append((sid, rows))
         self._ready(self)
+        if self.outbox.pending_bytes + self._gathered_bytes > self._pending_max:
+            self._overflow(self)
 
-    def write(self, messages: Run | Mix, names: list[bytes]) -> None:
-        """Queue what was gathered of a batch. `names` are subjects by their numbers."""
+    def forget_all(self) -> None:
+        """Nothing of what waits for it is to be sent."""
+        self._gathered.clear()
+        self._gathered_bytes = 0
+        self.outbox.clear()
+
+    def write(self, messages: Run | Mix, names: list[bytes], written: Written) -> int:
+        """Queue what was gathered of a batch. `names` are subjects by their numbers; `written` is
+        what others were sent of it. Returns how many bytes that are."""
         if not self._gathered:
-            return
+            return 0
         gathered, self._gathered = self._gathered, []
-        if len(gathered) == 1:
+        self._gathered_bytes = 0
+        headers = self.takes_headers
+        if len(gathered) > 1:
+            piece = self._interleaved(messages, names, gathered)
+        else:
             sid, rows = gathered[0]
-            if isinstance(messages, Run):
-                self.outbox.put(writing.run(messages, sid, rows, headers=self.takes_headers))
+            key = (sid, headers)
+            if rows is None and key in written:
+                piece = written[key]
             else:
-                self.outbox.put(writing.mix(messages, sid, rows))
-            return
+                if isinstance(messages, Run):
+                    piece = memoryview(writing.run(messages, sid, rows, headers=headers))
+                else:
+                    piece = memoryview(writing.mix(messages, sid, rows))
+                if rows is None:
+                    written[key] = piece
+        self.outbox.put(piece)
+        return len(piece)
+
+    def _interleaved(
+        self,
+        messages: Run | Mix,
+        names: list[bytes],
+        gathered: list[tuple[bytes, Positions | None]],
+    ) -> memoryview:
+        """What several subscriptions are sent, message by message."""
         sids: list[list[bytes]] = [[] for _ in range(messages.count)]
         for sid, rows in gathered:
             for row in range(messages.count) if rows is None else rows.tolist():
@@ -107,4 +160,4 @@ class NatsSession:
             for message, those in zip(singles(messages, names), sids, strict=True)
             for sid in those
         ]
-        self.outbox.put(b"".join(pieces))
+        return memoryview(b"".join(pieces))

@@ -48,7 +48,8 @@ class Subscription:
 
     def takes(self, origin: NatsSession | None) -> bool:
         """Whether it is to be sent this client's messages."""
-        return origin is not self.session or self.session.options.echo
+        session = self.session
+        return (origin is not session or session.options.echo) and not session.is_cut
 
     @property
     def left(self) -> int:
@@ -70,7 +71,7 @@ class Subscription:
         if self.most and count > self.left:
             count = self.left
             rows = np.arange(count) if rows is None else rows[:count]
-        self.session.gather(self.sid, rows)
+        self.session.gather(self.sid, rows, count * messages.mean_bytes)
         self._count(count)
         return True
 

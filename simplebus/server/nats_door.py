@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.errors import RemoteProtocolError
 from simplebus.nats.errors import NatsError
 from simplebus.nats.front import Front
 from simplebus.nats.session import NatsSession
@@ -78,18 +78,10 @@ class NatsDoor:
         for session in ready:
             if session.client_id in connections:
                 connections[session.client_id].flush()
-                most = front.settings.limits.max_pending
-                if session.outbox.pending_bytes > most:
-                    self._cut_slow(session, most)
         for session, error in front.take_cut():
-            connections[session.client_id].cut(error)
+            if session.client_id in connections:
+                connections[session.client_id].cut(error)
         return bool(ready)
-
-    def _cut_slow(self, session: NatsSession, most: int) -> None:
-        sentence = f"{session.outbox.pending_bytes} bytes wait for it, {most} are allowed"
-        error = NatsError(Reason.SLOW_CONSUMER, sentence, closed="Slow Consumer (Pending Bytes)")
-        session.outbox.clear()
-        self.connections[session.client_id].cut(error)
 
     @property
     def tick_number(self) -> int:
