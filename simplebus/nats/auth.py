@@ -1,0 +1,157 @@
+"""Who may come through the NATS door: users by password, token or key, and how it is checked.
+
+Rule 1: a secret is compared in constant time, and in full even when the user is not known.
+Rule 2: passwords are kept as they are written. Hashes made to be slow to check (bcrypt) are
+refused: one check would hold up everybody on the bus.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+from dataclasses import dataclass
+
+from simplebus.nats.permissions import Permissions
+
+_KEY_BYTES = 32
+_USER_KEY_PREFIX = 20 << 3
+_BCRYPT = ("$2a$", "$2b$", "$2x$", "$2y$")
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """One who may connect: by name and password, or by an nkey's public half.
+
+    Raises ValueError, naming the user, when it has neither or both, or the key is no user's.
+    """
+
+    name: str = ""
+    """Empty for a user who has a key."""
+    password: str = ""
+    nkey: str = ""
+    """Public key as `nk` prints it: `U` and 55 more letters and digits of base 32."""
+    permissions: Permissions | None = None
+    """What it may do; None for everything."""
+
+    def __post_init__(self) -> None:
+        if bool(self.name) == bool(self.nkey):
+            raise ValueError(f"user {self.name or self.nkey!r}: expected a name or an nkey")
+        if self.nkey:
+            if self.password:
+                raise ValueError(f"user {self.nkey}: has an nkey, expected no password beside it")
+            decode_user_key(self.nkey)
+        elif self.password.startswith(_BCRYPT):
+            raise ValueError(
+                f"user {self.name}: the password is a bcrypt hash, which is not supported: "
+                "expected the password itself"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class NatsAuth:
+    """Who may connect. With neither token nor users, everybody may, and may do everything.
+
+    Raises ValueError when what it says contradicts itself.
+    """
+
+    users: tuple[User, ...] = ()
+    token: str = ""
+    """What anybody may say instead of being a user; empty for none."""
+    no_auth_user: str = ""
+    """Name of the user that those are who say nothing of who they are; empty for none."""
+    default_permissions: Permissions | None = None
+    """Of users that have none of their own."""
+
+    def __post_init__(self) -> None:
+        keys = [user.name or user.nkey for user in self.users]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise ValueError(f"user {key} is there twice")
+        if self.token and self.users:
+            raise ValueError("there are a token and users, expected either")
+        if self.token.startswith(_BCRYPT):
+            raise ValueError("the token is a bcrypt hash, which is not supported")
+        if self.no_auth_user and self.no_auth_user not in keys:
+            raise ValueError(f"no_auth_user {self.no_auth_user} is none of the users")
+
+    @property
+    def required(self) -> bool:
+        """Whether one has to say who one is."""
+        return bool(self.users or self.token)
+
+    @property
+    def uses_keys(self) -> bool:
+        """Whether INFO has a nonce to be signed."""
+        return any(user.nkey for user in self.users)
+
+    def permissions(self, user: User) -> Permissions | None:
+        """What this user may do; None for everything."""
+        return user.permissions or self.default_permissions
+
+    def user(self, name: str, password: str) -> User | None:
+        """Who has this name and password; None for nobody."""
+        found = None
+        for user in self.users:
+            if not user.nkey and _same(user.name, name) & _same(user.password, password):
+                found = user
+        return found
+
+    def has_token(self, token: str) -> bool:
+        """Whether this is the token."""
+        return bool(self.token) and _same(self.token, token)
+
+    def holder(self, nkey: str, signature: str, nonce: bytes) -> User | None:
+        """Whose key this is, if it signed the nonce; None for nobody.
+
+        The signature is in base 64, with or without `=`, of either alphabet.
+        """
+        for user in self.users:
+            if user.nkey and user.nkey == nkey:
+                return user if is_signed(nkey, signature, nonce) else None
+        return None
+
+    def silent_user(self) -> User | None:
+        """Who those are who say nothing of who they are; None if they have to."""
+        for user in self.users:
+            if self.no_auth_user and self.no_auth_user in (user.name, user.nkey):
+                return user
+        return None
+
+
+def decode_user_key(nkey: str) -> bytes:
+    """The 32 bytes of a user's public key: base 32 of its kind, the key and a checksum.
+
+    Raises ValueError when it is none (nkeys of NATS).
+    """
+    try:
+        raw = base64.b32decode(nkey + "=" * (-len(nkey) % 8))
+    except (binascii.Error, ValueError):
+        raise ValueError(f"nkey {nkey!r}: expected base 32") from None
+    if len(raw) != 1 + _KEY_BYTES + 2 or raw[0] != _USER_KEY_PREFIX:
+        raise ValueError(f"nkey {nkey!r}: expected a user's public key, U and 55 more characters")
+    # The checksum that modems knew as XMODEM's, which binascii has; the lower byte first.
+    if binascii.crc_hqx(raw[:-2], 0) != int.from_bytes(raw[-2:], "little"):
+        raise ValueError(f"nkey {nkey!r}: its checksum is wrong, was it cut or mistyped?")
+    return raw[1:-2]
+
+
+def is_signed(nkey: str, signature: str, nonce: bytes) -> bool:
+    """Whether the holder of a user's key signed the nonce (Ed25519)."""
+    # Loaded when the first one comes: few servers know users by keys.
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        plain = signature.replace("+", "-").replace("/", "_").rstrip("=")
+        signed = base64.urlsafe_b64decode(plain + "=" * (-len(plain) % 4))
+        Ed25519PublicKey.from_public_bytes(decode_user_key(nkey)).verify(signed, nonce)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def _same(ours: str, theirs: str) -> bool:
+    return hmac.compare_digest(
+        ours.encode("utf-8", "surrogatepass"), theirs.encode("utf-8", "surrogatepass")
+    )
