@@ -3,6 +3,7 @@
     python load/run.py            every scenario, about ten minutes
     python load/run.py --quick    the same, short and rough
     python load/run.py flow-16    one scenario
+    python load/run.py 'nats-*'   the NATS door, beside nats-server
     python load/run.py --traces DIR; simplebus pipeline report DIR --chart rps.png
 
 Law: ratios, not absolute figures, are the claims. A peer is measured in the same run, in turn with
@@ -16,6 +17,7 @@ simplebus, by the same generator, and no rate is printed for work that was not v
     measure.py     one measurement
     scenarios.py   what is measured, against what, and what is wanted
     memory.py      the measurements of memory
+    nats_door.py   those of the NATS door: idle connections, and many subscriptions
     sdk.py         the measurements of Python programs, of simplebus and of nats-py
     sdk_job.py     what such a program is told, and how it answers
     sdk_worker.py  the programs of simplebus

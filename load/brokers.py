@@ -25,7 +25,7 @@ HOST = "127.0.0.1"
 START_S = 30.0
 REPOSITORY = Path(__file__).resolve().parent.parent
 SERVE = (sys.executable, "-m", "simplebus", "serve")
-OTHER_DOORS = ("--no-http", "--no-nats")  # Kept closed: only the binary port is measured.
+OTHER_DOORS = ("--no-http", "--no-nats")  # Kept closed, unless it is them that is measured.
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,11 @@ def find_program(name: str) -> Path | None:
 
 
 def is_available(kind: str) -> bool:
-    return kind == "simplebus" or find_program(PROGRAMS[kind]) is not None
+    return kind in OURS or find_program(PROGRAMS[kind]) is not None
 
 
+OURS = ("simplebus", "simplebus-nats")
+"""Doors of the same server: the binary one, and that for NATS clients."""
 PROGRAMS = {"nats": "nats-server", "redis": "redis-server"}
 
 
@@ -81,6 +83,13 @@ def _start_simplebus(directory: Path, server_args: Sequence[str]) -> tuple[Proce
     return process, _port_of(process, "simplebus ready", rf"tcp={re.escape(HOST)}:(\d+)")
 
 
+def _start_simplebus_nats(directory: Path, server_args: Sequence[str]) -> tuple[Process, int]:
+    closed = [flag for flag in _closed_doors() if flag != "--no-nats"]
+    command = [*SERVE, "--port", "0", "--nats-port", "0", *closed, *server_args]
+    process = Process("simplebus", command, directory=REPOSITORY)
+    return process, _port_of(process, "simplebus ready", rf"nats={re.escape(HOST)}:(\d+)")
+
+
 def _start_nats(directory: Path, server_args: Sequence[str]) -> tuple[Process, int]:
     program = find_program("nats-server")
     command = [program, "-a", HOST, "-p", "-1", "-js", "-sd", directory]
@@ -98,7 +107,12 @@ def _start_redis(directory: Path, server_args: Sequence[str]) -> tuple[Process, 
     return process, port
 
 
-STARTERS = {"simplebus": _start_simplebus, "nats": _start_nats, "redis": _start_redis}
+STARTERS = {
+    "simplebus": _start_simplebus,
+    "simplebus-nats": _start_simplebus_nats,
+    "nats": _start_nats,
+    "redis": _start_redis,
+}
 
 
 def _wait_or_stop(process: Process, words: str) -> str:

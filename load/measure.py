@@ -36,6 +36,8 @@ class Flow:
     """Version 2: messages are envelopes with this channel."""
     binding: str = ""
     """Version 2: the subscribers' pattern of channels."""
+    subjects: int = 0
+    """NATS: each message's subject is one of so many, at random, and subscribers take all."""
     pace: int = 0
     """Messages a second, evenly; 0 for as many as it takes."""
 
@@ -50,6 +52,8 @@ class Flow:
             options["angle"] = True
         if self.channel:
             options["channel"] = self.channel
+        if self.subjects:
+            options["subjects"] = self.subjects
         return options
 
 

@@ -7,6 +7,7 @@ Rule 2: a scenario that fails is told as failed, with its sentence, and the run 
 
 from __future__ import annotations
 
+import fnmatch
 import shlex
 import sys
 import tempfile
@@ -21,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # So that it runs by its path.
 
-from load.brokers import Broker, is_available, running, versions
+from load.brokers import OURS, Broker, is_available, running, versions
 from load.generators import program
 from load.measure import Manner, RoundTrips, Sample, measure
 from load.processes import LoadError
@@ -97,7 +98,7 @@ class Runner:
         write_table(self.traces, table, scenario, variant, turn)
 
     def _args_for(self, kind: str) -> tuple[str, ...]:
-        return self.manner.server_args if kind == "simplebus" else ()
+        return self.manner.server_args if kind in OURS else ()
 
     def _is_there(self, variant: Variant) -> bool:
         if is_available(variant.kind):
@@ -119,7 +120,7 @@ def _measured(broker: Broker, variant: Variant, count: int, tracer: Tracer | Non
     try:
         return measure(broker, variant.protocol, variant.work, count=count, tracer=tracer)
     except LoadError as error:
-        last = broker.process.errors().strip()[-400:] if broker.kind == "simplebus" else ""
+        last = broker.process.errors().strip()[-400:] if broker.kind in OURS else ""
         said = f"; the server said: {last}" if last else ""
         raise LoadError(f"{variant.name}: {error}{said}") from error
 
@@ -146,15 +147,19 @@ def _rows(scenario: Scenario, samples: dict[str, list[Sample]]) -> list[Row]:
 
 def _chosen(names: list[str]) -> list[Scenario]:
     known = {scenario.name: scenario for scenario in SCENARIOS}
-    for name in names:
-        if name not in known:
+    chosen: dict[str, Scenario] = {}
+    for name in names or ["*"]:
+        found = fnmatch.filter(known, name)
+        if not found:
             raise typer.BadParameter(f"no scenario {name!r}; there are {', '.join(known)}")
-    return [known[name] for name in names] if names else list(SCENARIOS)
+        chosen |= {each: known[each] for each in found}
+    return list(chosen.values())
 
 
 def main(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Scenarios; all when none is named.")
+        list[str] | None,
+        typer.Argument(help="Scenarios, or patterns of names; all when none is named."),
     ] = None,
     rounds: Annotated[
         int | None, typer.Option(min=1, help="Of each scenario; 5, or 2 when quick.")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from load import memory, sdk, spark
+from load import memory, nats_door, sdk, spark
 from load.measure import Flow, Manner, RoundTrips
 from load.report import Row, Target
 
@@ -50,6 +50,22 @@ def _version_2(name: str, work: Flow) -> Variant:
 
 def _nats(work: Flow | RoundTrips) -> Variant:
     return Variant("nats core", "nats", "nats", work)
+
+
+def _door(work: Flow | RoundTrips) -> Variant:
+    return Variant("simplebus", "simplebus-nats", "nats", work)
+
+
+def _nats_flow(
+    name: str, title: str, flow: Flow, at_least: float | None, reach: float | None
+) -> Scenario:
+    """The NATS door and nats-server, each with the same bytes."""
+    return Scenario(
+        f"nats-{name}",
+        f"NATS clients: {title}",
+        (_door(flow), _nats(flow)),
+        (Target(f"NATS, {title}", "simplebus", "nats core", at_least, reach),),
+    )
 
 
 def _peers(flow: Flow, seconds: float) -> tuple[Variant, ...]:
@@ -200,6 +216,29 @@ SCENARIOS = (
             Target("the same, bound to all", "bound to all", "version 1", None, None),
         ),
     ),
+    _nats_flow("16", "16 B, 1 to 1", Flow(), 1.5, 3),
+    _nats_flow("128", "128 B, 1 to 1", Flow(size_bytes=128), 1.5, 3),
+    _nats_flow("mixed", "1,000 subjects, 1 to 300 B", Flow(mixed=True, subjects=1_000), 0.5, 1),
+    _nats_flow("fan-out", "16 B, 1 to 3", Flow(subscribers=3), None, None),
+    Scenario(
+        "nats-latency",
+        "NATS clients: 16 B, one message in flight",
+        (_door(RoundTrips()), _nats(RoundTrips())),
+        tuple(
+            Target(
+                f"NATS, latency {quantile}",
+                "simplebus",
+                "nats core",
+                at_least,
+                reach,
+                quantity=f"{quantile}_us",
+                less_is_better=True,
+            )
+            for quantile, at_least, reach in (("p50", 2.5, 1.3), ("p99", None, None))
+        ),
+    ),
+    Scenario("nats-idle", "NATS clients that say nothing", special=nats_door.idle),
+    Scenario("nats-matching", "many NATS subscriptions", special=nats_door.matching),
     Scenario("sdk", "Python programs, beside those of nats-py", special=sdk.run),
     Scenario("memory", "memory of the server", special=memory.run),
     Scenario("spark", "into Spark and out of it, beside Parquet files", special=spark.run),

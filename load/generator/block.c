@@ -9,7 +9,7 @@
 
 #include <string.h>
 
-static uint64_t next_random(uint64_t *state) { /* splitmix64 */
+uint64_t next_random(uint64_t *state) { /* splitmix64 */
     uint64_t z = *state += 0x9e3779b97f4a7c15u;
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
     z = (z ^ z >> 27) * 0x94d049bb133111ebu;
@@ -26,7 +26,7 @@ void pieces_close(Pieces *pieces) {
 static size_t frames_for(const Options *options) {
     size_t average = options->mixed ? 150 : options->size_bytes ? options->size_bytes : 1;
     size_t frames = BLOCK_BYTES_MAX / average;
-    if (frames > BLOCK_FRAMES_MAX) frames = BLOCK_FRAMES_MAX;
+    if (frames > BLOCK_FRAMES_MAX || options->subjects > 0) frames = BLOCK_FRAMES_MAX;
     if (frames < BLOCK_FRAMES_MIN) frames = BLOCK_FRAMES_MIN;
     return frames - frames % options->class_count; /* Message n is of class n % classes for ever. */
 }

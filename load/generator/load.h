@@ -39,6 +39,7 @@ typedef struct {
     uint64_t seed;
     unsigned classes[CLASSES_MAX];
     size_t class_count;
+    unsigned subjects;     /* NATS: each message's subject is one of so many, at random; 0 = of its class. */
     unsigned echo_class;   /* A class of this subscriber alone, to know it is subscribed; 0 = do not. */
     AckMode acks;
     size_t shuffle;        /* Window of ACK_RANDOM, in messages. */
@@ -113,6 +114,7 @@ extern const Protocol simplebus_protocol, version2_protocol, nats_protocol, jets
 extern const Protocol redis_protocol, redis_stream_protocol, raw_protocol;
 
 /* block.c */
+uint64_t next_random(uint64_t *state);
 void block_build(Pieces *block, const Options *options);
 void pieces_start(Pieces *pieces);
 void pieces_close(Pieces *pieces); /* Ends the piece whose bytes were appended last. */

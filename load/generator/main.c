@@ -27,6 +27,7 @@ static const char usage[] =
     "  --angle         one '<' in every payload\n"
     "  --seed N        of the content; both sides need the same (1)\n"
     "  --classes A,B   frame by frame in turn (1)\n"
+    "  --subjects N    nats: each message's subject is one of so many, at random; a subscriber of `>`\n"
     "  --echo-class N  simplebus: a class no one else uses, to know that it is subscribed\n"
     "  --channel NAME  simplebus-2: messages are Envelopes with this channel\n"
     "  --binding P     simplebus-2: subscribe to channels that match, not to all\n"
@@ -85,6 +86,7 @@ static void parse_option(Options *options, const char *name, const char *value) 
     else if (!strcmp(name, "--size")) options->size_bytes = number(name, value, 0, 1 << 20);
     else if (!strcmp(name, "--seed")) options->seed = number(name, value, 0, UINT64_MAX - 1);
     else if (!strcmp(name, "--classes")) parse_classes(options, value);
+    else if (!strcmp(name, "--subjects")) options->subjects = (unsigned)number(name, value, 1, 1 << 20);
     else if (!strcmp(name, "--echo-class")) options->echo_class = (unsigned)number(name, value, 1, 65535);
     else if (!strcmp(name, "--acks")) options->acks = parse_acks(value);
     else if (!strcmp(name, "--shuffle")) options->shuffle = number(name, value, 1, 1 << 20);

@@ -50,28 +50,47 @@ static size_t hear_line(Peer *peer, const uint8_t *data, size_t size, bool *pong
 
 /* ---- core ---- */
 
+/* A message's line. Its subject is its class's, or one of many, drawn as `draws` says next. */
+static void put_line(Bytes *out, const Options *options, const char *verb, size_t index,
+                     uint64_t *draws) {
+    bytes_format(out, "%s load.%u", verb, options->classes[index]);
+    if (options->subjects > 0)
+        bytes_format(out, ".%u", (unsigned)(next_random(draws) % options->subjects));
+}
+
 static void encode(Bytes *out, const Options *options, size_t index, const uint8_t *payload,
                    size_t size) {
-    bytes_format(out, "PUB load.%u %zu\r\n", options->classes[index], size);
+    static uint64_t draws;
+    if (out->end == 0) draws = options->seed; /* The block begins. */
+    put_line(out, options, "PUB", index, &draws);
+    bytes_format(out, " %zu\r\n", size);
     bytes_append(out, payload, size);
     bytes_append(out, "\r\n", 2);
+}
+
+static void expect(Peer *peer) {
+    const Options *options = peer->options;
+    uint64_t draws = options->seed;
+    Bytes *out = &peer->expected.bytes;
+    pieces_start(&peer->expected);
+    for (size_t i = 0; i < peer->block->count; i++) {
+        size_t index = i % options->class_count, size = piece_size(peer->block, i);
+        put_line(out, options, "MSG", index, &draws);
+        bytes_format(out, " %zu %zu\r\n", options->subjects > 0 ? 1 : index + 1, size);
+        bytes_append(out, piece(peer->block, i), size);
+        bytes_append(out, "\r\n", 2);
+        pieces_close(&peer->expected);
+    }
 }
 
 static void open_peer(Peer *peer, Role role) {
     const Options *options = peer->options;
     put_connect(peer);
     if (role == SUBSCRIBER) {
-        for (size_t i = 0; i < options->class_count; i++)
+        if (options->subjects > 0) bytes_format(&peer->out, "SUB > 1\r\n");
+        for (size_t i = 0; i < options->class_count && options->subjects == 0; i++)
             bytes_format(&peer->out, "SUB load.%u %zu\r\n", options->classes[i], i + 1);
-        pieces_start(&peer->expected);
-        for (size_t i = 0; i < peer->block->count; i++) {
-            size_t index = i % options->class_count, size = piece_size(peer->block, i);
-            bytes_format(&peer->expected.bytes, "MSG load.%u %zu %zu\r\n", options->classes[index],
-                         index + 1, size);
-            bytes_append(&peer->expected.bytes, piece(peer->block, i), size);
-            bytes_append(&peer->expected.bytes, "\r\n", 2);
-            pieces_close(&peer->expected);
-        }
+        expect(peer);
     }
     settle_handshake(peer);
 }

@@ -1,0 +1,191 @@
+"""The NATS door beside nats-server: what an idle connection costs, and what many subscriptions do.
+
+Rule 1: both servers are asked the same, by the same bytes, in turn.
+Rule 2: every message of a rate is one that came where it had to: what arrives is compared, message
+by message and subscription by subscription, with what the patterns say.
+Rule 3: as subscriptions grow, so do sites, and what a name matches stays alike: the figures tell
+what the number of subscriptions costs, not what more deliveries would.
+"""
+
+from __future__ import annotations
+
+import re
+import select
+import socket
+import time
+from collections import Counter
+from contextlib import ExitStack, closing
+from random import Random
+
+from load.brokers import HOST, OURS, Broker, is_available, running
+from load.matching import METERS_A_SITE, literal, mixed
+from load.measure import Manner
+from load.memory import CONNECTIONS, DESCRIPTORS, KB, QUICK_PART, raise_descriptor_limit
+from load.processes import LoadError
+from load.report import Row
+
+DOORS = {"simplebus-nats": "simplebus", "nats": "nats-server"}
+CONNECT = b'CONNECT {"verbose":false,"pedantic":false,"lang":"load","protocol":1}\r\nPING\r\n'
+FIRST = 50  # Connections: what the first ones load is no connection's own.
+COUNTS = (10, 1_000, 100_000, 1_000_000)
+QUICK_COUNTS = COUNTS[:-1]
+MESSAGES = 200_000
+TIMEOUT_S = 300
+PIECE = 1 << 18
+DELIVERY = re.compile(rb"MSG (\S+) (\d+) 0\r\n\r\n")
+
+
+def doors() -> dict[str, str]:
+    """Those that are here."""
+    return {kind: name for kind, name in DOORS.items() if is_available(kind)}
+
+
+class Client:
+    """A connection that has said CONNECT and heard PONG."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.socket = socket.create_connection((HOST, broker.port), timeout=TIMEOUT_S)
+        self.socket.sendall(CONNECT)
+        self.received = b""
+        self.settle()
+
+    def settle(self, pings: bytes = b"") -> None:
+        """Whatever was said before is obeyed."""
+        if pings:
+            self.socket.sendall(pings)
+        while b"PONG\r\n" not in self.received:
+            some = self.socket.recv(PIECE)
+            if not some:
+                raise LoadError(f"the server hung up, it said {self.received[-200:]!r}")
+            self.received += some
+        if b"-ERR" in self.received:
+            raise LoadError(f"the server said {self.received[-200:]!r}")
+        self.received = b""
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+# Idle connections --------------------------------------------------------------------------------
+
+
+def idle(manner: Manner) -> list[Row]:
+    """What each server grows by for one connection that says nothing."""
+    raise_descriptor_limit(DESCRIPTORS)
+    count = CONNECTIONS // (QUICK_PART if manner.quick else 1)
+    rows = []
+    for kind, name in doors().items():
+        with running(kind, server_args=_args(kind, manner)) as broker, ExitStack() as stack:
+            _connect(stack, broker, FIRST)
+            before = broker.process.memory_bytes()
+            _connect(stack, broker, count)
+            value = (broker.process.memory_bytes() - before) / count / KB
+        wanted = (30.0, 12.0) if kind == "simplebus-nats" else (None, None)
+        title = f"NATS, one idle connection of {count:,}, {name}"
+        rows.append(Row("nats-idle", title, [value], "kB", *wanted, less_is_better=True))
+    return rows
+
+
+def _connect(stack: ExitStack, broker: Broker, count: int) -> None:
+    for _ in range(count):
+        stack.enter_context(closing(Client(broker)))
+
+
+# Many subscriptions ------------------------------------------------------------------------------
+
+
+def matching(manner: Manner) -> list[Row]:
+    """Rates with more and more subscriptions, each against that with the fewest."""
+    counts = QUICK_COUNTS if manner.quick else COUNTS
+    messages = MESSAGES // (QUICK_PART if manner.quick else 1)
+    rows = []
+    for kind, name in doors().items():
+        rates = []
+        for count in counts:
+            with running(kind, server_args=_args(kind, manner)) as broker:
+                rates.append(rate(broker, count, messages))
+            title = f"NATS, deliveries with {count:,} subscriptions, {name}"
+            rows.append(Row("nats-matching", title, [rates[-1]], "/s"))
+        title = f"NATS, {counts[-1]:,} subscriptions against {counts[0]}, {name}"
+        rows.append(Row("nats-matching", title, [rates[-1] / rates[0]], "x"))
+    return rows
+
+
+def _args(kind: str, manner: Manner) -> tuple[str, ...]:
+    return manner.server_args if kind in OURS else ()
+
+
+def pattern(number: int) -> str:
+    """Of a subscription, as NATS says it."""
+    return mixed(number).replace("#", ">")
+
+
+def takers() -> dict[int, list[int]]:
+    """Which subscriptions, of a site's eight, get what meter m of a whole site reads."""
+    return {
+        meter: [at for at in range(METERS_A_SITE) if _takes(at, meter)]
+        for meter in range(METERS_A_SITE)
+    }
+
+
+def _takes(at: int, meter: int) -> bool:
+    if at == 5:
+        return True
+    if at == 6:
+        return meter == 2
+    return at == 7 or at == meter
+
+
+def expected(numbers: list[int], count: int) -> Counter[tuple[bytes, int]]:
+    """How often each subscription, by its number, gets each subject."""
+    of = takers()
+    found: Counter[tuple[bytes, int]] = Counter()
+    for number in numbers:
+        site, meter = divmod(number, METERS_A_SITE)
+        subject = literal(number).encode()
+        for at in of[meter]:
+            if (taker := site * METERS_A_SITE + at) < count:
+                found[subject, taker] += 1
+    return found
+
+
+def rate(broker: Broker, count: int, messages: int) -> float:
+    """Verified deliveries a second, of messages to subjects drawn from those subscribed to."""
+    random = Random(count)
+    with closing(Client(broker)) as subscriber, closing(Client(broker)) as publisher:
+        subscriptions = b"".join(b"SUB %b %d\r\n" % (pattern(n).encode(), n) for n in range(count))
+        subscriber.settle(subscriptions + b"PING\r\n")
+        numbers = [random.randrange(count) for _ in range(messages)]
+        wire = b"".join(b"PUB %b 0\r\n\r\n" % literal(n).encode() for n in numbers)
+        wanted = expected(numbers, count)
+        size = sum(len(b"MSG %b %d 0\r\n\r\n" % key) * times for key, times in wanted.items())
+        begun = time.monotonic()
+        got = _exchange(publisher.socket, wire, subscriber.socket, size)
+        seconds = time.monotonic() - begun
+    found = Counter((subject, int(sid)) for subject, sid in DELIVERY.findall(got))
+    if found != wanted:
+        raise LoadError(
+            f"{found.total():,} deliveries with {count:,} subscriptions, expected "
+            f"{wanted.total():,}; for example {next(iter((found - wanted) or (wanted - found)))}"
+        )
+    return wanted.total() / seconds
+
+
+def _exchange(publisher: socket.socket, wire: bytes, subscriber: socket.socket, size: int) -> bytes:
+    """Sends one and reads so many bytes of the other, neither waiting for the other."""
+    publisher.setblocking(False)
+    pieces, held, unsent = [], 0, memoryview(wire)
+    while held < size:
+        writers = [publisher] if unsent else []
+        readable, writable, _ = select.select([subscriber], writers, [], TIMEOUT_S)
+        if not readable and not writable:
+            raise LoadError(f"{held:,} of {size:,} bytes came, and nothing more")
+        if writable:
+            unsent = unsent[publisher.send(unsent[:PIECE]) :]
+        if readable:
+            some = subscriber.recv(PIECE)
+            if not some:
+                raise LoadError(f"the server hung up after {held:,} of {size:,} bytes")
+            pieces.append(some)
+            held += len(some)
+    return b"".join(pieces)
