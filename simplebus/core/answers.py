@@ -25,6 +25,7 @@ from simplebus.core.publishers import Publishers
 from simplebus.core.requests import (
     ConnectReply,
     FetchReply,
+    NamedClass,
     SubscribeReply,
     SubscribeRequest,
 )
@@ -85,6 +86,13 @@ class Answers:
         store = self._store
         found = store.find_ids(asked.classes)
         store.new_classes(class_id for class_id, _ in found)
+        bound = [
+            (class_id, subject)
+            for (class_id, _), one in zip(found, asked.classes, strict=True)
+            if isinstance(one, NamedClass)
+            for subject in one.subjects
+        ]
+        store.bound.check(bound)
         if not dialect.is_greeted:
             publisher = dialect.publisher
             if asked.name is not None:
@@ -99,6 +107,8 @@ class Answers:
             if asked.client:
                 session.peer = f"{session.peer} ({asked.client!r})"
         store.open_classes(found)
+        for class_id, subject in bound:
+            store.bound.bind(class_id, subject)
         settings = self._settings
         reply = ConnectReply(
             session=session.session_id,

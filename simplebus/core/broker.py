@@ -17,6 +17,7 @@ import numpy as np
 
 from simplebus.core import frames
 from simplebus.core.acks import nearest_sequence
+from simplebus.core.alarms import Alarms, Waiter
 from simplebus.core.answers import Answers
 from simplebus.core.classes import MessageClass
 from simplebus.core.errors import Reason, RemoteProtocolError
@@ -34,18 +35,17 @@ from simplebus.core.events import (
     StillWorking,
     Subscribed,
     SubscriptionAsked,
+    Terminated,
     UnsubscriptionAsked,
 )
 from simplebus.core.group import Group, Member
 from simplebus.core.limits import (
     ACK_REST_MESSAGES_MAX,
-    LOOKED_MESSAGES_MAX,
     MESSAGE_ID_MASK,
     PLAIN_FRAMES_MAX,
     PUBLISHER_TICKS,
 )
 from simplebus.core.outbox import Outbox
-from simplebus.core.position import NEVER
 from simplebus.core.receive import ReceiveBuffer
 from simplebus.core.requests import ErrorReply
 from simplebus.core.session import Session
@@ -72,6 +72,7 @@ class Broker:
         """The driver sets `now` before it brings anything."""
         self.sessions: dict[int, Session] = {}
         self.refused: Counter[Reason] = Counter()
+        self.alarms = Alarms(self.clock, self._woken)
         self.store = Store(
             self.settings,
             self.clock,
@@ -83,7 +84,7 @@ class Broker:
             self.store,
             identity=identity,
             ready=self._make_ready,
-            put_off=self._put_off,
+            put_off=self.alarms.put_off,
             take_over=self._take_over,
         )
         self.classes = self.store.classes
@@ -93,9 +94,6 @@ class Broker:
         self._next_session_id = 0
         self._ready: dict[int, None] = {}
         self._unblocked: dict[Session, None] = {}
-        self._waits: dict[Subscription, None] = {}
-        """Positions for which something is put off."""
-        self._due = NEVER
         self._cut: list[tuple[Session, RemoteProtocolError]] = []
 
     @property
@@ -119,6 +117,19 @@ class Broker:
         )
         self.sessions[session.session_id] = session
         return session
+
+    def enter(self, peer: str = "") -> Session:
+        """A peer has come through another door, which understands its bytes: see `apply`. Its
+        outbox shows what it is sent, as if it spoke version 2."""
+        session = self.open(peer)
+        session.enter()
+        return session
+
+    def apply(self, session: Session, event: Event) -> None:
+        """Another door has understood this. Raises RemoteProtocolError (pending_limit) when too
+        much waits for room; `close` the session then."""
+        self._apply(session, event)
+        self._check_pending(session)
 
     def receive(self, session: Session, buffer: ReceiveBuffer, count: int) -> None:
         """`count` fresh bytes of this session are in the buffer.
@@ -262,7 +273,7 @@ class Broker:
                 self.answers.subscribe(session, event.class_id)
             case Greeted():
                 self._greet(session, event)
-            case Nacked() | StillWorking():
+            case Nacked() | StillWorking() | Terminated():
                 self._not_yet(session, event)
             case SubscriptionAsked() | UnsubscriptionAsked() | FetchAsked():
                 self._ask(session, event)
@@ -422,7 +433,7 @@ class Broker:
             self.store.release(self.classes[group.class_id])
         self._hand_out(group)
 
-    def _not_yet(self, session: Session, event: Nacked | StillWorking) -> None:
+    def _not_yet(self, session: Session, event: Nacked | StillWorking | Terminated) -> None:
         subscription = session.subscriptions.get(event.number)
         if subscription is None:
             self.refused[Reason.ACK_UNSUBSCRIBED] += 1
@@ -433,17 +444,21 @@ class Broker:
             first, last = self._sequences(group, event.first, event.last)
             if isinstance(event, Nacked):
                 group.refuse(subscription, first, last, event.delay, tick)
-                self._hand_out(group)
+            elif isinstance(event, Terminated):
+                group.terminate_held(subscription, first, last)
             else:
                 group.extend(subscription, first, last, tick)
+            self._hand_out(group)
             return
         first, last = self._sequences(subscription, event.first, event.last)
         if isinstance(event, Nacked):
             subscription.nack(first, last, event.delay, tick)
-            self._go_on(subscription)
             self._make_ready(subscription.outbox)
+        elif isinstance(event, Terminated):
+            subscription.terminate(first, last)
         else:
             subscription.working(first, last, tick)
+        self._go_on(subscription)
 
     def _sequences(self, position: Subscription, first_id: int, last_id: int) -> tuple[int, int]:
         """A range of ids as sequences, as far as they were sent."""
@@ -514,36 +529,20 @@ class Broker:
     @property
     def due(self) -> float:
         """When `wake_due` is to be called; infinite for not at all."""
-        return self._due
+        return self.alarms.due
 
     def wake_due(self) -> None:
         """Send what was put off until now."""
-        if self._due > self.clock.now:
-            return
-        looked = 0
-        for position in list(self._waits):
-            if position.due > self.clock.now:
-                continue
-            del self._waits[position]  # Who is still not done comes behind all others.
-            if position.wake_due():
-                if isinstance(position, Group):
-                    self._hand_out(position)
-                    looked += position.looked
-                elif position.is_connected:
-                    self._make_ready(position.outbox)
-            if position.due < NEVER:
-                self._waits[position] = None
-            if looked >= LOOKED_MESSAGES_MAX:
-                break
-        self._due = min([position.due for position in self._waits], default=NEVER)
+        self.alarms.wake_due()
 
-    def _put_off(self, due: float, position: Subscription) -> None:
-        """Something is to be sent then; or, when that is never, nothing is put off any more."""
-        if due == NEVER:
-            self._waits.pop(position, None)
-        else:
-            self._waits[position] = None
-            self._due = min(self._due, due)
+    def _woken(self, waiter: Waiter) -> int:
+        """Somebody has something to send that was put off. Returns how much that took."""
+        if isinstance(waiter, Group):
+            self._hand_out(waiter)
+            return waiter.looked
+        if isinstance(waiter, Subscription) and waiter.is_connected:
+            self._make_ready(waiter.outbox)
+        return 0
 
     def may_rest(self, session: Session) -> bool:
         """Whether reading this session's acks a little later delays nobody. Asked after each read.

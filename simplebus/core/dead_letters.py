@@ -24,7 +24,7 @@ PREFIX = "dead."
 """What names of classes that keep dead letters begin with."""
 
 REASON = "dead-reason"
-"""Why: `max_deliveries` or `uncarriable`."""
+"""Why: `max_deliveries`, `terminated` or `uncarriable`."""
 CLASS = "dead-class"
 """The class that it was given up in: its name, or its id where it has none."""
 SEQUENCE = "dead-sequence"

@@ -53,6 +53,7 @@ class Reason(enum.StrEnum):
     EXPIRED = "expired"
     UNCARRIABLE = "uncarriable"
     MAX_DELIVERIES = "max_deliveries"
+    TERMINATED = "terminated"
     NO_DEAD_LETTER = "no_dead_letter"
 
 

@@ -131,6 +131,16 @@ class StillWorking:
 
 
 @dataclass(frozen=True, slots=True)
+class Terminated:
+    """Message ids first..last-1 are not to be sent again: the peer can never process them. No
+    frame says this."""
+
+    number: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """A frame had no effect. What it published, if anything, is not stored."""
 
@@ -158,5 +168,6 @@ Event = (
     | FetchAsked
     | Nacked
     | StillWorking
+    | Terminated
     | Refused
 )

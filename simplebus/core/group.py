@@ -22,6 +22,7 @@ from typing import Any
 
 from simplebus.core import picking
 from simplebus.core.acks import AckWindow
+from simplebus.core.errors import Reason
 from simplebus.core.limits import (
     GROUP_IN_FLIGHT_MESSAGES,
     IN_FLIGHT_BYTES,
@@ -337,6 +338,11 @@ class Group(Subscription):
                 self._again.append(span)
             else:
                 self._delay(self._clock.now + delay, span)
+
+    def terminate_held(self, member: Member, first: int, last: int) -> None:
+        """A member can never process what it holds of first..last-1: see `terminate`."""
+        for span in member.lose(first, last):
+            self._give_up([(span.first, span.last)], Reason.TERMINATED, span.attempts)
 
     def extend(self, member: Member, first: int, last: int, tick: int) -> None:
         """A member is at what it holds of first..last-1: see `working`."""

@@ -109,6 +109,8 @@ OWED_BYTES = 256
 NAME_CHARACTERS_MAX = 200
 CHANNEL_BYTES_MAX = 4096
 BINDINGS_MAX = 1024
+# Pairs of a class and a subject of the NATS door that is bound to it.
+SUBJECTS_BOUND_MAX = 4096
 # Segments of a pattern with wildcards: as many as a routing key of AMQP can have. However short,
 # each takes memory and time.
 PATTERN_SEGMENTS_MAX = 128

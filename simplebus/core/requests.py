@@ -46,6 +46,8 @@ class NamedClass(_Request, frozen=True):
 
     id: ClassId | None = None
     name: Name | None = None
+    subjects: Annotated[list[str], Meta(max_length=BINDINGS_MAX)] = []
+    """What NATS clients publish on them is this class's, too, from now on."""
 
 
 class ConnectRequest(_Request, frozen=True):

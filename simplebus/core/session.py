@@ -60,6 +60,9 @@ class Session:
         """Messages that wait for room in their class, in order, as (class id, frames)."""
         self.parked_bytes = 0
         self.closed = False
+        self.is_inside = False
+        """Whether it comes through another door: its bytes are understood, and it is heard, there.
+        What is said to it is written as for version 2."""
         self.handled = 0
         """Messages that were stored, parked or refused."""
         self.confirmed = 0
@@ -112,6 +115,11 @@ class Session:
     def must_wait(self) -> bool:
         """Whether reading is to pause. A version 2 peer is held by its credit instead."""
         return bool(self.parked) and not isinstance(self.dialect, Version2)
+
+    def enter(self) -> None:
+        """Its bytes are another door's business."""
+        self.is_inside = self.outbox.names_feeds = True
+        self.dialect = Version1(self._known_classes)
 
     def receive(self, buffer: ReceiveBuffer, count: int) -> Iterator[Event]:
         """Yield the events of `count` fresh bytes in the buffer.
@@ -171,7 +179,7 @@ class Session:
         partial = receiver.tail_bytes and receiver.frames == self._frames_before
         stalled = holds_back and not outbox.idle and outbox.sent_bytes == self._sent_before
         self._frames_before, self._sent_before = receiver.frames, outbox.sent_bytes
-        if self.must_wait:  # It is not read from: what it cannot say, it cannot be late with.
+        if self.must_wait or self.is_inside:  # What is not read here cannot be late.
             silent = partial = False
         self._silent_ticks = self._silent_ticks + 1 if silent else 0
         self._partial_ticks = self._partial_ticks + 1 if partial else 0

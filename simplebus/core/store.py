@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 
 from simplebus.core import dead_letters, envelope, frames, picking, version2
+from simplebus.core.bound import Bound
 from simplebus.core.classes import MessageClass
 from simplebus.core.columns import AT_ONCE, NEVER, Row, Rows
 from simplebus.core.envelope import EnvelopeColumns
@@ -47,6 +48,10 @@ from simplebus.core.version2 import Version2
 Put = Callable[[FrameBatch], int]
 """Puts messages into a ring, as far as there is room. Returns how many it dealt with."""
 
+Tap = Callable[[Session | None, MessageClass, int, int], None]
+"""Called with messages first..last-1 of a class when they have just been stored, and with who has
+published them; None for the bus itself, whose dead letters they are."""
+
 
 class Store:
     """Of one broker."""
@@ -76,6 +81,9 @@ class Store:
         """Called with what cannot be stored."""
         self._end = end
         """Called with a subscription that is to be cut off, because it is too slow."""
+        self.bound = Bound()
+        self.tap: Tap | None = None
+        """Who else is to see what is stored."""
         self.opened: Callable[[int], None] = lambda class_id: None
         """Called with the id of a class that is new."""
         self.loose: dict[MessageClass, None] = {}
@@ -170,6 +178,19 @@ class Store:
             found.append((class_id, name))
         return found
 
+    def bind(self, subject: str, class_: int | str) -> int:
+        """Have what NATS clients publish on a subject stored in a class, too; the class, given by
+        id or name, is made if it is not there. Returns its id.
+
+        Raises RemoteProtocolError as `find_ids`, `open_classes` and `Bound.check` do.
+        """
+        found = self.find_ids([class_])
+        [(class_id, _)] = found
+        self.bound.check([(class_id, subject)])
+        self.open_classes(found)
+        self.bound.bind(class_id, subject)
+        return class_id
+
     # Publishing ----------------------------------------------------------------------------------
 
     def publish_one(self, session: Session, class_id: int, frame: memoryview) -> None:
@@ -188,6 +209,8 @@ class Store:
             return
         if self.clock.now >= cls.times.next_time:
             cls.times.note(self.clock.now, cls.ring.head - 1)
+        if self.tap is not None:
+            self.tap(session, cls, cls.ring.head - 1, cls.ring.head)
         self._wake(cls)
 
     def _row(self, cls: MessageClass, frame: memoryview) -> Row | None:
@@ -212,7 +235,7 @@ class Store:
             self.room.park(session, cls, batch)
             return
         put = partial(self._put, cls, session)
-        taken = self._append_by(put, cls, batch)
+        taken = self._append_by(put, session, cls, batch)
         if taken < batch.count:
             rest = batch.slice(taken, batch.count)
             match cls.policy:
@@ -226,9 +249,11 @@ class Store:
     def _append(self, cls: MessageClass, batch: FrameBatch, session: Session) -> int:
         """Store messages of one frame type, as far as there is room. Returns how many it dealt
         with."""
-        return self._append_by(partial(self._put, cls, session), cls, batch)
+        return self._append_by(partial(self._put, cls, session), session, cls, batch)
 
-    def _append_by(self, put: Put, cls: MessageClass, batch: FrameBatch) -> int:
+    def _append_by(
+        self, put: Put, session: Session | None, cls: MessageClass, batch: FrameBatch
+    ) -> int:
         """The same, with what puts them into the ring."""
         ring = cls.ring
         first = ring.head
@@ -241,6 +266,8 @@ class Store:
         if ring.head != first:
             if self.clock.now >= cls.times.next_time:
                 cls.times.note(self.clock.now, first)
+            if self.tap is not None:
+                self.tap(session, cls, first, ring.head)
             self._wake(cls)
         return dealt
 
@@ -360,7 +387,7 @@ class Store:
             if cls.has_backlog:
                 cls.waiting.skip_to(floor)
             ring.release(max(floor, cls.floor()))
-            taken = self._append_by(put, cls, batch)
+            taken = self._append_by(put, session, cls, batch)
             if taken == batch.count:
                 return
             batch = batch.slice(taken, batch.count)
@@ -416,7 +443,7 @@ class Store:
             those = rows.part(rows.count - rest.count, rows.count)
             return dead.ring.append(rest, self.timer_index, those)
 
-        taken = self._append_by(put, dead, batch)
+        taken = self._append_by(put, None, dead, batch)
         if taken < batch.count:
             self._append_dropping_oldest(put, None, dead, batch.slice(taken, batch.count))
 

@@ -380,6 +380,12 @@ class Subscription(Position):
         self._leave_out(picked, end, attempts=0)
         return end == last
 
+    def terminate(self, first: int, last: int) -> None:
+        """The consumer can never process what it was sent of first..last-1: give it up."""
+        attempts = max((span.attempts for span in self._wheel.cut(first, last)), default=1)
+        for begin, end in self._unsent.without(max(first, self.window.floor), last):
+            self._give_up(self.window.unacked(begin, end), Reason.TERMINATED, attempts)
+
     def _give_up_front(self, ranges: Ranges, last: int, attempts: int) -> int:
         """Give up what lies in front of these, before `last`, which was sent often enough: so much
         that nobody else waits for long. Returns where it ends."""
