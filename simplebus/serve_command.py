@@ -6,12 +6,15 @@ Rule 1: nothing heavy is imported before the command runs, so that help is insta
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from simplebus import nats_flags as nats
 from simplebus.complaints import fail, sentence
+from simplebus.config import Config, config_option
 from simplebus.core.limits import HEARTBEAT_SECONDS
 from simplebus.options import (
     ACKNOWLEDGEMENT,
@@ -19,7 +22,6 @@ from simplebus.options import (
     DRAIN_SECONDS,
     HOSTS,
     MEMORY,
-    NATS_PORT,
     PATIENCE,
     Full,
     LogLevel,
@@ -37,10 +39,11 @@ FROM_ENVIRONMENT = (
 HELP = (
     "Run the bus.\n\n"
     "It prints one line when it is ready, [bold]simplebus ready tcp=HOST:PORT nats=HOST:PORT"
-    "[/bold], and serves until it is told to stop. Messages live in memory and end with the server."
-    "\n\n\b\n"
+    "[/bold], and serves until it is told to stop. Messages live in memory and end with the "
+    "server.\n\n\b\n"
     "  simplebus serve\n"
-    "  simplebus serve --host 0.0.0.0 --max-memory 4GiB --verbose\n\n" + FROM_ENVIRONMENT
+    "  simplebus serve --host 0.0.0.0 --max-memory 4GiB --verbose\n"
+    "  simplebus serve --config /etc/simplebus.toml\n\n" + FROM_ENVIRONMENT
 )
 
 
@@ -67,20 +70,6 @@ def serve(
             metavar="PORT",
         ),
     ] = 8888,
-    nats_port: Annotated[
-        int | None,
-        option(
-            "--nats-port",
-            "The TCP port for NATS clients. 0 picks a free one; the ready line tells which.",
-            min=0,
-            max=65535,
-            metavar="PORT",
-            show_default="4222, or 0 with --port 0",
-        ),
-    ] = None,
-    no_nats: Annotated[
-        bool, option("--no-nats", "Let no NATS client connect: keep that port closed.")
-    ] = False,
     ack_timeout: Annotated[
         int,
         option(
@@ -290,6 +279,28 @@ def serve(
             panel=MEMORY,
         ),
     ] = 0.0,
+    nats_port: nats.NatsPort = None,
+    no_nats: nats.NoNats = False,
+    nats_max_payload: nats.MaxPayload = nats.DEFAULT_NATS.max_payload,
+    nats_max_control_line: nats.MaxControlLine = nats.DEFAULT_NATS.max_control_line,
+    nats_max_subs: nats.MaxSubs = nats.DEFAULT_NATS.max_subs,
+    nats_max_pending: nats.MaxPending = None,
+    nats_max_connections: nats.MaxConnections = nats.DEFAULT_NATS.connections,
+    nats_ping_interval: nats.PingInterval = nats.DEFAULT_NATS.ping_seconds,
+    nats_max_pings_out: nats.MaxPingsOut = nats.DEFAULT_NATS.pings_max,
+    nats_auth_timeout: nats.AuthTimeout = nats.DEFAULT_NATS.auth_seconds,
+    nats_write_timeout: nats.WriteTimeout = nats.DEFAULT_NATS.write_seconds,
+    nats_lame_duck_grace: nats.LameDuckGrace = nats.DEFAULT_NATS.lame_duck_grace_seconds,
+    nats_lame_duck_time: nats.LameDuckTime = nats.DEFAULT_NATS.lame_duck_seconds,
+    nats_tls_cert: nats.TlsCert = None,
+    nats_tls_key: nats.TlsKey = None,
+    nats_tls_ca: nats.TlsCa = None,
+    nats_tls_verify: nats.TlsVerify = False,
+    nats_tls_verify_and_map: nats.TlsVerifyAndMap = False,
+    nats_tls_handshake_first: nats.TlsHandshakeFirst = False,
+    nats_tls_optional: nats.TlsOptional = False,
+    nats_tls_timeout: nats.TlsTimeout = nats.DEFAULT_NATS.tls_seconds,
+    config: Annotated[Any, config_option()] = None,
     verbose: Annotated[
         bool,
         option("--verbose", "Print a line of rates every second, on standard error."),
@@ -303,6 +314,7 @@ def serve(
         ),
     ] = LogLevel.INFO,
 ) -> None:
+    import logging
     import socket
     from functools import partial
 
@@ -313,16 +325,19 @@ def serve(
 
     try:
         chosen = settings(**context.params)
+        door = nats_door(context)
     except ValueError as error:
         fail(str(error), status=2)
     configure_logging(log_level)
+    for warning in config.warnings if config else ():
+        logging.getLogger("simplebus").warning(warning)
     hosts = tuple(dict.fromkeys(host or HOSTS))
-    if nats_port is None:
-        nats_port = NATS_PORT if port else 0
     options = ServeOptions(
         hosts=hosts,
         port=port,
-        nats_port=None if no_nats else nats_port,
+        nats_port=door.port,
+        nats=door.settings,
+        nats_tls=door.tls,
         drain_seconds=drain_timeout,
         verbose=verbose,
     )
@@ -330,6 +345,20 @@ def serve(
         trio.run(partial(serve_until_stopped, chosen, options, announce=_announce))
     except socket.gaierror as error:
         fail(f"cannot listen on {' or '.join(hosts)}: {sentence(error)}")
+
+
+def nats_door(context: typer.Context) -> nats.NatsOptions:
+    """How the NATS door is to be opened, if at all. Raises ValueError."""
+    config: Config | None = context.params["config"]
+    given = {name for name in context.params if _is_on_command_line(context, name)}
+    return nats.nats_options(
+        given, auth=config.auth if config else None, environment=os.environ, **context.params
+    )
+
+
+def _is_on_command_line(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _announce(line: str) -> None:

@@ -24,7 +24,9 @@ def environment(**more: str) -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith("SIMPLEBUS_") and name != "NOTIFY_SOCKET"
     }
-    return kept | {"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"} | more
+    plain = {"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"}
+    # Tests run side by side: none has the port of NATS to itself.
+    return kept | plain | {"SIMPLEBUS_NATS_PORT": "0"} | more
 
 
 class Program:
@@ -32,6 +34,8 @@ class Program:
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
+        self.nats = ""
+        """Of a server: HOST:PORT of its NATS door; empty for a closed one."""
         self._unread = b""
 
     def line(self) -> str:
@@ -85,8 +89,9 @@ def run(*arguments: str, given: bytes | None = None, **variables: str) -> tuple[
 
 @contextlib.contextmanager
 def server(*arguments: str, **variables: str) -> Iterator[tuple[Program, str]]:
-    """A server on a free port, and where it listens, as a URL."""
+    """A server on free ports, and where its binary door is, as a URL."""
     with program("serve", "--port", "0", *arguments, **variables) as it:
-        ready = re.fullmatch(r"simplebus ready tcp=(\S+:\d+)( nats=\S+:\d+)?", it.line())
+        ready = re.fullmatch(r"simplebus ready tcp=(\S+:\d+)(?: nats=(\S+:\d+))?", it.line())
         assert ready
+        it.nats = ready[2] or ""
         yield it, f"simplebus://{ready[1]}"

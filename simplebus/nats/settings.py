@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from simplebus.nats.auth import NatsAuth
 from simplebus.nats.limits import NatsLimits
 
 
@@ -16,6 +17,8 @@ class NatsSettings:
 
     limits: NatsLimits = field(default_factory=NatsLimits)
     server_name: str = "simplebus"
+    auth: NatsAuth = field(default_factory=NatsAuth)
+    """Who may come in, and what they may do."""
     tls_required: bool = False
     """Whether INFO asks for TLS."""
     tls_available: bool = False

@@ -26,6 +26,7 @@ from simplebus.server import listeners
 from simplebus.server.engine import Engine
 from simplebus.server.nats_door import NatsDoor
 from simplebus.server.notify import notify
+from simplebus.server.tls import TlsOptions
 
 # From glibc's malloc.h.
 _M_TRIM_THRESHOLD = -1
@@ -45,6 +46,8 @@ class ServeOptions:
     nats_port: int | None = None
     """The same for the NATS door; None keeps it closed."""
     nats: NatsSettings = field(default_factory=NatsSettings)
+    nats_tls: TlsOptions | None = None
+    """None for NATS clients in clear."""
     drain_seconds: float = 10.0
     """How long SIGTERM waits for what is under way."""
     verbose: bool = False

@@ -1,0 +1,203 @@
+"""What a configuration file says that no option can: users and their rights, classes.
+
+Rule 1: shapes are declared, msgspec checks them, and what it complains of becomes our sentence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from simplebus.config import ConfigError, unknown
+from simplebus.nats.auth import NatsAuth, User
+from simplebus.nats.permissions import Permissions, Responses
+
+R = TypeVar("R")
+T = TypeVar("T", bound="_Table")
+
+_COMPLAINT = re.compile(r"(?s)(?P<what>.*?)(?: - at `(?P<at>[^`]*)`)?")
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
+_MISSING = re.compile(r"Object missing required field `(.*)`")
+
+
+class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A table of the file."""
+
+    @classmethod
+    def keys(cls) -> list[str]:
+        """What may stand in it."""
+        return [field.encode_name for field in msgspec.structs.fields(cls)]
+
+
+class RightsTable(_Table, frozen=True):
+    """Subjects that a user may publish or subscribe to. A queue's name may stand behind a subject
+    to be subscribed to, after a blank."""
+
+    allow: list[str] | str | None = None
+    """None for all."""
+    deny: list[str] | str | None = None
+
+
+class AnswersTable(_Table, frozen=True):
+    """How a user may answer requests though it may not publish to where answers go."""
+
+    max: int = 1
+    """Answers to one request; below 0 for any number."""
+    expires: float = 120.0
+    """Seconds; below 0 for ever."""
+
+
+class PermissionsTable(_Table, frozen=True):
+    """What a user may do; all, without such a table."""
+
+    publish: RightsTable | list[str] | str | None = None
+    subscribe: RightsTable | list[str] | str | None = None
+    allow_responses: AnswersTable | bool = False
+
+
+class UserTable(_Table, frozen=True):
+    """Somebody who may come in through the NATS door: by a password, an nkey or a certificate."""
+
+    user: str = ""
+    password: str = ""
+    nkey: str = ""
+    """The public one."""
+    permissions: PermissionsTable | None = None
+
+    def made(self, where: str) -> User:
+        """The user. Raises ConfigError when values contradict each other."""
+        permissions = _permissions(self.permissions)
+        return _or_complaint(where, lambda: User(self.user, self.password, self.nkey, permissions))
+
+
+class NatsTable(_Table, frozen=True):
+    """Who may come in through the NATS door. Nobody named is everybody."""
+
+    token: str = ""
+    user: str = ""
+    password: str = ""
+    users: list[UserTable] = []
+    no_auth_user: str = ""
+    """Who those are that do not say who they are."""
+    default_permissions: PermissionsTable | None = None
+    """Of users that have none of their own."""
+
+    @property
+    def has_secrets(self) -> bool:
+        return bool(self.token or self.password or any(u.password for u in self.users))
+
+    def auth(self, where: str) -> NatsAuth:
+        """What the door goes by. Raises ConfigError when values contradict each other."""
+        if bool(self.user) != bool(self.password):
+            raise ConfigError(f"{where}: 'user' and 'password' need each other")
+        users = [user.made(f"{where}.users[{at}]") for at, user in enumerate(self.users)]
+        if self.user:
+            users.append(_or_complaint(where, lambda: User(self.user, self.password)))
+        return _or_complaint(
+            where,
+            lambda: NatsAuth(
+                users=tuple(users),
+                token=self.token,
+                no_auth_user=self.no_auth_user,
+                default_permissions=_permissions(self.default_permissions),
+            ),
+        )
+
+
+class ClassTable(_Table, frozen=True):
+    """A class, by its name."""
+
+    id: int | None = None
+    """None for one that the bus gives it."""
+    subjects: list[str] = []
+    """Of the NATS door, those that are bound to it; patterns perhaps."""
+
+
+_TABLES: dict[str, type[_Table]] = {
+    "users": UserTable,
+    "permissions": PermissionsTable,
+    "default_permissions": PermissionsTable,
+    "publish": RightsTable,
+    "subscribe": RightsTable,
+    "allow_responses": AnswersTable,
+}
+"""By the last word of where a table stands."""
+
+
+def table(kind: type[T], raw: dict[str, Any], where: str) -> T:
+    """A table as it stands in the file, checked. Raises ConfigError, saying where."""
+    try:
+        return msgspec.convert(_plain(raw), kind)
+    except msgspec.ValidationError as error:
+        found = _COMPLAINT.fullmatch(str(error))
+        assert found is not None
+        at = where + (found["at"] or "").removeprefix("$")
+        if name := _UNKNOWN.fullmatch(found["what"]):
+            last = re.sub(r"\[.*?\]$", "", at).rpartition(".")[2]
+            known = kind if at == where else _TABLES.get(last, kind)
+            raise ConfigError(unknown(name[1], known.keys(), at)) from None
+        if name := _MISSING.fullmatch(found["what"]):
+            raise ConfigError(f"{at}: {name[1]!r} is missing") from None
+        raise ConfigError(f"{at}: {_in_words(found['what'])}") from None
+
+
+def _or_complaint(where: str, made: Callable[[], R]) -> R:
+    try:
+        return made()
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _permissions(given: PermissionsTable | None) -> Permissions | None:
+    if given is None:
+        return None
+    publish, subscribe = _rights(given.publish), _rights(given.subscribe)
+    answers = given.allow_responses
+    responses = Responses() if answers is True else None
+    if isinstance(answers, AnswersTable):
+        responses = Responses(answers.max, answers.expires)
+    return Permissions(
+        publish_allow=_several(publish.allow),
+        publish_deny=_several(publish.deny),
+        subscribe_allow=_several(subscribe.allow),
+        subscribe_deny=_several(subscribe.deny),
+        responses=responses,
+    )
+
+
+def _rights(given: RightsTable | list[str] | str | None) -> RightsTable:
+    return given if isinstance(given, RightsTable) else RightsTable(allow=given)
+
+
+def _several(given: list[str] | str | None) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given or ())
+
+
+def _plain(raw: Any) -> Any:
+    """With `_` for `-` in all keys."""
+    if isinstance(raw, dict):
+        return {key.replace("-", "_"): _plain(value) for key, value in raw.items()}
+    return [_plain(part) for part in raw] if isinstance(raw, list) else raw
+
+
+def _in_words(complaint: str) -> str:
+    """What msgspec says, by TOML's words."""
+    for theirs, ours in (
+        ("Expected", "expected"),
+        ("`object | array | str | null`", "a table, a list or a text"),
+        ("`object | bool`", "a table, or true or false"),
+        ("`object | null`", "a table"),
+        ("`array | str | null`", "a list or a text"),
+        ("`int | null`", "a whole number"),
+        ("`array`", "a list"),
+        ("`object`", "a table"),
+        ("`str`", "a text"),
+        ("`bool`", "true or false"),
+        ("`int`", "a whole number"),
+        ("`float`", "a number"),
+    ):
+        complaint = complaint.replace(theirs, ours)
+    return complaint

@@ -1,0 +1,204 @@
+"""The configuration file: what it says reaches the server; what makes no sense is a sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from simplebus import cli, options
+from simplebus.config import Config
+from simplebus.nats.auth import NatsAuth, User
+from simplebus.nats.permissions import Permissions, Responses
+from simplebus.nats_flags import NatsOptions
+from simplebus.serve_command import nats_door
+
+SERVE = typer.main.get_group(cli.app).commands["serve"]
+
+
+def given(path: Path, *arguments: str) -> tuple[dict[str, Any], NatsOptions]:
+    """The values of the options of `serve` with this file, and what opens the NATS door."""
+    with SERVE.make_context("serve", ["--config", str(path), *arguments]) as context:
+        return dict(context.params), nats_door(context)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "bus.toml"
+
+
+def test_any_option_can_stand_in_it(file: Path) -> None:
+    file.write_text(
+        """
+        [serve]
+        host = ["127.0.0.1", "::1"]
+        max-memory = "4GiB"
+        max_class_messages = 1000
+        tick = 0.5
+        verbose = true
+        full = "drop_oldest"
+        [nats]
+        port = 7
+        max-payload = 8388608
+        [nats.tls]
+        cert = "server.pem"
+        key = "/etc/key.pem"
+        """
+    )
+    values, door = given(file)
+    assert values["host"] == ["127.0.0.1", "::1"]
+    assert (values["max_memory"], values["max_class_messages"]) == (4 << 30, 1000)
+    assert (values["tick"], values["verbose"]) == (0.5, True)
+    assert values["full"] is options.Full.DROP_OLDEST
+    assert door.tls is not None
+    assert (door.port, door.settings.limits.max_payload) == (7, 8 << 20)
+    assert (door.tls.cert, door.tls.key) == (file.parent / "server.pem", Path("/etc/key.pem"))
+
+
+def test_the_command_line_wins_over_the_environment_and_that_over_the_file(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_text("[serve]\nport = 1\ntick = 2\nack_timeout = 3")
+    monkeypatch.setenv("SIMPLEBUS_TICK", "20")
+    monkeypatch.setenv("SIMPLEBUS_ACK_TIMEOUT", "30")
+    values, _ = given(file, "--ack-timeout", "300")
+    assert (values["port"], values["tick"], values["ack_timeout"]) == (1, 20, 300)
+
+
+def test_the_environment_can_name_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text("[serve]\nport = 1")
+    monkeypatch.setenv("SIMPLEBUS_CONFIG", str(file))
+    with SERVE.make_context("serve", []) as context:
+        assert context.params["port"] == 1
+
+
+def test_users_and_their_rights(file: Path) -> None:
+    file.write_text(
+        """
+        [nats]
+        no_auth_user = "guest"
+        default_permissions = { subscribe = "public.>" }
+        [[nats.users]]
+        user = "guest"
+        [[nats.users]]
+        user = "ada"
+        password = "secret"
+        [nats.users.permissions]
+        publish = ["orders.>", "logs"]
+        subscribe = { allow = ["orders.> billing"], deny = "orders.secret" }
+        allow_responses = { max = 5, expires = 0.5 }
+        """
+    )
+    file.chmod(0o600)
+    values, door = given(file)
+    assert door.settings.auth == NatsAuth(
+        users=(
+            User("guest"),
+            User(
+                "ada",
+                "secret",
+                permissions=Permissions(
+                    publish_allow=("orders.>", "logs"),
+                    subscribe_allow=("orders.> billing",),
+                    subscribe_deny=("orders.secret",),
+                    responses=Responses(5, 0.5),
+                ),
+            ),
+        ),
+        no_auth_user="guest",
+        default_permissions=Permissions(subscribe_allow=("public.>",)),
+    )
+    config = values["config"]
+    assert isinstance(config, Config)
+    assert not config.warnings
+
+
+def test_classes_and_the_subjects_bound_to_them(file: Path) -> None:
+    file.write_text('[classes.orders]\nid = 7\nsubjects = ["orders.>"]\n[classes.logs]')
+    classes = given(file)[0]["config"].classes
+    assert (classes["orders"].id, classes["orders"].subjects) == (7, ["orders.>"])
+    assert (classes["logs"].id, classes["logs"].subjects) == (None, [])
+
+
+@pytest.mark.parametrize("text", ['[nats]\ntoken = "x"', '[nats]\nuser = "x"\npassword = "y"'])
+def test_secrets_that_everybody_may_read_are_warned_of(file: Path, text: str) -> None:
+    file.write_text(text)
+    file.chmod(0o644)
+    (warning,) = given(file)[0]["config"].warnings
+    assert warning == f"{file} holds passwords or tokens, and every user may read it"
+    file.chmod(0o640)
+    assert not given(file)[0]["config"].warnings
+
+
+USER = '[[nats.users]]\nuser = "x"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("nonsense", "is no TOML"),
+        ("[serv]", ": 'serv' is unknown; did you mean 'serve'?"),
+        ("[serve]\nmax-memori = 1", ": serve: 'max-memori' is unknown; did you mean 'max_memory'?"),
+        ("[serve]\nconfig = 'x'", ": serve: 'config' is unknown"),
+        ("[serve]\nport = '7'", ": serve.port: expected a number, got '7'"),
+        ("[serve]\nport = 7.5", ": serve.port: "),
+        ("[serve]\nport = 70000", ": serve.port: "),
+        ("[serve]\nport = true", ": serve.port: expected a value, not true or false, got true"),
+        ("[serve]\nverbose = 1", ": serve.verbose: expected true or false, got 1"),
+        ("[serve]\nhost = 3", ": serve.host: expected a text, got 3"),
+        ("[serve]\nhost = [[]]", ": serve.host: expected a single value, got a list"),
+        ("[serve]\ntick = 2026-01-01", ": serve.tick: expected a single value"),
+        ("[serve]\ntick = 'soon'", ": serve.tick: 'soon' is no number of seconds"),
+        ("[serve]\nmax_memory = '1MB'", ": serve.max_memory: '1MB' is no size"),
+        ("[serve]\nfull = 'blok'", ": serve.full: 'blok' is not one of 'block'"),
+        ("serve = 1", ": serve: expected a table, got 1"),
+        ("[nats]\nmax-payloads = 1", ": nats: 'max-payloads' is unknown; did you mean"),
+        ("[nats]\ntls = 1", ": nats.tls: expected a table, got 1"),
+        ("[nats.tls]\ncrt = ''", ": nats.tls: 'crt' is unknown; did you mean 'cert'?"),
+        ("[nats]\nusers = 4", ": nats.users: expected a list, got a whole number"),
+        ("[[nats.users]]\nusr = 'x'", ": nats.users[0]: 'usr' is unknown; did you mean 'user'?"),
+        (USER + "password = 1", ": nats.users[0].password: expected a text, got a whole number"),
+        (
+            USER + "permissions = 1",
+            ": nats.users[0].permissions: expected a table, got a whole number",
+        ),
+        (
+            USER + "permissions = { publish = { alow = '' } }",
+            ": nats.users[0].permissions.publish: 'alow' is unknown; did you mean 'allow'?",
+        ),
+        (USER + "nkey = 'U'", ": nats.users[0]: user 'x': expected a name or an nkey"),
+        ("[[nats.users]]", ": nats.users[0]: user '': expected a name or an nkey"),
+        (USER + USER, ": nats: user x is there twice"),
+        ("[nats]\nuser = 'x'", ": nats: 'user' and 'password' need each other"),
+        ("[nats]\ntoken = 'x'\n" + USER, ": nats: there are a token and users, expected either"),
+        ("[nats]\nno_auth_user = 'x'", ": nats: no_auth_user x is none of the users"),
+        ("[classes.x]\nid = '4'", ": classes.x.id: expected a whole number, got a text"),
+        ("[classes]\nx = 4", ": classes.x: expected a table, got 4"),
+        (
+            "[classes.x]\nsubject = []",
+            ": classes.x: 'subject' is unknown; did you mean 'subjects'?",
+        ),
+    ],
+)
+def test_a_mistake_is_a_sentence(
+    file: Path, capsys: pytest.CaptureFixture[str], text: str, sentence: str
+) -> None:
+    file.write_text(text)
+    with pytest.raises(typer.Exit) as ended:
+        given(file)
+    assert ended.value.exit_code == 2
+    complaint = capsys.readouterr().err
+    assert complaint.startswith(f"simplebus: {file}")
+    assert sentence in complaint
+    assert complaint.count("\n") == 1
+
+
+def test_a_file_that_is_not_there_is_a_sentence(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit):
+        given(file)
+    complaint = capsys.readouterr().err
+    assert complaint == f"simplebus: {file} cannot be read: No such file or directory\n"
