@@ -1,0 +1,18 @@
+"""The server that tests of real clients share.
+
+Rule 1: this folder is no package. It would be called `nats`, as the client library is, and hide it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from nats_running import Door, door
+
+
+@pytest.fixture(scope="session")
+def shared_door() -> Iterator[Door]:
+    """A server as it is without options. Those who use it keep to subjects of their own."""
+    with door() as it:
+        yield it
