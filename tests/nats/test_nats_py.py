@@ -228,6 +228,7 @@ async def test_draining_a_subscription_handles_what_had_come(shared_door: Door) 
         subscription = await client.subscribe("drained", cb=call)
         for number in range(100):
             await client.publish("drained", b"%d" % number)
+        await settle(client)
         await subscription.drain()
         await client.publish("drained", b"too late")
         await settle(client)
