@@ -5,7 +5,7 @@ Rule 1: a script's name says what is at stake; what is right is what the referen
 
 from __future__ import annotations
 
-from tests.nats.differ import Say, Script
+from differ import Say, Script
 
 QUIET = b'CONNECT {"verbose":false,"pedantic":false}\r\n'
 LOUD = b'CONNECT {"verbose":true,"pedantic":false}\r\n'

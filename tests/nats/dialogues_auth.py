@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from dialogues import BLOCK, QUIET
+from differ import Say, Script
 
 from simplebus.nats.auth import NatsAuth, User
 from simplebus.nats.limits import NatsLimits
 from simplebus.nats.permissions import Permissions, Responses
-from tests.nats.dialogues import BLOCK, QUIET
-from tests.nats.differ import Say, Script
 
 
 @dataclass(frozen=True, slots=True)
