@@ -24,6 +24,7 @@ class Reason(enum.StrEnum):
     FRAME_TOO_LONG = "frame_too_long"
     FRAME_TIMEOUT = "frame_timeout"
     HELLO_TIMEOUT = "hello_timeout"
+    UNAUTHORIZED = "unauthorized"
     PENDING_LIMIT = "pending_limit"
     STALLED = "stalled"
     TOO_MANY_CONNECTIONS = "too_many_connections"

@@ -16,6 +16,7 @@ from simplebus.nats.permissions import Permissions
 
 _KEY_BYTES = 32
 _USER_KEY_PREFIX = 20 << 3
+_PLAIN_ALPHABET = bytes.maketrans(b"-_", b"+/")
 _BCRYPT = ("$2a$", "$2b$", "$2x$", "$2y$")
 
 
@@ -104,7 +105,7 @@ class NatsAuth:
     def holder(self, nkey: str, signature: str, nonce: bytes) -> User | None:
         """Whose key this is, if it signed the nonce; None for nobody.
 
-        The signature is in base 64, with or without `=`, of either alphabet.
+        The signature is in base 64: for URLs without `=`, or plain with it.
         """
         for user in self.users:
             if user.nkey and user.nkey == nkey:
@@ -143,12 +144,18 @@ def is_signed(nkey: str, signature: str, nonce: bytes) -> bool:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     try:
-        plain = signature.replace("+", "-").replace("/", "_").rstrip("=")
-        signed = base64.urlsafe_b64decode(plain + "=" * (-len(plain) % 4))
+        signed = _decode_signature(signature.encode())
         Ed25519PublicKey.from_public_bytes(decode_user_key(nkey)).verify(signed, nonce)
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+def _decode_signature(text: bytes) -> bytes:
+    """From base 64: of the alphabet for URLs without padding, or of the plain one with it."""
+    if len(text) % 4:
+        text = text.translate(_PLAIN_ALPHABET) + b"=" * (-len(text) % 4)
+    return base64.b64decode(text, validate=True)
 
 
 def _same(ours: str, theirs: str) -> bool:

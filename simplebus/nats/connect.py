@@ -1,9 +1,13 @@
 """INFO and CONNECT: what both sides say of themselves, in JSON (NATS protocol).
 
-Rule 1: this file knows what is well formed; what follows from it is the session's business.
+Rule 1: this file knows what is well formed; what follows from it is the front's business.
+Rule 2: CONNECT is read as the reference server reads it: names in any case, null and unknown names
+say nothing, what is not said stays as it was, and a value of another type is an error.
 """
 
 from __future__ import annotations
+
+import json
 
 import msgspec
 
@@ -12,6 +16,8 @@ from simplebus.nats.errors import NatsError
 
 PROTOCOL_VERSION = "2.15.1"
 """The reference server's whose behaviour is followed: clients judge by it what they may use."""
+PROTOCOLS = (0, 1)
+"""What a client may say that it speaks: from 1 on it understands INFO at any time."""
 
 
 class Info(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -42,7 +48,7 @@ class Info(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Options(msgspec.Struct, frozen=True):
-    """What a client says of itself. What it leaves out is as here."""
+    """What a client says of itself. What it never said is as here."""
 
     verbose: bool = True
     pedantic: bool = True
@@ -63,16 +69,56 @@ class Options(msgspec.Struct, frozen=True):
     account: str = ""
     new_account: bool = False
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether it says nothing of who it is."""
+        return not (self.user or self.password or self.auth_token or self.nkey or self.jwt)
 
-_decoder = msgspec.json.Decoder(Options)
+
+DEFAULTS = Options()
+_FIELDS = {field.encode_name: (field.name, field.type) for field in msgspec.structs.fields(Options)}
+_NUMBER_MAX = (1 << 63) - 1
 
 
-def options(text: bytes) -> Options:
-    """What CONNECT says. Raises NatsError for what is no such object."""
+def options(text: bytes, before: Options = DEFAULTS) -> Options:
+    """What is known of a client that says this, and said what was known `before`.
+
+    Raises NatsError when it is no JSON object, or a value is of another type than expected.
+    """
+    changes: dict[str, object] = {}
     try:
-        return _decoder.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        for name, value in _pairs(text):
+            field, expected = _FIELDS.get(name.lower(), ("", None))
+            if value is None or not field:
+                continue
+            # A truth value is a number for Python, and for nobody else.
+            if type(value) is not expected or (type(value) is int and abs(value) > _NUMBER_MAX):
+                raise ValueError(f"{name} is {value!r}, expected {expected.__name__}")
+            changes[field] = value
+    except (ValueError, RecursionError) as error:
         shown = text[:60].decode("utf-8", "backslashreplace")
         raise NatsError(
             Reason.BAD_CONNECT, f"a CONNECT said {shown!r}: {error}", closed="Parse Error"
         ) from None
+    return msgspec.structs.replace(before, **changes) if changes else before
+
+
+def _pairs(text: bytes) -> list[tuple[str, object]]:
+    """Names and values in the order in which they come; none for null. Raises ValueError."""
+    # The standard library's decoder takes halves of characters as the reference server does.
+    pairs = json.loads(
+        text.decode("utf-8", "replace"), object_pairs_hook=_Pairs, parse_constant=_refuse
+    )
+    if pairs is None:
+        return []
+    if not isinstance(pairs, _Pairs):
+        raise ValueError("expected an object")
+    return pairs
+
+
+class _Pairs(list[tuple[str, object]]):
+    """An object, which is told from a list by this."""
+
+
+def _refuse(constant: str) -> object:
+    raise ValueError(f"{constant} is no JSON")

@@ -77,6 +77,10 @@ class Mix:
     def count(self) -> int:
         return len(self.bodies)
 
+    def subject(self, row: int) -> bytes:
+        """Of the message in this row."""
+        return self.data[self.bounds[row] + len(b"PUB ") : self.subject_ends[row]].tobytes()
+
     @property
     def mean_bytes(self) -> int:
         """About how long a message is, from its verb to its end."""

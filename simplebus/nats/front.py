@@ -9,13 +9,17 @@ outboxes show.
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 
+import msgspec
 import numpy as np
 
 from simplebus.core.errors import Reason
+from simplebus.core.limits import HEADROOM_BYTES
 from simplebus.core.receive import ReceiveBuffer
-from simplebus.nats import connect, subjects
+from simplebus.nats import connect, subjects, writing
+from simplebus.nats.auth import User
 from simplebus.nats.connect import Info
 from simplebus.nats.errors import NatsError, error_line
 from simplebus.nats.events import (
@@ -30,13 +34,17 @@ from simplebus.nats.events import (
     Unsub,
     singles,
 )
+from simplebus.nats.gate import Gate, violation
+from simplebus.nats.limits import FIRST_PING_SECONDS
 from simplebus.nats.parser import Parser
+from simplebus.nats.permissions import Replies
 from simplebus.nats.routes import Routes
 from simplebus.nats.session import NatsSession, Written
 from simplebus.nats.settings import NatsSettings
 from simplebus.nats.subscription import Subscription
 
 _OK = b"+OK\r\n"
+_PING = b"PING\r\n"
 _PONG = b"PONG\r\n"
 
 
@@ -49,8 +57,10 @@ class Front:
         *,
         server_id: str = "",
         seed: int = 0,
+        secret: bytes = b"",
     ) -> None:
-        """`seed` decides which members of queue groups are chosen."""
+        """`seed` decides which members of queue groups are chosen; `secret`, which nobody else may
+        know, what clients sign that have a key."""
         self.settings = settings or NatsSettings()
         self.server_id = server_id
         self.now = 0.0
@@ -58,29 +68,27 @@ class Front:
         self.sessions: dict[int, NatsSession] = {}
         """By client id."""
         self.routes = Routes(np.random.default_rng(seed))
+        self.gate = Gate(self.settings.auth, self.routes.table, secret)
         self.refused: Counter[Reason] = Counter()
+        self.denied = 0
+        """How often something was asked for that permissions do not allow."""
         self._next_client_id = 1
         self._ready: dict[NatsSession, None] = {}
         self._made = 0
         """Bytes that were written of the read that is looked at."""
         self._cut: list[tuple[NatsSession, NatsError]] = []
+        self._due: list[tuple[float, int]] = []
+        """When to look after which client: a heap, with each client once."""
+        self._asks = self.gate.auth.required and self.gate.silent_user is None
+        """Whether everybody has to say CONNECT."""
+        self._first_ping_seconds = min(FIRST_PING_SECONDS, self.settings.limits.ping_seconds)
 
     # Sessions ------------------------------------------------------------------------------------
 
     def open(self, peer: str, *, ip: str = "", host: str = "", port: int = 0) -> NatsSession:
         """A client has connected to this host and port, from this address."""
-        settings, client_id = self.settings, self._next_client_id
+        settings, gate, client_id = self.settings, self.gate, self._next_client_id
         self._next_client_id += 1
-        session = NatsSession(
-            client_id,
-            Parser(settings.limits, self.routes.table),
-            peer=peer,
-            pending_max=settings.limits.max_pending,
-            ready=self._make_ready,
-            end=self._end,
-            overflow=self._end_slow,
-        )
-        self.sessions[client_id] = session
         info = Info(
             server_id=self.server_id,
             server_name=settings.server_name,
@@ -93,11 +101,27 @@ class Front:
             max_payload=settings.limits.max_payload,
             client_id=client_id,
             client_ip=ip,
+            auth_required=self._asks,
             tls_required=settings.tls_required,
             tls_available=settings.tls_available,
             tls_verify=settings.tls_verify,
+            nonce=gate.nonce(client_id),
         )
+        session = NatsSession(
+            info,
+            Parser(settings.limits, self.routes.table),
+            peer=peer,
+            pending_max=settings.limits.max_pending,
+            ready=self._make_ready,
+            end=self._end,
+            overflow=self._end_slow,
+        )
+        session.is_connected = not gate.auth.required
+        session.heard_at = self.now
+        self.sessions[client_id] = session
         session.send(info.line())
+        first = settings.limits.auth_seconds if self._asks else self._first_ping_seconds
+        heapq.heappush(self._due, (self.now + first, client_id))
         return session
 
     def receive(self, session: NatsSession, buffer: ReceiveBuffer, count: int) -> None:
@@ -108,11 +132,23 @@ class Front:
         """
         assert not session.closed
         self._made = 0
+        session.heard_at = self.now
+        if not session.is_connected and not session.parser.tail_bytes:
+            self._begin(session, buffer.raw[HEADROOM_BYTES])
         for event in session.parser.receive(buffer, count):
             self._apply(session, event)
             if session.is_cut:
                 break
         session.took(count, self._made)
+
+    def _begin(self, session: NatsSession, first: int) -> None:
+        """A client that has to say who it is says its first byte."""
+        if first in b"cC":
+            return
+        user = self.gate.silent_user
+        if user is None:
+            raise violation("it said something else before CONNECT")
+        self._let_in(session, user)
 
     def fail(self, session: NatsSession, error: NatsError) -> None:
         """A session is to be closed for this reason: tell its client, if there is a word."""
@@ -141,11 +177,58 @@ class Front:
 
     def tick(self) -> None:
         """One beat: who is overdue?"""
+        due = self._due
+        while due and due[0][0] <= self.now:
+            _, client_id = heapq.heappop(due)
+            session = self.sessions.get(client_id)
+            if session is not None and not session.is_cut:
+                heapq.heappush(due, (self._look_after(session), client_id))
+
+    def _look_after(self, session: NatsSession) -> float:
+        """See whether a client still lives. Returns when to look again."""
+        limits, now = self.settings.limits, self.now
+        if not session.is_connected and self._asks:
+            self.cut(
+                session,
+                NatsError(
+                    Reason.HELLO_TIMEOUT,
+                    f"it said no CONNECT within {limits.auth_seconds:g} s",
+                    says="Authentication Timeout",
+                    closed="Authentication Timeout",
+                ),
+            )
+            return now
+        quiet_until = session.heard_at + limits.ping_seconds
+        if session.is_probed or not session.is_greeted:
+            if now < quiet_until:
+                return quiet_until
+            if session.pings >= limits.pings_max:
+                self.cut(
+                    session,
+                    NatsError(
+                        Reason.HEARTBEAT_TIMEOUT,
+                        f"it did not answer {session.pings} PINGs",
+                        says="Stale Connection",
+                        closed="Stale Connection",
+                    ),
+                )
+                return now
+        session.is_probed = True
+        session.pings += 1
+        session.send(_PING)
+        return now + limits.ping_seconds
+
+    def say_lame_duck(self) -> None:
+        """Tell those clients that understand it that this server will close."""
+        for session in self.sessions.values():
+            if session.is_connected and session.options.protocol:
+                session.send(msgspec.structs.replace(session.info, ldm=True).line())
 
     def cut(self, session: NatsSession, error: NatsError) -> None:
-        """Have a session closed, as soon as nothing else is under way."""
+        """Have a session closed, as soon as nothing else is under way. It is sent nothing more."""
         session.is_cut = True
         self._cut.append((session, error))
+        self._drop_all(session)
 
     def _end_slow(self, session: NatsSession) -> None:
         """More waits for a client than may: it is cut off without a word, and with what waits."""
@@ -167,19 +250,23 @@ class Front:
         match event:
             case Pub():
                 self._publish(session, event)
-            case Run() | Mix():
-                if session.options.verbose or session.options.pedantic:
-                    for message in singles(event, self.routes.table.names):
-                        self._publish(session, message)
-                elif isinstance(event, Run):
+            case Run():
+                if self._is_plain_run(session, event):
                     self._publish_run(session, event)
                 else:
+                    self._publish_each(session, event)
+            case Mix():
+                if self._is_plain_mix(session, event):
                     self._publish_mix(session, event)
+                else:
+                    self._publish_each(session, event)
             case Ping():
                 session.send(_PONG)
                 session.is_greeted = True
+                if session.has_said_connect and not session.is_informed:
+                    self._inform(session)
             case Pong():
-                pass
+                session.pings = 0
             case Sub():
                 self._subscribe(session, event)
             case Unsub():
@@ -187,24 +274,76 @@ class Front:
             case Connect():
                 self._connect(session, event)
 
+    def _inform(self, session: NatsSession) -> None:
+        """The first PONG behind a CONNECT is followed by INFO, for clients that understand it."""
+        session.is_informed = True
+        if session.options.protocol:
+            session.send(msgspec.structs.replace(session.info, connect_info=True).line())
+
     def _ok(self, session: NatsSession) -> None:
         if session.options.verbose:
             session.send(_OK)
 
     def _connect(self, session: NatsSession, event: Connect) -> None:
-        session.options = connect.options(event.options)
-        session.parser.headers = session.options.headers
-        self._drop_all(session)
-        session.is_connected = True
+        """A client says who it is. One that says it again loses its subscriptions."""
+        options = connect.options(event.options, session.options)
+        user = self.gate.admit(options, session.info.nonce, certified=session.certified)
+        session.options = options
+        session.parser.headers = options.headers
+        if session.has_said_connect:
+            self._drop_all(session)
+        session.has_said_connect = True
+        self._let_in(session, user)
         self._ok(session)
 
+    def _let_in(self, session: NatsSession, user: User | None) -> None:
+        """It is known who it is."""
+        session.user = user
+        session.grants = self.gate.grants(user)
+        responses = session.grants.responses if session.grants else None
+        session.replies = Replies(responses, self._read_clock) if responses else None
+        if user is not None:
+            session.has_said_connect = True
+        session.is_connected = True
+
+    def _read_clock(self) -> float:
+        return self.now
+
     # Publishing ----------------------------------------------------------------------------------
+
+    def _is_plain_run(self, session: NatsSession, event: Run) -> bool:
+        """Whether nothing is to be said or judged of each message."""
+        head, options = event.head, session.options
+        return not (
+            options.verbose
+            or (options.pedantic and not subjects.is_literal(head.subject))
+            or (session.grants and not session.grants.publishing.one(head.subject))
+            or (head.reply and (options.no_responders or subjects.is_reserved(head.reply)))
+        )
+
+    def _is_plain_mix(self, session: NatsSession, event: Mix) -> bool:
+        """The same."""
+        return not (
+            session.options.verbose
+            or session.options.pedantic
+            or (session.grants and not session.grants.publishing.of(event.subjects).all())
+        )
+
+    def _publish_each(self, session: NatsSession, event: Run | Mix) -> None:
+        for message in singles(event, self.routes.table.names):
+            self._publish(session, message)
 
     def _publish(self, session: NatsSession, message: Pub) -> None:
         session.in_messages += 1
         session.in_bytes += len(message.body)
         if session.options.pedantic and not subjects.is_literal(message.subject):
             session.send(error_line("Invalid Publish Subject"))
+        if session.grants and not self._may_publish(session, message.subject):
+            self._deny(session, f'Publish to "{subjects.text(message.subject)}"')
+            return
+        if message.reply and subjects.is_reserved(message.reply):
+            self._deny(session, f'Publish with Reply of "{subjects.text(message.reply)}"')
+            return
         self._ok(session)
         taken = False
         sinks = self.routes.of(message.subject)
@@ -214,16 +353,22 @@ class Front:
         if message.reply and not taken and session.options.no_responders:
             self._say_nobody(session, message)
 
+    def _may_publish(self, session: NatsSession, subject: bytes) -> bool:
+        assert session.grants is not None
+        return session.grants.publishing.one(subject) or (
+            session.replies is not None and session.replies.may_answer(subject)
+        )
+
+    def _deny(self, session: NatsSession, what: str) -> None:
+        self.denied += 1
+        session.send(error_line(f"Permissions Violation for {what}"))
+
     def _publish_run(self, session: NatsSession, event: Run) -> None:
         session.in_messages += event.count
         session.in_bytes += event.count * len(event.head.body)
-        taken = False
         for sink in self.routes.of(event.head.subject):
-            taken |= sink.many(event, None, session)
+            sink.many(event, None, session)
         self._write(event)
-        if event.head.reply and not taken and session.options.no_responders:
-            for _ in range(event.count):
-                self._say_nobody(session, event.head)
 
     def _publish_mix(self, session: NatsSession, event: Mix) -> None:
         session.in_messages += event.count
@@ -240,27 +385,33 @@ class Front:
             self._made += session.write(messages, self.routes.table.names, written)
 
     def _say_nobody(self, session: NatsSession, message: Pub) -> None:
-        """Tell a requester that nobody is there to answer."""
+        """Tell a requester that nobody is there to answer, where it waits for the answer. It does
+        not count as a message there."""
         status = b"NATS/1.0 503\r\nNats-Subject: " + message.subject + b"\r\n\r\n"
         size = b"%d" % len(status)
         answer = Pub(message.reply, b"", size, size, len(status), memoryview(status))
         for sink in self.routes.of(message.reply):
             if isinstance(sink, Subscription) and sink.session is session:
-                sink.one(answer, None)
+                session.send(writing.one(answer, sink.sid, headers=True))
                 return
 
     # Subscribing ---------------------------------------------------------------------------------
 
     def _subscribe(self, session: NatsSession, event: Sub) -> None:
-        limits = self.settings.limits
-        if not subjects.is_legal(event.subject):
-            session.send(error_line("Invalid Subject"))
+        limits, grants = self.settings.limits, session.grants
+        if grants and not grants.may_subscribe(event.subject, event.queue):
+            queue = f' using queue "{subjects.text(event.queue)}"' if event.queue else ""
+            self._deny(session, f'Subscription to "{subjects.text(event.subject)}"{queue}')
+            return
+        if limits.max_subs and len(session.subscriptions) >= limits.max_subs:
+            session.send(error_line("maximum subscriptions exceeded"))
             return
         if event.sid not in session.subscriptions:
-            if limits.max_subs and len(session.subscriptions) >= limits.max_subs:
-                session.send(error_line("maximum subscriptions exceeded"))
+            if not subjects.is_legal(event.subject):
+                session.send(error_line("Invalid Subject"))
                 return
-            subscription = Subscription(session, event.subject, event.queue, event.sid)
+            denied = grants.filter(event.subject, event.queue) if grants else None
+            subscription = Subscription(session, event.subject, event.queue, event.sid, denied)
             session.subscriptions[event.sid] = subscription
             self.routes.subscribe(subscription)
         self._ok(session)
@@ -275,8 +426,8 @@ class Front:
 
     def _end(self, subscription: Subscription) -> None:
         """A subscription is no more."""
-        del subscription.session.subscriptions[subscription.sid]
-        self.routes.unsubscribe(subscription)
+        if subscription.session.subscriptions.pop(subscription.sid, None) is not None:
+            self.routes.unsubscribe(subscription)
 
     def _drop_all(self, session: NatsSession) -> None:
         for subscription in list(session.subscriptions.values()):

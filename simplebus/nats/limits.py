@@ -12,6 +12,14 @@ from dataclasses import dataclass, fields
 SIZE_DIGITS_MAX = 9
 # Subjects that are known by number at once; when there are more, all are forgotten.
 SUBJECTS_MAX = 65_536
+# Subjects of which it is remembered whether a user may do something with them; beyond, all are
+# judged again.
+VERDICTS_MAX = 4096
+# Messages that one client may answer at once who may answer nothing else: of more, the oldest are
+# forgotten.
+REPLIES_MAX = 65_536
+# The first PING comes early: whoever never answers is known soon.
+FIRST_PING_SECONDS = 2.0
 # Pieces of output are joined up to this long: many small ones cost what they weigh.
 OUTPUT_PIECE_BYTES = 64 * 1024
 

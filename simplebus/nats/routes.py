@@ -18,7 +18,8 @@ from simplebus.core.sublist import Sublist
 from simplebus.nats import subjects
 from simplebus.nats.events import Positions
 from simplebus.nats.limits import SUBJECTS_MAX
-from simplebus.nats.subscription import QueueGroup, Sink, Subscription
+from simplebus.nats.queue_group import Dice, QueueGroup
+from simplebus.nats.subscription import Sink, Subscription
 from simplebus.nats.table import SubjectTable
 
 Sinks: TypeAlias = tuple[Sink, ...]
@@ -31,7 +32,7 @@ class Routes:
 
     def __init__(self, generator: np.random.Generator) -> None:
         self.table = SubjectTable()
-        self._generator = generator
+        self._dice = Dice(generator)
         self._sublist: Sublist[Sink] = Sublist(check=lambda pattern: pattern)
         self._groups: dict[tuple[bytes, bytes], QueueGroup] = {}
         self._results: dict[Sinks, int] = {}
@@ -59,9 +60,9 @@ class Routes:
             return
         group = self._groups.get((subject, queue))
         if group is None:
-            group = self._groups[subject, queue] = QueueGroup(self._generator)
+            group = self._groups[subject, queue] = QueueGroup(self._dice)
             self.add(subject, group)
-        group.members.append(subscription)
+        group.add(subscription)
 
     def unsubscribe(self, subscription: Subscription) -> None:
         """No longer."""
@@ -70,7 +71,7 @@ class Routes:
             self.remove(subject, subscription)
             return
         group = self._groups[subject, queue]
-        group.members.remove(subscription)
+        group.remove(subscription)
         if not group.members:
             del self._groups[subject, queue]
             self.remove(subject, group)

@@ -10,11 +10,13 @@ from typing import TypeAlias
 
 from simplebus.core.limits import RECEIVE_BYTES, TRICKLE_BYTES
 from simplebus.nats import writing
-from simplebus.nats.connect import Options
+from simplebus.nats.auth import User
+from simplebus.nats.connect import Info, Options
 from simplebus.nats.events import Mix, Positions, Run, singles
 from simplebus.nats.limits import OUTPUT_PER_READ_BYTES, READ_BYTES_MIN
 from simplebus.nats.outbox import Outbox
 from simplebus.nats.parser import Parser
+from simplebus.nats.permissions import Grants, Replies
 from simplebus.nats.subscription import Subscription
 
 Gathered: TypeAlias = list[tuple[bytes, Positions | None]]
@@ -28,7 +30,7 @@ class NatsSession:
 
     def __init__(
         self,
-        client_id: int,
+        info: Info,
         parser: Parser,
         *,
         peer: str,
@@ -37,16 +39,36 @@ class NatsSession:
         end: Callable[[Subscription], None],
         overflow: Callable[[NatsSession], None],
     ) -> None:
-        self.client_id = client_id
+        self.client_id = info.client_id
         self.peer = peer
         """Who it is, for logs."""
         self.parser = parser
         self.outbox = Outbox()
         self.options = Options()
+        self.info = info
+        """What it was told of the server."""
+        self.user: User | None = None
+        """Who it is; None where nobody is asked."""
+        self.certified = ""
+        """Name of the user whose certificate it showed."""
+        self.grants: Grants | None = None
+        """What it may do; None for everything."""
+        self.replies: Replies | None = None
+        """Where it may answer; None if that is nothing special."""
         self.is_connected = False
-        """Whether it has said CONNECT."""
+        """Whether it is known who it is: it has said CONNECT, or need not."""
+        self.has_said_connect = False
+        """Whether another CONNECT is one too many: subscriptions end with it."""
         self.is_greeted = False
         """Whether it was sent its first PONG."""
+        self.is_informed = False
+        """Whether it was sent the first PONG behind its CONNECT, and the INFO that may follow."""
+        self.heard_at = 0.0
+        """When it said anything the last time."""
+        self.is_probed = False
+        """Whether it was sent its first PING."""
+        self.pings = 0
+        """PINGs that it did not answer."""
         self.subscriptions: dict[bytes, Subscription] = {}
         """By sid."""
         self.closed = False

@@ -9,6 +9,7 @@ where it would be taken for the third wildcard of channels, it is escaped.
 from __future__ import annotations
 
 ONE, SOME = b"*", b">"
+_RESERVED = (b"_R_.", b"_GR_.")
 _ESCAPE = "\x00"
 
 
@@ -22,6 +23,16 @@ def is_literal(subject: bytes) -> bool:
     """Whether one may publish on it, to be exact: legal, and no token is a wildcard."""
     tokens = subject.split(b".")
     return not (b"" in tokens or ONE in tokens or SOME in tokens)
+
+
+def is_reserved(reply: bytes) -> bool:
+    """Whether no client may ask for answers there: servers answer each other so."""
+    return reply.startswith(_RESERVED)
+
+
+def text(subject: bytes) -> str:
+    """As it is shown in an error line, from which a client reads it."""
+    return subject.decode("latin-1")
 
 
 def key(subject: bytes) -> str:

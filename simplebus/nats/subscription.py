@@ -1,6 +1,6 @@
-"""Who is sent what: one client's subscription, and a queue group of several.
+"""Who is sent what: one client's subscription.
 
-Rule 1: both are sinks: what matches their subject is put to them, alone or in batches, and they say
+Rule 1: it is a sink: what matches its subject is put to it, alone or in batches, and it says
 whether anybody takes it.
 Rule 2: what a client is sent of one batch is gathered first, and written in the order in which it
 was published, whichever of its subscriptions it is for.
@@ -14,9 +14,12 @@ import numpy as np
 
 from simplebus.nats import writing
 from simplebus.nats.events import Mix, Positions, Pub, Run
+from simplebus.nats.permissions import Verdicts
 
 if TYPE_CHECKING:
     from simplebus.nats.session import NatsSession
+
+_NONE: Positions = np.empty(0, np.int64)
 
 
 class Sink(Protocol):
@@ -34,9 +37,16 @@ class Sink(Protocol):
 class Subscription:
     """Of one client."""
 
-    __slots__ = ("delivered", "most", "queue", "session", "sid", "subject")
+    __slots__ = ("delivered", "denied", "most", "queue", "session", "sid", "subject")
 
-    def __init__(self, session: NatsSession, subject: bytes, queue: bytes, sid: bytes) -> None:
+    def __init__(
+        self,
+        session: NatsSession,
+        subject: bytes,
+        queue: bytes,
+        sid: bytes,
+        denied: Verdicts | None = None,
+    ) -> None:
         self.session = session
         self.subject = subject
         self.queue = queue
@@ -45,35 +55,69 @@ class Subscription:
         """Messages since it began."""
         self.most = 0
         """With so many delivered it ends; 0 for never."""
+        self.denied = denied
+        """Subjects of which it is sent nothing; None for none."""
 
-    def takes(self, origin: NatsSession | None) -> bool:
+    def hears(self, origin: NatsSession | None) -> bool:
         """Whether it is to be sent this client's messages."""
         session = self.session
         return (origin is not session or session.options.echo) and not session.is_cut
 
-    @property
-    def left(self) -> int:
-        """How many messages it may still be sent, if there is an end."""
-        return self.most - self.delivered
+    def takes(self, subject: bytes, origin: NatsSession | None) -> bool:
+        """Whether it is to be sent this client's messages on this subject."""
+        return self.hears(origin) and not (self.denied and self.denied.one(subject))
 
     def one(self, message: Pub, origin: NatsSession | None) -> bool:
-        session = self.session
-        if not self.takes(origin):
+        if not self.takes(message.subject, origin):
             return False
+        session = self.session
         session.send(writing.one(message, self.sid, headers=session.takes_headers))
+        if message.reply and session.replies is not None:
+            session.replies.heard(message.reply)
         self._count(1)
         return True
 
     def many(self, messages: Run | Mix, rows: Positions | None, origin: NatsSession | None) -> bool:
-        if not self.takes(origin):
-            return False
         count = messages.count if rows is None else len(rows)
-        if self.most and count > self.left:
-            count = self.left
-            rows = np.arange(count) if rows is None else rows[:count]
-        self.session.gather(self.sid, rows, count * messages.mean_bytes)
-        self._count(count)
-        return True
+        return len(self.part(messages, rows, origin)) < count
+
+    def part(
+        self, messages: Run | Mix, rows: Positions | None, origin: NatsSession | None
+    ) -> Positions:
+        """The same; returns those that it does not take."""
+        if not self.hears(origin):
+            return _all_of(messages, rows)
+        left = _NONE
+        if self.denied is not None:
+            rows, left = self._allowed(messages, rows, self.denied)
+        count = messages.count if rows is None else len(rows)
+        most = self.most - self.delivered
+        if self.most and count > most:
+            rows = _all_of(messages, rows)
+            left = np.sort(np.concatenate((left, rows[most:])))
+            rows, count = rows[:most], most
+        if count:
+            session = self.session
+            session.gather(self.sid, rows, count * messages.mean_bytes)
+            if isinstance(messages, Run) and messages.head.reply and session.replies is not None:
+                session.replies.heard(messages.head.reply)
+            self._count(count)
+        return left
+
+    def _allowed(
+        self, messages: Run | Mix, rows: Positions | None, denied: Verdicts
+    ) -> tuple[Positions | None, Positions]:
+        """Those of the messages that may be delivered, and the others."""
+        if isinstance(messages, Run):
+            if denied.one(messages.head.subject):
+                return _NONE, _all_of(messages, rows)
+            return rows, _NONE
+        numbers = messages.subjects if rows is None else messages.subjects[rows]
+        are_denied = denied.of(numbers)
+        if not are_denied.any():
+            return rows, _NONE
+        rows = _all_of(messages, rows)
+        return rows[~are_denied], rows[are_denied]
 
     def _count(self, count: int) -> None:
         self.delivered += count
@@ -81,42 +125,5 @@ class Subscription:
             self.session.end(self)
 
 
-class QueueGroup:
-    """The subscriptions to one subject that share its messages."""
-
-    def __init__(self, generator: np.random.Generator) -> None:
-        self.members: list[Subscription] = []
-        self._generator = generator
-
-    def _takers(self, origin: NatsSession | None) -> list[Subscription]:
-        return [member for member in self.members if member.takes(origin)]
-
-    def one(self, message: Pub, origin: NatsSession | None) -> bool:
-        takers = self._takers(origin)
-        if not takers:
-            return False
-        chosen = (
-            takers[int(self._generator.integers(len(takers)))] if len(takers) > 1 else takers[0]
-        )
-        return chosen.one(message, origin)
-
-    def many(self, messages: Run | Mix, rows: Positions | None, origin: NatsSession | None) -> bool:
-        takers = self._takers(origin)
-        if not takers:
-            return False
-        if len(takers) == 1 and not takers[0].most:
-            return takers[0].many(messages, rows, origin)
-        everything = np.arange(messages.count) if rows is None else rows
-        while takers and everything.size:
-            chosen = self._generator.integers(len(takers), size=everything.size)
-            left = np.zeros(everything.size, np.bool_)
-            for number, member in enumerate(takers):
-                mine = np.flatnonzero(chosen == number)
-                if member.most and mine.size > member.left:
-                    left[mine[member.left :]] = True
-                    mine = mine[: member.left]
-                if mine.size:
-                    member.many(messages, everything[mine], origin)
-            everything = everything[left]
-            takers = self._takers(origin)
-        return True
+def _all_of(messages: Run | Mix, rows: Positions | None) -> Positions:
+    return np.arange(messages.count) if rows is None else rows

@@ -181,6 +181,29 @@ authorization {{
         "no responders without headers and a user": raw(
             hello("all", headers=False, no_responders=True)
         ),
+        "protocol 2 and a wrong password": raw(hello("all", "x", protocol=2)),
+        "no responders without headers and a wrong password": raw(
+            hello("all", "x", headers=False, no_responders=True)
+        ),
+        "protocol 2, an account and a user": raw(hello("all", protocol=2, account="x")),
+        "no responders without headers and an account": raw(
+            hello("all", headers=False, no_responders=True, account="x")
+        ),
+        "protocol 2 and no responders without headers": raw(
+            hello("all", headers=False, no_responders=True, protocol=2)
+        ),
+        "a user and a jwt": raw(hello("all", jwt="x")),
+        "a jwt alone": raw(hello(jwt="x")),
+        "a user and a token": raw(hello("all", auth_token="x")),
+        "protocol 1 in a second connect": raw(
+            hello("all") + b"PING\r\n", hello("all", protocol=1) + b"PING\r\n"
+        ),
+        "protocol 1 twice": raw(
+            hello("all", protocol=1) + b"PING\r\n", hello("all", protocol=1) + b"PING\r\n"
+        ),
+        "a sid that is there already, of a denied subject": raw(
+            hello("subscriber", verbose=True) + b"SUB foo.x 1\r\nSUB a 1\r\nUNSUB 1\r\n"
+        ),
         "protocol 1 and a user": raw(hello("all", protocol=1) + b"PING\r\n"),
         "an account and a user": raw(hello("all", account="x")),
         "a second connect of the same user": raw(
@@ -389,6 +412,9 @@ max_pending: 1MB
         ),
         "a subject that is none when there are as many as allowed": raw(
             hello("all", verbose=True) + each(b"SUB", b"a,b,c") + b"SUB x..y 7\r\n"
+        ),
+        "a subscription that is denied when there are as many as allowed": raw(
+            QUIET + each(b"SUB", b"open.1,open.2,open.3,a")
         ),
         "subscriptions that are refused do not count": raw(
             QUIET + each(b"SUB", b"a,b,c,d,open.1,open.2,open.3,open.4")

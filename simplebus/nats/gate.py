@@ -1,0 +1,105 @@
+"""Who a client is, and what it may do therefore.
+
+Rule 1: what a client says of itself is compared here and nowhere else.
+Rule 2: one that is not let in learns that, and not why.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+
+from simplebus.core.errors import Reason
+from simplebus.nats.auth import NatsAuth, User
+from simplebus.nats.connect import PROTOCOLS, Options
+from simplebus.nats.errors import NatsError
+from simplebus.nats.permissions import Grants
+from simplebus.nats.table import SubjectTable
+
+_NONCE_BYTES = 12
+
+
+class Gate:
+    """Of one front."""
+
+    def __init__(self, auth: NatsAuth, table: SubjectTable, secret: bytes) -> None:
+        """`secret` is what nonces are made of: nobody else may know it."""
+        self.auth = auth
+        self._table = table
+        self._secret = secret
+        self._grants: dict[str, Grants] = {}
+        """By the user's name or key."""
+        self.silent_user = auth.silent_user()
+
+    def nonce(self, client_id: int) -> str:
+        """What a client has to sign who has a key; empty if nobody has."""
+        if not self.auth.uses_keys:
+            return ""
+        digest = hashlib.blake2b(
+            client_id.to_bytes(8, "little"), key=self._secret[:64], digest_size=_NONCE_BYTES
+        )
+        return base64.urlsafe_b64encode(digest.digest()).decode()
+
+    def admit(self, options: Options, nonce: str, *, certified: str = "") -> User | None:
+        """Who says this of itself; None where nobody is asked.
+
+        `certified` is the user whose certificate it showed. Raises NatsError when it is not let in.
+        """
+        user = self._user(options, nonce, certified) if self.auth.required else None
+        if options.account or options.new_account:
+            raise violation("it asks for an account, and there are none")
+        if options.protocol not in PROTOCOLS:
+            raise NatsError(
+                Reason.BAD_CONNECT,
+                f"it speaks protocol {options.protocol}, expected one of {PROTOCOLS}",
+                says="invalid client protocol",
+                closed="Protocol Violation",
+            )
+        if options.no_responders and not options.headers:
+            raise NatsError(
+                Reason.BAD_CONNECT,
+                "it wants to hear that nobody is there to answer, without headers",
+                says="no responders requires headers support",
+                closed="No Responders Requires Headers",
+            )
+        return user
+
+    def _user(self, options: Options, nonce: str, certified: str) -> User | None:
+        auth = self.auth
+        if certified:
+            found = next((user for user in auth.users if user.name == certified), None)
+        elif auth.token:
+            if auth.has_token(options.auth_token):
+                return None
+            raise violation("it does not know the token")
+        elif options.nkey:
+            found = auth.holder(options.nkey, options.sig, nonce.encode())
+        elif options.is_silent:
+            found = self.silent_user
+        else:
+            found = auth.user(options.user, options.password)
+        if found is None:
+            who = options.nkey or options.user or certified or "nobody"
+            raise violation(f"it says to be {who!r}, and could not show it")
+        return found
+
+    def grants(self, user: User | None) -> Grants | None:
+        """What this user may do; None for everything."""
+        permissions = self.auth.permissions(user) if user else None
+        if user is None or permissions is None:
+            return None
+        key = user.name or user.nkey
+        found = self._grants.get(key)
+        if found is None:
+            found = self._grants[key] = Grants(permissions, self._table)
+        return found
+
+
+def violation(sentence: str) -> NatsError:
+    """What a client is told that is not let in."""
+    return NatsError(
+        Reason.UNAUTHORIZED,
+        sentence,
+        says="Authorization Violation",
+        closed="Authentication Failure",
+    )

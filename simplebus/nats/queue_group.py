@@ -1,0 +1,124 @@
+"""The subscriptions to one subject that share its messages: each goes to one of them.
+
+Rule 1: any member is as likely as any other. Where the one that is chosen takes none, it is another
+that does; a message that no member takes is taken by nobody.
+Rule 2: a large group costs its messages no more than a small one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simplebus.nats.events import Mix, Positions, Pub, Run
+from simplebus.nats.subscription import Subscription
+
+if TYPE_CHECKING:
+    from simplebus.nats.session import NatsSession
+
+_DRAWN = 256
+# From so many members on it is remembered where in the list each is.
+_INDEXED_MEMBERS = 16
+
+
+class Dice:
+    """Random numbers, drawn by the dozen: one by one they cost what a message does."""
+
+    def __init__(self, generator: np.random.Generator) -> None:
+        self._generator = generator
+        self._drawn: list[float] = []
+
+    def one(self, below: int) -> int:
+        """From 0 on."""
+        if not self._drawn:
+            self._drawn = self._generator.random(_DRAWN).tolist()
+        return int(self._drawn.pop() * below)
+
+    def many(self, below: int, count: int) -> Positions:
+        """Shape (count,)."""
+        return self._generator.integers(below, size=count)
+
+
+class QueueGroup:
+    """A sink; see the module's law."""
+
+    __slots__ = ("_at", "_dice", "_takers", "_takers_for", "members")
+
+    def __init__(self, dice: Dice) -> None:
+        self.members: list[Subscription] = []
+        self._dice = dice
+        self._at: dict[Subscription, int] | None = None
+        self._takers: list[Subscription] = []
+        self._takers_for: tuple[NatsSession | None, bytes] | None = None
+        """For whose messages, on which subject, these are those who take."""
+
+    def add(self, member: Subscription) -> None:
+        """One more."""
+        if self._at is not None:
+            self._at[member] = len(self.members)
+        self.members.append(member)
+        if self._at is None and len(self.members) >= _INDEXED_MEMBERS:
+            self._at = {member: at for at, member in enumerate(self.members)}
+        self._takers_for = None
+
+    def remove(self, member: Subscription) -> None:
+        """It leaves. The last one takes its place in the list."""
+        at = self.members.index(member) if self._at is None else self._at.pop(member)
+        last = self.members.pop()
+        if last is not member:
+            self.members[at] = last
+            if self._at is not None:
+                self._at[last] = at
+        self._takers_for = None
+
+    def one(self, message: Pub, origin: NatsSession | None) -> bool:
+        members = self.members
+        if members[self._dice.one(len(members))].one(message, origin):
+            return True
+        takers = self._who_take(message.subject, origin)
+        return bool(takers) and takers[self._dice.one(len(takers))].one(message, origin)
+
+    def many(self, messages: Run | Mix, rows: Positions | None, origin: NatsSession | None) -> bool:
+        if len(self.members) == 1:
+            return self.members[0].many(messages, rows, origin)
+        every = np.arange(messages.count) if rows is None else rows
+        left = self._share(self.members, messages, every, origin)
+        if isinstance(messages, Run):
+            by_subject = [(messages.head.subject, left)]
+        else:
+            numbers = messages.subjects[left]
+            by_subject = [
+                (messages.subject(left[numbers == number][0]), left[numbers == number])
+                for number in np.unique(numbers).tolist()
+            ]
+        nobodys = 0
+        for subject, rest in by_subject:
+            while rest.size and (takers := self._who_take(subject, origin)):
+                rest = self._share(takers, messages, rest, origin)
+            nobodys += rest.size
+        return nobodys < every.size
+
+    def _who_take(self, subject: bytes, origin: NatsSession | None) -> list[Subscription]:
+        """Members that take this client's messages on this subject."""
+        if self._takers_for != (origin, subject):
+            self._takers = [member for member in self.members if member.takes(subject, origin)]
+            self._takers_for = (origin, subject)
+        return self._takers
+
+    def _share(
+        self,
+        takers: list[Subscription],
+        messages: Run | Mix,
+        rows: Positions,
+        origin: NatsSession | None,
+    ) -> Positions:
+        """Put the messages to these members. Returns those that none takes, in ascending order."""
+        chosen = self._dice.many(len(takers), rows.size)
+        order = chosen.argsort(kind="stable")
+        parts = np.split(rows[order], np.flatnonzero(np.diff(chosen[order])) + 1)
+        whose = [takers[number] for number in np.unique(chosen).tolist()]
+        left = [
+            member.part(messages, part, origin) for member, part in zip(whose, parts, strict=True)
+        ]
+        return np.sort(np.concatenate(left))
