@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import functools
 
+from differ import Heard, Script, items, normal, pieces
+
 from simplebus.core.receive import ReceiveBuffer
 from simplebus.nats.errors import NatsError
 from simplebus.nats.front import Front
 from simplebus.nats.session import NatsSession
 from simplebus.nats.settings import NatsSettings
-from tests.nats.differ import Heard, Script, items, normal, pieces
 
 
 @functools.cache
