@@ -56,6 +56,7 @@ class Reason(enum.StrEnum):
     MAX_DELIVERIES = "max_deliveries"
     TERMINATED = "terminated"
     NO_DEAD_LETTER = "no_dead_letter"
+    TLS_HANDSHAKE = "tls_handshake"
 
 
 class BusError(Exception):

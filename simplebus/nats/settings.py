@@ -16,7 +16,6 @@ class NatsSettings:
     """Of one door."""
 
     limits: NatsLimits = field(default_factory=NatsLimits)
-    auth: NatsAuth = field(default_factory=NatsAuth)
     server_name: str = "simplebus"
     auth: NatsAuth = field(default_factory=NatsAuth)
     """Who may come in, and what they may do."""

@@ -19,6 +19,7 @@ import trio
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.limits import FAREWELL_SECONDS, HUNG_UP_SECONDS, TRICKLE_SECONDS
 from simplebus.core.receive import ReceiveBuffer
+from simplebus.server.tls import TlsSocket
 
 log = logging.getLogger("simplebus.server")
 
@@ -92,6 +93,9 @@ class Connection(Generic[S]):
     def __init__(self, sock: socket.socket, session: S, door: Door[S]) -> None:
         self.socket = sock
         self.session = session
+        self.wire: socket.socket | TlsSocket = sock
+        """What is read from and written to: the socket, or TLS on it."""
+        self.tls: TlsSocket | None = None
         self._door = door
         self._scope = trio.CancelScope()
         self._room = trio.Event()
@@ -105,12 +109,17 @@ class Connection(Generic[S]):
         reason: str | RemoteProtocolError = "closed by the peer"
         try:
             with self._scope:
+                await self.begin()
+                wire, tls = self.wire, self.tls
                 while True:
-                    await trio.lowlevel.wait_readable(sock)
+                    if tls is not None and tls.unread:
+                        await trio.lowlevel.checkpoint()
+                    else:
+                        await trio.lowlevel.wait_readable(sock)
                     if session.closed:  # Another connection has taken its place since.
                         break
                     try:
-                        count = sock.recv_into(space[: session.read_bytes])
+                        count = wire.recv_into(space[: session.read_bytes])
                     except BlockingIOError:
                         continue
                     except OSError as error:
@@ -139,6 +148,9 @@ class Connection(Generic[S]):
             else:
                 self._close()
 
+    async def begin(self) -> None:
+        """What comes before the conversation: nothing here. Raises RemoteProtocolError."""
+
     def cut(self, error: RemoteProtocolError | None = None) -> None:
         """Stop serving this peer, for this reason."""
         self._cut_for = error
@@ -152,9 +164,9 @@ class Connection(Generic[S]):
             return False
         try:
             while outbox.pending_bytes and (piece := outbox.peek(self._door.tick_number)):
-                count = self.socket.send(piece)
+                count = self.wire.send(piece)
                 outbox.sent(count, self._door.tick_number)
-            self.socket.shutdown(socket.SHUT_WR)
+            self.wire.shutdown(socket.SHUT_WR)
         except OSError:
             return False
         return True
@@ -204,24 +216,32 @@ class Connection(Generic[S]):
 
     def _send(self) -> bool:
         """Send until nothing is left (True), or until it is enough or too much (False)."""
-        outbox, tick = self.session.outbox, self._door.tick_number
+        outbox, tick, wire = self.session.outbox, self._door.tick_number, self.wire
         try:
             for _ in range(_PIECES_PER_TURN):
                 piece = outbox.peek(tick)
                 if not piece:
-                    return outbox.idle  # Or there is more to look at, in another turn.
-                count = self.socket.send(piece)
+                    # Or there is more to look at, in another turn.
+                    return outbox.idle and self._is_on_its_way()
+                count = wire.send(piece)
                 outbox.sent(count, tick)
                 if count < len(piece):
                     return False
                 if outbox.idle:
-                    return True
+                    return self._is_on_its_way()
         except BlockingIOError:
             return False
         except OSError:
             self.cut()  # The reader learns the same from its own end, or is asleep.
             return True
-        return outbox.idle
+        return outbox.idle and self._is_on_its_way()
+
+    def _is_on_its_way(self) -> bool:
+        """Whether nothing that was taken from the outbox waits in between."""
+        if self.tls is None:
+            return True
+        self.tls.flush()
+        return not self.tls.unsent
 
     async def _write(self) -> None:
         try:

@@ -19,24 +19,38 @@ from simplebus.nats.session import NatsSession
 from simplebus.nats.settings import NatsSettings
 from simplebus.server.connection import Connection
 from simplebus.server.engine import Engine
+from simplebus.server.tls import TlsOptions, context
+from simplebus.server.tls_connection import TlsConnection
 
 log = logging.getLogger("simplebus.server")
 
 _BEAT_SECONDS = 0.5
+# Clients of a lame duck are closed no further apart than this.
+_PAUSE_SECONDS_MAX = 1.0
 
 
 class NatsDoor:
     """Drives one front. Start `run` in a nursery; then `serve` each accepted socket."""
 
-    def __init__(self, engine: Engine, settings: NatsSettings | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        settings: NatsSettings | None = None,
+        tls: TlsOptions | None = None,
+    ) -> None:
+        """Raises OSError when the certificate or key cannot be used."""
+        self._tls = tls
+        self._tls_context = context(tls) if tls is not None else None
         self.front = Front(
             settings, server_id=secrets.token_hex(16).upper(), seed=secrets.randbits(64)
         )
+        self._users = {user.name for user in self.front.settings.auth.users if user.name}
         self.engine = engine
         self.buffer = engine.buffer
         self.connections: dict[int, Connection[NatsSession]] = {}
         """By client id."""
         self.accepted = 0
+        self._settled = trio.Event()
         engine.doors.append(self.settle_own)
 
     async def run(self) -> None:
@@ -55,10 +69,23 @@ class NatsDoor:
         self.accepted += 1
         host, port = sock.getsockname()[:2]
         session = self.front.open(peer, ip=peer.rpartition(":")[0], host=host, port=port)
-        connection = Connection(sock, session, self)
+        connection = self._connection(sock, session)
         self.connections[session.client_id] = connection
         self.start_soon(connection.run)
         self.settle()
+
+    def _connection(self, sock: socket.socket, session: NatsSession) -> Connection[NatsSession]:
+        if self._tls is None or self._tls_context is None:
+            return Connection(sock, session, self)
+        return TlsConnection(
+            sock,
+            session,
+            self,
+            options=self._tls,
+            context=self._tls_context,
+            users=self._users,
+            seconds=self.front.settings.limits.tls_seconds,
+        )
 
     def receive(self, session: NatsSession, count: int) -> None:
         """`count` fresh bytes of this session are in the buffer. Raises NatsError."""
@@ -68,11 +95,43 @@ class NatsDoor:
         finally:
             self.settle()
 
+    def finish_publishers(self) -> None:
+        """Stop reading from clients that have subscribed to nothing."""
+        for connection in list(self.connections.values()):
+            if not connection.session.subscriptions:
+                connection.cut()
+
+    async def flushed(self) -> None:
+        """Wait until every client has taken what waits for it."""
+        while not all(c.session.outbox.idle for c in self.connections.values()):
+            self._settled = trio.Event()
+            await self._settled.wait()
+
+    async def be_lame_duck(self) -> None:
+        """Ask clients to leave; after a while close those that have not, one after the other."""
+        limits = self.front.settings.limits
+        self.front.say_lame_duck()
+        self.settle()
+        with trio.move_on_after(limits.lame_duck_grace_seconds):
+            await self._empty()
+        left = list(self.connections.values())
+        for closed, connection in enumerate(left):
+            connection.cut()
+            if closed + 1 < len(left):
+                await trio.sleep(min(limits.lame_duck_seconds / len(left), _PAUSE_SECONDS_MAX))
+        await self._empty()
+
+    async def _empty(self) -> None:
+        while self.connections:
+            self._settled = trio.Event()
+            await self._settled.wait()
+
     def settle(self) -> None:
         self.engine.settle()
 
     def settle_own(self) -> bool:
         """Send what became ready. Returns whether there was any."""
+        self._settled.set()
         front, connections = self.front, self.connections
         ready = front.take_ready()
         for session in ready:

@@ -6,15 +6,14 @@ is up. Rule 2: what is lost by stopping is said.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
+import errno
 import gc
 import logging
 import signal
 import socket
 import sys
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 import trio
@@ -26,6 +25,7 @@ from simplebus.server import listeners
 from simplebus.server.engine import Engine
 from simplebus.server.nats_door import NatsDoor
 from simplebus.server.notify import notify
+from simplebus.server.signals import STOPPING, listen, say_ignored
 from simplebus.server.tls import TlsOptions
 
 # From glibc's malloc.h.
@@ -78,6 +78,10 @@ async def serve(
     Task status: a `Serving` once every listener is up. Resources: all sockets are closed on return.
     Raises OSError when no listener can be had.
     """
+    engine = Engine(settings)
+    nats_door = None
+    if options.nats_port is not None:
+        nats_door = NatsDoor(engine, options.nats, options.nats_tls)
     sockets = await _bind_all(options.hosts, options.port)
     try:
         nats_sockets = await _bind_nats(options)
@@ -86,20 +90,22 @@ async def serve(
             sock.close()
         raise
     _keep_temporary_arrays_mapped()
-    engine = Engine(settings)
     # Signals are caught before anything is announced: who reads that we are ready may stop us.
-    with _stop_signals() as signals:
+    with listen() as signals:
         async with trio.open_nursery() as engines:
             await engines.start(engine.run)
-            await _keep_open(engine, sockets, nats_sockets, options, signals, announce, task_status)
+            if nats_door is not None:
+                engines.start_soon(nats_door.run)
+            up = Serving(engine, _names(sockets), _names(nats_sockets), nats_door)
+            await _keep_open(up, sockets, nats_sockets, options, signals, announce, task_status)
             notify("STOPPING=1", "STATUS=draining")
-            await _drain(engine, options.drain_seconds, signals)
+            await _drain(up, options.drain_seconds, signals)
             _say_farewell(engine)
             engines.cancel_scope.cancel()
 
 
 async def _keep_open(
-    engine: Engine,
+    up: Serving,
     sockets: list[socket.socket],
     nats_sockets: list[socket.socket],
     options: ServeOptions,
@@ -107,29 +113,50 @@ async def _keep_open(
     announce: Callable[[str], None],
     task_status: trio.TaskStatus[Serving],
 ) -> None:
-    """Accept connections until the first signal."""
+    """Accept connections until a signal stops the server, or its last NATS client has left a lame
+    duck."""
+    engine, nats_door, addresses = up.engine, up.nats_door, up.addresses
     async with trio.open_nursery() as doors:
+        nats_listening = trio.CancelScope()
         for sock in sockets:
             doors.start_soon(listeners.accept, sock, engine.serve)
-        addresses = _names(sockets)
-        nats_addresses = _names(nats_sockets)
-        nats_door = None
-        if nats_sockets:
-            nats_door = NatsDoor(engine, options.nats)
-            doors.start_soon(nats_door.run)
-            for sock in nats_sockets:
-                doors.start_soon(listeners.accept, sock, nats_door.serve)
+        for sock in nats_sockets:
+            assert nats_door is not None
+            doors.start_soon(_accept_in, nats_listening, sock, nats_door.serve)
         gc.collect()
         gc.freeze()  # What exists now lives for ever: no collection needs to look at it.
         ready = f"simplebus ready tcp={addresses[0]}"
-        announce(f"{ready} nats={nats_addresses[0]}" if nats_addresses else ready)
-        notify("READY=1", f"STATUS=listening on {', '.join(addresses + nats_addresses)}")
-        task_status.started(Serving(engine, addresses, nats_addresses, nats_door))
+        announce(f"{ready} nats={up.nats_addresses[0]}" if up.nats_addresses else ready)
+        notify("READY=1", f"STATUS=listening on {', '.join(addresses + up.nats_addresses)}")
+        task_status.started(up)
         if options.verbose:
             doors.start_soon(_print_rates, engine, announce)
-        number = await anext(signals)
-        log.info("%s: draining", signal.Signals(number).name)
-        doors.cancel_scope.cancel()
+
+        async def be_lame_duck() -> None:
+            log.info("SIGUSR2: no NATS client is let in any more, and those inside are to leave")
+            nats_listening.cancel()
+            assert nats_door is not None
+            await nats_door.be_lame_duck()
+            log.info("the last NATS client has left: draining")
+            doors.cancel_scope.cancel()
+
+        async for number in signals:
+            if number in STOPPING:
+                log.info("%s: draining", signal.Signals(number).name)
+                doors.cancel_scope.cancel()
+            elif number == signal.SIGUSR2 and nats_door is not None and nats_sockets:
+                nats_sockets = []
+                doors.start_soon(be_lame_duck)
+            else:
+                say_ignored(number)
+
+
+async def _accept_in(
+    scope: trio.CancelScope, sock: socket.socket, serve: Callable[[socket.socket, str], None]
+) -> None:
+    """Accept until the scope is cancelled."""
+    with scope:
+        await listeners.accept(sock, serve)
 
 
 def _keep_temporary_arrays_mapped() -> None:
@@ -153,7 +180,16 @@ def _names(sockets: list[socket.socket]) -> tuple[str, ...]:
 async def _bind_nats(options: ServeOptions) -> list[socket.socket]:
     if options.nats_port is None:
         return []
-    return await _bind_all(options.hosts, options.nats_port)
+    try:
+        return await _bind_all(options.hosts, options.nats_port)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise OSError(
+            error.errno,
+            f"{error.strerror}. That port is for NATS clients: --nats-port picks another one, "
+            "--no-nats goes without",
+        ) from None
 
 
 async def _bind_all(hosts: tuple[str, ...], port: int) -> list[socket.socket]:
@@ -174,34 +210,26 @@ async def _bind_all(hosts: tuple[str, ...], port: int) -> list[socket.socket]:
     return sockets
 
 
-@contextlib.contextmanager
-def _stop_signals() -> Iterator[AsyncIterator[int]]:
-    """The signals that stop the server. Behind the block they mean again what they did before."""
-    if threading.current_thread() is threading.main_thread():
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            yield signals
-    else:  # Only the main thread hears signals.
-        yield _no_signals()
-
-
-async def _no_signals() -> AsyncIterator[int]:
-    await trio.sleep_forever()
-    yield 0
-
-
-async def _drain(engine: Engine, seconds: float, signals: AsyncIterator[int]) -> None:
-    """Wait until every subscriber has acknowledged what is stored for it, up to the deadline or a
-    second signal."""
+async def _drain(up: Serving, seconds: float, signals: AsyncIterator[int]) -> None:
+    """Wait until every subscriber has acknowledged what is stored for it, and every NATS client
+    has taken what waits for it, up to the deadline or a second signal."""
     with trio.move_on_after(seconds):
         async with trio.open_nursery() as nursery:
 
             async def stop_at_once() -> None:
-                number = await anext(signals)
-                log.info("%s: stopping at once", signal.Signals(number).name)
-                nursery.cancel_scope.cancel()
+                async for number in signals:
+                    if number in STOPPING:
+                        log.info("%s: stopping at once", signal.Signals(number).name)
+                        nursery.cancel_scope.cancel()
+                    else:
+                        say_ignored(number)
 
             nursery.start_soon(stop_at_once)
-            await engine.drained()
+            if up.nats_door is not None:
+                up.nats_door.finish_publishers()
+            await up.engine.drained()
+            if up.nats_door is not None:
+                await up.nats_door.flushed()
             nursery.cancel_scope.cancel()
 
 

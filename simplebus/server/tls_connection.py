@@ -1,0 +1,106 @@
+"""A NATS client's connection that goes over to TLS, before INFO or behind it.
+
+Rule 1: between INFO and the end of the handshake nothing is sent in clear, nor is anything read.
+Rule 2: who makes no handshake is told nothing, as by the reference server: it waits for TLS, and
+would not understand.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Container
+from typing import TYPE_CHECKING
+
+import trio
+
+from simplebus.core.errors import Reason
+from simplebus.nats.certificates import user_of
+from simplebus.nats.errors import NatsError
+from simplebus.nats.session import NatsSession
+from simplebus.server.connection import Connection
+from simplebus.server.tls import TlsOptions, TlsSocket
+
+if TYPE_CHECKING:
+    from simplebus.server.nats_door import NatsDoor
+
+_CLOSED = "TLS Handshake Failure"
+_HANDSHAKE = 0x16
+"""The first byte of a TLS client."""
+
+
+class TlsConnection(Connection[NatsSession]):
+    """Of a client that uses TLS, or may."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        session: NatsSession,
+        door: NatsDoor,
+        *,
+        options: TlsOptions,
+        context: ssl.SSLContext,
+        users: Container[str],
+        seconds: float,
+    ) -> None:
+        """`users` are the names of those who may be mapped to."""
+        super().__init__(sock, session, door)
+        self._options = options
+        self._context = context
+        self._users = users
+        self._seconds = seconds
+        self._holds = options.handshake_first
+        """Whether nothing may be sent."""
+
+    def flush(self) -> None:
+        if not self._holds:
+            super().flush()
+
+    async def begin(self) -> None:
+        """Make the handshake. Raises NatsError when there is none in time."""
+        if not self._options.handshake_first:
+            self.flush()  # INFO, in clear.
+        if self._options.optional and not await self._starts_tls():
+            return
+        self._holds = True
+        tls = TlsSocket(self.socket, self._context)
+        why = f"took longer than {self._seconds:g} s"
+        try:
+            with trio.move_on_after(self._seconds):
+                await self._shake_hands(tls)
+                why = ""
+        except OSError as error:
+            why = f"failed: {getattr(error, 'reason', None) or error.strerror or error}"
+        if why:
+            self.session.forget_all()
+            raise NatsError(Reason.TLS_HANDSHAKE, f"the TLS handshake {why}", closed=_CLOSED)
+        if self._options.verify_and_map:
+            self.session.certified = user_of(tls.certificate() or {}, self._users)
+        self.wire = self.tls = tls
+        self._holds = False
+        self.flush()
+
+    async def _starts_tls(self) -> bool:
+        """Whether a client that may use TLS does."""
+        with trio.move_on_after(self._seconds):
+            await trio.lowlevel.wait_readable(self.socket)
+            first = self.socket.recv(1, socket.MSG_PEEK)
+            return bool(first) and first[0] == _HANDSHAKE
+        return False
+
+    async def _shake_hands(self, tls: TlsSocket) -> None:
+        # What is still to be sent of INFO goes first.
+        while not self.session.outbox.idle and not self._options.handshake_first:
+            await trio.lowlevel.wait_writable(self.socket)
+            self._send()
+        while True:
+            try:
+                tls.handshake()
+                return
+            except BlockingIOError:
+                pass
+            if tls.unsent:
+                await trio.lowlevel.wait_writable(self.socket)
+                tls.flush()
+            else:
+                await trio.lowlevel.wait_readable(self.socket)

@@ -1,0 +1,84 @@
+"""Certificates for tests: an authority, a server's, clients'."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A certificate and its key, as PEM files."""
+
+    cert: Path
+    key: Path
+
+
+class Authority:
+    """Signs certificates; its own is in `path`."""
+
+    def __init__(self, folder: Path, name: str = "authority") -> None:
+        self.folder = folder
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = _subject(name)
+        made = self._begun(self._name, self._key.public_key()).add_extension(
+            x509.BasicConstraints(ca=True, path_length=None), critical=True
+        )
+        self.path = folder / f"{name}.pem"
+        self.path.write_bytes(_pem(made.sign(self._key, hashes.SHA256())))
+
+    def _begun(self, subject: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+        now = datetime.datetime.now(datetime.UTC)
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(hours=1))
+            .not_valid_after(now + datetime.timedelta(days=1))
+        )
+
+    def issue(self, name: str, *, email: str = "", unit: str = "", password: bytes = b"") -> Pair:
+        """A certificate for this name; for localhost it is good for 127.0.0.1 too."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        alternatives: list[x509.GeneralName] = []
+        if name == "localhost":
+            alternatives += [
+                x509.DNSName(name),
+                x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
+            ]
+        if email:
+            alternatives.append(x509.RFC822Name(email))
+        made = self._begun(_subject(name, unit), key.public_key())
+        if alternatives:
+            made = made.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+        pair = Pair(self.folder / f"{name}.pem", self.folder / f"{name}.key")
+        pair.cert.write_bytes(_pem(made.sign(self._key, hashes.SHA256())))
+        encryption: serialization.KeySerializationEncryption = (
+            serialization.BestAvailableEncryption(password)
+            if password
+            else serialization.NoEncryption()
+        )
+        pair.key.write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption
+            )
+        )
+        return pair
+
+
+def _subject(name: str, unit: str = "") -> x509.Name:
+    parts = [x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, unit)] if unit else []
+    return x509.Name([*parts, x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
