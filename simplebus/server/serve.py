@@ -117,12 +117,12 @@ async def _keep_open(
     duck."""
     engine, nats_door, addresses = up.engine, up.nats_door, up.addresses
     async with trio.open_nursery() as doors:
-        nats_listening = trio.CancelScope()
         for sock in sockets:
             doors.start_soon(listeners.accept, sock, engine.serve)
-        for sock in nats_sockets:
+        nats_listening = [trio.CancelScope() for _ in nats_sockets]
+        for scope, sock in zip(nats_listening, nats_sockets, strict=True):
             assert nats_door is not None
-            doors.start_soon(_accept_in, nats_listening, sock, nats_door.serve)
+            doors.start_soon(_accept_in, scope, sock, nats_door.serve)
         gc.collect()
         gc.freeze()  # What exists now lives for ever: no collection needs to look at it.
         ready = f"simplebus ready tcp={addresses[0]}"
@@ -134,7 +134,8 @@ async def _keep_open(
 
         async def be_lame_duck() -> None:
             log.info("SIGUSR2: no NATS client is let in any more, and those inside are to leave")
-            nats_listening.cancel()
+            for scope in nats_listening:
+                scope.cancel()
             assert nats_door is not None
             await nats_door.be_lame_duck()
             log.info("the last NATS client has left: draining")
