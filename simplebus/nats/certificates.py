@@ -29,8 +29,8 @@ def user_of(certificate: Mapping[str, Any], users: Container[str]) -> str:
 
     `certificate` has the form of Python's `ssl.SSLSocket.getpeercert`.
     """
-    found = names(certificate) or ("",)
-    return next((name for name in found if name in users), found[0] or "nobody")
+    found = [name for name in names(certificate) if name] or ["nobody"]
+    return next((name for name in found if name in users), found[0])
 
 
 def names(certificate: Mapping[str, Any]) -> tuple[str, ...]:

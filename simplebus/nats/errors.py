@@ -28,3 +28,13 @@ class NatsError(RemoteProtocolError):
 def error_line(says: str) -> bytes:
     """A line that tells of an error."""
     return f"-ERR '{says}'\r\n".encode("latin-1", "replace")
+
+
+def too_many(most: int) -> NatsError:
+    """There are as many connections as there may be."""
+    return NatsError(
+        Reason.TOO_MANY_CONNECTIONS,
+        f"{most} connections are open",
+        says="maximum connections exceeded",
+        closed="Maximum Connections Exceeded",
+    )

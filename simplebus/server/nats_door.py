@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from simplebus.core.errors import RemoteProtocolError
-from simplebus.nats.errors import NatsError
+from simplebus.nats.errors import NatsError, too_many
 from simplebus.nats.front import Front
 from simplebus.nats.session import NatsSession
 from simplebus.nats.settings import NatsSettings
@@ -25,6 +25,7 @@ from simplebus.server.tls_connection import TlsConnection
 log = logging.getLogger("simplebus.server")
 
 _BEAT_SECONDS = 0.5
+_SHOWN_NAME_CHARACTERS = 80
 # Clients of a lame duck are closed no further apart than this.
 _PAUSE_SECONDS_MAX = 1.0
 
@@ -42,7 +43,10 @@ class NatsDoor:
         self._tls = tls
         self._tls_context = context(tls) if tls is not None else None
         self.front = Front(
-            settings, server_id=secrets.token_hex(16).upper(), seed=secrets.randbits(64)
+            settings,
+            server_id=secrets.token_hex(16).upper(),
+            seed=secrets.randbits(64),
+            secret=secrets.token_bytes(32),
         )
         self._users = {user.name for user in self.front.settings.auth.users if user.name}
         self.engine = engine
@@ -67,11 +71,16 @@ class NatsDoor:
     def serve(self, sock: socket.socket, peer: str) -> None:
         """Take over a connected, non-blocking socket, or refuse it."""
         self.accepted += 1
+        self.front.now = trio.current_time()
         host, port = sock.getsockname()[:2]
-        session = self.front.open(peer, ip=peer.rpartition(":")[0], host=host, port=port)
+        ip = peer.rpartition(":")[0].strip("[]")
+        session = self.front.open(peer, ip=ip, host=host, port=port)
         connection = self._connection(sock, session)
         self.connections[session.client_id] = connection
         self.start_soon(connection.run)
+        most = self.front.settings.limits.connections
+        if len(self.connections) > most:
+            self.front.cut(session, too_many(most))
         self.settle()
 
     def _connection(self, sock: socket.socket, session: NatsSession) -> Connection[NatsSession]:
@@ -161,7 +170,9 @@ class NatsDoor:
     ) -> None:
         """A connection has ended."""
         session = connection.session
-        self.engine.say_closed(f"client {session.client_id}", session.peer, reason)
+        name = session.options.name[:_SHOWN_NAME_CHARACTERS]
+        peer = f"{session.peer} ({name!r})" if name else session.peer
+        self.engine.say_closed(f"client {session.client_id}", peer, reason)
         self.connections.pop(session.client_id, None)
         self.front.close(session)
         self.settle()

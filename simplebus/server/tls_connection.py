@@ -56,6 +56,9 @@ class TlsConnection(Connection[NatsSession]):
         if not self._holds:
             super().flush()
 
+    def _say_farewell(self) -> bool:
+        return not self._holds and super()._say_farewell()
+
     async def begin(self) -> None:
         """Make the handshake. Raises NatsError when there is none in time."""
         if not self._options.handshake_first:

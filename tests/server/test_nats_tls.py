@@ -15,9 +15,9 @@ from nats_peer import NatsPeer, nats
 from served import serving, until
 
 from simplebus.core.errors import Reason
+from simplebus.nats.auth import NatsAuth, User
 from simplebus.nats.certificates import names, user_of
 from simplebus.nats.limits import NatsLimits
-from simplebus.nats.auth import NatsAuth, User
 from simplebus.nats.permissions import Permissions
 from simplebus.nats.settings import NatsSettings
 from simplebus.server.serve import Serving
