@@ -22,7 +22,7 @@ from nats.errors import (
 )
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import ServiceUnavailableError
-from nats_running import Door, door, free_port, on_asyncio, until
+from nats_running import Door, on_asyncio, until
 
 pytestmark = pytest.mark.xdist_group("nats clients")
 
@@ -359,41 +359,3 @@ async def test_a_subscription_that_does_not_keep_up_loses_and_is_told(shared_doo
     assert await take(subscription, 5) == [b"%d" % number for number in range(5)]
     await client.close()
     assert {type(error) for error in errors} == {SlowConsumerError}
-
-
-# Over a restart ----------------------------------------------------------------------------------
-
-
-@on_asyncio
-async def test_clients_come_back_when_the_server_was_restarted() -> None:
-    port = free_port()
-    lost, found = asyncio.Event(), asyncio.Event()
-
-    async def note_lost() -> None:
-        lost.set()
-
-    async def note_found() -> None:
-        found.set()
-
-    async def note(error: Exception) -> None:
-        pass
-
-    with door(port=port) as first:
-        client = await nats.connect(
-            first.url,
-            disconnected_cb=note_lost,
-            reconnected_cb=note_found,
-            error_cb=note,
-            reconnect_time_wait=0.02,
-            max_reconnect_attempts=-1,
-        )
-        subscription = await client.subscribe("again.*")
-        await client.publish("again.before", b"1")
-        assert await take(subscription, 1) == [b"1"]
-    await asyncio.wait_for(lost.wait(), 10)
-    await client.publish("again.meanwhile", b"2")
-    with door(port=port):
-        await asyncio.wait_for(found.wait(), 20)
-        await client.publish("again.after", b"3")
-        assert await take(subscription, 2) == [b"2", b"3"]
-        await client.close()

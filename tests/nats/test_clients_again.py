@@ -1,0 +1,60 @@
+"""A server is killed and started again on its port: clients come back, and nothing is lost that a
+client keeps meanwhile. Clients of three languages go through it together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import nats
+import pytest
+from nats_programs import compiled, javascript, last_words, running
+from nats_running import door, free_port, on_asyncio
+
+pytestmark = pytest.mark.xdist_group("nats clients")
+
+
+@on_asyncio
+async def test_clients_come_back_when_the_server_was_restarted(tmp_path: Path) -> None:
+    port = free_port()
+    lost, found = asyncio.Event(), asyncio.Event()
+
+    async def note_lost() -> None:
+        lost.set()
+
+    async def note_found() -> None:
+        found.set()
+
+    async def note(error: Exception) -> None:
+        pass
+
+    with contextlib.ExitStack() as stack:
+        with door(port=port) as first:
+            others = {
+                name: stack.enter_context(running(command, "again", first.url))
+                for name, command in (("js", javascript()), ("c", compiled(tmp_path)))
+            }
+            client = await nats.connect(
+                first.url,
+                disconnected_cb=note_lost,
+                reconnected_cb=note_found,
+                error_cb=note,
+                reconnect_time_wait=0.02,
+                max_reconnect_attempts=-1,
+            )
+            subscription = await client.subscribe("again.*")
+            await client.publish("again.before", b"1")
+            assert (await subscription.next_msg(timeout=10)).data == b"1"
+            assert [other.line() for other in others.values()] == ["ready"] * 2
+        await asyncio.wait_for(lost.wait(), 10)
+        await client.publish("again.meanwhile", b"2")
+        with door(port=port):
+            await asyncio.wait_for(found.wait(), 20)
+            await client.publish("again.after", b"3")
+            got = [(await subscription.next_msg(timeout=10)).data for _ in range(2)]
+            assert got == [b"2", b"3"]
+            await client.close()
+            assert last_words(others["js"]) == {"found": ["after"], "told": True}
+            assert last_words(others["c"]) == {"found": ["meanwhile", "after"]}
