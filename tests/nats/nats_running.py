@@ -114,8 +114,12 @@ async def until(condition: Callable[[], bool]) -> None:
 class Raw:
     """A client by hand."""
 
-    def __init__(self, door: Door, *lines: str) -> None:
-        self.socket = socket.create_connection((HOST, door.port), timeout=PATIENCE_SECONDS)
+    def __init__(self, door: Door, *lines: str, buffer_bytes: int = 1 << 16) -> None:
+        """`buffer_bytes` is about what may come before it is read."""
+        self.socket = socket.socket()
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
+        self.socket.settimeout(PATIENCE_SECONDS)
+        self.socket.connect((HOST, door.port))
         self.received = b""
         self.say(*lines)
 

@@ -3,6 +3,7 @@
 //     node check.js all URL                  everything on an open server
 //     node check.js again URL                says "ready", waits for a restart, and goes on
 //     node check.js denied URL USER PASSWORD what it may not
+//     node check.js certified URL TOKEN AUTHORITY CERTIFICATE KEY    with TLS, of these files
 //
 // Rule 1: nothing is judged here. What comes out is compared by the test that runs it.
 
@@ -213,5 +214,15 @@ async function denied(url, user, pass) {
   return { wrong, heard, told: kinds[0], open };
 }
 
+async function certified(url, token, caFile, certFile, keyFile) {
+  const nc = await connect({ servers: url, token, tls: { caFile, certFile, keyFile } });
+  const subscription = nc.subscribe("js.certified");
+  nc.publish("js.certified", new Uint8Array(65536));
+  const [message] = await take(subscription, 1);
+  const required = nc.info.tls_required;
+  await nc.close();
+  return { length: message.data.length, required };
+}
+
 const [mode, ...rest] = process.argv.slice(2);
-console.log(JSON.stringify(await { all, again, denied }[mode](...rest)));
+console.log(JSON.stringify(await { all, again, certified, denied }[mode](...rest)));
