@@ -14,6 +14,9 @@ from simplebus.core.channels import OPEN, REST, SOME, check_pattern
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import SUBJECTS_BOUND_MAX
 
+RESERVED = ("$", "_INBOX.")
+"""How subjects begin that are never a class's: servers' own, and where answers go."""
+
 Watch = Callable[[int, str, bool], None]
 """Called with a class's id, a subject, and whether it is bound now, or no longer."""
 
@@ -81,6 +84,12 @@ def check_subject(subject: str) -> str:
         check_pattern(subject)
     except ValueError as error:
         raise RemoteProtocolError(Reason.BAD_CHANNEL, f"to be bound: {error}") from None
+    if subject.startswith(RESERVED):
+        raise RemoteProtocolError(
+            Reason.BAD_CHANNEL,
+            f"to be bound: the subject {subject!r} begins with {' or '.join(RESERVED)}, which are "
+            "not for messages that are kept",
+        )
     if subject.rpartition(".")[2] in OPEN - {SOME}:
         raise RemoteProtocolError(
             Reason.BAD_CHANNEL,

@@ -116,6 +116,10 @@ class ChannelTable:
         """How many channels have numbers."""
         return len(self._numbers) - 1
 
+    def name(self, number: int) -> str:
+        """The channel with this number; "" for none."""
+        return self._names[number]
+
     def numbers(self, names: Sequence[str]) -> list[int] | None:
         """The numbers of these channels, "" being none. They hold until the next call, and as long
         as stored messages carry them. None when there is no memory for those that are new."""

@@ -261,6 +261,11 @@ class TimeIndex:
             at += 1
         return self._firsts[at] if at < len(self._firsts) else head
 
+    def at(self, sequence: int) -> float:
+        """About when this message was accepted; 0 when that is not known."""
+        found = bisect_right(self._firsts, sequence) - 1
+        return self._times[found] if found >= 0 else 0.0
+
     def steps(self, first: int, last: int, *, most: int) -> list[tuple[int, float]]:
         """The steps that messages first..last-1 are in, which are stored: with which sequence each
         begins, and when. No more than `most`, the earliest ones."""

@@ -15,9 +15,13 @@ from collections import Counter
 import msgspec
 import numpy as np
 
+from simplebus.core.broker import Broker
 from simplebus.core.errors import Reason
 from simplebus.core.limits import HEADROOM_BYTES
 from simplebus.core.receive import ReceiveBuffer
+from simplebus.nats import connect, subjects
+from simplebus.nats.acked import AckedSubscription
+from simplebus.nats.classes import Classes
 from simplebus.nats import connect, subjects, writing
 from simplebus.nats.auth import User
 from simplebus.nats.connect import Info
@@ -57,6 +61,10 @@ class Front:
         *,
         server_id: str = "",
         seed: int = 0,
+        broker: Broker | None = None,
+    ) -> None:
+        """`seed` decides which members of queue groups are chosen. Without a broker no subject has
+        to do with a class."""
         secret: bytes = b"",
     ) -> None:
         """`seed` decides which members of queue groups are chosen; `secret`, which nobody else may
@@ -77,6 +85,11 @@ class Front:
         self._made = 0
         """Bytes that were written of the read that is looked at."""
         self._cut: list[tuple[NatsSession, NatsError]] = []
+        self.classes: Classes | None = None
+        if broker is not None:
+            self.classes = Classes(
+                broker, self.routes, refused=self.refused, deliver=self.deliver, cut=self.cut
+            )
         self._due: list[tuple[float, int]] = []
         """When to look after which client: a heap, with each client once."""
         self._asks = self.gate.auth.required and self.gate.silent_user is None
@@ -162,6 +175,8 @@ class Front:
         session.closed = True
         del self.sessions[session.client_id]
         self._drop_all(session)
+        if self.classes is not None:
+            self.classes.leave(session)
         self._ready.pop(session, None)
 
     def take_ready(self) -> list[NatsSession]:
@@ -378,6 +393,19 @@ class Front:
                 sink.many(event, rows, session)
         self._write(event)
 
+    def deliver(self, messages: Pub | Run) -> None:
+        """Send what no client of this door publishes to whoever has subscribed to its subject."""
+        if isinstance(messages, Pub):
+            for sink in self.routes.of(messages.subject):
+                sink.one(messages, None)
+        elif any(session.is_gathering for session in self._ready):  # Behind another batch.
+            for message in singles(messages, []):
+                self.deliver(message)
+        else:
+            for sink in self.routes.of(messages.head.subject):
+                sink.many(messages, None, None)
+            self._write(messages)
+
     def _write(self, messages: Run | Mix) -> None:
         """Have those sessions write for which something was gathered."""
         written: Written = {}
@@ -410,6 +438,15 @@ class Front:
             if not subjects.is_legal(event.subject):
                 session.send(error_line("Invalid Subject"))
                 return
+            if self.classes is not None and self.classes.are_asked_for(event.subject):
+                acked = self.classes.subscribe(session, event)
+                if acked is None:
+                    return
+                session.subscriptions[event.sid] = acked
+            else:
+                subscription = Subscription(session, event.subject, event.queue, event.sid)
+                session.subscriptions[event.sid] = subscription
+                self.routes.subscribe(subscription)
             denied = grants.filter(event.subject, event.queue) if grants else None
             subscription = Subscription(session, event.subject, event.queue, event.sid, denied)
             session.subscriptions[event.sid] = subscription
@@ -426,6 +463,11 @@ class Front:
 
     def _end(self, subscription: Subscription) -> None:
         """A subscription is no more."""
+        del subscription.session.subscriptions[subscription.sid]
+        if isinstance(subscription, AckedSubscription):
+            assert self.classes is not None
+            self.classes.unsubscribe(subscription)
+        else:
         if subscription.session.subscriptions.pop(subscription.sid, None) is not None:
             self.routes.unsubscribe(subscription)
 

@@ -12,6 +12,9 @@ from dataclasses import dataclass, fields
 SIZE_DIGITS_MAX = 9
 # Subjects that are known by number at once; when there are more, all are forgotten.
 SUBJECTS_MAX = 65_536
+# Messages that a subscription with acknowledgements is sent and has not acknowledged, unless it
+# asks for another number. More than that, and clients begin to drop what waits in them.
+ACKED_IN_FLIGHT_MESSAGES = 1000
 # Subjects of which it is remembered whether a user may do something with them; beyond, all are
 # judged again.
 VERDICTS_MAX = 4096

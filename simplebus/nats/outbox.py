@@ -7,8 +7,20 @@ Rule 2: what was put in is never changed again by whoever did.
 from __future__ import annotations
 
 from collections import deque
+from typing import Protocol
 
 from simplebus.nats.limits import OUTPUT_PIECE_BYTES
+
+
+class Source(Protocol):
+    """Something that has more to be sent, and writes it when there is room for it."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has nothing."""
+
+    def take(self, tick: int) -> bytes:
+        """The next bytes; they count as sent. Empty when there are none, or none were found yet."""
 
 
 class Outbox:
@@ -19,6 +31,8 @@ class Outbox:
         """Bytes taken so far."""
         self.pending_bytes = 0
         """Bytes that wait."""
+        self.more: Source | None = None
+        """What goes when nothing else waits."""
         self._pieces: deque[memoryview] = deque()
         self._tail = bytearray()
         """Short pieces, behind all others."""
@@ -26,7 +40,7 @@ class Outbox:
     @property
     def idle(self) -> bool:
         """Whether nothing waits to be sent."""
-        return not self.pending_bytes
+        return not self.pending_bytes and (self.more is None or self.more.idle)
 
     def put(self, piece: bytes | bytearray | memoryview) -> None:
         """Queue bytes."""
@@ -51,6 +65,9 @@ class Outbox:
         """The next bytes to send; empty when there are none."""
         if not self._pieces:
             self._end_tail()
+            if not self._pieces and self.more is not None:
+                self.put(self.more.take(tick))
+                self._end_tail()
             if not self._pieces:
                 return memoryview(b"")
         return self._pieces[0]

@@ -32,6 +32,9 @@ class Routes:
 
     def __init__(self, generator: np.random.Generator) -> None:
         self.table = SubjectTable()
+        self.has_twins = False
+        """Whether a sink may be there for two subjects that both match."""
+        self._generator = generator
         self._dice = Dice(generator)
         self._sublist: Sublist[Sink] = Sublist(check=lambda pattern: pattern)
         self._groups: dict[tuple[bytes, bytes], QueueGroup] = {}
@@ -78,7 +81,8 @@ class Routes:
 
     def of(self, subject: bytes) -> Sinks:
         """Where a message on this subject goes."""
-        return self._sublist.match(subjects.key(subject))
+        found = self._sublist.match(subjects.key(subject))
+        return tuple(dict.fromkeys(found)) if self.has_twins else found
 
     def split(self, numbers: npt.NDArray[np.int32]) -> Iterator[tuple[Sinks, Positions | None]]:
         """Where messages on the subjects with these numbers go: sinks, and the positions of the

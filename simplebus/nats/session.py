@@ -6,7 +6,7 @@ Rule 1: a session knows its own client only. What its words mean for others is t
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from simplebus.core.limits import RECEIVE_BYTES, TRICKLE_BYTES
 from simplebus.nats import writing
@@ -18,6 +18,9 @@ from simplebus.nats.outbox import Outbox
 from simplebus.nats.parser import Parser
 from simplebus.nats.permissions import Grants, Replies
 from simplebus.nats.subscription import Subscription
+
+if TYPE_CHECKING:
+    from simplebus.nats.acked import Deliveries
 
 Gathered: TypeAlias = list[tuple[bytes, Positions | None]]
 """What a client is to be sent of one batch: under which sid, and which messages."""
@@ -74,8 +77,9 @@ class NatsSession:
         self.closed = False
         self.is_cut = False
         """Whether it is about to be closed: it is sent nothing more."""
-        self.must_wait = False
-        """Whether reading is to pause."""
+        self.deliveries: Deliveries | None = None
+        """What it is sent with acknowledgements, and what else it has to do with classes, if it
+        does."""
         self.in_messages = self.in_bytes = self.out_messages = self.out_bytes = 0
         self.end = end
         """Called with a subscription that has been sent all that it asked for."""
@@ -87,6 +91,16 @@ class NatsSession:
         self._gathered_bytes = 0
         self._gathered: Gathered = []
         self._read_bytes = TRICKLE_BYTES
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether reading is to pause: what it has published waits for room in a class."""
+        return self.deliveries is not None and self.deliveries.guest.must_wait
+
+    @property
+    def is_gathering(self) -> bool:
+        """Whether something of the batch that is looked at is still to be written."""
+        return bool(self._gathered)
 
     @property
     def read_bytes(self) -> int:

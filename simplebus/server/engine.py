@@ -14,6 +14,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import trio
 
@@ -48,6 +49,9 @@ class Engine:
         self.doors: list[Callable[[], bool]] = []
         """Called when something has changed: each sends what became ready at another door, and
         says whether that was anything."""
+        self.guest_finders: list[Callable[[int], Connection[Any] | None]] = []
+        """Called with the id of a session that has no connection here: each says which one at
+        another door has it."""
         self._nursery: trio.Nursery | None = None
         self._settled = trio.Event()
         self._said: Counter[str] = Counter()
@@ -105,12 +109,12 @@ class Engine:
         self._read_clock()
         self._say_what_was_lost()
         for session, error in self.broker.tick():
-            self._cut(self.connections[session.session_id], error)
+            self._cut(session, error)
         if self.broker.tick_number % _UNANSWERED_CHECK_TICKS == 0:
             for connection in list(self.connections.values()):
                 if connection.unanswered_seconds() > _UNANSWERED_SECONDS_MAX:
                     self._cut(
-                        connection,
+                        connection.session,
                         RemoteProtocolError(
                             Reason.STALLED,
                             f"the peer's host has not answered for {_UNANSWERED_SECONDS_MAX:g} s",
@@ -191,20 +195,28 @@ class Engine:
     def settle(self) -> None:
         """Send what became ready, and let those read on whose messages found room."""
         self._settled.set()
-        broker, connections = self.broker, self.connections
+        broker = self.broker
         busy = True
         while busy:
             while ready := broker.take_ready():
                 for session_id in ready:
-                    if session_id in connections:
-                        connections[session_id].flush()
+                    if connection := self._connection(session_id):
+                        connection.flush()
             busy = sum(settle() for settle in self.doors) > 0
         for session, error in broker.take_cut():
-            self._cut(connections[session.session_id], error)
+            self._cut(session, error)
         self._set_alarm()
         for session in broker.take_unblocked():
-            if session.session_id in connections:
-                connections[session.session_id].room()
+            if connection := self._connection(session.session_id):
+                connection.room()
+
+    def _connection(self, session_id: int) -> Connection[Any] | None:
+        """Whose a session of the broker is, at whichever door it came in."""
+        found: Connection[Any] | None = self.connections.get(session_id)
+        if found is None:
+            others = (find(session_id) for find in self.guest_finders)
+            found = next((other for other in others if other is not None), None)
+        return found
 
     def closed(self, connection: Connection[Session], reason: str | RemoteProtocolError) -> None:
         """A connection has ended."""
@@ -221,8 +233,9 @@ class Engine:
         else:
             log.debug("%s from %s: %s", what, peer, reason)
 
-    def _cut(self, connection: Connection[Session], error: RemoteProtocolError) -> None:
-        connection.cut(error)
+    def _cut(self, session: Session, error: RemoteProtocolError) -> None:
+        if connection := self._connection(session.session_id):
+            connection.cut(error)
 
     def _count(self, reason: Reason, peer: str, sentence: str) -> None:
         self.cut_off[reason] += 1

@@ -46,6 +46,7 @@ class NatsDoor:
             settings,
             server_id=secrets.token_hex(16).upper(),
             seed=secrets.randbits(64),
+            broker=engine.broker,
             secret=secrets.token_bytes(32),
         )
         self._users = {user.name for user in self.front.settings.auth.users if user.name}
@@ -56,6 +57,7 @@ class NatsDoor:
         self.accepted = 0
         self._settled = trio.Event()
         engine.doors.append(self.settle_own)
+        engine.guest_finders.append(self._connection_of_guest)
 
     async def run(self) -> None:
         """Beat until cancelled."""
@@ -151,6 +153,12 @@ class NatsDoor:
                 connections[session.client_id].cut(error)
         return bool(ready)
 
+    def _connection_of_guest(self, session_id: int) -> Connection[NatsSession] | None:
+        """Whose a guest of the broker is."""
+        assert self.front.classes is not None
+        session = self.front.classes.guests.get(session_id)
+        return None if session is None else self.connections.get(session.client_id)
+
     @property
     def tick_number(self) -> int:
         return self.engine.tick_number
@@ -159,7 +167,7 @@ class NatsDoor:
         return False
 
     def holds_back(self, session: NatsSession) -> bool:
-        return False
+        return self.front.classes is not None and self.front.classes.holds_back(session)
 
     def fail(self, session: NatsSession, error: RemoteProtocolError) -> None:
         if isinstance(error, NatsError):

@@ -45,7 +45,10 @@ def test_what_is_bound_is_told_to_who_watches_whenever_it_begins_to() -> None:
         bound.unbind(8, "orders.>")
 
 
-@pytest.mark.parametrize("subject", ["", "a..b", "a b", "a.>.b", "orders.#", "#", "x" * 5000])
+@pytest.mark.parametrize(
+    "subject",
+    ["", "a..b", "a b", "a.>.b", "orders.#", "#", "x" * 5000, "$JS.ACK.>", "_INBOX.a"],
+)
 def test_what_is_no_subject_cannot_be_bound(subject: str) -> None:
     bound = Bound()
     assert refusal(bound, (1, "fine"), (1, subject)) is Reason.BAD_CHANNEL

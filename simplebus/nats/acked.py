@@ -1,0 +1,322 @@
+"""Acknowledged delivery to NATS clients: what they ask for, are sent, and say of it.
+
+Rule 1: there is one engine. A client that subscribes so is a guest of the broker; what its guest's
+outbox shows is written here as MSG and HMSG, and what comes back is told to the broker.
+Rule 2: bytes are pulled: what a client has not taken stays in the class.
+Rule 3: a message is acknowledged by the client that was sent it, and by nobody else.
+
+    SUB $SB.SUB.<class>[.<durable>[.<option>=<value>]…][.filter.<subject>] [group] sid
+    MSG <channel> sid $JS.ACK.<class>.<consumer>.<delivery>.<sequence>.<count>.<time>.<pending> size
+    PUB $JS.ACK.… size          nothing, +ACK, -NAK, -NAK {"delay": nanoseconds}, +WPI or +TERM
+
+A class is named by its id or its name, and made if it is not there; the durable is `-` for none.
+Options are start (earliest, new, last, waiting, or a sequence), in_flight, ack_seconds and
+max_deliveries. In all of these a dot, a blank, a % and so on are written as % and two hexadecimal
+digits. What is pending is counted to the end of the class.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from simplebus.core import frames
+from simplebus.core.acks import nearest_sequence
+from simplebus.core.broker import Broker
+from simplebus.core.classes import MessageClass
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.limits import CLASS_ID_MAX, HEADER_BYTES, NAME_CHARACTERS_MAX
+from simplebus.core.requests import SubscribeRequest
+from simplebus.core.session import Session
+from simplebus.nats import writing
+from simplebus.nats.envelopes import class_subject, message_of
+from simplebus.nats.limits import ACKED_IN_FLIGHT_MESSAGES
+from simplebus.nats.session import NatsSession
+from simplebus.nats.subscription import Subscription
+
+ASKS = b"$SB.SUB."
+"""How the subject of such a subscription begins."""
+ACKS = b"$JS.ACK.>"
+"""What acknowledgements are published on."""
+
+_OPTIONS = {
+    "start": "start",
+    "in_flight": "max_in_flight",
+    "ack_seconds": "ack_seconds",
+    "max_deliveries": "max_deliveries",
+}
+_FILTER = "filter"
+_TOKEN_SAFE = "!\"#$&'()+,/:;<=?@[\\]^_`{|}~-"
+_DIGITS = re.compile(r"[0-9]{1,18}")
+
+
+# Asking ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a client asks for."""
+
+    class_: int | str
+    """By its id or its name."""
+    asked: SubscribeRequest
+
+
+def wish(subject: bytes, queue: bytes) -> Wish:
+    """What a subscription to this subject, in this queue group, asks for.
+
+    Raises RemoteProtocolError (bad_request) for what is not of the form above.
+    """
+    try:
+        tokens = subject[len(ASKS) :].decode().split(".")
+        group = queue.decode()
+    except UnicodeDecodeError as error:
+        raise _bad(f"it is not UTF-8: {error.reason}") from None
+    channels: list[str] = []
+    if _FILTER in tokens[2:]:
+        at = tokens.index(_FILTER, 2)
+        if at + 1 == len(tokens):
+            raise _bad("a subject is expected behind filter")
+        channels = [".".join(tokens[at + 1 :])]
+        tokens = tokens[:at]
+        if channels[0].rpartition(".")[2] == "#":
+            raise _bad(f"the filter {channels[0]!r} ends with #, expected > for one or more tokens")
+    for token in tokens:
+        if token in ("*", ">"):
+            raise _bad(f"{token} stands for no class and no option; only a filter may hold it")
+    class_, durable, *options = map(unquote, [*tokens, "-"] if len(tokens) == 1 else tokens)
+    asked: dict[str, object] = {"channels": channels, "max_in_flight": ACKED_IN_FLIGHT_MESSAGES}
+    for option in options:
+        name, equals, value = option.partition("=")
+        if name not in _OPTIONS or not equals:
+            raise _bad(f"the option {option!r} is none of {', '.join(_OPTIONS)}, = and a value")
+        asked[_OPTIONS[name]] = value
+    start = asked.get("start")
+    if isinstance(start, str) and _DIGITS.fullmatch(start):
+        asked["start"] = {"sequence": start}
+    if durable != "-":
+        asked["durable"] = durable
+    if group:
+        asked["group"] = group
+    try:
+        request = msgspec.convert(asked, SubscribeRequest, strict=False)
+    except msgspec.ValidationError as error:
+        raise _bad(str(error)) from None
+    return Wish(_class(class_), request)
+
+
+def _class(text: str) -> int | str:
+    if text.isascii() and text.isdigit():
+        if len(text) > 5 or int(text) > CLASS_ID_MAX:
+            raise _bad(f"a class id is from 0 to {CLASS_ID_MAX}, got {text[:20]}")
+        return int(text)
+    if not 0 < len(text) <= NAME_CHARACTERS_MAX:
+        raise _bad(f"a class has a name of 1 to {NAME_CHARACTERS_MAX} characters, got {len(text)}")
+    return text
+
+
+def _bad(sentence: str) -> RemoteProtocolError:
+    return RemoteProtocolError(Reason.BAD_REQUEST, sentence)
+
+
+def token(text: str) -> str:
+    """A name as a single token of a subject."""
+    return quote(text, safe=_TOKEN_SAFE).replace(".", "%2E")
+
+
+# What is sent ------------------------------------------------------------------------------------
+
+
+class AckedSubscription(Subscription):
+    """One of a client's, to a class."""
+
+    __slots__ = ("class_id", "name", "number")
+
+    def __init__(
+        self,
+        session: NatsSession,
+        subject: bytes,
+        queue: bytes,
+        sid: bytes,
+        *,
+        number: int,
+        cls: MessageClass,
+        asked: SubscribeRequest,
+    ) -> None:
+        super().__init__(session, subject, queue, sid)
+        self.number = number
+        """What the broker knows it by."""
+        self.class_id = cls.class_id
+        consumer = asked.durable or asked.group or f"_{number}"
+        self.name = (token(cls.name or str(cls.class_id)), token(consumer))
+        """Stream and consumer, as clients call a class and a position in it."""
+
+    def count_one(self) -> None:
+        """It is sent one message more, perhaps the last one that it asked for."""
+        self._count(1)
+
+
+class Deliveries:
+    """What one client's acked subscriptions are sent; whatever else goes to it goes first."""
+
+    def __init__(self, session: NatsSession, guest: Session, broker: Broker) -> None:
+        self.session = session
+        self.guest = guest
+        self.by_number: dict[int, AckedSubscription] = {}
+        self._by_name: dict[tuple[str, str], dict[AckedSubscription, None]] = {}
+        self._broker = broker
+        self._announced: tuple[int, int] = (0, 0)
+        """Whose the messages are that come next, by number, and which attempt it is."""
+        self._next_number = 1
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits to be sent."""
+        return self.guest.outbox.idle
+
+    def add(self, subscription: AckedSubscription) -> None:
+        """One more."""
+        self.by_number[subscription.number] = subscription
+        self._by_name.setdefault(subscription.name, {})[subscription] = None
+
+    def remove(self, subscription: AckedSubscription) -> bool:
+        """One less. Returns whether it was there."""
+        if self.by_number.pop(subscription.number, None) is None:
+            return False
+        namesakes = self._by_name[subscription.name]
+        del namesakes[subscription]
+        if not namesakes:
+            del self._by_name[subscription.name]
+        return True
+
+    def named(self, about: Receipt) -> list[AckedSubscription]:
+        """Those that a message with this receipt may have been sent to."""
+        return list(self._by_name.get((about.stream, about.consumer), ()))
+
+    def number(self) -> int:
+        """One that no subscription has."""
+        while self._next_number in self.by_number:
+            self._next_number = self._next_number % 0xFFFF + 1
+        number, self._next_number = self._next_number, self._next_number % 0xFFFF + 1
+        return number
+
+    def take(self, tick: int) -> bytes:
+        """The next messages, written; they count as sent. Empty when there are none, or none were
+        found yet."""
+        outbox = self.guest.outbox
+        written: list[bytes] = []
+        while not written and (piece := outbox.peek(tick)):
+            data = bytes(piece)
+            outbox.sent(len(data), tick)
+            self._write(data, written)
+        return b"".join(written)
+
+    def _write(self, data: bytes, written: list[bytes]) -> None:
+        """What is sent for these frames, which are as version 2 knows them."""
+        at = 0
+        while at < len(data):
+            end = data.index(frames.DELIMITER, at + HEADER_BYTES) + len(frames.DELIMITER)
+            kind, _, message_id, last_field = frames.HEADER.unpack_from(data, at)
+            if kind == frames.DELIVER:
+                self._announced = (last_field, message_id)
+            elif kind in (frames.MESSAGE, frames.ENVELOPE):
+                subscription = self.by_number.get(self._announced[0])
+                if subscription is not None:
+                    written.append(self._message(subscription, data[at:end], message_id))
+                    subscription.count_one()
+            at = end
+
+    def _message(self, to: AckedSubscription, frame: bytes, message_id: int) -> bytes:
+        cls = self._broker.classes[to.class_id]
+        window = self.guest.subscriptions[to.number].window
+        sequence = nearest_sequence(message_id, window.floor)
+        attempt = self._announced[1]
+        sent_to = sequence + 1 if attempt == 1 else window.cursor
+        acks_to = (
+            f"$JS.ACK.{'.'.join(to.name)}.{attempt or 1}.{sequence}.{to.delivered + 1}"
+            f".{int(cls.times.at(sequence) * 1e9)}.{max(0, cls.ring.head - sent_to)}"
+        )
+        subject = class_subject(cls.class_id, cls.name)
+        message = message_of(frame, subject, acks_to.encode())
+        return writing.one(message, to.sid, headers=self.session.takes_headers)
+
+
+# What comes back ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a client says of a message."""
+
+    kind: str
+    """`ack`, `nack`, `working` or `terminate`."""
+    delay: float = 0.0
+    """Of a nack: seconds until it is to come again."""
+
+
+_PLAIN = {
+    b"": Verdict("ack"),
+    b"+ACK": Verdict("ack"),
+    b"+NXT": Verdict("ack"),
+    b"-NAK": Verdict("nack"),
+    b"+WPI": Verdict("working"),
+    b"+TERM": Verdict("terminate"),
+}
+_DURATION = re.compile(r"(?:[0-9]{1,12}(?:\.[0-9]{1,9})?(?:ns|us|µs|ms|s|m|h))+")
+_PART = re.compile(r"([0-9.]+)([a-zµ]+)")
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DELAY_SECONDS_MAX = 1e9
+_DELAY_CHARACTERS_MAX = 1000
+
+
+def verdict(payload: bytes) -> Verdict | None:
+    """What an acknowledgement says; None for what says nothing. A delay that makes no sense is
+    none, as it is for the reference server."""
+    found = _PLAIN.get(payload)
+    if found is not None:
+        return found
+    if payload.startswith(b"-NAK"):
+        return Verdict("nack", _delay(payload[4:].strip()))
+    if payload.startswith((b"+TERM", b"+NXT")):  # With a reason, or with what is wanted next.
+        return _PLAIN[b"+TERM" if payload.startswith(b"+TERM") else b"+NXT"]
+    return None
+
+
+def _delay(text: bytes) -> float:
+    seconds = 0.0
+    if len(text) > _DELAY_CHARACTERS_MAX:
+        return seconds
+    try:
+        if text.startswith(b"{"):
+            asked = json.loads(text)
+            delay = asked.get("delay", 0) if isinstance(asked, dict) else 0
+            if isinstance(delay, int) and abs(delay) < 10**20:
+                seconds = delay / 1e9
+        else:
+            words = text.decode()
+            if _DURATION.fullmatch(words):
+                seconds = sum(float(n) * _UNITS[unit] for n, unit in _PART.findall(words))
+    except (ValueError, RecursionError):
+        pass
+    return min(max(0.0, seconds), _DELAY_SECONDS_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Which message an acknowledgement is about."""
+
+    stream: str
+    consumer: str
+    sequence: int
+
+
+def receipt(subject: bytes) -> Receipt | None:
+    """What a subject that acknowledgements are published on says; None for nothing."""
+    tokens = subject.decode("utf-8", "replace").split(".")
+    if len(tokens) != 9 or not _DIGITS.fullmatch(tokens[5]):
+        return None
+    return Receipt(tokens[2], tokens[3], int(tokens[5]))

@@ -1,0 +1,239 @@
+"""Where the subjects of NATS clients and the broker's classes meet.
+
+Rule 1: what a client has to do with classes it does as a guest of the broker; who has nothing to do
+with them is none.
+Rule 2: nothing is kept or decided here. What is published goes through bindings, what is stored is
+seen through the tap, what is acknowledged is the broker's.
+
+    PUB ─► routes ─► Binding ─► Broker ─► tap ─► routes ─► MSG       what the other door publishes
+                                  └─────► guest's outbox ─► MSG      with acknowledgements
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from simplebus.core.broker import Broker
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.events import (
+    AckedOne,
+    Nacked,
+    Published,
+    StillWorking,
+    SubscriptionAsked,
+    Terminated,
+    UnsubscriptionAsked,
+)
+from simplebus.core.group import Member
+from simplebus.core.limits import MESSAGE_ID_MASK
+from simplebus.core.requests import UnsubscribeRequest
+from simplebus.core.session import Session
+from simplebus.nats.acked import (
+    ACKS,
+    ASKS,
+    AckedSubscription,
+    Deliveries,
+    receipt,
+    verdict,
+    wish,
+)
+from simplebus.nats.bindings import Binding, Bindings
+from simplebus.nats.envelopes import Parcel
+from simplebus.nats.errors import NatsError, error_line
+from simplebus.nats.events import Mix, Positions, Pub, Run, Sub, singles
+from simplebus.nats.routes import Routes
+from simplebus.nats.session import NatsSession
+from simplebus.nats.tap import Tap
+
+
+class Classes:
+    """Of one front and one broker."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        routes: Routes,
+        *,
+        refused: Counter[Reason],
+        deliver: Callable[[Pub | Run], None],
+        cut: Callable[[NatsSession, NatsError], None],
+    ) -> None:
+        self.broker = broker
+        self.guests: dict[int, NatsSession] = {}
+        """Whose a guest of the broker is, by its id there."""
+        self._routes = routes
+        self._refused = refused
+        """Counts what was refused, by reason."""
+        self._deliver = deliver
+        """Sends a message to whoever has subscribed to its subject."""
+        self._cut = cut
+        """Has a session closed."""
+        self._acks = _Acks(self, routes.table.names)
+        routes.add(ACKS, self._acks)
+        self.bindings = Bindings(
+            routes,
+            broker.store.bound,
+            store=self._publish,
+            frame_bytes_max=broker.settings.limits.frame_bytes,
+        )
+        tap = Tap(broker.store, broker.alarms, wanted=self._is_wanted, deliver=deliver)
+        broker.store.tap = tap.see
+
+    def _is_wanted(self, subject: bytes) -> bool:
+        """Whether a client has subscribed to what matches this subject."""
+        if len(self._routes) == len(self.bindings) + 1:  # Nobody has subscribed to anything.
+            return False
+        return any(not isinstance(sink, Binding | _Acks) for sink in self._routes.of(subject))
+
+    # Guests --------------------------------------------------------------------------------------
+
+    def _enter(self, session: NatsSession) -> Deliveries:
+        """A client's guest, and what it is sent."""
+        deliveries = session.deliveries
+        if deliveries is None:
+            guest = self.broker.enter(session.peer)
+            self.guests[guest.session_id] = session
+            deliveries = session.deliveries = Deliveries(session, guest, self.broker)
+            session.outbox.more = deliveries
+        return deliveries
+
+    def leave(self, session: NatsSession) -> None:
+        """A client is gone; what it held is given back."""
+        if session.deliveries is not None:
+            guest = session.deliveries.guest
+            del self.guests[guest.session_id]
+            self.broker.close(guest)
+            session.deliveries = session.outbox.more = None
+
+    def holds_back(self, session: NatsSession) -> bool:
+        """Whether somebody waits for this client's acknowledgements."""
+        deliveries = session.deliveries
+        return deliveries is not None and self.broker.holds_back(deliveries.guest)
+
+    # Publishing ----------------------------------------------------------------------------------
+
+    def _publish(self, session: NatsSession, class_id: int, parcel: Parcel) -> bool:
+        """See `bindings.Store`."""
+        for refused in parcel.refused:
+            self._refused[refused.reason] += refused.count
+            self._tell(session, "Publish", refused.subject, refused.sentence)
+        if parcel.batch is None:
+            return False
+        try:
+            self.broker.apply(self._enter(session).guest, Published(class_id, parcel.batch))
+        except RemoteProtocolError as error:
+            self._cut(session, NatsError(error.reason, error.sentence))
+        return True
+
+    @staticmethod
+    def _tell(session: NatsSession, what: str, subject: bytes, why: str) -> None:
+        """Tell a client what is refused. Clients stay connected after no other error than this."""
+        says = f'Permissions Violation for {what} to "{subject.decode("latin-1")}" ({why})'
+        session.send(error_line(says.replace("'", "`").replace("\r", " ").replace("\n", " ")))
+
+    # Subscribing ---------------------------------------------------------------------------------
+
+    @staticmethod
+    def are_asked_for(subject: bytes) -> bool:
+        """Whether who subscribes to this wants a class's messages, with acknowledgements."""
+        return subject.startswith(ASKS)
+
+    def subscribe(self, session: NatsSession, event: Sub) -> AckedSubscription | None:
+        """What this asks for; None when it is refused, of which the client is told."""
+        broker, store = self.broker, self.broker.store
+        try:
+            wanted = wish(event.subject, event.queue)
+            found = store.find_ids([wanted.class_])
+            store.new_classes(class_id for class_id, _ in found)
+            store.open_classes(found)
+            [(class_id, _)] = found
+            deliveries = self._enter(session)
+            number = deliveries.number()
+            subscription = AckedSubscription(
+                session,
+                event.subject,
+                event.queue,
+                event.sid,
+                number=number,
+                cls=broker.classes[class_id],
+                asked=wanted.asked,
+            )
+            asked = SubscriptionAsked(0, class_id, number, wanted.asked)
+            broker.answers.grant(deliveries.guest, asked)
+        except RemoteProtocolError as error:
+            self._refused[error.reason] += 1
+            self._tell(session, "Subscription", event.subject, error.sentence)
+            return None
+        deliveries.add(subscription)
+        return subscription
+
+    def unsubscribe(self, subscription: AckedSubscription) -> None:
+        """No longer. What is not acknowledged is given back; a durable stays."""
+        deliveries = subscription.session.deliveries
+        if deliveries is not None and deliveries.remove(subscription):
+            asked = UnsubscriptionAsked(0, subscription.number, UnsubscribeRequest())
+            self.broker.apply(deliveries.guest, asked)
+
+    # Acknowledgements ----------------------------------------------------------------------------
+
+    def acknowledge(self, session: NatsSession, message: Pub) -> bool:
+        """A client says something about a message. Returns whether that is for us."""
+        deliveries, about = session.deliveries, receipt(message.subject)
+        says = verdict(bytes(message.body[message.header_bytes :]))
+        if about is None or says is None:
+            self._refused[Reason.BAD_ACK] += 1
+            return False
+        if deliveries is None:
+            self._refused[Reason.ACK_UNSUBSCRIBED] += 1
+            return False
+        guest, sequence, known = deliveries.guest, about.sequence, False
+        for subscription in deliveries.named(about):
+            number = subscription.number
+            if self._is_held(guest, number, sequence):
+                known = True
+                first = sequence & MESSAGE_ID_MASK
+                match says.kind:
+                    case "ack":
+                        self.broker.apply(guest, AckedOne(number, first, first + 1))
+                    case "nack":
+                        self.broker.apply(guest, Nacked(number, first, first + 1, says.delay))
+                    case "working":
+                        self.broker.apply(guest, StillWorking(number, first, first + 1))
+                    case "terminate":
+                        self.broker.apply(guest, Terminated(number, first, first + 1))
+        if not known:
+            self._refused[Reason.ACK_UNSUBSCRIBED] += 1
+        elif message.reply:
+            self._deliver(Pub(message.reply, b"", b"0", b"", 0, memoryview(b"")))
+        return True
+
+    @staticmethod
+    def _is_held(guest: Session, number: int, sequence: int) -> bool:
+        """Whether what this subscription says of a message may count, or has counted already."""
+        held = guest.subscriptions[number]
+        if sequence < held.window.floor:
+            return True
+        if isinstance(held, Member):
+            return held.wheel.holds(sequence)
+        return sequence < held.window.cursor
+
+
+class _Acks:
+    """The sink of all acknowledgements."""
+
+    def __init__(self, classes: Classes, names: list[bytes]) -> None:
+        self._classes = classes
+        self._names = names
+
+    def one(self, message: Pub, origin: NatsSession | None) -> bool:
+        return origin is not None and self._classes.acknowledge(origin, message)
+
+    def many(self, messages: Run | Mix, rows: Positions | None, origin: NatsSession | None) -> bool:
+        if origin is None:
+            return False
+        chosen = None if rows is None else set(rows.tolist())
+        for at, message in enumerate(singles(messages, self._names)):
+            if chosen is None or at in chosen:
+                self._classes.acknowledge(origin, message)
+        return True

@@ -1,0 +1,173 @@
+"""What clients of the binary protocol publish, as NATS subscriptions see it.
+
+Rule 1: a message is seen when it is stored, once, on its channel; one without a channel, and every
+dead letter, on `class.<name>`, or `class.<id>` where the class has no name that is a channel.
+Rule 2: one that opens later is seen then, if it is still stored; one that has expired, never.
+Rule 3: where nobody has subscribed to anything nothing is looked at, and where nobody has to what a
+message is on, no message is.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from itertools import count
+
+import numpy as np
+
+from simplebus.core import frames
+from simplebus.core.alarms import Alarms
+from simplebus.core.classes import MessageClass
+from simplebus.core.columns import Rows
+from simplebus.core.frames import ranges_of, strided
+from simplebus.core.limits import (
+    DELIMITER_BYTES,
+    HEADER_BYTES,
+    MESSAGE_ID_MASK,
+    SEND_BYTES,
+)
+from simplebus.core.position import NEVER
+from simplebus.core.session import Session
+from simplebus.core.store import Store
+from simplebus.nats.envelopes import class_subject, message_of
+from simplebus.nats.events import Pub, Run
+
+_MESSAGE_ID: np.dtype[np.uint32] = np.dtype(">u4")
+_MESSAGE_ID_AT = 3
+
+# So many messages that were put off are seen in one turn.
+_TURN_MAX = 4096
+# With so few entries it is not looked which of them are out of date.
+_LATER_MIN = 1024
+# Fewer messages than these are sent one by one.
+_RUN_MIN = 8
+
+
+class Tap:
+    """On one store."""
+
+    def __init__(
+        self,
+        store: Store,
+        alarms: Alarms,
+        *,
+        wanted: Callable[[bytes], bool],
+        deliver: Callable[[Pub | Run], None],
+    ) -> None:
+        self.looked = 0
+        self._store = store
+        self._clock = store.clock
+        self._alarms = alarms
+        self._wanted = wanted
+        """Says whether anybody has subscribed to what matches a subject."""
+        self._deliver = deliver
+        """Sends messages to whoever has."""
+        self._later: list[tuple[float, int, MessageClass, int]] = []
+        """When messages open, in which order they came, and which ones: a heap."""
+        self._later_max = _LATER_MIN
+        self._order = count()
+
+    def see(self, session: Session | None, cls: MessageClass, first: int, last: int) -> None:
+        """Messages first..last-1 of a class have just been stored; who has published them, None for
+        the bus itself."""
+        if session is not None and session.is_inside:
+            return  # What NATS clients publish, NATS subscriptions have seen.
+        ring = cls.ring
+        if session is None or first >= ring.special_until:
+            if self._wanted(class_subject(cls.class_id, cls.name)):
+                self._send(cls, first, last, is_dead=session is None)
+            return
+        rows = ring.rows(first, last)
+        here = self._wanted_of(cls, rows)
+        if rows.expires is not None:
+            here &= rows.expires > self._clock.now
+        if rows.opens is not None:
+            later = here & (rows.opens > self._clock.now)
+            here &= ~later
+            for begin, end in ranges_of(later):
+                for at in range(begin, end):
+                    self._put_off(float(rows.opens[at]), cls, first + at)
+        for begin, end in ranges_of(here):
+            self._send(cls, first + begin, first + end, is_dead=False)
+
+    def _wanted_of(self, cls: MessageClass, rows: Rows) -> frames.Flags:
+        """Which of these messages anybody wants."""
+        numbers = np.atleast_1d(np.asarray(rows.channels))
+        distinct, at = np.unique(numbers, return_inverse=True)
+        names = (cls.channels.name(number) for number in distinct.tolist())
+        unnamed = class_subject(cls.class_id, cls.name)
+        wanted = np.array([self._wanted(name.encode() or unnamed) for name in names], np.bool_)
+        found: frames.Flags = wanted[at]
+        return found if numbers.size == rows.count else np.repeat(found, rows.count)
+
+    # Now -----------------------------------------------------------------------------------------
+
+    def _send(self, cls: MessageClass, first: int, last: int, *, is_dead: bool) -> None:
+        """Send messages first..last-1 to whoever wants them."""
+        subject = class_subject(cls.class_id, cls.name)
+        while first < last:
+            piece, after = cls.ring.piece(first, last, SEND_BYTES)
+            run = _run_of(piece, first, after, subject) if after - first >= _RUN_MIN else None
+            if run is not None:
+                self._deliver(run)
+            else:
+                for sequence in range(first, after):
+                    message = message_of(cls.ring.frame(sequence), subject)
+                    if is_dead:
+                        message.subject = subject
+                    self._deliver(message)
+            first = after
+
+    # Later ---------------------------------------------------------------------------------------
+
+    @property
+    def due(self) -> float:
+        """When `wake_due` is to be called next."""
+        return self._later[0][0] if self._later else NEVER
+
+    def _put_off(self, opens: float, cls: MessageClass, sequence: int) -> None:
+        if len(self._later) >= self._later_max:
+            self._forget_gone()
+        heapq.heappush(self._later, (opens, next(self._order), cls, sequence))
+        self._alarms.put_off(opens, self)
+
+    def _forget_gone(self) -> None:
+        """Keep no more entries than, about, there are messages that they are about."""
+        self._later = [entry for entry in self._later if entry[3] >= entry[2].ring.floor]
+        heapq.heapify(self._later)
+        self._later_max = max(_LATER_MIN, 2 * len(self._later))
+
+    def wake_due(self) -> bool:
+        """Send what has opened by now."""
+        for _ in range(_TURN_MAX):
+            if self.due > self._clock.now:
+                break
+            _, _, cls, sequence = heapq.heappop(self._later)
+            if sequence >= cls.ring.floor and cls.ring.row(sequence).expires > self._clock.now:
+                self._send(cls, sequence, sequence + 1, is_dead=False)
+        return False
+
+
+def _run_of(piece: memoryview, first: int, last: int, subject: bytes) -> Run | None:
+    """Messages first..last-1, as they are stored, on this subject; None if they are not all plain
+    and of one length."""
+    count = last - first
+    if len(piece) % count:
+        return None
+    stride = len(piece) // count
+    data = np.frombuffer(piece, np.uint8)
+    ids = strided(data, _MESSAGE_ID, _MESSAGE_ID_AT, stride, count)
+    if (ids != np.arange(first, last) & MESSAGE_ID_MASK).any():  # Not where they would be.
+        return None
+    rows = data.reshape(count, stride)
+    if (rows[:, 0] != frames.MESSAGE).any():
+        return None
+    payload = rows[:, HEADER_BYTES:-DELIMITER_BYTES]
+    size = payload.shape[1]
+    line = b"PUB %b %d\r\n" % (subject, size)
+    out = np.empty((count, len(line) + size + 2), np.uint8)
+    out[:, : len(line)] = np.frombuffer(line, np.uint8)
+    out[:, len(line) : -2] = payload
+    out[:, -2:] = np.frombuffer(b"\r\n", np.uint8)
+    head = Pub(subject, b"", b"%d" % size, b"", 0, payload[0].copy().data)
+    return Run(head, out, len(line))
