@@ -19,11 +19,10 @@ from simplebus.core.broker import Broker
 from simplebus.core.errors import Reason
 from simplebus.core.limits import HEADROOM_BYTES
 from simplebus.core.receive import ReceiveBuffer
-from simplebus.nats import connect, subjects
-from simplebus.nats.acked import AckedSubscription
-from simplebus.nats.classes import Classes
 from simplebus.nats import connect, subjects, writing
+from simplebus.nats.acked import AckedSubscription
 from simplebus.nats.auth import User
+from simplebus.nats.classes import Classes
 from simplebus.nats.connect import Info
 from simplebus.nats.errors import NatsError, error_line
 from simplebus.nats.events import (
@@ -61,14 +60,12 @@ class Front:
         *,
         server_id: str = "",
         seed: int = 0,
+        secret: bytes = b"",
         broker: Broker | None = None,
     ) -> None:
-        """`seed` decides which members of queue groups are chosen. Without a broker no subject has
-        to do with a class."""
-        secret: bytes = b"",
-    ) -> None:
         """`seed` decides which members of queue groups are chosen; `secret`, which nobody else may
-        know, what clients sign that have a key."""
+        know, what clients sign that have a key. Without a broker no subject has to do with a
+        class."""
         self.settings = settings or NatsSettings()
         self.server_id = server_id
         self.now = 0.0
@@ -444,13 +441,10 @@ class Front:
                     return
                 session.subscriptions[event.sid] = acked
             else:
-                subscription = Subscription(session, event.subject, event.queue, event.sid)
+                denied = grants.filter(event.subject, event.queue) if grants else None
+                subscription = Subscription(session, event.subject, event.queue, event.sid, denied)
                 session.subscriptions[event.sid] = subscription
                 self.routes.subscribe(subscription)
-            denied = grants.filter(event.subject, event.queue) if grants else None
-            subscription = Subscription(session, event.subject, event.queue, event.sid, denied)
-            session.subscriptions[event.sid] = subscription
-            self.routes.subscribe(subscription)
         self._ok(session)
 
     def _unsubscribe(self, session: NatsSession, event: Unsub) -> None:
@@ -463,12 +457,12 @@ class Front:
 
     def _end(self, subscription: Subscription) -> None:
         """A subscription is no more."""
-        del subscription.session.subscriptions[subscription.sid]
+        if subscription.session.subscriptions.pop(subscription.sid, None) is None:
+            return
         if isinstance(subscription, AckedSubscription):
             assert self.classes is not None
             self.classes.unsubscribe(subscription)
         else:
-        if subscription.session.subscriptions.pop(subscription.sid, None) is not None:
             self.routes.unsubscribe(subscription)
 
     def _drop_all(self, session: NatsSession) -> None:
