@@ -12,6 +12,23 @@ from dataclasses import dataclass, fields
 SIZE_DIGITS_MAX = 9
 # Subjects that are known by number at once; when there are more, all are forgotten.
 SUBJECTS_MAX = 65_536
+# Longer ones are not looked for by arrays.
+SUBJECT_BYTES_FAST = 128
+# Messages with the same line in front of each are looked for from so many on, and are compared in
+# blocks from so many that grow, so that what is not found out of so many costs little.
+RUN_MESSAGES_MIN = 16
+RUN_BLOCK_MESSAGES = 256
+RUN_BLOCK_MESSAGES_MAX = 8 * 1024
+# Messages of many subjects and sizes are looked for by arrays where so many are likely, or in so
+# many bytes, and not where one is longer than this: then, one line at a time is faster. One event
+# has from so many to so many messages.
+MIX_MESSAGES_MIN = 32
+MIX_BYTES_MIN = 8 * 1024
+MIX_MESSAGE_BYTES_MAX = 2 * 1024
+MIX_MESSAGES_LEAST = 16
+MIX_MESSAGES_MAX = 32 * 1024
+# Messages taken one by one, at most, after others were looked for in vain.
+PLAIN_MESSAGES = 16
 # Messages that a subscription with acknowledgements is sent and has not acknowledged, unless it
 # asks for another number. More than that, and clients begin to drop what waits in them.
 ACKED_IN_FLIGHT_MESSAGES = 1000
@@ -30,6 +47,11 @@ OUTPUT_PIECE_BYTES = 64 * 1024
 # of the same publisher is shorter, down to the least.
 OUTPUT_PER_READ_BYTES = 8 * 1024 * 1024
 READ_BYTES_MIN = 4 * 1024
+
+# One event may need a number for each of its messages, and what is looked for in vain costs no more
+# than what is taken one by one afterwards.
+assert MIX_MESSAGES_MAX <= SUBJECTS_MAX
+assert PLAIN_MESSAGES <= RUN_MESSAGES_MIN <= MIX_MESSAGES_MIN
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,36 +2,73 @@
 
 Rule 1: any chunking of the same bytes says the same.
 Rule 2: the only error that escapes is NatsError, after the events before the offence.
+Rule 3: how bytes are searched depends on how they look, what they say never does: a property test
+holds the plain way, runs and arrays to one oracle.
+Rule 4: only what is not whole is kept, and nothing of it is searched again and again: a short tail
+is copied in front of the next read, a long one grows until what it needs is there.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
-from simplebus.core.errors import Reason
+import numpy as np
+
+from simplebus.core.frames import Bytes, strided
 from simplebus.core.limits import HEADROOM_BYTES
 from simplebus.core.receive import ReceiveBuffer
-from simplebus.nats.errors import NatsError
-from simplebus.nats.events import Connect, Event, Ping, Pong, Pub, Sub, Unsub
-from simplebus.nats.limits import SIZE_DIGITS_MAX, NatsLimits
+from simplebus.nats.events import Event, Mix, Pub, Run
+from simplebus.nats.limits import (
+    MIX_BYTES_MIN,
+    MIX_MESSAGE_BYTES_MAX,
+    MIX_MESSAGES_MIN,
+    PLAIN_MESSAGES,
+    RUN_BLOCK_MESSAGES,
+    RUN_BLOCK_MESSAGES_MAX,
+    RUN_MESSAGES_MIN,
+    NatsLimits,
+)
+from simplebus.nats.lines import Reader
+from simplebus.nats.scan import Scan
 from simplebus.nats.table import SubjectTable
 
-_SIZE = re.compile(rb"[0-9]{1,%d}" % SIZE_DIGITS_MAX)
-
-
-def _parse_error(sentence: str, says: str = "") -> NatsError:
-    return NatsError(Reason.UNKNOWN_TYPE, sentence, says=says, closed="Parse Error")
+_CR_LF = b"\r\n"
+_CR_LF_WORD = np.uint16(int.from_bytes(_CR_LF, "little"))
+_WORD: np.dtype[np.uint64] = np.dtype("<u8")
+_HALF: np.dtype[np.uint16] = np.dtype("<u2")
+_SIZE = _WORD.itemsize  # A PUB line, `PUB a 1` and LF, has eight bytes at least.
 
 
 class Parser:
     """Of one client."""
 
+    __slots__ = ("_limits", "_reader", "_searched", "_table", "_tail")
+
     def __init__(self, limits: NatsLimits, table: SubjectTable) -> None:
-        self.headers = False
-        """Whether the client may send headers."""
         self._limits = limits
+        self._table = table
+        self._reader = Reader(limits)
         self._tail = bytearray()
+        self._searched = 0
+        """How many bytes of the tail hold no LF behind the verb."""
+
+    @property
+    def headers(self) -> bool:
+        """Whether the client may send headers: HPUB."""
+        return self._reader.headers
+
+    @headers.setter
+    def headers(self, value: bool) -> None:
+        self._reader.headers = value
+
+    @property
+    def awaits_connect(self) -> bool:
+        """Whether anything but CONNECT is an authorization violation."""
+        return self._reader.awaits_connect
+
+    @awaits_connect.setter
+    def awaits_connect(self, value: bool) -> None:
+        self._reader.awaits_connect = value
 
     @property
     def tail_bytes(self) -> int:
@@ -39,54 +76,122 @@ class Parser:
         return len(self._tail)
 
     def receive(self, buffer: ReceiveBuffer, count: int) -> Iterator[Event]:
-        """Yield what `count` fresh bytes in the buffer complete. Raises NatsError."""
-        self._tail += buffer.view[HEADROOM_BYTES : HEADROOM_BYTES + count]
-        data, at = bytes(self._tail), 0
-        self._tail.clear()
-        while True:
-            end = data.find(b"\n", at)
-            line = data[at:] if end < 0 else data[at:end].removesuffix(b"\r")
-            if len(line) > self._limits.max_control_line:
-                raise _parse_error("a line is too long", "maximum control line exceeded")
+        """Yield what `count` fresh bytes in the buffer complete.
+
+        Apply each event before asking for the next one. What an event holds of the buffer is valid
+        until the buffer is filled again. Exhaust the iterator, or drop the connection. Raises
+        NatsError after the events before the offence.
+        """
+        first, last = HEADROOM_BYTES, HEADROOM_BYTES + count
+        if self._tail:
+            need = self._reader.need
+            if len(self._tail) + count < need:
+                self._tail += buffer.view[first:last]
+                return
+            if len(self._tail) <= HEADROOM_BYTES:
+                begin = first - len(self._tail)
+                buffer.raw[begin:first] = self._tail
+                self._tail.clear()
+                first = begin
+            else:
+                first = self._grow(buffer, first, last)
+                if self._tail:
+                    return
+                if self._reader.event is not None:
+                    yield self._reader.event
+        at = yield from self._whole(buffer.raw, first, last)
+        self._searched = 0
+        if at == last:
+            self._reader.need = 0
+        else:
+            self._tail += self._reader.shortened or buffer.view[at:last]
+
+    def _grow(self, buffer: ReceiveBuffer, first: int, last: int) -> int:
+        """Grow the long tail from buffer[first:last] until its command is whole, or there is no
+        more. In the first case there is no tail then. Returns where the next command begins."""
+        tail, reader = self._tail, self._reader
+        while first < last:
+            needed = reader.need - len(tail) if reader.need else last
+            stop = min(last, first + needed)
+            tail += buffer.view[first:stop]
+            first = stop
+            end = reader.read(tail, 0, len(tail), self._searched)
+            if end >= 0:
+                self._tail = bytearray()  # The event has the other one.
+                return first - (len(tail) - end)
+            self._searched = 0 if reader.need else len(tail)
+        return first
+
+    def _whole(self, raw: bytearray, at: int, last: int) -> Generator[Event, None, int]:
+        """Yield what whole commands in raw[at:last] say. Returns where they end."""
+        reader = self._reader
+        scan: Scan | None = None
+        alone = misses = 0  # So many more messages are taken one by one; and after the next miss.
+        while at < last:
+            end = reader.read(raw, at, last)
             if end < 0:
                 break
-            verb, _, rest = line.replace(b"\t", b" ").partition(b" ")
-            words = rest.split()
-            after = end + 1
-            match verb.upper():
-                case b"PING":
-                    yield Ping()
-                case b"PONG":
-                    yield Pong()
-                case b"CONNECT":
-                    yield Connect(rest)
-                case b"SUB" if len(words) in (2, 3):
-                    yield Sub(words[0], words[1] if len(words) == 3 else b"", words[-1])
-                case b"UNSUB" if len(words) in (1, 2):
-                    yield Unsub(words[0], int(words[1]) if len(words) == 2 else 0)
-                case b"PUB" if len(words) in (2, 3) and _SIZE.fullmatch(words[-1]):
-                    size = int(words[-1])
-                    if size > self._limits.max_payload:
-                        raise NatsError(
-                            Reason.FRAME_TOO_LONG, "too long", says="Maximum Payload Violation"
-                        )
-                    if len(data) < after + size + 2:
-                        break
-                    body = memoryview(data)[after : after + size]
-                    reply = words[1] if len(words) == 3 else b""
-                    after += size + 2
-                    yield Pub(words[0], reply, words[-1], b"", 0, body)
-                case b"HPUB" if len(words) in (3, 4) and self.headers:
-                    size = int(words[-1])
-                    if len(data) < after + size + 2:
-                        break
-                    body = memoryview(data)[after : after + size]
-                    reply = words[1] if len(words) == 4 else b""
-                    after += size + 2
-                    yield Pub(words[0], reply, words[-1], words[-2], int(words[-2]), body)
-                case b"+OK" | b"INFO":
-                    pass
-                case _:
-                    raise _parse_error(f"a line said {line!r}", "Unknown Protocol Operation")
-            at = after
-        self._tail += data[at:]
+            event = reader.event
+            if type(event) is Pub:
+                if alone:
+                    alone -= 1
+                else:
+                    likely = (last - at) // (end - at)
+                    many: Run | Mix | None = None
+                    if likely >= RUN_MESSAGES_MIN:
+                        many = _run(raw, at, end, likely, event)
+                    if many is None and _may_mix(end - at, last - at):
+                        if scan is None:
+                            scan = Scan(raw, at, last, self._limits, self._table)
+                        many = scan.stretch(at)
+                        if many is None:
+                            alone, misses = misses, min(2 * misses + 1, PLAIN_MESSAGES)
+                    if many is not None:
+                        event, misses = many, 0
+                        end = at + (many.rows.size if isinstance(many, Run) else many.data.size)
+            at = end
+            if event is not None:
+                yield event
+        return at
+
+
+def _may_mix(size: int, left: int) -> bool:
+    """Whether arrays are worth while where a message of this size is followed by others, in so many
+    bytes together."""
+    return size <= MIX_MESSAGE_BYTES_MAX and (
+        left >= MIX_MESSAGES_MIN * size or left >= MIX_BYTES_MIN
+    )
+
+
+def _run(raw: bytearray, at: int, end: int, likely: int, head: Pub) -> Run | None:
+    """Messages with the same line as the one in raw[at:end], from there on: up to `likely`."""
+    stride = end - at
+    body_at = stride - len(head.body) - len(_CR_LF)
+    line = raw[at : at + body_at]
+    if not (
+        raw.startswith(line, end) and raw.startswith(line, at + (RUN_MESSAGES_MIN - 1) * stride)
+    ):
+        return None
+    data = np.frombuffer(raw, np.uint8, likely * stride, at)
+    count, block = 0, RUN_BLOCK_MESSAGES
+    while count < likely:
+        looked = min(block, likely - count)
+        same = _count_same(data[count * stride :], line, stride, looked)
+        count += same
+        if same < looked:
+            break
+        block = min(4 * block, RUN_BLOCK_MESSAGES_MAX)
+    if count < RUN_MESSAGES_MIN:
+        return None
+    return Run(head, data[: count * stride].reshape(count, stride), body_at)
+
+
+def _count_same(data: Bytes, line: bytearray, stride: int, count: int) -> int:
+    """How many of `count` messages, from the first one on, begin with the line and end with CR LF,
+    if each is as long as the stride."""
+    good = strided(data, _HALF, stride - _HALF.itemsize, stride, count) == _CR_LF_WORD
+    offsets = [*range(0, len(line) - _SIZE, _SIZE), len(line) - _SIZE]
+    for offset in offsets:
+        word = np.uint64(int.from_bytes(line[offset : offset + _SIZE], "little"))
+        good &= strided(data, _WORD, offset, stride, count) == word
+    return count if good.all() else int(good.argmin())

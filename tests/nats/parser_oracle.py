@@ -1,0 +1,180 @@
+"""What a NATS client's bytes say, found out one byte at a time.
+
+Rule 1: nothing here is imported from the parser, and nothing here is clever: one state, one byte.
+Rule 2: it is written after what the reference server answers to each of these bytes.
+Rule 3: what it says is plain tuples, a message each; a violation is the last of them.
+
+    ("PUB", subject, reply, size, body)         ("HPUB", subject, reply, header size, size, body)
+    ("SUB", subject, queue, sid)                ("UNSUB", sid, most)
+    ("CONNECT", options)  ("PING",)  ("PONG",)  ("CLOSE", what is said, how the reference calls it)
+"""
+
+from __future__ import annotations
+
+import json
+
+VERBS = {b"PUB", b"HPUB", b"SUB", b"UNSUB", b"-ERR", b"CONNECT", b"INFO", b"PING", b"PONG", b"+OK"}
+BLANKS = b" \t"
+
+
+class ClosedError(Exception):
+    """Nothing is read any more."""
+
+    def __init__(self, says: str, closed: str = "Protocol Violation") -> None:
+        super().__init__(says)
+        self.says = says
+        self.closed = closed
+
+
+class Oracle:
+    def __init__(self, *, max_payload: int, max_control_line: int, headers: bool) -> None:
+        self.max_payload = max_payload
+        self.max_control_line = max_control_line
+        self.headers = headers
+        self.found: list[tuple[object, ...]] = []
+        self.state = "verb"
+        self.verb = b""
+        self.line = bytearray()
+        self.message: tuple[bytes, ...] = ()
+        self.left = 0
+        self.body = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        for byte in data:
+            if self.state == "closed":
+                return
+            try:
+                getattr(self, f"on_{self.state}")(byte)
+            except ClosedError as violation:
+                self.found.append(("CLOSE", violation.says, violation.closed))
+                self.state = "closed"
+
+    def on_verb(self, byte: int) -> None:
+        if self.verb in (b"PUB", b"HPUB", b"SUB", b"UNSUB", b"-ERR"):
+            if byte not in BLANKS:
+                raise ClosedError("Unknown Protocol Operation")
+            self.state = "blanks"
+            return
+        self.verb += bytes([byte]).upper()
+        if not any(verb.startswith(self.verb) for verb in VERBS):
+            raise ClosedError("Unknown Protocol Operation")
+        if self.verb in (b"CONNECT", b"INFO"):
+            self.state = "blanks"
+        elif self.verb in (b"PING", b"PONG", b"+OK"):
+            self.state = "nothing"
+
+    def on_nothing(self, byte: int) -> None:
+        """Whatever stands behind these verbs is ignored, up to the LF."""
+        if byte == 0x0A:
+            if self.verb != b"+OK":
+                self.found.append((self.verb.decode(),))
+            self.begin()
+
+    def on_blanks(self, byte: int) -> None:
+        if byte not in BLANKS:
+            self.line = bytearray([byte])
+            self.state = "line"
+
+    def on_line(self, byte: int) -> None:
+        if byte == 0x0A:
+            line = bytes(self.line)
+            if b"\r" in line[1:]:
+                line = line[:-1]
+            if len(line) > self.max_control_line:
+                raise ClosedError("maximum control line exceeded", "Maximum Control Line Exceeded")
+            getattr(self, "do_" + self.verb.decode().strip("-").lower())(line)
+        else:
+            self.line.append(byte)
+            # With a CR in it, a byte less counts in the end.
+            if len(self.line) - (b"\r" in self.line[1:]) > self.max_control_line:
+                raise ClosedError("maximum control line exceeded", "Maximum Control Line Exceeded")
+
+    def on_body(self, byte: int) -> None:
+        self.body.append(byte)
+        self.left -= 1
+        if self.left == 0:
+            self.state = "cr"
+
+    def on_cr(self, byte: int) -> None:
+        if byte != 0x0D:
+            raise ClosedError("Unknown Protocol Operation")
+        self.state = "lf"
+
+    def on_lf(self, byte: int) -> None:
+        if byte != 0x0A:
+            raise ClosedError("Unknown Protocol Operation")
+        self.found.append((self.verb.decode(), *self.message, bytes(self.body)))
+        self.begin()
+
+    def begin(self) -> None:
+        self.state, self.verb = "verb", b""
+
+    def do_pub(self, line: bytes) -> None:
+        words = split(line, BLANKS)
+        if len(words) not in (2, 3) or size(words[-1]) < 0:
+            raise ClosedError("")
+        reply = words[1] if len(words) == 3 else b""
+        self.message = (words[0], reply, words[-1])
+        self.expect(size(words[-1]))
+
+    def do_hpub(self, line: bytes) -> None:
+        words = split(line, BLANKS)
+        if not self.headers or len(words) not in (3, 4):
+            raise ClosedError("")
+        if not 0 <= size(words[-2]) <= size(words[-1]):
+            raise ClosedError("")
+        reply = words[1] if len(words) == 4 else b""
+        self.message = (words[0], reply, words[-2], words[-1])
+        self.expect(size(words[-1]))
+
+    def expect(self, count: int) -> None:
+        if count > self.max_payload:
+            raise ClosedError("Maximum Payload Violation", "Maximum Message Payload Exceeded")
+        self.left, self.body = count, bytearray()
+        self.state = "body" if count else "cr"
+
+    def do_sub(self, line: bytes) -> None:
+        words = split(line, b" \t\r\n")
+        if len(words) not in (2, 3):
+            raise ClosedError("")
+        self.found.append(("SUB", words[0], words[1] if len(words) == 3 else b"", words[-1]))
+        self.begin()
+
+    def do_unsub(self, line: bytes) -> None:
+        words = split(line, b" \t\r\n")
+        if len(words) not in (1, 2):
+            raise ClosedError("")
+        self.found.append(("UNSUB", words[0], max(0, size(words[1])) if len(words) == 2 else 0))
+        self.begin()
+
+    def do_connect(self, line: bytes) -> None:
+        self.found.append(("CONNECT", line))
+        self.begin()
+
+    def do_info(self, line: bytes) -> None:
+        try:
+            said = json.loads(line.decode("utf-8", "replace"))
+        except ValueError:
+            said = 0
+        if said is not None and not isinstance(said, dict):
+            raise ClosedError("")
+        self.begin()
+
+    def do_err(self, line: bytes) -> None:
+        raise ClosedError("", "Parse Error")
+
+
+def split(line: bytes, separators: bytes) -> list[bytes]:
+    words, word = [], b""
+    for byte in line:
+        if byte in separators:
+            words += [word] if word else []
+            word = b""
+        else:
+            word += bytes([byte])
+    return words + ([word] if word else [])
+
+
+def size(word: bytes) -> int:
+    """-1 for what is none."""
+    return int(word) if len(word) <= 9 and word and all(c in b"0123456789" for c in word) else -1
