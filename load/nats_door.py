@@ -18,7 +18,7 @@ from contextlib import ExitStack, closing
 from random import Random
 
 from load.brokers import HOST, OURS, Broker, is_available, running
-from load.matching import METERS_A_SITE, literal, mixed
+from load.matching import METERS_A_SITE, NAMES, literal, mixed
 from load.measure import Manner
 from load.memory import CONNECTIONS, DESCRIPTORS, KB, QUICK_PART, raise_descriptor_limit
 from load.processes import LoadError
@@ -150,12 +150,13 @@ def expected(numbers: list[int], count: int) -> Counter[tuple[bytes, int]]:
 
 
 def rate(broker: Broker, count: int, messages: int) -> float:
-    """Verified deliveries a second, of messages to subjects drawn from those subscribed to."""
+    """Verified deliveries a second, of messages to NAMES subjects of those subscribed to."""
     random = Random(count)
     with closing(Client(broker)) as subscriber, closing(Client(broker)) as publisher:
         subscriptions = b"".join(b"SUB %b %d\r\n" % (pattern(n).encode(), n) for n in range(count))
         subscriber.settle(subscriptions + b"PING\r\n")
-        numbers = [random.randrange(count) for _ in range(messages)]
+        in_use = [random.randrange(count) for _ in range(NAMES)]
+        numbers = random.choices(in_use, k=messages)
         wire = b"".join(b"PUB %b 0\r\n\r\n" % literal(n).encode() for n in numbers)
         wanted = expected(numbers, count)
         size = sum(len(b"MSG %b %d 0\r\n\r\n" % key) * times for key, times in wanted.items())
