@@ -76,7 +76,7 @@ def line_feeds(raw: bytearray, first: int, last: int) -> Integers:
         np.equal(data[at * _SIZE : (at + block) * _SIZE], _LINE_FEED, out=here)
         np.not_equal(here.view(_WORD), 0, out=hits[at : at + block])
     groups = hits.view(_WORD)
-    found = np.flatnonzero(groups)
+    found = np.flatnonzero(groups != 0)
     within = np.flatnonzero(groups.take(found).view(np.bool_))
     words = found.take(within >> 3)
     words <<= 3
@@ -113,7 +113,7 @@ class Scan:
     def _find_starts(self, first: int) -> None:
         """Where candidates begin, and where the LF of each is."""
         feeds = line_feeds(self._raw, first, self._last)
-        heads = self._words.take(feeds - 1)
+        heads = self._words[feeds - 1]
         heads &= _HEAD_BITS
         lines = np.flatnonzero(heads == _HEAD)
         lines += 1
@@ -129,7 +129,7 @@ class Scan:
 
     def _read_lines(self, limits: NatsLimits) -> None:
         """What the candidates say: subjects, sizes, and whether they are plain."""
-        words = self._words.take(self._lines - _SIZE)
+        words = self._words[self._lines - _SIZE]
         digits = words ^ _ZEROS
         # The top bit of each byte that is no digit, the last one's aside, which is to be CR.
         marks = digits & _LOW_BITS

@@ -130,7 +130,7 @@ def _parts(
     words: Words, starts: Positions, lengths: Positions
 ) -> list[tuple[Positions | None, Words]]:
     """Subjects, eight bytes at a time: whose they are, None for everybody's, and the bytes."""
-    first = words.take(starts)
+    first = words[starts]
     first &= _KEEP.take(lengths, mode="clip")
     parts: list[tuple[Positions | None, Words]] = [(None, first)]
     rows: Positions | None = None
@@ -144,7 +144,7 @@ def _parts(
         those_starts, those_lengths = starts, lengths
         if rows is not None:
             those_starts, those_lengths = starts[rows], lengths[rows]
-        part = words.take(those_starts + at)
+        part = words[those_starts + at]
         part &= _KEEP.take(those_lengths - at, mode="clip")
         parts.append((rows, part))
     return parts
