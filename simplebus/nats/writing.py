@@ -9,10 +9,16 @@ from __future__ import annotations
 
 import numpy as np
 
+from simplebus.core.frames import unaligned
 from simplebus.nats.events import Mix, Positions, Pub, Run
+from simplebus.nats.limits import MIX_MESSAGES_LEAST
 
 _CR_LF = b"\r\n"
 _VERB = b"MSG "
+_VERB_WORD = np.uint32(int.from_bytes(_VERB, "little"))
+# Bytes of which one may not occur in a batch, and then marks places in it: first those that no text
+# has.
+_MARKERS = [bytes([n]) for n in (0xFF, 0xFE, 0xC0, 0xC1, *range(0xF5, 0xFE), *range(0xF5))]
 
 
 def one(message: Pub, sid: bytes, *, headers: bool) -> bytes:
@@ -50,15 +56,47 @@ def run(messages: Run, sid: bytes, rows: Positions | None, *, headers: bool) -> 
     return written.reshape(-1).data
 
 
-def mix(messages: Mix, sid: bytes, rows: Positions | None) -> bytes:
+def mix(messages: Mix, sid: bytes, rows: Positions | None) -> bytes | bytearray:
     """The same, also for a client without headers: there are none."""
-    begins, ends, lines = messages.bounds[:-1], messages.bounds[1:], messages.subject_ends
-    if rows is not None:
-        begins, ends, lines = begins[rows], ends[rows], lines[rows]
-    data, word = messages.data.data, b" " + sid
-    pieces = [
-        piece
-        for begin, line, end in zip(begins.tolist(), lines.tolist(), ends.tolist(), strict=True)
-        for piece in (_VERB, data[begin + len(_VERB) : line], word, data[line:end])
-    ]
+    if rows is not None and len(rows) < MIX_MESSAGES_LEAST:
+        return _few(messages, sid, rows)
+    text, begins, words = _taken(messages, rows)
+    data = np.frombuffer(text, np.uint8)
+    unaligned(data, _VERB_WORD.dtype)[begins] = _VERB_WORD
+    for marker in _MARKERS:
+        if text.find(marker) < 0:
+            data[words] = marker[0]
+            return text.replace(marker, b" " + sid + b" ")
+    view, ends = memoryview(text), words.tolist()
+    pieces = [view[begin:end] for begin, end in zip([0, *ends], [*ends, len(text)], strict=True)]
+    return (b" " + sid).join(pieces)
+
+
+def _few(messages: Mix, sid: bytes, rows: Positions) -> bytes:
+    """One by one."""
+    data, word, size = messages.data.data, b" " + sid, len(_VERB)
+    bounds, lines = messages.bounds, messages.subject_ends
+    pieces: list[bytes | memoryview] = []
+    for begin, line, end in zip(
+        bounds[rows].tolist(), lines[rows].tolist(), bounds[rows + 1].tolist(), strict=True
+    ):
+        pieces += (_VERB, data[begin + size : line], word, data[line:end])
     return b"".join(pieces)
+
+
+def _taken(messages: Mix, rows: Positions | None) -> tuple[bytearray, Positions, Positions]:
+    """A copy of these messages; where in it each begins, and where its subject ends."""
+    bounds, words = messages.bounds, messages.subject_ends
+    if rows is None:
+        return bytearray(messages.data.data), bounds[:-1], words
+    begins, ends = bounds[rows], bounds[rows + 1]
+    lengths = ends - begins
+    moved = np.cumsum(lengths)
+    moved -= lengths
+    # Messages that lie one behind the other are copied together.
+    gaps = np.flatnonzero(rows[1:] != rows[:-1] + 1)
+    first = [int(begins[0]), *begins[gaps + 1].tolist()]
+    last = [*ends[gaps].tolist(), int(ends[-1])]
+    data = messages.data.data
+    text = bytearray().join([data[begin:end] for begin, end in zip(first, last, strict=True)])
+    return text, moved, words[rows] - begins + moved
