@@ -1,4 +1,4 @@
-"""The subscriptions to one subject that share its messages: each goes to one of them.
+"""The subscriptions that share messages: each message goes to one of those with a queue's name.
 
 Rule 1: any member is as likely as any other. Where the one that is chosen takes none, it is another
 that does; a message that no member takes is taken by nobody.
@@ -7,6 +7,7 @@ Rule 2: a large group costs its messages no more than a small one.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,60 +41,41 @@ class Dice:
         return self._generator.integers(below, size=count)
 
 
-class QueueGroup:
-    """A sink; see the module's law."""
+class _Sharing:
+    """A sink that puts each message to one of its members."""
 
-    __slots__ = ("_at", "_dice", "_takers", "_takers_for", "members")
+    __slots__ = ("_dice", "_takers", "_takers_for")
 
     def __init__(self, dice: Dice) -> None:
-        self.members: list[Subscription] = []
         self._dice = dice
-        self._at: dict[Subscription, int] | None = None
         self._takers: list[Subscription] = []
-        self._takers_for: tuple[NatsSession | None, bytes] | None = None
-        """For whose messages, on which subject, these are those who take."""
+        self._takers_for: tuple[NatsSession | None, bytes, int] | None = None
+        """For whose messages, on which subject, of which members these are those who take."""
 
-    def add(self, member: Subscription) -> None:
-        """One more."""
-        if self._at is not None:
-            self._at[member] = len(self.members)
-        self.members.append(member)
-        if self._at is None and len(self.members) >= _INDEXED_MEMBERS:
-            self._at = {member: at for at, member in enumerate(self.members)}
-        self._takers_for = None
+    @property
+    def version(self) -> int:
+        """Grows when a member comes or goes."""
+        raise NotImplementedError
 
-    def remove(self, member: Subscription) -> None:
-        """It leaves. The last one takes its place in the list."""
-        at = self.members.index(member) if self._at is None else self._at.pop(member)
-        last = self.members.pop()
-        if last is not member:
-            self.members[at] = last
-            if self._at is not None:
-                self._at[last] = at
-        self._takers_for = None
+    def current(self) -> list[Subscription]:
+        """Its members now."""
+        raise NotImplementedError
 
     def one(self, message: Pub, origin: NatsSession | None) -> bool:
-        members = self.members
+        members = self.current()
         if members[self._dice.one(len(members))].one(message, origin):
             return True
         takers = self._who_take(message.subject, origin)
         return bool(takers) and takers[self._dice.one(len(takers))].one(message, origin)
 
     def many(self, messages: Run | Mix, rows: Positions | None, origin: NatsSession | None) -> bool:
-        if len(self.members) == 1:
-            return self.members[0].many(messages, rows, origin)
+        members = self.current()
+        if len(members) == 1:
+            return members[0].many(messages, rows, origin)
         every = np.arange(messages.count) if rows is None else rows
-        left = self._share(self.members, messages, every, origin)
-        if isinstance(messages, Run):
-            by_subject = [(messages.head.subject, left)]
-        else:
-            numbers = messages.subjects[left]
-            by_subject = [
-                (messages.subject(left[numbers == number][0]), left[numbers == number])
-                for number in np.unique(numbers).tolist()
-            ]
+        left = self._share(members, messages, every, origin)
         nobodys = 0
-        for subject, rest in by_subject:
+        for subject, rest in _by_subject(messages, left):
             while rest.size and (takers := self._who_take(subject, origin)):
                 rest = self._share(takers, messages, rest, origin)
             nobodys += rest.size
@@ -101,9 +83,11 @@ class QueueGroup:
 
     def _who_take(self, subject: bytes, origin: NatsSession | None) -> list[Subscription]:
         """Members that take this client's messages on this subject."""
-        if self._takers_for != (origin, subject):
-            self._takers = [member for member in self.members if member.takes(subject, origin)]
-            self._takers_for = (origin, subject)
+        asked = (origin, subject, self.version)
+        if self._takers_for != asked:
+            members = self.current()
+            self._takers = [member for member in members if member.takes(subject, origin)]
+            self._takers_for = asked
         return self._takers
 
     def _share(
@@ -122,3 +106,76 @@ class QueueGroup:
             member.part(messages, part, origin) for member, part in zip(whose, parts, strict=True)
         ]
         return np.sort(np.concatenate(left))
+
+
+class QueueGroup(_Sharing):
+    """Those that subscribed to one subject by one queue name."""
+
+    __slots__ = ("_at", "_version", "members", "queue")
+
+    def __init__(self, dice: Dice, queue: bytes) -> None:
+        super().__init__(dice)
+        self.queue = queue
+        self.members: list[Subscription] = []
+        self._at: dict[Subscription, int] | None = None
+        self._version = 0
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    def current(self) -> list[Subscription]:
+        return self.members
+
+    def add(self, member: Subscription) -> None:
+        """One more."""
+        if self._at is not None:
+            self._at[member] = len(self.members)
+        self.members.append(member)
+        if self._at is None and len(self.members) >= _INDEXED_MEMBERS:
+            self._at = {member: at for at, member in enumerate(self.members)}
+        self._version += 1
+
+    def remove(self, member: Subscription) -> None:
+        """It leaves. The last one takes its place in the list."""
+        at = self.members.index(member) if self._at is None else self._at.pop(member)
+        last = self.members.pop()
+        if last is not member:
+            self.members[at] = last
+            if self._at is not None:
+                self._at[last] = at
+        self._version += 1
+
+
+class JoinedGroup(_Sharing):
+    """Those that subscribed by one queue name to several subjects that all match a message."""
+
+    __slots__ = ("_groups", "_members", "_members_for")
+
+    def __init__(self, dice: Dice, groups: tuple[QueueGroup, ...]) -> None:
+        super().__init__(dice)
+        self._groups = groups
+        self._members: list[Subscription] = []
+        self._members_for = -1
+
+    @property
+    def version(self) -> int:
+        return sum(group.version for group in self._groups)
+
+    def current(self) -> list[Subscription]:
+        version = self.version
+        if version != self._members_for:
+            self._members = [member for group in self._groups for member in group.members]
+            self._members_for = version
+        return self._members
+
+
+def _by_subject(messages: Run | Mix, rows: Positions) -> Iterator[tuple[bytes, Positions]]:
+    """Rows of the same subject together."""
+    if isinstance(messages, Run):
+        yield messages.head.subject, rows
+        return
+    numbers = messages.subjects[rows]
+    for number in np.unique(numbers).tolist():
+        these = rows[numbers == number]
+        yield messages.subject(these[0]), these

@@ -18,7 +18,7 @@ from simplebus.core.sublist import Sublist
 from simplebus.nats import subjects
 from simplebus.nats.events import Positions
 from simplebus.nats.limits import SUBJECTS_MAX
-from simplebus.nats.queue_group import Dice, QueueGroup
+from simplebus.nats.queue_group import Dice, JoinedGroup, QueueGroup
 from simplebus.nats.subscription import Sink, Subscription
 from simplebus.nats.table import SubjectTable
 
@@ -38,6 +38,7 @@ class Routes:
         self._dice = Dice(generator)
         self._sublist: Sublist[Sink] = Sublist(check=lambda pattern: pattern)
         self._groups: dict[tuple[bytes, bytes], QueueGroup] = {}
+        self._joined: dict[tuple[QueueGroup, ...], JoinedGroup] = {}
         self._results: dict[Sinks, int] = {}
         self._sinks: list[Sinks] = []
         self._result_of = np.full(SUBJECTS_MAX, _UNKNOWN, np.int32)
@@ -63,8 +64,9 @@ class Routes:
             return
         group = self._groups.get((subject, queue))
         if group is None:
-            group = self._groups[subject, queue] = QueueGroup(self._dice)
+            group = self._groups[subject, queue] = QueueGroup(self._dice, queue)
             self.add(subject, group)
+            self._joined.clear()
         group.add(subscription)
 
     def unsubscribe(self, subscription: Subscription) -> None:
@@ -78,11 +80,36 @@ class Routes:
         if not group.members:
             del self._groups[subject, queue]
             self.remove(subject, group)
+            self._joined.clear()
 
     def of(self, subject: bytes) -> Sinks:
         """Where a message on this subject goes."""
-        found = self._sublist.match(subjects.key(subject))
-        return tuple(dict.fromkeys(found)) if self.has_twins else found
+        sinks = self._sublist.match(subjects.key(subject))
+        if self.has_twins:
+            sinks = tuple(dict.fromkeys(sinks))
+        if len(sinks) > 1 and len(self._groups) > 1:
+            return self._join(sinks)
+        return sinks
+
+    def _join(self, sinks: Sinks) -> Sinks:
+        """Groups with the same queue name count as one, whatever their members subscribed to."""
+        groups = [sink for sink in sinks if isinstance(sink, QueueGroup)]
+        names: dict[bytes, list[QueueGroup]] = {}
+        for group in groups:
+            names.setdefault(group.queue, []).append(group)
+        if len(names) == len(groups):
+            return sinks
+        joined: list[Sink] = [sink for sink in sinks if not isinstance(sink, QueueGroup)]
+        for those in names.values():
+            key = tuple(those)
+            if len(key) == 1:
+                joined.append(key[0])
+                continue
+            found = self._joined.get(key)
+            if found is None:
+                found = self._joined[key] = JoinedGroup(self._dice, key)
+            joined.append(found)
+        return tuple(joined)
 
     def split(self, numbers: npt.NDArray[np.int32]) -> Iterator[tuple[Sinks, Positions | None]]:
         """Where messages on the subjects with these numbers go: sinks, and the positions of the

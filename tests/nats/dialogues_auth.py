@@ -109,6 +109,7 @@ authorization {{
         subscribe: "svc.>", allow_responses: {{max: 2, expires: "1m"}} }} }}
     {{user: answers, password: p, permissions: {{
         publish: "x", subscribe: "svc.>", allow_responses: true }} }}
+    {{user: overruled, password: p, permissions: {{ subscribe: {{deny: ["a", "a q"]}} }} }}
     {{user: empty, password: p, permissions: {{publish: {{allow: []}}, subscribe: {{deny: []}} }} }}
     {{nkey: {nkey(_KEY)} }}
   ]
@@ -152,6 +153,7 @@ authorization {{
                     publish_allow=("x",), subscribe_allow=("svc.>",), responses=Responses()
                 ),
             ),
+            User("overruled", "p", permissions=Permissions(subscribe_deny=("a", "a q"))),
             User("empty", "p", permissions=Permissions()),
             User(nkey=nkey(_KEY)),
         )
@@ -275,6 +277,12 @@ authorization {{
         ),
         "subscribing to subjects that are none": raw(
             hello("subscriber", verbose=True) + each(b"SUB", b"a..b,foo.>.a,foo.,foo.a.a.a.a")
+        ),
+        "subscribing to more words than allowed": raw(
+            hello("subscriber") + each(b"SUB", b"foo.>") + pub(b"foo.x", b"foo.x.y")
+        ),
+        "a queue that is not denied of what is": raw(
+            hello("overruled") + each(b"SUB", b"a,a q,a other")
         ),
         "what was refused is not there": (
             Say("a", hello("subscriber") + b"SUB foo.bar 1\r\nSUB foo.x 1\r\n"),

@@ -1,0 +1,95 @@
+"""Scripts made by hypothesis: clients that connect, subscribe, publish and leave off in any order.
+
+Rule 1: few names, so that what is published often meets what is subscribed to.
+Rule 2: a step that may draw `Invalid Publish Subject` is short: the reference server says that
+twice of a message that it reads in two pieces, and it reads 512 bytes at first.
+"""
+
+from __future__ import annotations
+
+import json
+
+from differ import Say, Script
+from hypothesis import strategies as st
+
+CHUNKS = st.sampled_from([1, 2, 3, 5, 11, 64, 500])
+
+_CLIENTS = ("a", "b", "c")
+_WORDS = ("a", "b", "c", "x", "foo", "bar", "#", "in")
+_PATTERN_WORDS = (*_WORDS, "*", "*", ">", "a*")
+_SIDS = (b"1", b"2", b"3", b"x")
+_SHORT_BYTES = 400
+
+
+def _subject(words: tuple[str, ...], odd: bool) -> st.SearchStrategy[bytes]:
+    joined = st.lists(st.sampled_from(words), min_size=1, max_size=4).map(
+        lambda parts: ".".join(parts).encode()
+    )
+    if not odd:
+        return joined
+    return st.one_of(joined, joined, joined, st.sampled_from([b"a..b", b".", b"a.", b">.a"]))
+
+
+def _connect(draw: st.DrawFn, user: bool, same: bool) -> bytes:
+    options: dict[str, object] = {
+        name: draw(st.booleans()) for name in ("verbose", "echo") if not same
+    }
+    options["verbose"] = options.get("verbose", False)
+    options["pedantic"] = False
+    if not same and draw(st.booleans()):
+        options["headers"] = draw(st.booleans())
+        if options["headers"]:
+            options["no_responders"] = draw(st.booleans())
+        else:
+            options["no_responders"] = False
+    if user:
+        options["user"] = draw(
+            st.sampled_from(["all", "publisher", "subscriber", "denied", "answerer", "answers"])
+        )
+        options["pass"] = "p"
+    return b"CONNECT " + json.dumps(options).encode() + b"\r\n"
+
+
+@st.composite
+def _command(draw: st.DrawFn, user: bool, queues: bool) -> bytes:
+    kind = draw(st.sampled_from(["SUB", "SUB", "PUB", "PUB", "PUBS", "MANY", "UNSUB", "AGAIN"]))
+    if kind == "SUB":
+        queue = (
+            b" " + draw(st.sampled_from([b"g", b"h"])) if queues and draw(st.booleans()) else b""
+        )
+        subject = draw(_subject(_PATTERN_WORDS, odd=True))
+        return b"SUB %s%s %s\r\n" % (subject, queue, draw(st.sampled_from(_SIDS)))
+    if kind == "UNSUB":
+        most = b"" if queues else draw(st.sampled_from([b"", b" 1", b" 3", b" 70"]))
+        return b"UNSUB %s%s\r\n" % (draw(st.sampled_from(_SIDS)), most)
+    if kind == "AGAIN":
+        return _connect(draw, user, same=queues) if draw(st.integers(0, 3)) == 0 else b"PING\r\n"
+    subject = draw(_subject((*_WORDS, "*"), odd=True))
+    payload = draw(st.sampled_from([b"", b"x", b"\r\nPUB a 1\r\ny\r\n", b"\x00" * 20]))
+    reply = b" " + draw(_subject(("in", "a", "x"), odd=False)) if draw(st.booleans()) else b""
+    if kind == "PUB":
+        return b"PUB %s%s %d\r\n%s\r\n" % (subject, reply, len(payload), payload)
+    count = draw(st.integers(2, 90))
+    if kind == "PUBS":  # One line in front of each: what the parser takes for a run.
+        return b"PUB %s%s %d\r\n%s\r\n" % (subject, reply, len(payload), payload) * count
+    return b"".join(  # Of several subjects and sizes: what it takes for a mix.
+        b"PUB %s %d\r\n%s\r\n" % (name, len(payload) + at % 3, payload + b"z" * (at % 3))
+        for at in range(count)
+        for name in (subject, b"foo.x")
+    )
+
+
+@st.composite
+def scripts(draw: st.DrawFn, *, user: bool = False, queues: bool = False) -> Script:
+    """A dialogue. Clients of `user` say who they are first; others may leave CONNECT out."""
+    steps = []
+    for client in _CLIENTS[: draw(st.integers(1, 3))]:
+        if user or queues or draw(st.integers(0, 5)):
+            steps.append(Say(client, _connect(draw, user, same=queues)))
+        else:
+            steps.append(Say(client, b'CONNECT {"pedantic":false}\r\n'))
+    names = [say.client for say in steps]
+    for _ in range(draw(st.integers(1, 6))):
+        commands = draw(st.lists(_command(user, queues), min_size=1, max_size=4))
+        steps.append(Say(draw(st.sampled_from(names)), b"".join(commands)))
+    return tuple(steps)

@@ -1,0 +1,127 @@
+"""Whatever a client says, it is answered as nats-server answers it.
+
+Rule 1: the reference server is asked in the same run; see `differ` for what is left out.
+Rule 2: it hears each script whole, as one write per step: where it answers otherwise when the same
+bytes come in pieces, what it says to the whole is what is right. Ours hears them in pieces too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import made_dialogues
+import pytest
+from dialogues import ALL
+from dialogues_auth import HOUSES, House
+from differ import Heard, Reference, Script, reference
+from hypothesis import given, settings
+from inside import Inside
+
+from simplebus.nats.auth import NatsAuth
+from simplebus.nats.limits import NatsLimits
+from simplebus.nats.settings import NatsSettings
+
+pytestmark = pytest.mark.xdist_group("nats-reference")
+
+PLAIN = House("", NatsLimits(), NatsAuth(), ALL)
+EVERY: dict[str, House] = {"plain": PLAIN, **HOUSES}
+
+OTHERWISE = {
+    # The reference server takes the last word of `foo.>` for a letter when it looks for what is
+    # allowed: who may subscribe to `foo.*` hears everything below foo. Here it does not.
+    ("users", "subscribing to more words than allowed"),
+}
+"""Where ours is meant to differ."""
+
+# A script of so many bytes is not said byte by byte.
+_LONG_BYTES = 20_000
+
+
+@pytest.fixture(scope="module")
+def references() -> Iterator[Callable[[str], Reference]]:
+    """One reference server for each house, started when it is asked for."""
+    running: dict[str, Reference] = {}
+    with contextlib.ExitStack() as stack:
+
+        def get(house: str) -> Reference:
+            if house not in running:
+                running[house] = stack.enter_context(reference(EVERY[house].config))
+            return running[house]
+
+        yield get
+
+
+def ours(house: House) -> Inside:
+    return Inside(NatsSettings(limits=house.limits, auth=house.auth))
+
+
+def chunkings(script: Script) -> tuple[int, ...]:
+    said = sum(len(say.data) for say in script if isinstance(say.data, bytes))
+    return (0, 4099) if said > _LONG_BYTES else (0, 1, 7)
+
+
+def pooled(heard: dict[str, Heard]) -> tuple[Counter[tuple[str, ...]], dict[str, Heard]]:
+    """All messages together, whoever heard them; and what each heard beside that."""
+    messages: Counter[tuple[str, ...]] = Counter()
+    rest = {}
+    for name, one in heard.items():
+        messages.update(item[:2] + item[3:] for item in one.items if "MSG" in item[0])
+        others = tuple(item for item in one.items if "MSG" not in item[0])
+        rest[name] = Heard(others, one.closed)
+    return messages, rest
+
+
+@pytest.mark.parametrize(
+    ("house", "name"),
+    [(house, name) for house, it in EVERY.items() for name in it.scripts],
+    ids=lambda text: text,
+)
+def test_what_is_said_is_answered_as_by_the_reference_server(
+    references: Callable[[str], Reference], house: str, name: str
+) -> None:
+    script = EVERY[house].scripts[name]
+    expected = references(house).play(script)
+    for chunks in chunkings(script):
+        answered = ours(EVERY[house]).play(script, chunks)
+        if name.startswith("groups: "):
+            assert pooled(answered) == pooled(expected), f"in pieces of {chunks}"
+        elif (house, name) in OTHERWISE:
+            assert answered != expected, "they do not differ any more"
+        else:
+            assert answered == expected, f"in pieces of {chunks}"
+
+
+@settings(max_examples=150)
+@given(made_dialogues.scripts(), made_dialogues.CHUNKS)
+def test_made_dialogues_are_answered_as_by_the_reference_server(
+    references: Callable[[str], Reference], script: Script, chunks: int
+) -> None:
+    expected = references("plain").play(script)
+    assert ours(PLAIN).play(script) == expected
+    assert ours(PLAIN).play(script, chunks) == expected
+
+
+@settings(max_examples=60)
+@given(made_dialogues.scripts(user=True), made_dialogues.CHUNKS)
+def test_made_dialogues_of_users_are_answered_as_by_the_reference_server(
+    references: Callable[[str], Reference], script: Script, chunks: int
+) -> None:
+    expected = references("users").play(script)
+    assert ours(EVERY["users"]).play(script) == expected
+    assert ours(EVERY["users"]).play(script, chunks) == expected
+
+
+@settings(max_examples=60)
+@given(made_dialogues.scripts(queues=True), made_dialogues.CHUNKS)
+def test_made_dialogues_with_groups_reach_as_many_as_with_the_reference_server(
+    references: Callable[[str], Reference], script: Script, chunks: int
+) -> None:
+    expected = pooled(references("plain").play(script))
+    assert pooled(ours(PLAIN).play(script)) == expected
+    assert pooled(ours(PLAIN).play(script, chunks)) == expected
+
+
+def test_every_difference_that_is_meant_is_there() -> None:
+    assert {(house, name) for house, it in EVERY.items() for name in it.scripts} >= OTHERWISE
