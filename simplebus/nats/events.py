@@ -126,6 +126,11 @@ class Pong:
 Event = Pub | Run | Mix | Sub | Unsub | Connect | Ping | Pong
 
 
+def all_of(messages: Run | Mix, rows: Positions | None) -> Positions:
+    """Positions in a batch; None stands for all."""
+    return np.arange(messages.count) if rows is None else rows
+
+
 def singles(event: Run | Mix, names: list[bytes]) -> Iterator[Pub]:
     """Each message by itself. `names` are the subjects by their numbers."""
     if isinstance(event, Run):

@@ -31,10 +31,12 @@ from simplebus.nats.events import (
     Mix,
     Ping,
     Pong,
+    Positions,
     Pub,
     Run,
     Sub,
     Unsub,
+    all_of,
     singles,
 )
 from simplebus.nats.gate import Gate, violation
@@ -385,9 +387,16 @@ class Front:
     def _publish_mix(self, session: NatsSession, event: Mix) -> None:
         session.in_messages += event.count
         session.in_bytes += int((event.bounds[1:] - event.bodies).sum()) - 2 * event.count
+        ending: dict[Subscription, list[Positions]] = {}
         for sinks, rows in self.routes.split(event.subjects):
             for sink in sinks:
-                sink.many(event, rows, session)
+                if isinstance(sink, Subscription) and sink.most:
+                    # Which are its last ones is seen when all that are for it are known.
+                    ending.setdefault(sink, []).append(all_of(event, rows))
+                else:
+                    sink.many(event, rows, session)
+        for subscription, parts in ending.items():
+            subscription.many(event, np.sort(np.concatenate(parts)), session)
         self._write(event)
 
     def deliver(self, messages: Pub | Run) -> None:

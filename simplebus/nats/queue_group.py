@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simplebus.nats.events import Mix, Positions, Pub, Run
+from simplebus.nats.events import Mix, Positions, Pub, Run, all_of
 from simplebus.nats.subscription import Subscription
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class _Sharing:
         members = self.current()
         if len(members) == 1:
             return members[0].many(messages, rows, origin)
-        every = np.arange(messages.count) if rows is None else rows
+        every = all_of(messages, rows)
         left = self._share(members, messages, every, origin)
         nobodys = 0
         for subject, rest in _by_subject(messages, left):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from simplebus.nats import writing
-from simplebus.nats.events import Mix, Positions, Pub, Run
+from simplebus.nats.events import Mix, Positions, Pub, Run, all_of
 from simplebus.nats.permissions import Verdicts
 
 if TYPE_CHECKING:
@@ -86,14 +86,14 @@ class Subscription:
     ) -> Positions:
         """The same; returns those that it does not take."""
         if not self.hears(origin):
-            return _all_of(messages, rows)
+            return all_of(messages, rows)
         left = _NONE
         if self.denied is not None:
             rows, left = self._allowed(messages, rows, self.denied)
         count = messages.count if rows is None else len(rows)
         most = self.most - self.delivered
         if self.most and count > most:
-            rows = _all_of(messages, rows)
+            rows = all_of(messages, rows)
             left = np.sort(np.concatenate((left, rows[most:])))
             rows, count = rows[:most], most
         if count:
@@ -110,20 +110,16 @@ class Subscription:
         """Those of the messages that may be delivered, and the others."""
         if isinstance(messages, Run):
             if denied.one(messages.head.subject):
-                return _NONE, _all_of(messages, rows)
+                return _NONE, all_of(messages, rows)
             return rows, _NONE
         numbers = messages.subjects if rows is None else messages.subjects[rows]
         are_denied = denied.of(numbers)
         if not are_denied.any():
             return rows, _NONE
-        rows = _all_of(messages, rows)
+        rows = all_of(messages, rows)
         return rows[~are_denied], rows[are_denied]
 
     def _count(self, count: int) -> None:
         self.delivered += count
         if self.most and self.delivered >= self.most:
             self.session.end(self)
-
-
-def _all_of(messages: Run | Mix, rows: Positions | None) -> Positions:
-    return np.arange(messages.count) if rows is None else rows
