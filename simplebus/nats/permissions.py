@@ -9,6 +9,7 @@ Rule 3: what was judged of a subject is remembered, by its number for batches.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -161,7 +162,8 @@ class Replies:
     def __init__(self, responses: Responses, now: Callable[[], float]) -> None:
         self._responses = responses
         self._now = now
-        self._open: dict[bytes, tuple[float, int]] = {}
+        # The first of a plain dict is looked for behind all that were taken from its front.
+        self._open: OrderedDict[bytes, tuple[float, int]] = OrderedDict()
         """By reply subject, the oldest first: since when, and how many answers came."""
 
     def __len__(self) -> int:

@@ -1,0 +1,138 @@
+"""Users, tokens and keys."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from dialogues_auth import nkey
+
+from simplebus.nats.auth import NatsAuth, User, decode_user_key, is_signed
+from simplebus.nats.connect import Options
+from simplebus.nats.errors import NatsError
+from simplebus.nats.gate import Gate
+from simplebus.nats.permissions import Permissions
+from simplebus.nats.table import SubjectTable
+
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
+PUBLIC = nkey(KEY)
+
+
+def gate(auth: NatsAuth) -> Gate:
+    return Gate(auth, SubjectTable(), b"secret")
+
+
+def test_a_public_key_is_its_32_bytes() -> None:
+    assert len(PUBLIC) == 56
+    assert decode_user_key(PUBLIC) == KEY.public_key().public_bytes_raw()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "expected a user's public key"),
+        ("U", "expected base 32"),
+        (PUBLIC[:-1], "expected"),
+        ("A" + PUBLIC[1:], "expected a user's public key"),
+        (PUBLIC[:-2] + ("AA" if PUBLIC[-2:] != "AA" else "BB"), "its checksum is wrong"),
+        (PUBLIC.lower(), "expected base 32"),
+        (PUBLIC + "!", "expected base 32"),
+        ("ä" * 56, "expected base 32"),
+    ],
+)
+def test_what_is_no_public_key_is_said_so(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        decode_user_key(text)
+
+
+def test_a_signature_is_of_this_key_and_this_nonce() -> None:
+    signature = base64.b64encode(KEY.sign(b"nonce")).decode()
+    assert is_signed(PUBLIC, signature, b"nonce")
+    assert is_signed(PUBLIC, signature.replace("+", "-").replace("/", "_").rstrip("="), b"nonce")
+    assert not is_signed(PUBLIC, signature, b"other")
+    assert not is_signed(PUBLIC, "", b"nonce")
+    assert not is_signed(PUBLIC, "ä", b"nonce")
+    assert not is_signed(PUBLIC, signature[:-8], b"nonce")
+    other = Ed25519PrivateKey.from_private_bytes(bytes(31) + b"\1")
+    assert not is_signed(nkey(other), signature, b"nonce")
+
+
+@pytest.mark.parametrize(
+    ("user", "said"),
+    [
+        ({}, "expected a name or an nkey"),
+        ({"name": "x", "nkey": PUBLIC}, "expected a name or an nkey"),
+        ({"nkey": PUBLIC, "password": "p"}, "expected no password beside it"),
+        ({"nkey": "UABC"}, "nkey 'UABC'"),
+        ({"name": "x", "password": "$2a$11$abc"}, "user x: the password is a bcrypt hash"),
+    ],
+)
+def test_a_user_that_makes_no_sense_is_named(user: dict[str, str], said: str) -> None:
+    with pytest.raises(ValueError, match=said.replace("$", r"\$")):
+        User(**user)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("auth", "said"),
+    [
+        ({"users": (User("a"), User("a", "p"))}, "user a is there twice"),
+        ({"users": (User("a"),), "token": "t"}, "there are a token and users"),
+        ({"users": (User("a"),), "no_auth_user": "b"}, "no_auth_user b is none of the users"),
+        ({"token": "$2b$x"}, "the token is a bcrypt hash"),
+    ],
+)
+def test_rules_that_contradict_themselves_are_named(auth: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said.replace("$", r"\$")):
+        NatsAuth(**auth)  # type: ignore[arg-type]
+
+
+def test_a_user_is_known_by_name_and_password() -> None:
+    auth = NatsAuth(users=(User("a", "p"), User("b", "é"), User(nkey=PUBLIC)))
+    assert auth.user("a", "p") == auth.users[0]
+    assert auth.user("b", "é") == auth.users[1]
+    assert auth.user("a", "q") is None
+    assert auth.user("", "") is None
+    assert auth.user(PUBLIC, "") is None
+    assert auth.user("\ud800", "p") is None
+
+
+def test_nobody_is_asked_where_there_is_nobody_to_be() -> None:
+    assert gate(NatsAuth()).admit(Options(user="x", password="y"), "") is None
+    assert not NatsAuth().required
+    assert NatsAuth(token="t").required
+
+
+def test_nonces_are_there_for_keys_alone_and_no_two_are_equal() -> None:
+    assert gate(NatsAuth(users=(User("a"),))).nonce(1) == ""
+    keyed = NatsAuth(users=(User(nkey=PUBLIC),))
+    nonces = {gate(keyed).nonce(client) for client in range(100)}
+    assert len(nonces) == 100
+    assert Gate(keyed, SubjectTable(), b"other").nonce(1) not in nonces
+
+
+def test_a_certificate_says_who_one_is_whatever_else_is_said() -> None:
+    auth = NatsAuth(users=(User("a", "p"), User("b", "p")))
+    admitted = gate(auth).admit(Options(user="b", password="p"), "", certified="a")
+    assert admitted == auth.users[0]
+    with pytest.raises(NatsError, match="could not show it") as raised:
+        gate(auth).admit(Options(), "", certified="c")
+    assert raised.value.line == b"-ERR 'Authorization Violation'\r\n"
+
+
+def test_permissions_are_the_users_own_or_those_of_everybody() -> None:
+    mine, all_ = Permissions(publish_deny=("a",)), Permissions(publish_deny=("b",))
+    auth = NatsAuth(users=(User("a", permissions=mine), User("b")), default_permissions=all_)
+    a, b = (gate(auth).grants(user) for user in auth.users)
+    assert a is not None
+    assert b is not None
+    assert not a.publishing.one(b"a")
+    assert not b.publishing.one(b"b")
+    assert gate(auth).grants(None) is None
+    assert gate(NatsAuth(users=(User("a"),))).grants(User("a")) is None
+
+
+def test_what_users_may_is_worked_out_once_for_all_their_clients() -> None:
+    auth = NatsAuth(users=(User("a", permissions=Permissions(publish_deny=("a",))),))
+    it = gate(auth)
+    assert it.grants(auth.users[0]) is it.grants(auth.users[0])

@@ -1,0 +1,68 @@
+"""Subjects: which are legal, and how they are looked up."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.core.channels import matches
+from simplebus.nats import subjects
+
+TOKENS = st.sampled_from([b"a", b"#", b"##", b"*", b">", b"\x00#", b"\x00", b"", b"\xff", b"%23"])
+SUBJECTS = st.lists(TOKENS, min_size=1, max_size=4).map(b".".join)
+
+
+@pytest.mark.parametrize(
+    ("subject", "legal", "literal"),
+    [
+        (b"a", True, True),
+        (b"a.b", True, True),
+        (b"a.*", True, False),
+        (b"a.>", True, False),
+        (b">", True, False),
+        (b">.a", False, False),
+        (b"a..b", False, False),
+        (b".", False, False),
+        (b"a.", False, False),
+        (b".a", False, False),
+        (b"", False, False),
+        (b"a*", True, True),
+        (b"a>.b", True, True),
+        (b"a.#", True, True),
+        (b"#.a", True, True),
+    ],
+)
+def test_which_subjects_one_may_subscribe_to_and_publish_on(
+    subject: bytes, legal: bool, literal: bool
+) -> None:
+    assert subjects.is_legal(subject) == legal
+    assert subjects.is_literal(subject) == literal
+
+
+def slow_match(pattern: list[bytes], name: list[bytes]) -> bool:
+    """By the words of the protocol, one token after the other."""
+    if not pattern:
+        return not name
+    if pattern == [b">"]:
+        return bool(name)
+    return bool(name) and pattern[0] in (b"*", name[0]) and slow_match(pattern[1:], name[1:])
+
+
+@given(SUBJECTS.filter(subjects.is_legal), SUBJECTS)
+def test_a_subject_is_matched_as_the_protocol_says(pattern: bytes, name: bytes) -> None:
+    tokens = name.split(b".")
+    expected = b"" not in tokens and slow_match(pattern.split(b"."), tokens)
+    assert matches(subjects.key(pattern), subjects.key(name)) == expected
+
+
+@given(SUBJECTS, SUBJECTS)
+def test_different_subjects_are_looked_up_differently(a: bytes, b: bytes) -> None:
+    assert (subjects.key(a) == subjects.key(b)) == (a == b)
+
+
+def test_where_no_client_may_ask_for_answers() -> None:
+    assert subjects.is_reserved(b"_R_.x")
+    assert subjects.is_reserved(b"_GR_.x")
+    assert not subjects.is_reserved(b"_R_")
+    assert not subjects.is_reserved(b"_INBOX.x")
