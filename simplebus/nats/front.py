@@ -41,6 +41,7 @@ from simplebus.nats.events import (
 )
 from simplebus.nats.gate import Gate, violation
 from simplebus.nats.limits import FIRST_PING_SECONDS
+from simplebus.nats.pace import Pace
 from simplebus.nats.parser import Parser
 from simplebus.nats.permissions import Replies
 from simplebus.nats.routes import Routes
@@ -79,6 +80,7 @@ class Front:
         self.refused: Counter[Reason] = Counter()
         self.denied = 0
         """How often something was asked for that permissions do not allow."""
+        self.pace = Pace(self.settings.limits)
         self._next_client_id = 1
         self._ready: dict[NatsSession, None] = {}
         self._made = 0
@@ -123,13 +125,13 @@ class Front:
             info,
             Parser(settings.limits, self.routes.table),
             peer=peer,
-            pending_max=settings.limits.max_pending,
+            pending_mark=self.pace.mark,
             ready=self._make_ready,
             end=self._end,
-            overflow=self._end_slow,
+            overflow=self._fell_behind,
         )
         session.is_connected = not gate.auth.required
-        session.heard_at = self.now
+        session.heard_at = session.taking_since = self.now
         self.sessions[client_id] = session
         session.send(info.line())
         first = settings.limits.auth_seconds if self._asks else self._first_ping_seconds
@@ -152,6 +154,7 @@ class Front:
             if session.is_cut:
                 break
         session.took(count, self._made)
+        session.waits_for = self.pace.take_behind()
 
     def _begin(self, session: NatsSession, first: int) -> None:
         """A client that has to say who it is says its first byte."""
@@ -191,6 +194,8 @@ class Front:
 
     def tick(self) -> None:
         """One beat: who is overdue?"""
+        for late, error in self.pace.overdue(self.sessions.values(), self.now):
+            self._give_up(late, error)
         due = self._due
         while due and due[0][0] <= self.now:
             _, client_id = heapq.heappop(due)
@@ -244,14 +249,13 @@ class Front:
         self._cut.append((session, error))
         self._drop_all(session)
 
-    def _end_slow(self, session: NatsSession) -> None:
-        """More waits for a client than may: it is cut off without a word, and with what waits."""
-        most = self.settings.limits.max_pending
-        error = NatsError(
-            Reason.SLOW_CONSUMER,
-            f"more than the {most} bytes wait for it that may",
-            closed="Slow Consumer (Pending Bytes)",
-        )
+    def _fell_behind(self, session: NatsSession) -> None:
+        error = self.pace.note(session)
+        if error is not None:
+            self._give_up(session, error)
+
+    def _give_up(self, session: NatsSession, error: NatsError) -> None:
+        """A client is too slow: it is cut off without a word, and with what waits for it."""
         session.forget_all()
         self.cut(session, error)
 

@@ -53,6 +53,11 @@ READ_BYTES_MIN = 4 * 1024
 assert MIX_MESSAGES_MAX <= SUBJECTS_MAX
 assert PLAIN_MESSAGES <= RUN_MESSAGES_MIN <= MIX_MESSAGES_MIN
 
+# A client for which more waits is behind, and who fills it is read from again after it has caught
+# up or after this long.
+BACKLOG_BYTES = 8 * 1024 * 1024
+STALL_SECONDS_MAX = 0.01
+
 
 @dataclass(frozen=True, slots=True)
 class NatsLimits:

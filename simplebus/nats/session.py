@@ -37,7 +37,7 @@ class NatsSession:
         parser: Parser,
         *,
         peer: str,
-        pending_max: int,
+        pending_mark: int,
         ready: Callable[[NatsSession], None],
         end: Callable[[Subscription], None],
         overflow: Callable[[NatsSession], None],
@@ -74,6 +74,12 @@ class NatsSession:
         """PINGs that it did not answer."""
         self.subscriptions: dict[bytes, Subscription] = {}
         """By sid."""
+        self.waits_for: list[NatsSession] = []
+        """Clients that it has filled with its last words, and that are to catch up."""
+        self.taken_bytes = self.stuck_at = 0
+        """What it had taken at the last beat; and when somebody waited in vain for it to take."""
+        self.taking_since = 0.0
+        """When it took something, or had nothing to take, the last time: as of the last beat."""
         self.closed = False
         self.is_cut = False
         """Whether it is about to be closed: it is sent nothing more."""
@@ -86,8 +92,8 @@ class NatsSession:
         self._ready = ready
         """Called when something waits to be sent."""
         self._overflow = overflow
-        """Called when more waits for it than may."""
-        self._pending_max = pending_max
+        """Called when more waits for it than the mark."""
+        self._pending_mark = pending_mark
         self._gathered_bytes = 0
         self._gathered: Gathered = []
         self._read_bytes = TRICKLE_BYTES
@@ -96,6 +102,11 @@ class NatsSession:
     def must_wait(self) -> bool:
         """Whether reading is to pause: what it has published waits for room in a class."""
         return self.deliveries is not None and self.deliveries.guest.must_wait
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes that wait for it, or are about to."""
+        return self.outbox.pending_bytes + self._gathered_bytes
 
     @property
     def is_gathering(self) -> bool:
@@ -137,7 +148,7 @@ class NatsSession:
             return
         self.outbox.put(piece)
         self._ready(self)
-        if self.outbox.pending_bytes > self._pending_max:
+        if self.outbox.pending_bytes > self._pending_mark:
             self._overflow(self)
 
     def gather(self, sid: bytes, rows: Positions | None, size: int) -> None:
@@ -146,7 +157,7 @@ class NatsSession:
         self._gathered_bytes += size
         self._gathered.append((sid, rows))
         self._ready(self)
-        if self.outbox.pending_bytes + self._gathered_bytes > self._pending_max:
+        if self.outbox.pending_bytes + self._gathered_bytes > self._pending_mark:
             self._overflow(self)
 
     def forget_all(self) -> None:

@@ -144,7 +144,7 @@ class Engine:
             self._settled = trio.Event()
             await self._settled.wait()
 
-    async def rest(self) -> None:
+    async def rest(self, session: Session) -> None:
         """Wait for the common end of a short rest: see ACK_REST_SECONDS."""
         if not self._resting:
             self.start_soon(self._end_rest)

@@ -15,6 +15,7 @@ import trio
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.nats.errors import NatsError, too_many
 from simplebus.nats.front import Front
+from simplebus.nats.limits import STALL_SECONDS_MAX
 from simplebus.nats.session import NatsSession
 from simplebus.nats.settings import NatsSettings
 from simplebus.server.connection import Connection
@@ -25,6 +26,8 @@ from simplebus.server.tls_connection import TlsConnection
 log = logging.getLogger("simplebus.server")
 
 _BEAT_SECONDS = 0.5
+# And so often within the shortest time that is measured by it.
+_BEATS_MIN = 8
 _SHOWN_NAME_CHARACTERS = 80
 # Clients of a lame duck are closed no further apart than this.
 _PAUSE_SECONDS_MAX = 1.0
@@ -55,14 +58,17 @@ class NatsDoor:
         self.connections: dict[int, Connection[NatsSession]] = {}
         """By client id."""
         self.accepted = 0
-        self._settled = trio.Event()
+        self._settled = trio.lowlevel.ParkingLot()
+        """Whoever waits for a change."""
         engine.doors.append(self.settle_own)
         engine.guest_finders.append(self._connection_of_guest)
 
     async def run(self) -> None:
         """Beat until cancelled."""
+        limits = self.front.settings.limits
+        seconds = min(limits.auth_seconds, limits.ping_seconds, limits.write_seconds)
         while True:
-            await trio.sleep(_BEAT_SECONDS)
+            await trio.sleep(min(_BEAT_SECONDS, seconds / _BEATS_MIN))
             self.front.now = trio.current_time()
             try:
                 self.front.tick()
@@ -115,8 +121,7 @@ class NatsDoor:
     async def flushed(self) -> None:
         """Wait until every client has taken what waits for it."""
         while not all(c.session.outbox.idle for c in self.connections.values()):
-            self._settled = trio.Event()
-            await self._settled.wait()
+            await self._settled.park()
 
     async def be_lame_duck(self) -> None:
         """Ask clients to leave; after a while close those that have not, one after the other."""
@@ -134,15 +139,15 @@ class NatsDoor:
 
     async def _empty(self) -> None:
         while self.connections:
-            self._settled = trio.Event()
-            await self._settled.wait()
+            await self._settled.park()
 
     def settle(self) -> None:
         self.engine.settle()
 
     def settle_own(self) -> bool:
         """Send what became ready. Returns whether there was any."""
-        self._settled.set()
+        if self._settled:
+            self._settled.unpark_all()
         front, connections = self.front, self.connections
         ready = front.take_ready()
         for session in ready:
@@ -164,7 +169,7 @@ class NatsDoor:
         return self.engine.tick_number
 
     def may_rest(self, session: NatsSession) -> bool:
-        return False
+        return bool(session.waits_for)
 
     def holds_back(self, session: NatsSession) -> bool:
         return self.front.classes is not None and self.front.classes.holds_back(session)
@@ -188,5 +193,14 @@ class NatsDoor:
     def start_soon(self, task: Callable[[], Awaitable[object]]) -> None:
         self.engine.start_soon(task)
 
-    async def rest(self) -> None:
-        await self.engine.rest()
+    async def rest(self, session: NatsSession) -> None:
+        """Wait until those whom this one has filled have caught up, or long enough."""
+        pace = self.front.pace
+        waits_for, session.waits_for = session.waits_for, []
+        before = [other.outbox.sent_bytes for other in waits_for]
+        with trio.move_on_after(STALL_SECONDS_MAX):
+            while any(pace.is_worth_waiting_for(other) for other in waits_for):
+                await self._settled.park()
+            return
+        for other, sent in zip(waits_for, before, strict=True):
+            pace.waited_in_vain(other, sent)

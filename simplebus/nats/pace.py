@@ -1,0 +1,104 @@
+"""Clients that fall behind: whom they hold up, for how long, and when they are given up.
+
+Rule 1: a publisher waits a little for a client that it has filled and that goes on taking: so a
+fast one does not drown another that keeps up on average. It never waits for one that takes nothing,
+until that one is about to be given up.
+Rule 2: a client is given up when more waits for it than may, or when it takes nothing for too long.
+It is told nothing: it would not read it.
+Rule 3: what nobody waits for costs nothing: only who is above the mark is looked at.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from simplebus.core.errors import Reason
+from simplebus.nats.errors import NatsError
+from simplebus.nats.limits import BACKLOG_BYTES, NatsLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from simplebus.nats.session import NatsSession
+
+_SUBJECTS_SHOWN = 3
+
+
+class Pace:
+    """Of one front."""
+
+    def __init__(self, limits: NatsLimits) -> None:
+        self._limits = limits
+        self.mark = min(BACKLOG_BYTES, limits.max_pending // 4)
+        """With more than this waiting for it a client is behind."""
+        self._brink = limits.max_pending * 3 // 4
+        """With more than this it is about to be given up."""
+        self._behind: dict[NatsSession, None] = {}
+
+    def note(self, session: NatsSession) -> NatsError | None:
+        """More than the mark waits for a client. Returns why it is to be given up, if it is."""
+        waiting, most = session.pending_bytes, self._limits.max_pending
+        if waiting <= most:
+            self._behind[session] = None
+            return None
+        return NatsError(
+            Reason.SLOW_CONSUMER,
+            f"{waiting} bytes wait for it, {most} may{_shown(session)}",
+            closed="Slow Consumer (Pending Bytes)",
+        )
+
+    def take_behind(self) -> list[NatsSession]:
+        """Who was noted since this was asked last, and is worth waiting for."""
+        if not self._behind:
+            return []
+        behind = [session for session in self._behind if self.is_worth_waiting_for(session)]
+        self._behind.clear()
+        return behind
+
+    def is_worth_waiting_for(self, session: NatsSession) -> bool:
+        """Whether a client is behind, and takes what waits for it or is about to be given up."""
+        waiting = session.outbox.pending_bytes
+        return (
+            waiting > self.mark
+            and not session.is_cut
+            and not session.closed
+            and (waiting > self._brink or session.outbox.sent_bytes != session.stuck_at)
+        )
+
+    def waited_in_vain(self, session: NatsSession, sent_before: int) -> None:
+        """Somebody has waited for it as long as one may; so much it had taken before."""
+        if session.outbox.sent_bytes == sent_before:
+            session.stuck_at = sent_before
+
+    def overdue(
+        self, sessions: Iterable[NatsSession], now: float
+    ) -> list[tuple[NatsSession, NatsError]]:
+        """One beat: who has taken nothing of what waits for it for too long."""
+        seconds = self._limits.write_seconds
+        found = []
+        for session in sessions:
+            outbox = session.outbox
+            if not outbox.pending_bytes:
+                session.taking_since = now
+            elif outbox.sent_bytes != session.taken_bytes:
+                session.taken_bytes, session.taking_since = outbox.sent_bytes, now
+            elif now - session.taking_since > seconds and not session.is_cut:
+                error = NatsError(
+                    Reason.SLOW_CONSUMER,
+                    f"it took none of the {outbox.pending_bytes} bytes that wait for it in "
+                    f"{seconds:g} s{_shown(session)}",
+                    closed="Slow Consumer (Write Deadline)",
+                )
+                found.append((session, error))
+        return found
+
+
+def _shown(session: NatsSession) -> str:
+    """Some of the subjects that a client has subscribed to, for a log."""
+    shown = [
+        subscription.subject.decode("utf-8", "backslashreplace")
+        for subscription in islice(session.subscriptions.values(), _SUBJECTS_SHOWN)
+    ]
+    more = ", …" if len(session.subscriptions) > _SUBJECTS_SHOWN else ""
+    return f"; it has subscribed to {', '.join(shown)}{more}" if shown else ""

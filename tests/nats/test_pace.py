@@ -1,0 +1,140 @@
+"""Clients that fall behind: whom they hold up, and when they are given up."""
+
+from __future__ import annotations
+
+from inside import buffer
+
+from simplebus.core.errors import Reason
+from simplebus.nats.front import Front
+from simplebus.nats.limits import NatsLimits
+from simplebus.nats.session import NatsSession
+from simplebus.nats.settings import NatsSettings
+
+KIB = 1024
+QUIET = b'CONNECT {"verbose":false,"pedantic":false}\r\n'
+
+
+def front(**limits: float) -> Front:
+    """One whose clients are behind with more than 64 KiB, and given up with more than 256."""
+    chosen = {"max_pending": 256 * KIB, "max_payload": 64 * KIB} | limits
+    return Front(NatsSettings(NatsLimits(**chosen)))  # type: ignore[arg-type]
+
+
+def say(to: Front, session: NatsSession, data: bytes) -> None:
+    for at in range(0, len(data), len(buffer().space)):
+        to.receive(session, buffer(), buffer().fill(data[at : at + len(buffer().space)]))
+
+
+def client(of: Front, *said: bytes) -> NatsSession:
+    session = of.open("somewhere")
+    say(of, session, QUIET + b"".join(said))
+    take(session, session.outbox.pending_bytes)
+    return session
+
+
+def take(session: NatsSession, count: int) -> None:
+    while count:
+        piece = session.outbox.peek(0)[:count]
+        session.outbox.sent(len(piece), 0)
+        count -= len(piece)
+
+
+def publish(kibibytes: int, size: int = KIB) -> bytes:
+    return b"PUB a %d\r\n%b\r\n" % (size, bytes(size)) * (kibibytes * KIB // size)
+
+
+def test_a_publisher_waits_for_whom_it_has_filled_and_nobody_else_does() -> None:
+    house = front()
+    slow, publisher, other = client(house, b"SUB a 1\r\n"), client(house), client(house)
+    say(house, publisher, publish(32))
+    assert not publisher.waits_for
+    say(house, publisher, publish(64))
+    assert publisher.waits_for == [slow]
+    say(house, other, b"PUB b 0\r\n\r\n")
+    assert not other.waits_for
+    take(slow, slow.outbox.pending_bytes - 64 * KIB)
+    assert not house.pace.is_worth_waiting_for(slow)
+
+
+def test_single_messages_fill_as_batches_do() -> None:
+    house = front()
+    slow, publisher = client(house, b"SUB a 1\r\n"), client(house)
+    for _ in range(70):
+        say(house, publisher, publish(1))
+    assert publisher.waits_for == [slow]
+
+
+def test_one_that_takes_nothing_is_waited_for_once_and_again_when_it_takes() -> None:
+    house = front()
+    stuck, publisher = client(house, b"SUB a 1\r\n"), client(house)
+    say(house, publisher, publish(100))
+    assert publisher.waits_for == [stuck]
+    house.pace.waited_in_vain(stuck, stuck.outbox.sent_bytes)
+    say(house, publisher, publish(10))
+    assert not publisher.waits_for
+    take(stuck, KIB)
+    say(house, publisher, publish(10))
+    assert publisher.waits_for == [stuck]
+
+
+def test_one_that_was_slow_but_took_something_meanwhile_is_not_stuck() -> None:
+    house = front()
+    slow, publisher = client(house, b"SUB a 1\r\n"), client(house)
+    say(house, publisher, publish(100))
+    before = slow.outbox.sent_bytes
+    take(slow, KIB)
+    house.pace.waited_in_vain(slow, before)
+    assert house.pace.is_worth_waiting_for(slow)
+
+
+def test_one_that_takes_nothing_is_waited_for_when_it_is_about_to_be_given_up() -> None:
+    house = front()
+    stuck, publisher = client(house, b"SUB a 1\r\n"), client(house)
+    say(house, publisher, publish(100))
+    house.pace.waited_in_vain(stuck, stuck.outbox.sent_bytes)
+    say(house, publisher, publish(110))
+    assert publisher.waits_for == [stuck]
+
+
+def test_with_more_waiting_than_may_it_is_given_up_and_the_memory_returns() -> None:
+    house = front()
+    stuck, publisher = client(house, b"SUB a 1\r\n", b"SUB b.> 2\r\n"), client(house)
+    say(house, publisher, publish(250))
+    assert not house.take_cut()
+    say(house, publisher, publish(10))
+    ((session, error),) = house.take_cut()
+    assert session is stuck
+    assert error.reason is Reason.SLOW_CONSUMER
+    assert error.line == b""
+    assert error.closed == "Slow Consumer (Pending Bytes)"
+    assert error.sentence.endswith("bytes wait for it, 262144 may; it has subscribed to a, b.>")
+    assert stuck.pending_bytes == 0
+    say(house, publisher, publish(10))
+    assert stuck.pending_bytes == 0
+    assert not publisher.waits_for
+
+
+def test_one_that_takes_nothing_for_too_long_is_given_up() -> None:
+    house = front(write_seconds=2.0, ping_seconds=1000.0)
+    stuck, idle, publisher = client(house, b"SUB a 1\r\n"), client(house), client(house)
+    house.now = 100.0
+    house.tick()
+    for session in (stuck, idle, publisher):
+        take(session, session.outbox.pending_bytes)
+    say(house, publisher, publish(1))
+    cut = []
+    for now in (101.0, 102.0, 103.0, 104.0):
+        house.now = now
+        house.tick()
+        cut.append([session for session, _ in house.take_cut()])
+        if now == 102.0:
+            take(stuck, 10)
+    assert cut == [[], [], [], []]
+    house.now = 105.5
+    house.tick()
+    ((session, error),) = house.take_cut()
+    assert session is stuck
+    assert error.closed == "Slow Consumer (Write Deadline)"
+    assert "it took none of the" in error.sentence
+    house.tick()
+    assert not house.take_cut()
