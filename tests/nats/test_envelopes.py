@@ -1,0 +1,224 @@
+"""NATS messages as envelopes: by the batch as one by one, and back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from simplebus.core import frames
+from simplebus.core.envelope import Envelope, encode
+from simplebus.core.errors import Reason
+from simplebus.nats.envelopes import (
+    BLOCK,
+    REPLY,
+    STATUS,
+    Packer,
+    block_of,
+    class_subject,
+    headers_of,
+    message_of,
+)
+from simplebus.nats.events import Mix, Pub, Run, singles
+
+SUBJECTS = [b"a.b", b"<", b"orders.eu", b"a.*", b"caf\xe9", b"x" * 60]
+PAYLOADS = st.sampled_from([b"", b"<", b"\r\n", b"<\r\n", b"<\r\n>", b"plain", b"y" * 40])
+
+
+def run_of(subject: bytes, reply: bytes, block: bytes, payloads: list[bytes]) -> Run:
+    """Messages of one size as a parser shows them; each with the block."""
+    size = len(block) + len(payloads[0])
+    words = b" ".join(filter(None, [subject, reply, b"%d" % len(block) if block else b""]))
+    line = b"%bPUB %b %d\r\n" % (b"H" if block else b"", words, size)
+    whole = b"".join(line + block + payload + b"\r\n" for payload in payloads)
+    rows = np.frombuffer(whole, np.uint8).reshape(len(payloads), -1)
+    ahead = b"%d" % len(block) if block else b""
+    body = memoryview(block + payloads[0])
+    return Run(Pub(subject, reply, b"%d" % size, ahead, len(block), body), rows, len(line))
+
+
+def mix_of(messages: list[tuple[bytes, bytes]]) -> tuple[Mix, list[bytes]]:
+    """Messages of several subjects as a parser shows them, and the subjects by number."""
+    names = list(dict.fromkeys(subject for subject, _ in messages))
+    whole, bounds, ends, bodies = b"", [0], [], []
+    for subject, payload in messages:
+        ends.append(len(whole) + 4 + len(subject))
+        whole += b"PUB %b %d\r\n" % (subject, len(payload))
+        bodies.append(len(whole))
+        whole += payload + b"\r\n"
+        bounds.append(len(whole))
+    columns = [np.array(column, np.int64) for column in (bounds, ends, bodies)]
+    numbers = np.array([names.index(subject) for subject, _ in messages], np.int32)
+    return Mix(np.frombuffer(whole, np.uint8), *columns, numbers), names
+
+
+def same(packer: Packer, event: Run | Mix, rows: list[int] | None, names: list[bytes]) -> None:
+    """Check that a batch is packed as its messages are one by one."""
+    chosen = list(singles(event, names))
+    expected, refused = b"", 0
+    for at in range(event.count) if rows is None else rows:
+        one = packer.one(chosen[at])
+        refused += len(one.refused)
+        if one.batch is not None:
+            one.batch.check()
+            expected += one.batch.data.tobytes()
+    found = packer.many(event, None if rows is None else np.array(rows, np.int64), names)
+    assert sum(each.count for each in found.refused) == refused
+    if found.batch is None:
+        assert expected == b""
+    else:
+        found.batch.check()
+        assert found.batch.data.tobytes() == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(SUBJECTS),
+    st.sampled_from([b"", b"reply", b"caf\xe9"]),
+    st.sampled_from([b"", b"NATS/1.0\r\nA: b\r\n\r\n", b"NATS/1.0\r\nA: <\r\n\r\n", b"odd<\r\n"]),
+    st.lists(st.sampled_from([b"plain", b"<\r\n>x", b"12345"]), min_size=1, max_size=30),
+    st.sampled_from([60, 1000]),
+)
+@example(b"<", b"", b"", [b"\r\n"] * 20, 1000)
+@example(b"a.b", b"", b"", [b"12<"] * 20, 1000)
+def test_a_run_is_packed_as_its_messages_are(
+    subject: bytes, reply: bytes, block: bytes, payloads: list[bytes], most: int
+) -> None:
+    packer = Packer(7, frame_bytes_max=most)
+    run = run_of(subject, reply, block, payloads)
+    same(packer, run, None, [])
+    same(packer, run, list(range(0, len(payloads), 2)), [])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(SUBJECTS), PAYLOADS), min_size=1, max_size=30),
+    st.sampled_from([60, 1000]),
+)
+def test_a_mix_is_packed_as_its_messages_are(
+    messages: list[tuple[bytes, bytes]], most: int
+) -> None:
+    mix, names = mix_of(messages)
+    packer = Packer(7, frame_bytes_max=most)
+    same(packer, mix, None, names)
+    same(packer, mix, list(range(1, mix.count, 2)), names)
+
+
+def test_a_run_with_different_headers_is_packed_one_by_one() -> None:
+    blocks = [b"NATS/1.0\r\nA: %d\r\n\r\n" % (n % 10) for n in range(20)]
+    run = run_of(b"a", b"", blocks[0], [b"pay"] * 20)
+    rows = run.rows.copy()
+    for row, block in zip(rows, blocks, strict=True):
+        row[run.body_at : run.body_at + len(block)] = np.frombuffer(block, np.uint8)
+    run.rows = rows
+    same(Packer(7, frame_bytes_max=1000), run, None, [])
+
+
+def test_many_subjects_are_not_remembered_for_ever() -> None:
+    packer = Packer(7, frame_bytes_max=1000)
+    for number in range(5000):
+        name = b"a.%d" % number
+        parcel = packer.one(Pub(name, b"", b"1", b"", 0, memoryview(b"x")))
+        assert parcel.batch is not None
+    assert len(packer._prefixes) < 4500
+
+
+def test_what_is_refused_says_why() -> None:
+    packer = Packer(7, frame_bytes_max=100)
+    (refused,) = packer.one(Pub(b"a", b"\xff", b"0", b"", 0, memoryview(b""))).refused
+    assert refused.reason is Reason.BAD_ENVELOPE
+    assert "reply subject b'\\xff' is not UTF-8" in refused.sentence
+    (refused,) = packer.many(run_of(b"a", b"", b"", [b"x" * 100] * 20), None, []).refused
+    assert (refused.reason, refused.count) == (Reason.FRAME_TOO_LONG, 20)
+    assert refused.sentence == "it is 117 bytes as a frame; at most 100 are accepted"
+
+
+# Headers -----------------------------------------------------------------------------------------
+
+TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.binary(max_size=40))
+@example(b"NATS/1.0 \r\nA: b\r\n\r\n")
+@example(b"NATS/1.0\r\nA: b\x0bc\r\n\r\n")
+@example(b"NATS/1.0 404\r\nNats-Status: 1\r\n\r\n")
+def test_any_block_comes_back_as_it_was(block: bytes) -> None:
+    headers = headers_of(block)
+    encode(Envelope(headers=headers), b"")
+    assert block_of(headers) == block
+
+
+def test_blanks_around_values_do_not_come_back() -> None:
+    assert headers_of(b"NATS/1.0\r\nA:b\r\nC: \t d \r\n\r\n") == (("A", "b"), ("C", "d"))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=4))
+def test_any_headers_make_a_block_that_cannot_be_mistaken(
+    headers: list[tuple[str, str]],
+) -> None:
+    block = block_of(tuple(headers))
+    lines = block.split(b"\r\n")
+    assert block.endswith(b"\r\n\r\n")
+    assert len(lines) == len(headers) + 3
+    assert all(b":" in line and b"\r" not in line and b"\n" not in line for line in lines[1:-2])
+
+
+def test_what_nats_cannot_carry_in_a_header_is_escaped() -> None:
+    block = block_of((("a b:c", "x\r\ny"), ("é", "é"), ("", "z")))
+    assert block == "NATS/1.0\r\na%20b%3Ac: x%0D%0Ay\r\n%C3%A9: é\r\n%: z\r\n\r\n".encode()
+
+
+def test_our_names_for_odd_things_are_headers_like_others_where_they_stand_for_none() -> None:
+    assert block_of(((BLOCK, "☃"),)) == "NATS/1.0\r\nNats-Header-Block: ☃\r\n\r\n".encode()
+    assert block_of(((BLOCK, "x"), ("A", "b"))).startswith(b"NATS/1.0\r\nNats-Header-Block: x\r\n")
+    assert block_of((("A", "b"), (STATUS, "503"))).startswith(b"NATS/1.0\r\nA: b\r\nNats-Status")
+
+
+# Out of a class ----------------------------------------------------------------------------------
+
+
+def framed(envelope: Envelope, payload: bytes) -> bytes:
+    return frames.encode(frames.ENVELOPE, class_id=1, content=encode(envelope, payload))
+
+
+def test_a_stored_message_has_its_channel_its_headers_and_where_an_answer_goes() -> None:
+    envelope = Envelope("a.ü", b"key", ((REPLY, "r.1"), ("A", "b")), 1, 2, 3)
+    message = message_of(framed(envelope, b"<\r\n>"), b"class.x")
+    block = b"NATS/1.0\r\nA: b\r\n\r\n"
+    assert (message.subject, message.reply) == ("a.ü".encode(), b"r.1")
+    assert bytes(message.body) == block + b"<\r\n>"
+    assert (message.header_bytes, message.header_size) == (len(block), b"%d" % len(block))
+    assert message.size == b"%d" % len(message.body)
+
+
+@pytest.mark.parametrize("reply", ["", "a b", "a\r\nPUB x 0", "\x00"])
+def test_what_is_no_subject_is_no_reply(reply: str) -> None:
+    message = message_of(framed(Envelope(headers=((REPLY, reply),)), b""), b"class.1")
+    assert message.reply == b""
+    assert bytes(message.body).count(b"\r\n") == 3
+    assert message.subject == b"class.1"
+
+
+def test_a_plain_frame_has_its_payload_and_the_class_s_subject() -> None:
+    frame = frames.encode(frames.MESSAGE, class_id=1, content=b"pay")
+    message = message_of(frame, b"class.1", b"$JS.ACK")
+    assert message == Pub(b"class.1", b"$JS.ACK", b"3", b"", 0, memoryview(b"pay"))
+
+
+def test_what_is_acknowledged_keeps_where_an_answer_goes_among_its_headers() -> None:
+    frame = framed(Envelope("a", headers=((REPLY, "r.1"),)), b"")
+    message = message_of(frame, b"class.1", b"$JS.ACK")
+    assert message.reply == b"$JS.ACK"
+    assert b"Nats-Reply-To: r.1\r\n" in bytes(message.body)
+
+
+@pytest.mark.parametrize(
+    ("name", "subject"),
+    [("orders", b"class.orders"), ("dead.orders", b"class.dead.orders"), ("", b"class.7")]
+    + [(name, b"class.7") for name in ("a b", "*", "a..b", "a.>", "\n")],
+)
+def test_a_class_has_a_subject_of_its_own(name: str, subject: bytes) -> None:
+    assert class_subject(7, name) == subject

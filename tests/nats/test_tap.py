@@ -1,0 +1,226 @@
+"""What clients of the binary protocol publish, as NATS subscriptions see it."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+from core.talk import connect as connect1
+from core.talk import numbered
+from core.talk import publish as publish1
+from core.talk2 import Peer2, enveloped, nack, on_channel, peer2, publish, subscribe, timed
+from two_doors import Doors, stored
+
+from simplebus.core.broker import FullPolicy, Settings
+from simplebus.core.envelope import Envelope, encode
+from simplebus.core.limits import Limits
+
+
+def test_version_1_is_seen_on_the_class_s_subject() -> None:
+    doors = Doors()
+    client = doors.client(b"SUB class.* 1\r\n")
+    peer = doors.peer(connect1(1), publish1(1, b"lone"))
+    peer.say(publish1(1, *numbered(30, size=20), *numbered(3)))
+    messages = client.messages()
+    assert {m.subject for m in messages} == {"class.1"}
+    assert [m.payload for m in messages] == [b"lone", *numbered(30, size=20), *numbered(3)]
+    assert {(m.reply, m.headers) for m in messages} == {("", b"")}
+
+
+def test_a_class_with_a_name_is_seen_under_that_and_messages_on_their_channels() -> None:
+    doors = Doors()
+    client = doors.client(b"SUB class.> 1\r\n", b"SUB orders.eu 2\r\n", b"SUB orders.* 3\r\n")
+    peer = peer2(doors, classes=["shop"])
+    shop = doors.broker.store.names["shop"]
+    peer.say(publish(shop, 0, b"plain"))
+    said = [on_channel(f"orders.{where}", b"x") for where in ("eu", "us", "eu")]
+    peer.say(enveloped(shop, 1, *said, on_channel("else", b"y"), b"\0none"))
+    seen = [(m.subject, m.sid, m.payload) for m in client.messages()]
+    assert seen == [
+        ("class.shop", "1", b"plain"),
+        *[("orders.eu", sid, b"x") for sid in "23"],
+        ("orders.us", "3", b"x"),
+        *[("orders.eu", sid, b"x") for sid in "23"],
+        ("class.shop", "1", b"none"),
+    ]
+
+
+def test_headers_go_to_clients_that_take_them_and_a_reply_to_all() -> None:
+    doors = Doors()
+    client, plain = doors.client(b"SUB a 1\r\n"), doors.client(b"SUB a 1\r\n", headers=False)
+    said = Envelope("a", headers=(("Nats-Reply-To", "_INBOX.1"), ("A", "b")))
+    peer = peer2(doors, enveloped(1, 0, encode(said, b"pay")))
+    (message,), (other,) = client.messages(), plain.messages()
+    assert message == ("a", "1", "_INBOX.1", b"NATS/1.0\r\nA: b\r\n\r\n", b"pay")
+    assert other == ("a", "1", "_INBOX.1", b"", b"pay")
+    assert peer.errors() == []
+
+
+def test_a_binary_subscriber_answers_a_nats_request() -> None:
+    doors = Doors()
+    doors.broker.store.bind("ask.>", 1)
+    client = doors.client(b"SUB _INBOX.me.* 1\r\n")
+    worker = peer2(doors, subscribe(1, 5), classes=[1, 2])
+    client.pub("ask.time", b"?", reply="_INBOX.me.7")
+    (asked,) = worker.got()
+    assert b"Nats-Reply-To" in asked.content
+    worker.say(enveloped(2, 0, on_channel("_INBOX.me.7", b"now")))
+    assert client.payloads() == [b"now"]
+
+
+def test_what_nats_clients_publish_is_seen_once() -> None:
+    doors = Doors(class_messages=1)
+    doors.broker.store.bind("orders.>", 1)
+    client = doors.client(b"SUB > 1\r\n")
+    for payload in (b"a", b"b", b"c"):
+        client.pub("orders.eu", payload)
+    assert client.payloads() == [b"a", b"b", b"c"]
+    reader = doors.client(b"SUB $SB.SUB.1 1\r\n")
+    for _ in range(3):
+        (message,) = reader.messages()
+        reader.pub(message.reply)
+    assert doors.statistics(1).published == 3
+    assert [m.payload for m in client.messages() if m.subject == "orders.eu"] == []
+
+
+def test_what_binary_clients_publish_goes_into_no_other_class() -> None:
+    doors = Doors()
+    doors.broker.store.bind("orders.>", 2)
+    client = doors.client(b"SUB $SB.SUB.1 1\r\n")
+    peer2(doors, enveloped(1, 0, on_channel("orders.eu", b"x")))
+    peer2(doors, enveloped(1, 0, on_channel("$JS.ACK.1._1.1.0.1.1.1", b"+ACK")))
+    assert doors.statistics(2).published == 0
+    assert len(client.messages()) == 2
+    assert doors.statistics(1).acknowledged == 0
+
+
+def test_what_waited_for_room_is_seen_when_it_is_stored() -> None:
+    doors = Doors(class_messages=1)
+    client = doors.client(b"SUB class.1 1\r\n", b"SUB $SB.SUB.1 2\r\n")
+    doors.peer(connect1(1), publish1(1, b"a", b"b"))
+    first, acked = client.messages()
+    assert (first.payload, acked.payload) == (b"a", b"a")
+    client.pub(acked.reply)
+    assert client.payloads() == [b"b", b"b"]
+
+
+def test_many_that_waited_are_seen_though_another_batch_is_under_way() -> None:
+    doors = Doors(class_messages=20)
+    client = doors.client(b"SUB class.1 1\r\n", b"SUB $SB.SUB.1 2\r\n", b"SUB noise 3\r\n")
+    doors.peer(connect1(1), publish1(1, *numbered(40, size=9)))
+    messages = client.messages()
+    acks = [m.reply.encode() for m in messages if m.sid == "2"]
+    assert len(acks) == 20
+    noise = b"PUB noise 1\r\nx\r\n"
+    client.say(b"".join(noise + b"PUB %b 0\r\n\r\n" % reply for reply in acks) + noise * 20)
+    rest = client.messages()
+    assert [m.payload for m in rest if m.sid == "1"] == numbered(20, size=9, start=20)
+    assert sum(m.sid == "3" for m in rest) == 40
+
+
+# Times -------------------------------------------------------------------------------------------
+
+
+def times(doors: Doors) -> Peer2:
+    """A peer that has published one for now, two for later, and two that are late."""
+    peer = peer2(doors)
+    peer.say(
+        enveloped(
+            1,
+            0,
+            timed(b"now", expires_ms=5000),
+            timed(b"later", not_before_ms=2000),
+            timed(b"both", not_before_ms=3000, expires_ms=3000),
+            timed(b"last", not_before_ms=4000, expires_ms=5000),
+            timed(b"late", expires_ms=0),
+        )
+    )
+    return peer
+
+
+def test_one_that_opens_later_is_seen_then_and_one_that_expired_never() -> None:
+    doors = Doors()
+    client = doors.client(b"SUB class.1 1\r\n")
+    times(doors)
+    assert client.payloads() == [b"now"]
+    assert doors.broker.due == 2.0
+    doors.wait(1.5)
+    assert client.payloads() == []
+    doors.wait(0.5)
+    assert client.payloads() == [b"later"]
+    doors.wait(2)
+    assert client.payloads() == [b"last"]
+    assert doors.broker.due == float("inf")
+
+
+def test_one_that_is_gone_when_it_opens_is_not_seen() -> None:
+    limits = Limits(class_messages=2)
+    doors = Doors(Settings(limits=limits, full_policy=FullPolicy.DROP_OLDEST))
+    client = doors.client(b"SUB class.1 1\r\n")
+    peer = peer2(doors, enveloped(1, 0, timed(b"later", not_before_ms=1000)))
+    peer.say(publish(1, 1, b"a", b"b"))
+    assert client.payloads() == [b"a", b"b"]
+    doors.wait(2)
+    assert client.payloads() == []
+
+
+def test_no_more_is_remembered_of_what_opens_later_than_is_stored() -> None:
+    limits = Limits(class_messages=100)
+    doors = Doors(Settings(limits=limits, full_policy=FullPolicy.DROP_OLDEST))
+    doors.trusting = True
+    client = doors.client(b"SUB class.1 1\r\n")
+    peer = peer2(doors)
+    for at in range(0, 5000, 50):
+        said = [timed(b"%d" % n, not_before_ms=1000) for n in range(at, at + 50)]
+        peer.say(enveloped(1, at, *said))
+    tap = doors.broker.store.tap.__self__  # type: ignore[union-attr]
+    assert len(tap._later) <= 1024
+    doors.wait(2)
+    assert client.payloads() == [b"%d" % n for n in range(4900, 5000)]
+
+
+# Dead letters ------------------------------------------------------------------------------------
+
+
+def test_dead_letters_are_seen_on_their_class_s_subject_and_not_on_their_channel() -> None:
+    doors = Doors()
+    client = doors.client(b"SUB orders.> 1\r\n", b"SUB class.> 2\r\n")
+    peer = peer2(doors, subscribe(1, 5, max_deliveries=1))
+    peer.say(enveloped(1, 0, on_channel("orders.eu", b"x")))
+    assert [m.sid for m in client.messages()] == ["1"]
+    assert len(peer.got()) == 1
+    peer.say(nack(5, 0, 1, 0))
+    assert peer.got() == []
+    (message,) = client.messages()
+    assert (message.subject, message.sid, message.payload) == ("class.dead.1", "2", b"x")
+    assert b"dead-reason: max_deliveries\r\n" in message.headers
+    ((envelope, _),) = stored(doors, 0x8000 + zlib.crc32(b"dead.1") % 0x8000)
+    assert envelope.channel == "orders.eu"
+
+
+# Cost --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("said", [b"PING\r\n", b"SUB elsewhere.> 1\r\n", b"SUB class.2 1\r\n"])
+def test_where_nobody_wants_it_nothing_is_copied(
+    said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doors = Doors()
+    client = doors.client(said)
+    client.take()
+    peer = peer2(doors)
+    tap = doors.broker.store.tap.__self__  # type: ignore[union-attr]
+    monkeypatch.setattr(tap, "_send", lambda *what, **more: pytest.fail("it was copied"))
+    peer.say(publish(1, 0, *numbered(30)))
+    peer.say(enveloped(1, 30, *[on_channel(f"a.{n}", b"x") for n in range(30)]))
+    peer.say(enveloped(1, 60, timed(b"x", not_before_ms=5)))
+    assert client.messages() == []
+    assert doors.broker.due == float("inf")
+
+
+def test_a_client_that_left_is_not_looked_for() -> None:
+    doors = Doors()
+    client = doors.client(b"SUB > 1\r\n", b"UNSUB 1\r\n")
+    doors.client(b"SUB > 1\r\n").leave()
+    doors.peer(connect1(1), publish1(1, b"x"))
+    assert client.messages() == []
