@@ -1,0 +1,554 @@
+"""Acknowledged delivery to NATS clients: they get it all, again until they say they have."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+from core.talk import connect as connect1
+from core.talk import numbered
+from core.talk import publish as publish1
+from core.talk import subscribe as subscribe1
+from core.talk2 import ack, enveloped, nack, on_channel, peer2, publish, subscribe
+from two_doors import Client, Doors, Msg, stored
+
+from simplebus.core.broker import Settings
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.limits import Limits
+from simplebus.core.requests import Start, SubscribeRequest
+from simplebus.nats.acked import Verdict, token, verdict, wish
+from simplebus.nats.limits import ACKED_IN_FLIGHT_MESSAGES
+
+DEAD_1 = 0x8000 + zlib.crc32(b"dead.1") % 0x8000
+
+
+def holding(*payloads: bytes, **settings: object) -> Doors:
+    """Class 1 holds these."""
+    doors = Doors(Settings(**settings))  # type: ignore[arg-type]
+    doors.peer(connect1(1), publish1(1, *payloads) if payloads else b"")
+    return doors
+
+
+def fields(message: Msg) -> list[str]:
+    """What its reply says: class, consumer, delivery, sequence, count, time, pending."""
+    tokens = message.reply.split(".")
+    assert tokens[:2] == ["$JS", "ACK"]
+    assert len(tokens) == 9
+    return tokens[2:]
+
+
+def deliveries(messages: list[Msg]) -> list[tuple[bytes, int]]:
+    """Payloads, and the how manieth delivery each is."""
+    return [(message.payload, int(fields(message)[2])) for message in messages]
+
+
+# What is asked for -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("subject", "queue", "class_", "asked"),
+    [
+        ("7", "", 7, {}),
+        ("orders", "", "orders", {}),
+        ("orders.-", "", "orders", {}),
+        ("dead%2Eorders.a%20b", "", "dead.orders", {"durable": "a b"}),
+        ("orders.billing", "g", "orders", {"durable": "billing", "group": "g"}),
+        ("orders.-", "g", "orders", {"group": "g"}),
+        (
+            "7.d.start=earliest.in_flight=5.ack_seconds=0%2E5.max_deliveries=3",
+            "",
+            7,
+            {
+                "durable": "d",
+                "start": "earliest",
+                "max_in_flight": 5,
+                "ack_seconds": 0.5,
+                "max_deliveries": 3,
+            },
+        ),
+        ("7.-.start=12", "", 7, {"start": Start(sequence=12)}),
+        ("7.-.filter.orders.*.>", "", 7, {"channels": ["orders.*.>"]}),
+        (
+            "7.filter.start=new.filter.a",
+            "",
+            7,
+            {"durable": "filter", "start": "new", "channels": ["a"]},
+        ),
+    ],
+)
+def test_what_is_asked_for(
+    subject: str, queue: str, class_: int | str, asked: dict[str, object]
+) -> None:
+    found = wish(b"$SB.SUB." + subject.encode(), queue.encode())
+    asked = {"max_in_flight": ACKED_IN_FLIGHT_MESSAGES, **asked}
+    assert (found.class_, found.asked) == (class_, SubscribeRequest(**asked))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("subject", "why"),
+    [
+        ("70000", "class id is from 0 to 65535, got 70000"),
+        ("9" * 100, "class id"),
+        ("*", r"\* stands for no class"),
+        (">", "> stands for no class"),
+        ("orders.*", r"\* stands for"),
+        ("orders.d.in_flight", "option 'in_flight' is none of start, in_flight"),
+        ("orders.d.colour=red", "option 'colour=red' is none of"),
+        ("orders.d.in_flight=0", "in_flight"),
+        ("orders.d.in_flight=many", "in_flight"),
+        ("orders.d.filter", "a subject is expected behind filter"),
+        ("orders.d.filter.a.#", "ends with #"),
+        ("x" * 300, "1 to 200 characters"),
+        ("orders." + "x" * 300, "length <= 200"),
+        ("%00%ff", ""),
+    ],
+)
+def test_what_cannot_be_asked_for_is_told_and_the_client_stays(subject: str, why: str) -> None:
+    doors = Doors()
+    client = doors.client()
+    client.sub(f"$SB.SUB.{subject}")
+    (line,) = client.lines() if why else ([b"", *client.lines()][-1],)
+    if why:
+        start = f'-ERR \'Permissions Violation for Subscription to "$SB.SUB.{subject}" ('
+        assert line.startswith(start.encode())
+        with pytest.raises(RemoteProtocolError, match=why):
+            wish(b"$SB.SUB." + subject.encode(), b"")
+        assert doors.front.refused == {Reason.BAD_REQUEST: 1}
+        assert client.session.subscriptions == {}
+    assert not client.session.is_cut
+
+
+def test_a_refusal_is_no_ok_and_what_is_granted_is_one() -> None:
+    client = Doors().client(verbose=True)
+    client.sub("$SB.SUB.orders.d.start=never")
+    assert [line[:4] for line in client.lines()] == [b"-ERR"]
+    client.sub("$SB.SUB.orders.d")
+    assert client.lines() == [b"+OK"]
+
+
+def test_a_durable_has_one_client_at_a_time_and_outlives_it() -> None:
+    doors = holding(b"a", b"b")
+    one, other = doors.client(b"SUB $SB.SUB.1.d 1\r\n"), doors.client()
+    first, second = one.messages()
+    one.pub(first.reply, b"+ACK")
+    other.sub("$SB.SUB.1.d")
+    (line,) = other.lines()
+    assert b"the durable 'd' is held" in line.replace(b"`", b"'")
+    one.leave()
+    other.sub("$SB.SUB.1.d", "9")
+    (again,) = other.messages()
+    assert (again.payload, again.sid) == (b"b", "9")
+    assert fields(again)[:4] == ["1", "d", "2", fields(second)[3]]
+
+
+def test_so_many_classes_may_be_asked_for_and_no_more() -> None:
+    doors = Doors(classes=2)
+    client = doors.client(b"SUB $SB.SUB.1 1\r\n", b"SUB $SB.SUB.a 2\r\n", b"SUB $SB.SUB.b 3\r\n")
+    (line,) = client.lines()
+    assert b"2 may exist" in line
+    assert len(doors.broker.classes) == 2
+
+
+# What is sent ------------------------------------------------------------------------------------
+
+
+def test_messages_come_with_what_clients_read_of_them() -> None:
+    doors = Doors()
+    doors.broker.clock.now = 1763700000.25
+    client = doors.client(b"SUB $SB.SUB.shop.till 4\r\n")
+    peer = peer2(doors, classes=["shop"])
+    shop = doors.broker.store.names["shop"]
+    peer.say(enveloped(shop, 0, on_channel("orders.eu", b"a"), b"\0b", on_channel("x", b"c")))
+    messages = client.messages()
+    assert [(m.subject, m.payload) for m in messages] == [
+        ("orders.eu", b"a"),
+        ("class.shop", b"b"),
+        ("x", b"c"),
+    ]
+    time = str(int(1763700000.25 * 1e9))
+    assert [fields(m) for m in messages] == [
+        ["shop", "till", "1", str(n), str(n + 1), time, str(2 - n)] for n in range(3)
+    ]
+
+
+def test_names_that_are_no_tokens_are_escaped_both_ways() -> None:
+    doors = holding()
+    name = token("a.b *>%")
+    assert name == "a%2Eb%20%2A%3E%25"
+    client = doors.client(f"SUB $SB.SUB.{name}.{name} 1\r\n".encode())
+    class_id = doors.broker.store.names["a.b *>%"]
+    doors.peer(connect1(class_id), publish1(class_id, b"x"))
+    (message,) = client.messages()
+    assert fields(message)[:2] == [name, name]
+    client.pub(message.reply)
+    assert doors.statistics(class_id).ring.messages == 0
+
+
+def test_a_client_without_headers_gets_the_payload_alone() -> None:
+    doors = Doors()
+    doors.broker.store.bind("a", 1)
+    client = doors.client(b"SUB $SB.SUB.1 1\r\n", headers=False)
+    doors.client().pub("a", b"pay", headers=b"NATS/1.0\r\nA: b\r\n\r\n")
+    (message,) = client.messages()
+    assert (message.headers, message.payload) == (b"", b"pay")
+
+
+def test_only_what_the_filter_matches_comes() -> None:
+    doors = Doors()
+    client = doors.client(b"SUB $SB.SUB.1.-.filter.orders.* 1\r\n")
+    peer2(doors, enveloped(1, 0, *[on_channel(c, b"x") for c in ("orders.a", "b", "orders.c")]))
+    assert [m.subject for m in client.messages()] == ["orders.a", "orders.c"]
+
+
+def test_where_it_starts() -> None:
+    doors = holding(b"a", b"b", b"c")
+    starts = ("new", "earliest", "last", "1", "waiting")
+    clients = {start: doors.client() for start in starts}
+    for start, client in clients.items():
+        client.sub(f"$SB.SUB.1.-.start={start}")
+    doors.peer(publish1(1, b"d"))
+    got = {start: b"".join(client.payloads()) for start, client in clients.items()}
+    assert got == {"new": b"d", "earliest": b"abcd", "last": b"cd", "1": b"bcd", "waiting": b"abcd"}
+
+
+def test_what_a_client_does_not_take_stays_in_the_class() -> None:
+    doors = holding(*numbered(5000, size=100))
+    doors.trusting = True
+    client = doors.client(b"SUB $SB.SUB.1.-.in_flight=5000 1\r\n")
+    before = client.session.outbox.pending_bytes
+    assert before == 0
+    assert not client.session.outbox.idle
+    assert client.payloads() == numbered(5000, size=100)
+
+
+def test_no_more_is_in_flight_than_it_asked_for() -> None:
+    doors = holding(*numbered(30))
+    client = doors.client(b"SUB $SB.SUB.1.-.in_flight=10 1\r\n")
+    messages = client.messages()
+    assert [m.payload for m in messages] == numbered(10)
+    assert client.session.outbox.idle
+    for message in messages[:3]:
+        client.pub(message.reply, b"+ACK")
+    assert client.payloads() == numbered(3, start=10)
+
+
+def test_two_subscriptions_of_one_client_each_get_it_all() -> None:
+    doors = holding()
+    client = doors.client(b"SUB $SB.SUB.1 1\r\n", b"SUB $SB.SUB.1.d 2\r\n", b"SUB class.1 3\r\n")
+    doors.peer(publish1(1, b"a"))
+    messages = client.messages()
+    assert sorted(m.sid for m in messages) == ["1", "2", "3"]
+    for message in messages:
+        if message.reply:
+            client.pub(message.reply)
+    assert doors.statistics(1).ring.messages == 0
+
+
+def test_a_group_shares_and_only_who_holds_a_message_acknowledges_it() -> None:
+    doors = holding(*numbered(4))
+    one = doors.client(b"SUB $SB.SUB.1.- workers 1\r\n")
+    first = one.messages()
+    other = doors.client(b"SUB $SB.SUB.1.- workers 1\r\n")
+    doors.peer(publish1(1, *numbered(4, start=4)))
+    both = one.messages(), other.messages()
+    assert sorted(m.payload for m in (*first, *both[0], *both[1])) == numbered(8)
+    assert both[1]
+    other.pub(first[0].reply, b"+ACK")
+    assert doors.front.refused == {Reason.ACK_UNSUBSCRIBED: 1}
+    assert doors.statistics(1).acknowledged == 0
+    one.pub(first[0].reply, b"+ACK")
+    assert doors.statistics(1).acknowledged == 1
+    one.leave()
+    again = deliveries(other.messages())
+    assert [attempt for _, attempt in again] == [2] * len(again)
+    assert len(again) == 7 - len(both[1])
+
+
+def test_two_members_of_one_client_share_too() -> None:
+    doors = holding(*numbered(4))
+    client = doors.client(b"SUB $SB.SUB.1.- g 1\r\n", b"SUB $SB.SUB.1.- g 2\r\n")
+    doors.peer(publish1(1, *numbered(20, start=4)))
+    messages = client.messages()
+    assert sorted(m.payload for m in messages) == sorted(numbered(24))
+    for message in messages:
+        client.pub(message.reply)
+    assert doors.statistics(1).ring.messages == 0
+
+
+# What comes back ---------------------------------------------------------------------------------
+
+
+def test_what_is_not_acknowledged_comes_again_after_growing_pauses() -> None:
+    doors = holding(b"a", b"b")
+    client = doors.client(b"SUB $SB.SUB.1 1\r\n")
+    first, second = client.messages()
+    client.pub(first.reply)
+    doors.tick(5)
+    assert client.messages() == []
+    doors.tick(1)
+    assert deliveries(client.messages()) == [(b"b", 2)]
+    doors.tick(11)
+    assert client.messages() == []
+    doors.tick(1)
+    (again,) = client.messages()
+    assert deliveries([again]) == [(b"b", 3)]
+    assert fields(again)[3] == fields(second)[3]
+    client.pub(second.reply, b"+ACK")  # Late, but it is done all the same.
+    doors.tick(100)
+    assert client.messages() == []
+    assert doors.statistics(1).ring.messages == 0
+
+
+def test_ack_seconds_are_the_client_s_own() -> None:
+    doors = holding(b"a")
+    client = doors.client(b"SUB $SB.SUB.1.-.ack_seconds=2 1\r\n")
+    client.messages()
+    doors.tick(2)
+    assert deliveries(client.messages()) == [(b"a", 2)]
+
+
+def test_a_nack_brings_it_again_at_once_or_when_it_says() -> None:
+    doors = holding(b"a")
+    client = doors.client(b"SUB $SB.SUB.1 1\r\n")
+    (message,) = client.messages()
+    client.pub(message.reply, b"-NAK")
+    (message,) = client.messages()
+    assert deliveries([message]) == [(b"a", 2)]
+    client.pub(message.reply, b'-NAK {"delay": 5000000000}')
+    doors.wait(4.9)
+    assert client.messages() == []
+    doors.wait(0.1)
+    assert deliveries(client.messages()) == [(b"a", 3)]
+
+
+def test_who_is_still_working_gets_more_time() -> None:
+    doors = holding(b"a")
+    client = doors.client(b"SUB $SB.SUB.1 1\r\n")
+    (message,) = client.messages()
+    for _ in range(5):
+        doors.tick(4)
+        client.pub(message.reply, b"+WPI")
+    assert client.messages() == []
+    client.pub(message.reply)
+    assert doors.statistics(1).ring.messages == 0
+
+
+@pytest.mark.parametrize("queue", ["", "g"])
+def test_what_is_terminated_is_a_dead_letter(queue: str) -> None:
+    doors = holding(b"a", b"b")
+    client = doors.client()
+    client.sub("$SB.SUB.1.d", queue=queue)
+    first, second = client.messages()
+    client.pub(first.reply, b"+TERM it is broken")
+    client.pub(second.reply, b"+ACK")
+    doors.tick(100)
+    assert client.messages() == []
+    ((envelope, payload),) = stored(doors, DEAD_1)
+    assert payload == b"a"
+    assert ("dead-reason", "terminated") in envelope.headers
+    assert ("dead-subscription", "d") in envelope.headers
+    assert doors.statistics(1).dropped == {Reason.TERMINATED: 1}
+    letters = doors.client(b"SUB $SB.SUB.dead%2E1 1\r\n")
+    assert letters.payloads() == [b"a"]
+
+
+def test_so_many_deliveries_and_no_more() -> None:
+    doors = holding(b"a")
+    client = doors.client(b"SUB $SB.SUB.1.-.max_deliveries=2 1\r\n")
+    for _ in range(2):
+        (message,) = client.messages()
+        client.pub(message.reply, b"-NAK")
+    assert client.messages() == []
+    assert [payload for _, payload in stored(doors, DEAD_1)] == [b"a"]
+
+
+@pytest.mark.parametrize("word", [b"", b"+ACK", b"-NAK", b"+WPI", b"+TERM", b"+NXT"])
+def test_an_acknowledgement_that_asks_for_an_answer_gets_one(word: bytes) -> None:
+    doors = holding(b"a")
+    client = doors.client(b"SUB $SB.SUB.1 1\r\n", b"SUB _INBOX.me.* 2\r\n")
+    (message,) = client.messages()
+    client.pub(message.reply, word, reply="_INBOX.me.1")
+    answers = [m for m in client.messages() if m.sid == "2"]
+    assert answers == [("_INBOX.me.1", "2", "", b"", b"")]
+    if word in (b"", b"+ACK"):
+        client.pub(message.reply, word, reply="_INBOX.me.2")  # It is so still.
+        assert [m.subject for m in client.messages()] == ["_INBOX.me.2"]
+
+
+def test_what_nobody_here_was_sent_cannot_be_acknowledged() -> None:
+    doors = holding(b"a", b"b")
+    client = doors.client(b"SUB $SB.SUB.1.d.in_flight=1 1\r\n", b"SUB _INBOX.me.* 2\r\n")
+    stranger = doors.client(b"SUB $SB.SUB.2 1\r\n", b"SUB _INBOX.me.* 2\r\n")
+    (message,) = client.messages()
+    ahead = message.reply.split(".")
+    ahead[5] = "1"
+    far = [*ahead[:5], str(2**31), *ahead[6:]]
+    for who, subject in (
+        (stranger, message.reply),
+        (client, ".".join(ahead)),
+        (client, ".".join(far)),
+        (client, message.reply.replace(".d.", ".e.")),
+        (doors.client(), message.reply),
+    ):
+        who.pub(subject, b"+ACK", reply="_INBOX.me.1")
+        assert [m for m in (*client.messages(), *stranger.messages()) if m.sid == "2"] == []
+    assert doors.front.refused == {Reason.ACK_UNSUBSCRIBED: 5}
+    assert doors.statistics(1).acknowledged == 0
+
+
+@pytest.mark.parametrize(
+    ("subject", "payload"),
+    [
+        ("$JS.ACK.1._1.1.0.1.1.1", b"what?"),
+        ("$JS.ACK.1._1.1.x.1.1.1", b"+ACK"),
+        ("$JS.ACK.1._1.1.-1.1.1.1", b"+ACK"),
+        ("$JS.ACK.1", b"+ACK"),
+        ("$JS.ACK." + "1." * 30 + "1", b"+ACK"),
+        ("$JS.ACK.1._1.1." + "9" * 400 + ".1.1.1", b"+ACK"),
+    ],
+)
+def test_what_is_no_acknowledgement_is_counted(subject: str, payload: bytes) -> None:
+    doors = holding(b"a")
+    client = doors.client(b"SUB $SB.SUB.1 1\r\n")
+    client.messages()
+    client.pub(subject, payload)
+    assert doors.front.refused == {Reason.BAD_ACK: 1}
+    assert doors.statistics(1).acknowledged == 0
+    assert client.lines() == []
+
+
+def test_many_acknowledgements_at_once() -> None:
+    doors = holding(*numbered(200))
+    doors.trusting = True
+    client = doors.client(b"SUB $SB.SUB.1 1\r\n")
+    messages = client.messages()
+    odd, even = messages[1::2], messages[::2]
+    client.say(b"".join(b"PUB %b 0\r\n\r\n" % m.reply.encode() for m in odd))
+    assert doors.statistics(1).acknowledged == 100
+    client.say(b"".join(b"PUB %b 4\r\n+ACK\r\n" % m.reply.encode() for m in even))
+    assert doors.statistics(1).ring.messages == 0
+    assert doors.front.refused == {}
+
+
+# Going -------------------------------------------------------------------------------------------
+
+
+def test_unsub_gives_back_and_the_durable_stays() -> None:
+    doors = holding(b"a", b"b")
+    client = doors.client(b"SUB $SB.SUB.1.d 1\r\n")
+    first, _ = client.messages()
+    client.pub(first.reply)
+    client.say(b"UNSUB 1\r\n")
+    assert doors.statistics(1).subscriptions[0].durable == "d"
+    client.sub("$SB.SUB.1.d", "2")
+    (again,) = client.messages()
+    assert (again.sid, *deliveries([again])[0]) == ("2", b"b", 2)
+
+
+def test_unsub_max_ends_after_so_many() -> None:
+    doors = holding(*numbered(5))
+    client = doors.client(b"SUB $SB.SUB.1.d 1\r\nUNSUB 1 2\r\n")
+    messages = client.messages()
+    assert [m.payload for m in messages] == numbered(2)
+    assert client.session.subscriptions == {}
+    other = doors.client(b"SUB $SB.SUB.1.d 1\r\n")
+    assert [m.payload for m in other.messages()] == numbered(5)
+
+
+def test_who_goes_leaves_nothing_behind() -> None:
+    doors = holding(*numbered(5))
+    client = doors.client(b"SUB $SB.SUB.1 1\r\n", b"SUB $SB.SUB.1.- g 2\r\n")
+    client.messages()
+    client.leave()
+    assert doors.statistics(1).subscriptions == ()
+    assert doors.front.classes is not None
+    assert doors.front.classes.guests == {}
+    assert {s.peer for s in doors.broker.sessions.values()} == {"session 0"}
+    assert peer2(doors, subscribe(1, 5)).ids() == [0, 1, 2, 3, 4]
+
+
+def test_connecting_anew_drops_them_as_all_others() -> None:
+    doors = holding(b"a")
+    client = doors.client(b"SUB $SB.SUB.1.d 1\r\n")
+    client.messages()
+    client.say(b'CONNECT {"verbose":false}\r\n')
+    assert client.session.subscriptions == {}
+    client.sub("$SB.SUB.1.d")
+    assert deliveries(client.messages()) == [(b"a", 2)]
+
+
+def test_who_holds_back_a_full_class_is_known() -> None:
+    doors = Doors(class_messages=2)
+    client = doors.client(b"SUB $SB.SUB.1 1\r\n")
+    idle = doors.client()
+    doors.peer(publish1(1, b"a", b"b", b"c"))
+    assert doors.front.classes is not None
+    assert doors.front.classes.holds_back(client.session)
+    assert not doors.front.classes.holds_back(idle.session)
+
+
+# Words -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("payload", "expected"),
+    [
+        (b"", Verdict("ack")),
+        (b"+ACK", Verdict("ack")),
+        (b"+NXT", Verdict("ack")),
+        (b'+NXT {"batch": 1}', Verdict("ack")),
+        (b"+WPI", Verdict("working")),
+        (b"+TERM", Verdict("terminate")),
+        (b"+TERM because", Verdict("terminate")),
+        (b"-NAK", Verdict("nack")),
+        (b'-NAK {"delay": 5000000000}', Verdict("nack", 5.0)),
+        (b'-NAK{"delay": 1500000}', Verdict("nack", 0.0015)),
+        (b"-NAK 1m30s", Verdict("nack", 90.0)),
+        (b"-NAK 1.5s", Verdict("nack", 1.5)),
+        (b"-NAK 20ms", Verdict("nack", 0.02)),
+        (b"-NAK soon", Verdict("nack")),
+        (b"-NAK 1.5", Verdict("nack")),
+        (b'-NAK {"delay": -5}', Verdict("nack")),
+        (b'-NAK {"delay": "1s"}', Verdict("nack")),
+        (b'-NAK {"delay": 1e400}', Verdict("nack")),
+        (b"-NAK [1]", Verdict("nack")),
+        (b"-NAK {", Verdict("nack")),
+        (b"-NAK \xff", Verdict("nack")),
+        (b"-NAK " + b'{"a":' * 100_000, Verdict("nack")),
+        (b'-NAK {"delay": ' + b"9" * 900 + b"}", Verdict("nack")),
+        (b"+ack", None),
+        (b"+ACK ", None),
+        (b"hello", None),
+    ],
+)
+def test_what_an_acknowledgement_says(payload: bytes, expected: Verdict | None) -> None:
+    assert verdict(payload) == expected
+
+
+# All doors ---------------------------------------------------------------------------------------
+
+
+def test_every_kind_of_subscriber_gets_what_every_kind_of_publisher_says() -> None:
+    doors = Doors()
+    doors.broker.store.bind("orders.>", 1)
+    acked, plain = doors.client(b"SUB $SB.SUB.1 1\r\n"), doors.client(b"SUB > 1\r\n")
+    one, two = doors.peer(connect1(1), subscribe1(1)), peer2(doors, subscribe(1, 5))
+    doors.client().pub("orders.a", b"nats")
+    one.say(publish1(1, b"one"))
+    two.say(publish(1, 0, b"two"))
+    expected = [b"nats", b"one", b"two"]
+    assert acked.payloads() == expected
+    assert plain.payloads() == expected
+    assert [message.payload for message in one.hear()] == expected
+    assert [got.message_id for got in two.got()] == [0, 1, 2]
+    two.say(ack(5, 0, 2), nack(5, 2, 3, 0))
+    assert [(got.attempt, got.message_id) for got in two.got()] == [(2, 2)]
+
+
+def test_limits_bound_what_one_client_may_subscribe_to() -> None:
+    doors = Doors(Settings(limits=Limits(subscriptions=2)))
+    client: Client = doors.client()
+    for sid in "123":
+        client.sub("$SB.SUB.1", sid)
+    (line,) = client.lines()
+    assert b"a session may have 2 subscriptions" in line
