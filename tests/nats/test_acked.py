@@ -13,11 +13,9 @@ from core.talk2 import ack, enveloped, nack, on_channel, peer2, publish, subscri
 from two_doors import Client, Doors, Msg, stored
 
 from simplebus.core.broker import Settings
-from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
-from simplebus.core.requests import Start, SubscribeRequest
-from simplebus.nats.acked import Verdict, token, verdict, wish
-from simplebus.nats.limits import ACKED_IN_FLIGHT_MESSAGES
+from simplebus.nats.acked import token
 
 DEAD_1 = 0x8000 + zlib.crc32(b"dead.1") % 0x8000
 
@@ -42,80 +40,7 @@ def deliveries(messages: list[Msg]) -> list[tuple[bytes, int]]:
     return [(message.payload, int(fields(message)[2])) for message in messages]
 
 
-# What is asked for -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("subject", "queue", "class_", "asked"),
-    [
-        ("7", "", 7, {}),
-        ("orders", "", "orders", {}),
-        ("orders.-", "", "orders", {}),
-        ("dead%2Eorders.a%20b", "", "dead.orders", {"durable": "a b"}),
-        ("orders.billing", "g", "orders", {"durable": "billing", "group": "g"}),
-        ("orders.-", "g", "orders", {"group": "g"}),
-        (
-            "7.d.start=earliest.in_flight=5.ack_seconds=0%2E5.max_deliveries=3",
-            "",
-            7,
-            {
-                "durable": "d",
-                "start": "earliest",
-                "max_in_flight": 5,
-                "ack_seconds": 0.5,
-                "max_deliveries": 3,
-            },
-        ),
-        ("7.-.start=12", "", 7, {"start": Start(sequence=12)}),
-        ("7.-.filter.orders.*.>", "", 7, {"channels": ["orders.*.>"]}),
-        (
-            "7.filter.start=new.filter.a",
-            "",
-            7,
-            {"durable": "filter", "start": "new", "channels": ["a"]},
-        ),
-    ],
-)
-def test_what_is_asked_for(
-    subject: str, queue: str, class_: int | str, asked: dict[str, object]
-) -> None:
-    found = wish(b"$SB.SUB." + subject.encode(), queue.encode())
-    asked = {"max_in_flight": ACKED_IN_FLIGHT_MESSAGES, **asked}
-    assert (found.class_, found.asked) == (class_, SubscribeRequest(**asked))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("subject", "why"),
-    [
-        ("70000", "class id is from 0 to 65535, got 70000"),
-        ("9" * 100, "class id"),
-        ("*", r"\* stands for no class"),
-        (">", "> stands for no class"),
-        ("orders.*", r"\* stands for"),
-        ("orders.d.in_flight", "option 'in_flight' is none of start, in_flight"),
-        ("orders.d.colour=red", "option 'colour=red' is none of"),
-        ("orders.d.in_flight=0", "in_flight"),
-        ("orders.d.in_flight=many", "in_flight"),
-        ("orders.d.filter", "a subject is expected behind filter"),
-        ("orders.d.filter.a.#", "ends with #"),
-        ("x" * 300, "1 to 200 characters"),
-        ("orders." + "x" * 300, "length <= 200"),
-        ("%00%ff", ""),
-    ],
-)
-def test_what_cannot_be_asked_for_is_told_and_the_client_stays(subject: str, why: str) -> None:
-    doors = Doors()
-    client = doors.client()
-    client.sub(f"$SB.SUB.{subject}")
-    (line,) = client.lines() if why else ([b"", *client.lines()][-1],)
-    if why:
-        start = f'-ERR \'Permissions Violation for Subscription to "$SB.SUB.{subject}" ('
-        assert line.startswith(start.encode())
-        with pytest.raises(RemoteProtocolError, match=why):
-            wish(b"$SB.SUB." + subject.encode(), b"")
-        assert doors.front.refused == {Reason.BAD_REQUEST: 1}
-        assert client.session.subscriptions == {}
-    assert not client.session.is_cut
+# What is granted ---------------------------------------------------------------------------------
 
 
 def test_a_refusal_is_no_ok_and_what_is_granted_is_one() -> None:
@@ -464,7 +389,14 @@ def test_who_goes_leaves_nothing_behind() -> None:
     assert doors.front.classes is not None
     assert doors.front.classes.guests == {}
     assert {s.peer for s in doors.broker.sessions.values()} == {"session 0"}
-    assert peer2(doors, subscribe(1, 5)).ids() == [0, 1, 2, 3, 4]
+
+
+def test_what_the_last_one_left_is_for_the_next() -> None:
+    doors = holding(*numbered(5))
+    client = doors.client(b"SUB $SB.SUB.1 1\r\n")
+    client.pub(client.messages()[1].reply)
+    client.leave()
+    assert peer2(doors, subscribe(1, 5)).ids() == [0, 2, 3, 4]
 
 
 def test_connecting_anew_drops_them_as_all_others() -> None:
@@ -485,44 +417,6 @@ def test_who_holds_back_a_full_class_is_known() -> None:
     assert doors.front.classes is not None
     assert doors.front.classes.holds_back(client.session)
     assert not doors.front.classes.holds_back(idle.session)
-
-
-# Words -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("payload", "expected"),
-    [
-        (b"", Verdict("ack")),
-        (b"+ACK", Verdict("ack")),
-        (b"+NXT", Verdict("ack")),
-        (b'+NXT {"batch": 1}', Verdict("ack")),
-        (b"+WPI", Verdict("working")),
-        (b"+TERM", Verdict("terminate")),
-        (b"+TERM because", Verdict("terminate")),
-        (b"-NAK", Verdict("nack")),
-        (b'-NAK {"delay": 5000000000}', Verdict("nack", 5.0)),
-        (b'-NAK{"delay": 1500000}', Verdict("nack", 0.0015)),
-        (b"-NAK 1m30s", Verdict("nack", 90.0)),
-        (b"-NAK 1.5s", Verdict("nack", 1.5)),
-        (b"-NAK 20ms", Verdict("nack", 0.02)),
-        (b"-NAK soon", Verdict("nack")),
-        (b"-NAK 1.5", Verdict("nack")),
-        (b'-NAK {"delay": -5}', Verdict("nack")),
-        (b'-NAK {"delay": "1s"}', Verdict("nack")),
-        (b'-NAK {"delay": 1e400}', Verdict("nack")),
-        (b"-NAK [1]", Verdict("nack")),
-        (b"-NAK {", Verdict("nack")),
-        (b"-NAK \xff", Verdict("nack")),
-        (b"-NAK " + b'{"a":' * 100_000, Verdict("nack")),
-        (b'-NAK {"delay": ' + b"9" * 900 + b"}", Verdict("nack")),
-        (b"+ack", None),
-        (b"+ACK ", None),
-        (b"hello", None),
-    ],
-)
-def test_what_an_acknowledgement_says(payload: bytes, expected: Verdict | None) -> None:
-    assert verdict(payload) == expected
 
 
 # All doors ---------------------------------------------------------------------------------------
