@@ -13,10 +13,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
 from simplebus.nats.limits import NatsLimits
-from simplebus.options import NATS_PORT, option, parse_seconds, parse_size, show_size
+from simplebus.options import (
+    NATS_PORT,
+    option,
+    parse_class,
+    parse_seconds,
+    parse_size,
+    show_size,
+)
 
 if TYPE_CHECKING:
+    from simplebus.config_tables import ClassTable
+    from simplebus.core.requests import NamedClass
     from simplebus.nats.auth import NatsAuth
     from simplebus.nats.settings import NatsSettings
     from simplebus.server.tls import TlsOptions
@@ -242,6 +253,47 @@ TlsOptional = Annotated[
 ]
 
 
+def parse_binding(text: str | NamedClass) -> NamedClass:
+    """A class and a subject that is bound to it, from "orders.>=7" or "orders.>=orders".
+
+    Raises typer.BadParameter.
+    """
+    from simplebus.core.bound import check_subject
+    from simplebus.core.errors import RemoteProtocolError
+    from simplebus.core.requests import NamedClass
+
+    if isinstance(text, NamedClass):
+        return text
+    subject, equals, class_ = text.rpartition("=")
+    if not equals:
+        raise typer.BadParameter(
+            f"{text!r} binds nothing; write a subject, = and a class, such as orders.>=7"
+        )
+    try:
+        check_subject(subject)
+    except RemoteProtocolError as error:
+        raise typer.BadParameter(error.sentence) from None
+    found = parse_class(class_)
+    if isinstance(found, int):
+        return NamedClass(id=found, subjects=[subject])
+    return NamedClass(name=found, subjects=[subject])
+
+
+Bind = Annotated[
+    list[Any] | None,
+    option(
+        "--bind",
+        "What NATS clients publish on a subject is kept in a class, until the class's subscribers "
+        "have acknowledged it: [bold]orders.>=7[/bold], or [bold]orders.>=orders[/bold] by name. "
+        "Give it again for more.",
+        panel=NATS,
+        metavar="SUBJECT=CLASS",
+        parser=parse_binding,
+        show_default=False,
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class NatsOptions:
     """What the options amount to."""
@@ -250,19 +302,22 @@ class NatsOptions:
     """None for a closed door."""
     settings: NatsSettings
     tls: TlsOptions | None
+    classes: tuple[NamedClass, ...] = ()
+    """Those of the file, and those that subjects are bound to."""
 
 
 def nats_options(
     given: Collection[str],
     *,
     auth: NatsAuth | None = None,
+    classes: Mapping[str, ClassTable] | None = None,
     environment: Mapping[str, str] | None = None,
     **values: Any,
 ) -> NatsOptions:
     """What the options amount to.
 
-    `given` are the names of those that stand on the command line; `auth` is what the configuration
-    file says, `environment` is where secrets may stand too, see SECRETS.
+    `given` are the names of those that stand on the command line; `auth` and `classes` are what the
+    configuration file says, `environment` is where secrets may stand too, see SECRETS.
 
     Raises ValueError when they contradict each other.
     """
@@ -274,7 +329,7 @@ def nats_options(
         port = NATS_PORT if values["port"] else 0
     if values["no_nats"]:
         for name in sorted(given):
-            if name.startswith("nats_"):
+            if name.startswith("nats_") or name == "bind":
                 raise ValueError(f"--no-nats closes the door that --{name.replace('_', '-')} opens")
         port = None
     limits = {name: values[value_name(flag)] for name, flag in NATS_LIMIT_FLAGS.items()}
@@ -291,7 +346,20 @@ def nats_options(
         )
     except ValueError as error:
         raise ValueError(in_flags(str(error))) from None
-    return NatsOptions(port, settings, tls)
+    named = [_named(name, each) for name, each in (classes or {}).items()]
+    return NatsOptions(port, settings, tls, (*named, *(values["bind"] or ())))
+
+
+def _named(name: str, table: ClassTable) -> NamedClass:
+    """A class of the configuration file. Raises ValueError."""
+    import msgspec
+
+    from simplebus.core.requests import NamedClass
+
+    try:
+        return msgspec.convert({"name": name, **msgspec.structs.asdict(table)}, NamedClass)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"classes.{name}: {error}") from None
 
 
 def _auth(auth: NatsAuth, environment: Mapping[str, str]) -> NatsAuth:

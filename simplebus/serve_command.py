@@ -279,6 +279,7 @@ def serve(
             panel=MEMORY,
         ),
     ] = 0.0,
+    bind: nats.Bind = None,
     nats_port: nats.NatsPort = None,
     no_nats: nats.NoNats = False,
     nats_max_payload: nats.MaxPayload = nats.DEFAULT_NATS.max_payload,
@@ -320,6 +321,7 @@ def serve(
 
     import trio
 
+    from simplebus.core.errors import RemoteProtocolError
     from simplebus.server.serve import ServeOptions, configure_logging
     from simplebus.server.serve import serve as serve_until_stopped
 
@@ -338,11 +340,14 @@ def serve(
         nats_port=door.port,
         nats=door.settings,
         nats_tls=door.tls,
+        classes=door.classes,
         drain_seconds=drain_timeout,
         verbose=verbose,
     )
     try:
         trio.run(partial(serve_until_stopped, chosen, options, announce=_announce))
+    except RemoteProtocolError as error:
+        fail(error.sentence, status=2)
     except socket.gaierror as error:
         fail(f"cannot listen on {' or '.join(hosts)}: {sentence(error)}")
 
@@ -352,7 +357,11 @@ def nats_door(context: typer.Context) -> nats.NatsOptions:
     config: Config | None = context.params["config"]
     given = {name for name in context.params if _is_on_command_line(context, name)}
     return nats.nats_options(
-        given, auth=config.auth if config else None, environment=os.environ, **context.params
+        given,
+        auth=config.auth if config else None,
+        classes=config.classes if config else None,
+        environment=os.environ,
+        **context.params,
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 import typer
 
 from simplebus import cli, nats_flags
+from simplebus.core.requests import NamedClass
 from simplebus.nats.auth import NatsAuth, User
 from simplebus.nats.limits import NatsLimits
 from simplebus.nats.settings import NatsSettings
@@ -77,6 +78,52 @@ def test_every_option_reaches_the_door() -> None:
     )
 
 
+def test_subjects_are_bound_to_classes_by_id_or_name() -> None:
+    assert door("--bind orders.>=7 --bind a=b=shop").classes == (
+        NamedClass(id=7, subjects=["orders.>"]),
+        NamedClass(name="shop", subjects=["a=b"]),
+    )
+    assert door().classes == ()
+
+
+def test_a_variable_binds_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIMPLEBUS_BIND", "orders.>=7 logs=8")
+    assert [one.subjects for one in door().classes] == [["orders.>"], ["logs"]]
+
+
+def test_a_file_names_classes_too(tmp_path: Path) -> None:
+    file = tmp_path / "bus.toml"
+    file.write_text(
+        '[serve]\nbind = ["logs.>=9"]\n[classes.orders]\nid = 7\nsubjects = ["orders.>", "paid"]\n'
+        "[classes.plain]\n"
+    )
+    assert door(f"--config {file}").classes == (
+        NamedClass(id=7, name="orders", subjects=["orders.>", "paid"]),
+        NamedClass(name="plain"),
+        NamedClass(id=9, subjects=["logs.>"]),
+    )
+    file.write_text("[classes.orders]\nid = 70000\n")
+    with pytest.raises(ValueError, match=r"classes\.orders: .*<= 65535"):
+        door(f"--config {file}")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("orders", "'orders' binds nothing; write a subject, = and a class"),
+        ("orders.#=7", "ends with #"),
+        ("$JS.x=7", "begins with"),
+        ("a..b=7", "segment 2 of 3 is empty"),
+        ("orders=70000", "a class id is from 0 to 65535"),
+        ("orders=", "is no class"),
+    ],
+)
+def test_what_cannot_be_bound(text: str, why: str) -> None:
+    with pytest.raises(typer.BadParameter) as caught:
+        nats_flags.parse_binding(text)
+    assert why in caught.value.message
+
+
 def test_what_may_wait_fits_the_longest_message() -> None:
     chosen = door("--nats-max-payload 128MiB")
     assert chosen.settings.limits.max_pending == 128 << 20
@@ -92,6 +139,7 @@ def test_the_door_can_be_left_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "sentence"),
     [
         ("--no-nats --nats-port 7", "--no-nats closes the door that --nats-port opens"),
+        ("--no-nats --bind a=7", "--no-nats closes the door that --bind opens"),
         ("--nats-tls-cert c", "--nats-tls-cert needs --nats-tls-key too"),
         ("--nats-tls-key k", "--nats-tls-key needs --nats-tls-cert too"),
         ("--nats-tls-verify", "--nats-tls-verify needs --nats-tls-cert and --nats-tls-key"),

@@ -25,7 +25,6 @@ from simplebus.core.publishers import Publishers
 from simplebus.core.requests import (
     ConnectReply,
     FetchReply,
-    NamedClass,
     SubscribeReply,
     SubscribeRequest,
 )
@@ -84,15 +83,7 @@ class Answers:
         dialect, asked = session.dialect, greeted.asked
         assert isinstance(dialect, Version2)
         store = self._store
-        found = store.find_ids(asked.classes)
-        store.new_classes(class_id for class_id, _ in found)
-        bound = [
-            (class_id, subject)
-            for (class_id, _), one in zip(found, asked.classes, strict=True)
-            if isinstance(one, NamedClass)
-            for subject in one.subjects
-        ]
-        store.bound.check(bound)
+        store.check_classes(asked.classes)
         if not dialect.is_greeted:
             publisher = dialect.publisher
             if asked.name is not None:
@@ -106,9 +97,7 @@ class Answers:
             session.heartbeat_seconds = self._heartbeat(asked.heartbeat)
             if asked.client:
                 session.peer = f"{session.peer} ({asked.client!r})"
-        store.open_classes(found)
-        for class_id, subject in bound:
-            store.bound.bind(class_id, subject)
+        found = store.name_classes(asked.classes)
         settings = self._settings
         reply = ConnectReply(
             session=session.session_id,

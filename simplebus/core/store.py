@@ -8,7 +8,7 @@ Rule 2: the store says which feeds have something new; it sends nothing.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -182,14 +182,42 @@ class Store:
         """Have what NATS clients publish on a subject stored in a class, too; the class, given by
         id or name, is made if it is not there. Returns its id.
 
-        Raises RemoteProtocolError as `find_ids`, `open_classes` and `Bound.check` do.
+        Raises RemoteProtocolError as `name_classes` does.
         """
-        found = self.find_ids([class_])
-        [(class_id, _)] = found
-        self.bound.check([(class_id, subject)])
-        self.open_classes(found)
-        self.bound.bind(class_id, subject)
+        if isinstance(class_, int):
+            asked = NamedClass(id=class_, subjects=[subject])
+        else:
+            asked = NamedClass(name=class_, subjects=[subject])
+        [(class_id, _)] = self.name_classes([asked])
         return class_id
+
+    def name_classes(self, asked: Sequence[int | str | NamedClass]) -> list[tuple[int, str]]:
+        """Have these classes, bound to these subjects. Returns what `find_ids` does.
+
+        Raises RemoteProtocolError as `find_ids`, `new_classes` and `Bound.check` do, and has none
+        of them then.
+        """
+        found, bound = self.check_classes(asked)
+        self.open_classes(found)
+        for class_id, subject in bound:
+            self.bound.bind(class_id, subject)
+        return found
+
+    def check_classes(
+        self, asked: Sequence[int | str | NamedClass]
+    ) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
+        """Raise what `name_classes` would. Returns what `find_ids` does, and which subjects are
+        bound then to which ids."""
+        found = self.find_ids(asked)
+        self.new_classes(class_id for class_id, _ in found)
+        bound = [
+            (class_id, subject)
+            for (class_id, _), one in zip(found, asked, strict=True)
+            if isinstance(one, NamedClass)
+            for subject in one.subjects
+        ]
+        self.bound.check(bound)
+        return found, bound
 
     # Publishing ----------------------------------------------------------------------------------
 

@@ -144,10 +144,7 @@ class Classes:
         broker, store = self.broker, self.broker.store
         try:
             wanted = wish(event.subject, event.queue)
-            found = store.find_ids([wanted.class_])
-            store.new_classes(class_id for class_id, _ in found)
-            store.open_classes(found)
-            [(class_id, _)] = found
+            [(class_id, _)] = store.name_classes([wanted.class_])
             deliveries = self._enter(session)
             number = deliveries.number()
             subscription = AckedSubscription(

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import trio
 
 from simplebus.core.broker import Settings
+from simplebus.core.requests import NamedClass
 from simplebus.core.statistics import BrokerStatistics
 from simplebus.nats.settings import NatsSettings
 from simplebus.server import listeners
@@ -48,6 +49,8 @@ class ServeOptions:
     nats: NatsSettings = field(default_factory=NatsSettings)
     nats_tls: TlsOptions | None = None
     """None for NATS clients in clear."""
+    classes: tuple[NamedClass, ...] = ()
+    """Classes that are there from the start, and the subjects of the NATS door bound to them."""
     drain_seconds: float = 10.0
     """How long SIGTERM waits for what is under way."""
     verbose: bool = False
@@ -76,9 +79,10 @@ async def serve(
     """Serve until SIGTERM or SIGINT (main thread only) or until cancelled.
 
     Task status: a `Serving` once every listener is up. Resources: all sockets are closed on return.
-    Raises OSError when no listener can be had.
+    Raises OSError when no listener can be had, RemoteProtocolError for classes that cannot be.
     """
     engine = Engine(settings)
+    engine.broker.store.name_classes(options.classes)
     nats_door = None
     if options.nats_port is not None:
         nats_door = NatsDoor(engine, options.nats, options.nats_tls)
