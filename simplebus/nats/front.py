@@ -420,7 +420,7 @@ class Front:
         """Have those sessions write for which something was gathered."""
         written: Written = {}
         for session in self._ready:
-            self._made += session.write(messages, self.routes.table.names, written)
+            self._made += session.write(messages, written)
 
     def _say_nobody(self, session: NatsSession, message: Pub) -> None:
         """Tell a requester that nobody is there to answer, where it waits for the answer. It does

@@ -56,14 +56,12 @@ def _bad(sentence: str) -> NatsError:
 class Reader:
     """Of one client: what `read` found, beside what it returns."""
 
-    __slots__ = ("_limits", "awaits_connect", "event", "headers", "need", "shortened")
+    __slots__ = ("_limits", "event", "headers", "need", "shortened")
 
     def __init__(self, limits: NatsLimits) -> None:
         self._limits = limits
         self.headers = False
         """Whether HPUB is accepted."""
-        self.awaits_connect = False
-        """Whether nothing but CONNECT is accepted."""
         self.event: Event | None = None
         """What the command says; None for one that says nothing."""
         self.need = 0
@@ -78,20 +76,13 @@ class Reader:
         Its first `searched` bytes hold no LF behind the verb. Raises NatsError.
         """
         self.need, self.shortened = 0, b""
-        if not (self.awaits_connect or searched):
+        if not searched:
             match = _PUB.match(raw, at, last)
             if match is not None and match.end() - at <= self._limits.max_control_line:
                 subject, reply, size = match.groups(b"")
                 return self._message(
                     raw, at, match.end(), last, Pub(subject, reply, size, b"", 0, _NO_BODY)
                 )
-        elif self.awaits_connect and raw[at] not in b"Cc":
-            raise NatsError(
-                Reason.BAD_CONNECT,
-                f"{_shown(raw[at:last])} came, expected CONNECT first",
-                says="Authorization Violation",
-                closed="Authentication Failure",
-            )
         return self._read(raw, at, last, searched)
 
     def _read(self, raw: bytearray, at: int, last: int, searched: int) -> int:

@@ -62,15 +62,6 @@ class Parser:
         self._reader.headers = value
 
     @property
-    def awaits_connect(self) -> bool:
-        """Whether anything but CONNECT is an authorization violation."""
-        return self._reader.awaits_connect
-
-    @awaits_connect.setter
-    def awaits_connect(self, value: bool) -> None:
-        self._reader.awaits_connect = value
-
-    @property
     def tail_bytes(self) -> int:
         """Bytes of what is not whole yet."""
         return len(self._tail)

@@ -12,7 +12,7 @@ from simplebus.core.limits import RECEIVE_BYTES, TRICKLE_BYTES
 from simplebus.nats import writing
 from simplebus.nats.auth import User
 from simplebus.nats.connect import Info, Options
-from simplebus.nats.events import Mix, Positions, Run, singles
+from simplebus.nats.events import Mix, Positions, Run
 from simplebus.nats.limits import OUTPUT_PER_READ_BYTES, READ_BYTES_MIN
 from simplebus.nats.outbox import Outbox
 from simplebus.nats.parser import Parser
@@ -166,16 +166,16 @@ class NatsSession:
         self._gathered_bytes = 0
         self.outbox.clear()
 
-    def write(self, messages: Run | Mix, names: list[bytes], written: Written) -> int:
-        """Queue what was gathered of a batch. `names` are subjects by their numbers; `written` is
-        what others were sent of it. Returns how many bytes that are."""
+    def write(self, messages: Run | Mix, written: Written) -> int:
+        """Queue what was gathered of a batch. `written` is what others were sent of it. Returns how
+        many bytes that are."""
         if not self._gathered:
             return 0
         gathered, self._gathered = self._gathered, []
         self._gathered_bytes = 0
         headers = self.takes_headers
         if len(gathered) > 1:
-            piece = self._interleaved(messages, names, gathered)
+            piece = memoryview(writing.several(messages, gathered, headers=headers))
         else:
             sid, rows = gathered[0]
             key = (sid, headers)
@@ -190,21 +190,3 @@ class NatsSession:
                     written[key] = piece
         self.outbox.put(piece)
         return len(piece)
-
-    def _interleaved(
-        self,
-        messages: Run | Mix,
-        names: list[bytes],
-        gathered: list[tuple[bytes, Positions | None]],
-    ) -> memoryview:
-        """What several subscriptions are sent, message by message."""
-        sids: list[list[bytes]] = [[] for _ in range(messages.count)]
-        for sid, rows in gathered:
-            for row in range(messages.count) if rows is None else rows.tolist():
-                sids[row].append(sid)
-        pieces = [
-            writing.one(message, sid, headers=self.takes_headers)
-            for message, those in zip(singles(messages, names), sids, strict=True)
-            for sid in those
-        ]
-        return memoryview(b"".join(pieces))

@@ -38,7 +38,7 @@ assert _SLOTS >= 4 * SUBJECTS_MAX
 
 def _hash(subject: bytes) -> int:
     """What `_hashes` makes of the same bytes."""
-    value = len(subject)
+    value = len(subject) * _FACTOR & _ALL
     for at in range(0, len(subject), _SIZE):
         value ^= int.from_bytes(subject[at : at + _SIZE], "little")
         value = value * _FACTOR & _ALL
@@ -153,7 +153,7 @@ def _parts(
 def _hashes(parts: list[tuple[Positions | None, Words]], lengths: Positions) -> Words:
     """Of each subject."""
     factor, fold = np.uint64(_FACTOR), np.uint64(_FOLD)
-    hashes = lengths.view(np.uint64)
+    hashes = lengths.view(np.uint64) * factor
     for rows, part in parts:
         those = part ^ (hashes if rows is None else hashes[rows])
         those *= factor

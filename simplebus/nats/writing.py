@@ -7,6 +7,8 @@ interpreter where they are many.
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 
 from simplebus.core.frames import unaligned
@@ -19,6 +21,9 @@ _VERB_WORD = np.uint32(int.from_bytes(_VERB, "little"))
 # Bytes of which one may not occur in a batch, and then marks places in it: first those that no text
 # has.
 _MARKERS = [bytes([n]) for n in (0xFF, 0xFE, 0xC0, 0xC1, *range(0xF5, 0xFE), *range(0xF5))]
+
+Part: TypeAlias = tuple[bytes, Positions | None]
+"""A sid, and the rows that are for it; None for all."""
 
 
 def one(message: Pub, sid: bytes, *, headers: bool) -> bytes:
@@ -46,20 +51,15 @@ def _line(message: Pub, sid: bytes, *, headers: bool) -> tuple[bytes, int]:
 
 def run(messages: Run, sid: bytes, rows: Positions | None, *, headers: bool) -> memoryview:
     """The same for those of the messages that are in these rows; None for all."""
-    line, skipped = _line(messages.head, sid, headers=headers)
-    bodies = messages.rows[:, messages.body_at + skipped :]
     if rows is not None:
-        bodies = bodies[rows]
-    written = np.empty((len(bodies), len(line) + bodies.shape[1]), np.uint8)
-    written[:, : len(line)] = np.frombuffer(line, np.uint8)
-    written[:, len(line) :] = bodies
-    return written.reshape(-1).data
+        messages = Run(messages.head, messages.rows[rows], messages.body_at)
+    return _whole_run(messages, [sid], headers=headers)
 
 
-def mix(messages: Mix, sid: bytes, rows: Positions | None) -> bytes | bytearray:
+def mix(messages: Mix, sid: bytes, rows: Positions | None) -> bytes | bytearray | memoryview:
     """The same, also for a client without headers: there are none."""
     if rows is not None and len(rows) < MIX_MESSAGES_LEAST:
-        return _few(messages, sid, rows)
+        return several(messages, [(sid, rows)], headers=False)
     text, begins, words = _taken(messages, rows)
     data = np.frombuffer(text, np.uint8)
     unaligned(data, _VERB_WORD.dtype)[begins] = _VERB_WORD
@@ -72,16 +72,58 @@ def mix(messages: Mix, sid: bytes, rows: Positions | None) -> bytes | bytearray:
     return (b" " + sid).join(pieces)
 
 
-def _few(messages: Mix, sid: bytes, rows: Positions) -> bytes:
-    """One by one."""
-    data, word, size = messages.data.data, b" " + sid, len(_VERB)
-    bounds, lines = messages.bounds, messages.subject_ends
-    pieces: list[bytes | memoryview] = []
-    for begin, line, end in zip(
-        bounds[rows].tolist(), lines[rows].tolist(), bounds[rows + 1].tolist(), strict=True
-    ):
-        pieces += (_VERB, data[begin + size : line], word, data[line:end])
-    return b"".join(pieces)
+def several(messages: Run | Mix, parts: list[Part], *, headers: bool) -> bytes | memoryview:
+    """What several subscriptions of one client are sent, message by message."""
+    if isinstance(messages, Run) and all(rows is None for _, rows in parts):
+        return _whole_run(messages, [sid for sid, _ in parts], headers=headers)
+    everything = np.arange(messages.count)
+    chosen = [everything if rows is None else rows for _, rows in parts]
+    rows = np.concatenate(chosen)
+    numbers = np.repeat(np.arange(len(parts)), [len(those) for those in chosen])
+    order = np.argsort(rows, kind="stable")
+    rows, numbers = rows[order], numbers[order]
+    if isinstance(messages, Run):
+        lines = [_line(messages.head, sid, headers=headers) for sid, _ in parts]
+        begin, data = messages.body_at + lines[0][1], messages.rows.reshape(-1).data
+        size = messages.rows.shape[1]
+        return b"".join(
+            [
+                piece
+                for at, number in zip((rows * size).tolist(), numbers.tolist(), strict=True)
+                for piece in (lines[number][0], data[at + begin : at + size])
+            ]
+        )
+    data, size, sids = messages.data.data, len(_VERB), [b" " + sid for sid, _ in parts]
+    bounds, ends = messages.bounds, messages.subject_ends
+    return b"".join(
+        [
+            piece
+            for begin, line, end, number in zip(
+                bounds[rows].tolist(),
+                ends[rows].tolist(),
+                bounds[rows + 1].tolist(),
+                numbers.tolist(),
+                strict=True,
+            )
+            for piece in (_VERB, data[begin + size : line], sids[number], data[line:end])
+        ]
+    )
+
+
+def _whole_run(messages: Run, sids: list[bytes], *, headers: bool) -> memoryview:
+    """Each message for each of the sids."""
+    lines = [_line(messages.head, sid, headers=headers) for sid in sids]
+    bodies = messages.rows[:, messages.body_at + lines[0][1] :]
+    size = bodies.shape[1]
+    width = sum(len(line) for line, _ in lines) + len(lines) * size
+    written = np.empty((len(bodies), width), np.uint8)
+    at = 0
+    for line, _ in lines:
+        written[:, at : at + len(line)] = np.frombuffer(line, np.uint8)
+        at += len(line)
+        written[:, at : at + size] = bodies
+        at += size
+    return written.reshape(-1).data
 
 
 def _taken(messages: Mix, rows: Positions | None) -> tuple[bytearray, Positions, Positions]:

@@ -14,7 +14,7 @@ from reading import BUFFER, LIMITS, Reading, read, truth
 
 from simplebus.core.limits import HEADROOM_BYTES
 from simplebus.nats.errors import NatsError
-from simplebus.nats.events import Connect, Ping, Pub
+from simplebus.nats.events import Connect, Pub
 from simplebus.nats.limits import NatsLimits
 from simplebus.nats.lines import Reader
 from simplebus.nats.parser import Parser
@@ -159,21 +159,6 @@ def test_what_a_client_announced_counts_from_the_next_command_on() -> None:
     reading.parser.headers = False
     with pytest.raises(NatsError, match="did not announce headers"):
         next(events)
-
-
-def test_nothing_comes_before_connect_where_it_has_to_come_first() -> None:
-    for data in (b"PING\r\n", b"P", b"X", b"PUB a 1\r\nx\r\n"):
-        reading = Reading()
-        reading.parser.awaits_connect = True
-        reading.feed(data)
-        assert reading.found == [("CLOSE", "Authorization Violation", "Authentication Failure")]
-    reading = Reading()
-    reading.parser.awaits_connect = True
-    events = []
-    for event in reading.parser.receive(BUFFER, BUFFER.fill(b"connect {}\r\nPING\r\n")):
-        reading.parser.awaits_connect = False
-        events.append(event)
-    assert events == [Connect(b"{}"), Ping()]
 
 
 # What is kept, and how often it is looked at ------------------------------------------------------

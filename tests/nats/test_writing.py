@@ -111,6 +111,29 @@ def test_a_mix_is_written_as_its_messages(sid: bytes, kind: str) -> None:
         assert bytes(written) == expected
 
 
+@pytest.mark.parametrize("headers", [True, False])
+@pytest.mark.parametrize("kind", ["run", "run with headers", "mix"])
+def test_several_subscriptions_are_sent_message_by_message(kind: str, headers: bool) -> None:
+    line_of = {"run": "PUB a r 3", "run with headers": "HPUB a 1 3", "mix": "PUB a{} 3"}[kind]
+    event, names = batch(
+        b"".join(b"%b\r\nx%02d\r\n" % (line_of.format(n).encode(), n) for n in range(40))
+    )
+    messages = [*singles(event, names)]
+    every = np.arange(40)
+    for parts in (
+        [(b"1", None), (b"22", None)],
+        [(b"1", None), (b"22", every[3:30:2]), (b"3", every[:0])],
+        [(b"1", every[20:]), (b"22", every[:20])],
+    ):
+        expected = b"".join(
+            line(message, sid, headers=headers)
+            for row, message in enumerate(messages)
+            for sid, rows in parts
+            if rows is None or row in rows
+        )
+        assert bytes(writing.several(event, parts, headers=headers)) == expected
+
+
 def test_what_is_written_outlives_the_buffer() -> None:
     for data in (
         b"PUB a 1\r\nx\r\n" * 40,
