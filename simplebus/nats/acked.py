@@ -3,7 +3,8 @@
 Rule 1: there is one engine. A client that subscribes so is a guest of the broker; what its guest's
 outbox shows is written here as MSG and HMSG, and what comes back is told to the broker.
 Rule 2: bytes are pulled: what a client has not taken stays in the class.
-Rule 3: a message is acknowledged by the client that was sent it, and by nobody else.
+Rule 3: a message is acknowledged by the client that was sent it, and by nobody else; also when it
+has left a durable since, as it does to drain, until somebody takes the durable up.
 
     SUB $SB.SUB.<class>[.<durable>[.<option>=<value>]…][.filter.<subject>] [group] sid
     MSG <channel> sid $JS.ACK.<class>.<consumer>.<delivery>.<sequence>.<count>.<time>.<pending> size
@@ -29,7 +30,9 @@ from simplebus.core.acks import nearest_sequence
 from simplebus.core.broker import Broker
 from simplebus.core.classes import MessageClass
 from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.group import Member
 from simplebus.core.limits import CLASS_ID_MAX, HEADER_BYTES, NAME_CHARACTERS_MAX
+from simplebus.core.position import Position
 from simplebus.core.requests import SubscribeRequest
 from simplebus.core.session import Session
 from simplebus.nats import writing
@@ -50,6 +53,8 @@ _OPTIONS = {
     "max_deliveries": "max_deliveries",
 }
 _FILTER = "filter"
+# So many durables that a client has left are remembered.
+_LEFT_MAX = 64
 _TOKEN_SAFE = "!\"#$&'()+,/:;<=?@[\\]^_`{|}~-"
 _DIGITS = re.compile(r"[0-9]{1,18}")
 
@@ -168,6 +173,8 @@ class Deliveries:
         self.guest = guest
         self.by_number: dict[int, AckedSubscription] = {}
         self._by_name: dict[tuple[str, str], dict[AckedSubscription, None]] = {}
+        self._left: dict[tuple[str, str], Position] = {}
+        """Durables and groups that it has left, and may still have messages of."""
         self._broker = broker
         self._announced: tuple[int, int] = (0, 0)
         """Whose the messages are that come next, by number, and which attempt it is."""
@@ -187,11 +194,28 @@ class Deliveries:
         """One less. Returns whether it was there."""
         if self.by_number.pop(subscription.number, None) is None:
             return False
+        held = self.guest.subscriptions[subscription.number]
+        position = held.group if isinstance(held, Member) else held
+        if position.durable:
+            while len(self._left) >= _LEFT_MAX:
+                del self._left[next(iter(self._left))]
+            self._left[subscription.name] = position
         namesakes = self._by_name[subscription.name]
         del namesakes[subscription]
         if not namesakes:
             del self._by_name[subscription.name]
         return True
+
+    def left(self, about: Receipt) -> Position | None:
+        """What a message with this receipt was sent to, if it has left that since, nobody has taken
+        it up, and it was sent that message."""
+        position = self._left.get((about.stream, about.consumer))
+        if position is None or position.is_served:
+            return None
+        known = self._broker.classes[position.class_id].subscriptions
+        if position not in known or about.sequence >= position.window.cursor:
+            return None
+        return position
 
     def named(self, about: Receipt) -> list[AckedSubscription]:
         """Those that a message with this receipt may have been sent to."""

@@ -20,6 +20,7 @@ from simplebus.core.events import (
     AckedOne,
     Nacked,
     Published,
+    PublishedOne,
     StillWorking,
     SubscriptionAsked,
     Terminated,
@@ -118,10 +119,14 @@ class Classes:
         for refused in parcel.refused:
             self._refused[refused.reason] += refused.count
             self._tell(session, "Publish", refused.subject, refused.sentence)
-        if parcel.batch is None:
+        batch = parcel.batch
+        if batch is None:
             return False
+        published: PublishedOne | Published = Published(class_id, batch)
+        if batch.count == 1:
+            published = PublishedOne(class_id, batch.data.data)
         try:
-            self.broker.apply(self._enter(session).guest, Published(class_id, parcel.batch))
+            self.broker.apply(self._enter(session).guest, published)
         except RemoteProtocolError as error:
             self._cut(session, NatsError(error.reason, error.sentence))
         return True
@@ -199,6 +204,10 @@ class Classes:
                         self.broker.apply(guest, StillWorking(number, first, first + 1))
                     case "terminate":
                         self.broker.apply(guest, Terminated(number, first, first + 1))
+        if not known and says.kind == "ack" and (position := deliveries.left(about)):
+            known = True
+            position.ack(sequence, sequence + 1)
+            self.broker.store.release(self.broker.classes[position.class_id])
         if not known:
             self._refused[Reason.ACK_UNSUBSCRIBED] += 1
         elif message.reply:

@@ -29,7 +29,7 @@ import numpy as np
 
 from simplebus.core import frames
 from simplebus.core.envelope import Envelope, decode, encode
-from simplebus.core.envelope_content import channel_of
+from simplebus.core.envelope_content import CHANNEL, STUFFED, channel_of
 from simplebus.core.errors import LocalProtocolError, Reason, RemoteProtocolError
 from simplebus.core.frames import DELIMITER, HEADER, FrameBatch
 from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES
@@ -295,6 +295,10 @@ def message_of(frame: bytes, class_subject: bytes, acks_to: bytes = b"") -> Pub:
     content = frame[HEADER_BYTES:-DELIMITER_BYTES]
     if frame[0] != frames.ENVELOPE:
         return Pub(class_subject, acks_to, b"%d" % len(content), b"", 0, memoryview(content))
+    if content[0] == CHANNEL and STUFFED not in content:  # Nothing but a channel.
+        at = 3 + (content[1] << 8) + content[2]
+        size = b"%d" % (len(content) - at)
+        return Pub(content[3:at], acks_to, size, b"", 0, memoryview(content)[at:])
     envelope, payload = decode(content)
     subject = envelope.channel.encode() or class_subject
     headers, reply = envelope.headers, acks_to

@@ -446,3 +446,45 @@ def test_limits_bound_what_one_client_may_subscribe_to() -> None:
         client.sub("$SB.SUB.1", sid)
     (line,) = client.lines()
     assert b"a session may have 2 subscriptions" in line
+
+
+@pytest.mark.parametrize("queue", ["", "g"])
+def test_who_drains_acknowledges_after_it_has_left(queue: str) -> None:
+    doors = holding(b"a", b"b", b"c")
+    client = doors.client()
+    client.sub("$SB.SUB.1.d", queue=queue)
+    first, second, third = client.messages()
+    client.say(b"UNSUB 1\r\n", b"SUB _INBOX.me 2\r\n")
+    client.pub(first.reply)
+    client.pub(third.reply, b"+ACK", reply="_INBOX.me")
+    assert [m.subject for m in client.messages()] == ["_INBOX.me"]
+    assert doors.statistics(1).acknowledged == 2
+    other = doors.client()
+    other.sub("$SB.SUB.1.d", queue=queue)
+    client.pub(second.reply)  # It is the other one's now.
+    assert deliveries(other.messages()) == [(b"b", 2)]
+    assert doors.front.refused == {Reason.ACK_UNSUBSCRIBED: 1}
+
+
+def test_what_was_left_and_is_gone_is_not_acknowledged() -> None:
+    doors = holding(b"a", b"b")
+    client = doors.client(b"SUB $SB.SUB.1.d.in_flight=1 1\r\n")
+    (message,) = client.messages()
+    client.say(b"UNSUB 1\r\n")
+    client.pub(message.reply.replace(".1.0.1.", ".1.1.1."))  # It was not sent that one.
+    (position,) = doors.broker.classes[1].subscriptions
+    doors.broker.answers.end(position)
+    client.pub(message.reply)
+    assert doors.front.refused == {Reason.ACK_UNSUBSCRIBED: 2}
+    assert doors.statistics(1).ring.messages == 2
+
+
+def test_so_many_durables_that_were_left_are_remembered() -> None:
+    doors = holding(b"a")
+    client = doors.client()
+    for number in range(100):
+        client.sub(f"$SB.SUB.1.d{number}.start=earliest", str(number))
+        client.say(b"UNSUB %d\r\n" % number)
+    client.messages()
+    assert client.session.deliveries is not None
+    assert len(client.session.deliveries._left) == 64
