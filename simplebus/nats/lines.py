@@ -21,9 +21,13 @@ from simplebus.nats.errors import NatsError
 from simplebus.nats.events import Connect, Event, Ping, Pong, Pub, Sub, Unsub
 from simplebus.nats.limits import SIZE_DIGITS_MAX, NatsLimits
 
-# What nearly every PUB looks like.
+# What nearly every PUB and HPUB looks like.
 _PUB = re.compile(
     rb"[Pp][Uu][Bb][ \t]++([^ \t\r\n]++)[ \t]++(?:([^ \t\r\n]++)[ \t]++)?+([0-9]{1,9}+)\r?\n"
+)
+_HPUB = re.compile(
+    rb"[Hh][Pp][Uu][Bb][ \t]++([^ \t\r\n]++)[ \t]++(?:([^ \t\r\n]++)[ \t]++)?"
+    rb"([0-9]{1,9}+)[ \t]++([0-9]{1,9}+)\r?\n"
 )
 _VERB = re.compile(rb"(?i:(PUB|HPUB|SUB|UNSUB|-ERR)[ \t]++|(CONNECT|INFO)[ \t]*+|(PING|PONG|\+OK))")
 _WORDS, _REST, _NOTHING = 1, 2, 3
@@ -77,12 +81,20 @@ class Reader:
         """
         self.need, self.shortened = 0, b""
         if not searched:
-            match = _PUB.match(raw, at, last)
-            if match is not None and match.end() - at <= self._limits.max_control_line:
-                subject, reply, size = match.groups(b"")
-                return self._message(
-                    raw, at, match.end(), last, Pub(subject, reply, size, b"", 0, _NO_BODY)
-                )
+            if raw[at] not in b"Hh":
+                match = _PUB.match(raw, at, last)
+                if match is not None and match.end() - at <= self._limits.max_control_line:
+                    subject, reply, size = match.groups(b"")
+                    message = Pub(subject, reply, size, b"", 0, _NO_BODY)
+                    return self._message(raw, at, match.end(), last, message)
+            elif self.headers:
+                match = _HPUB.match(raw, at, last)
+                if match is not None and match.end() - at <= self._limits.max_control_line:
+                    subject, reply, header_size, size = match.groups(b"")
+                    header_bytes = int(header_size)
+                    if header_bytes <= int(size):
+                        message = Pub(subject, reply, size, header_size, header_bytes, _NO_BODY)
+                        return self._message(raw, at, match.end(), last, message)
         return self._read(raw, at, last, searched)
 
     def _read(self, raw: bytearray, at: int, last: int, searched: int) -> int:

@@ -28,7 +28,7 @@ from simplebus.nats.limits import (
     SUBJECT_BYTES_FAST,
     NatsLimits,
 )
-from simplebus.nats.table import Numbers, SubjectTable
+from simplebus.nats.table import Numbers, SubjectTable, are_words
 
 _VERB = b"PUB "
 _CR_LF = b"\r\n"
@@ -162,18 +162,13 @@ class Scan:
 
     def _find_numbers(self) -> None:
         """The numbers of the subjects that are known. Others are seen to have no blank in them."""
-        self._numbers: Numbers = self._table.find(
-            self._words, self.starts + len(_VERB), self._lengths
-        )
+        subjects = self.starts + len(_VERB)
+        self._numbers: Numbers = self._table.find(self._words, subjects, self._lengths)
         self._generation = self._table.generation
-        for row in np.flatnonzero(self._plain & (self._numbers < 0)).tolist():
-            subject = self._subject(row)
-            if b" " in subject or b"\t" in subject:
-                self._plain[row] = False
-
-    def _subject(self, row: int) -> bytes:
-        begin = int(self.starts[row]) + len(_VERB)
-        return bytes(self._raw[begin : begin + int(self._lengths[row])])
+        unknown = np.flatnonzero(self._plain & (self._numbers < 0))
+        if unknown.size:
+            good = are_words(self._words, subjects[unknown], self._lengths[unknown])
+            self._plain[unknown] = good
 
     def _link(self) -> None:
         """Which candidates end where the next one begins; and where others lead."""
@@ -248,8 +243,13 @@ class Scan:
             unknown = np.flatnonzero(numbers < 0)
         if unknown.size:
             those = np.arange(self.starts.size)[rows][unknown]
-            number = self._table.number
-            found = [number(self._subject(row)) for row in those.tolist()]
+            starts, lengths = self.starts[those] + len(_VERB), self._lengths[those]
+            raw = self._raw
+            subjects = [
+                bytes(raw[begin:end])
+                for begin, end in zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
+            ]
+            found = self._table.numbers(subjects, self._words, starts, lengths)
             numbers[unknown] = self._numbers[those] = found
         return numbers
 

@@ -1,4 +1,4 @@
-"""Subjects as numbers: one by one, and of many messages at once.
+"""Subjects as numbers, those of many messages at once.
 
 Rule 1: equality of bytes decides, never of hashes.
 Rule 2: there are at most SUBJECTS_MAX; when there would be more, all are forgotten.
@@ -12,14 +12,18 @@ Rule 3: a subject that arrays do not find has its number nevertheless: the dict 
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 import numpy.typing as npt
 
-from simplebus.core.frames import Words
+from simplebus.core.frames import Flags, Words
 from simplebus.nats.limits import SUBJECT_BYTES_FAST, SUBJECTS_MAX
 
 Numbers = npt.NDArray[np.int32]
 Positions = npt.NDArray[np.int64]
+Parts: TypeAlias = list[tuple[Positions | None, Words]]
+"""Subjects, eight bytes at a time: whose they are, None for everybody's, and the bytes."""
 
 _SIZE = 8
 _SLOT_BITS = 18
@@ -28,22 +32,12 @@ _SLOTS = 1 << _SLOT_BITS
 _SHIFTS = (64 - _SLOT_BITS, 64 - 2 * _SLOT_BITS, 64 - 3 * _SLOT_BITS)
 _FACTOR = 0x9E3779B97F4A7C15
 _FOLD = 32
-_ALL = (1 << 64) - 1
+_ONES, _TOPS, _BLANKS, _TABS = (np.uint64(n * 0x0101010101010101) for n in (1, 0x80, 0x20, 0x09))
 
 # By how many bytes of a word belong to a subject: those bits.
 _KEEP: Words = np.array([(1 << 8 * n) - 1 for n in range(_SIZE + 1)], np.uint64)
 
 assert _SLOTS >= 4 * SUBJECTS_MAX
-
-
-def _hash(subject: bytes) -> int:
-    """What `_hashes` makes of the same bytes."""
-    value = len(subject) * _FACTOR & _ALL
-    for at in range(0, len(subject), _SIZE):
-        value ^= int.from_bytes(subject[at : at + _SIZE], "little")
-        value = value * _FACTOR & _ALL
-        value ^= value >> _FOLD
-    return value * _FACTOR & _ALL
 
 
 class SubjectTable:
@@ -59,17 +53,6 @@ class SubjectTable:
         self._hashes: Words = np.zeros(SUBJECTS_MAX + 1, np.uint64)
         self._lengths: Positions = np.zeros(SUBJECTS_MAX + 1, np.int64)
         self._columns = [np.zeros(SUBJECTS_MAX + 1, np.uint64)]
-
-    def number(self, subject: bytes) -> int:
-        """This subject's. May forget all others."""
-        number = self._numbers.get(subject)
-        if number is None:
-            self.make_room(1)
-            number = self._numbers[subject] = len(self.names)
-            self.names.append(subject)
-            if 0 < len(subject) <= SUBJECT_BYTES_FAST:
-                self._place(subject, number + 1)
-        return number
 
     def make_room(self, count: int) -> None:
         """See to it that so many more, at most SUBJECTS_MAX, can come without forgetting any."""
@@ -88,15 +71,13 @@ class SubjectTable:
         """
         parts = _parts(words, starts, lengths)
         hashes = _hashes(parts, lengths)
-        found = self._slots.take((hashes >> np.uint64(_SHIFTS[0])).view(np.int64))
+        found = self._slots.take(_slots(hashes, _SHIFTS[0]))
         rest = np.flatnonzero(self._hashes.take(found) != hashes)
         for shift in _SHIFTS[1:]:
             if not rest.size:
                 break
             those = hashes[rest]
-            slots = those >> np.uint64(shift)
-            slots &= np.uint64(_SLOTS - 1)
-            other = self._slots.take(slots.view(np.int64))
+            other = self._slots.take(_slots(those, shift))
             found[rest] = other
             rest = rest[self._hashes.take(other) != those]
         equal = self._lengths.take(found) == lengths
@@ -109,30 +90,71 @@ class SubjectTable:
         found -= 1
         return found
 
-    def _place(self, subject: bytes, index: int) -> None:
-        """Have arrays find it."""
-        value = _hash(subject)
-        self._hashes[index] = value
-        self._lengths[index] = len(subject)
-        for number, at in enumerate(range(0, len(subject), _SIZE)):
-            if number == len(self._columns):
+    def numbers(
+        self, subjects: list[bytes], words: Words, starts: Positions, lengths: Positions
+    ) -> list[int]:
+        """The numbers of subjects that `find`, which was asked about the same, did not find. There
+        is room for them."""
+        numbers, known = self._numbers, len(self.names)
+        found: list[int] = []
+        rows: list[int] = []  # Where those that are new come first.
+        for row, subject in enumerate(subjects):
+            number = numbers.get(subject)
+            if number is None:
+                number = numbers[subject] = len(self.names)
+                self.names.append(subject)
+            if number >= known + len(rows):
+                rows.append(row)
+            found.append(number)
+        if rows:
+            fresh = np.array(rows)
+            self._place(known, _parts(words, starts[fresh], lengths[fresh]), lengths[fresh])
+        return found
+
+    def _place(self, number: int, parts: Parts, lengths: Positions) -> None:
+        """Have arrays find these subjects, which have numbers from this one on."""
+        indexes = np.arange(number + 1, number + 1 + lengths.size, dtype=np.int32)
+        hashes = _hashes(parts, lengths)
+        self._hashes[indexes] = hashes
+        self._lengths[indexes] = lengths
+        for column, (rows, part) in enumerate(parts):
+            if column == len(self._columns):
                 self._columns.append(np.zeros(SUBJECTS_MAX + 1, np.uint64))
-            part = int.from_bytes(subject[at : at + _SIZE], "little")
-            self._columns[number][index] = part
+            self._columns[column][indexes if rows is None else indexes[rows]] = part
         for shift in _SHIFTS:
-            slot = value >> shift & _SLOTS - 1
-            if not self._slots[slot]:
-                self._slots[slot] = index
-                return
+            slots = _slots(hashes, shift)
+            free = np.flatnonzero(self._slots.take(slots) == 0)
+            self._slots[slots[free]] = indexes[free]
+            left = self._slots.take(slots) != indexes  # Of two in one slot, one is left.
+            indexes, hashes = indexes[left], hashes[left]
 
 
-def _parts(
-    words: Words, starts: Positions, lengths: Positions
-) -> list[tuple[Positions | None, Words]]:
-    """Subjects, eight bytes at a time: whose they are, None for everybody's, and the bytes."""
+def are_words(words: Words, starts: Positions, lengths: Positions) -> Flags:
+    """Which of many subjects have neither a blank nor a tab in them. See `SubjectTable.find`."""
+    good = np.ones(starts.size, np.bool_)
+    for rows, part in _parts(words, starts, lengths):
+        for every in (_BLANKS, _TABS):
+            other = part ^ every
+            here = (((other - _ONES) & ~other) & _TOPS) == 0
+            if rows is None:
+                good &= here
+            else:
+                good[rows] &= here
+    return good
+
+
+def _slots(hashes: Words, shift: int) -> Positions:
+    """Where hashes lead by this shift."""
+    slots = hashes >> np.uint64(shift)
+    slots &= np.uint64(_SLOTS - 1)
+    return slots.view(np.int64)
+
+
+def _parts(words: Words, starts: Positions, lengths: Positions) -> Parts:
+    """Of subjects that lie at these places."""
     first = words[starts]
     first &= _KEEP.take(lengths, mode="clip")
-    parts: list[tuple[Positions | None, Words]] = [(None, first)]
+    parts: Parts = [(None, first)]
     rows: Positions | None = None
     for at in range(_SIZE, SUBJECT_BYTES_FAST, _SIZE):
         longer = np.flatnonzero((lengths if rows is None else lengths[rows]) > at)
@@ -150,7 +172,7 @@ def _parts(
     return parts
 
 
-def _hashes(parts: list[tuple[Positions | None, Words]], lengths: Positions) -> Words:
+def _hashes(parts: Parts, lengths: Positions) -> Words:
     """Of each subject."""
     factor, fold = np.uint64(_FACTOR), np.uint64(_FOLD)
     hashes = lengths.view(np.uint64) * factor
