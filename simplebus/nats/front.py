@@ -149,11 +149,13 @@ class Front:
         session.heard_at = self.now
         if not session.is_connected and not session.parser.tail_bytes:
             self._begin(session, buffer.raw[HEADROOM_BYTES])
+        events = 0
         for event in session.parser.receive(buffer, count):
+            events += 1
             self._apply(session, event)
             if session.is_cut:
                 break
-        session.took(count, self._made)
+        session.took(count, made=self._made, events=events)
         session.waits_for = self.pace.take_behind()
 
     def _begin(self, session: NatsSession, first: int) -> None:

@@ -43,8 +43,10 @@ FIRST_PING_SECONDS = 2.0
 # Pieces of output are joined up to this long: many small ones cost what they weigh.
 OUTPUT_PIECE_BYTES = 64 * 1024
 
-# What one read may make of output for all clients together; where it would be more, the next read
-# of the same publisher is shorter, down to the least.
+# What one read may make of output for all clients together, and how many things it may say, a batch
+# of messages being one; where it is more, the next read of the same client is shorter, down to the
+# least. Nobody waits long then for those who say much.
+EVENTS_PER_READ = 2048
 OUTPUT_PER_READ_BYTES = 8 * 1024 * 1024
 READ_BYTES_MIN = 4 * 1024
 

@@ -13,7 +13,7 @@ from simplebus.nats import writing
 from simplebus.nats.auth import User
 from simplebus.nats.connect import Info, Options
 from simplebus.nats.events import Mix, Positions, Run
-from simplebus.nats.limits import OUTPUT_PER_READ_BYTES, READ_BYTES_MIN
+from simplebus.nats.limits import EVENTS_PER_READ, OUTPUT_PER_READ_BYTES, READ_BYTES_MIN
 from simplebus.nats.outbox import Outbox
 from simplebus.nats.parser import Parser
 from simplebus.nats.permissions import Grants, Replies
@@ -128,13 +128,13 @@ class NatsSession:
         """Whether it is sent what waits for it before it is closed."""
         return True
 
-    def took(self, count: int, made: int) -> None:
-        """A read brought so many bytes, and made so many for others. Bulk is read in ever larger
-        pieces, as long as not too much is made of them."""
-        if made > OUTPUT_PER_READ_BYTES:
-            fewer = count * OUTPUT_PER_READ_BYTES // made
-            self._read_bytes = max(READ_BYTES_MIN, fewer)
-        elif count >= self._read_bytes and 2 * made <= OUTPUT_PER_READ_BYTES:
+    def took(self, count: int, *, made: int, events: int) -> None:
+        """A read brought so many bytes, that said so many things, and made so many bytes for
+        others. Bulk is read in ever larger pieces, as long as not too much has to be done."""
+        work = max(made / OUTPUT_PER_READ_BYTES, events / EVENTS_PER_READ)
+        if work > 1:
+            self._read_bytes = max(READ_BYTES_MIN, int(count / work))
+        elif count >= self._read_bytes and work <= 0.5:
             self._read_bytes = min(2 * self._read_bytes, RECEIVE_BYTES)
 
     @property

@@ -1,0 +1,55 @@
+"""How much is read from a client at once: more from one whose bytes are easily dealt with."""
+
+from __future__ import annotations
+
+import pytest
+
+from simplebus.core.limits import RECEIVE_BYTES, TRICKLE_BYTES
+from simplebus.core.receive import ReceiveBuffer
+from simplebus.nats.front import Front
+from simplebus.nats.limits import EVENTS_PER_READ, OUTPUT_PER_READ_BYTES, READ_BYTES_MIN
+
+
+@pytest.fixture(scope="module")
+def buffer() -> ReceiveBuffer:
+    return ReceiveBuffer()
+
+
+HELLO = b'CONNECT {"verbose":false,"pedantic":false}\r\n'
+
+
+def sizes(front: Front, buffer: ReceiveBuffer, words: bytes, reads: int) -> list[int]:
+    """What is asked for next, each time, as one client says this again and again."""
+    session = front.open("test")
+    front.receive(session, buffer, buffer.fill(HELLO))
+    asked: list[int] = []
+    at = 0  # In the words, where the next read begins.
+    for _ in range(reads):
+        size = session.read_bytes
+        count = buffer.fill((words * (size // len(words) + 2))[at : at + size])
+        at = (at + count) % len(words)
+        front.receive(session, buffer, count)
+        for other in front.take_ready():
+            other.forget_all()
+        asked.append(session.read_bytes)
+    return asked
+
+
+def test_bulk_is_read_in_ever_larger_pieces(buffer: ReceiveBuffer) -> None:
+    asked = sizes(Front(), buffer, b"PUB a 16\r\n0123456789abcdef\r\n", 7)
+    assert asked == sorted(asked)
+    assert (asked[0], asked[-1]) == (2 * TRICKLE_BYTES, RECEIVE_BYTES)
+
+
+def test_who_says_much_is_read_in_small_pieces(buffer: ReceiveBuffer) -> None:
+    last = sizes(Front(), buffer, b"PING\r\n", 6)[-1]
+    assert READ_BYTES_MIN <= last <= 2 * 6 * EVENTS_PER_READ
+
+
+def test_whose_messages_go_to_many_is_read_in_small_pieces(buffer: ReceiveBuffer) -> None:
+    front = Front()
+    for _ in range(40):
+        other = front.open("other")
+        front.receive(other, buffer, buffer.fill(HELLO + b"SUB a 1\r\n"))
+    last = sizes(front, buffer, b"PUB a 100\r\n" + b"x" * 100 + b"\r\n", 8)[-1]
+    assert last <= 2 * OUTPUT_PER_READ_BYTES // 40
