@@ -38,6 +38,11 @@ class Binding:
         self._store = store
         self._packer = packer
 
+    @property
+    def is_ordered(self) -> bool:
+        """A class keeps the order of a publisher's messages."""
+        return True
+
     def one(self, message: Pub, origin: NatsSession | None) -> bool:
         if origin is None or message.subject.startswith(_RESERVED):
             return False

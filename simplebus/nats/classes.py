@@ -232,6 +232,11 @@ class _Acks:
         self._classes = classes
         self._names = names
 
+    @property
+    def is_ordered(self) -> bool:
+        """Which acknowledgement comes first does not matter."""
+        return False
+
     def one(self, message: Pub, origin: NatsSession | None) -> bool:
         return origin is not None and self._classes.acknowledge(origin, message)
 

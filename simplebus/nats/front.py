@@ -36,18 +36,22 @@ from simplebus.nats.events import (
     Run,
     Sub,
     Unsub,
-    all_of,
     singles,
 )
 from simplebus.nats.gate import Gate, violation
-from simplebus.nats.limits import FIRST_PING_SECONDS
+from simplebus.nats.limits import (
+    DROPPED_AT_ONCE,
+    EVENT_BYTES,
+    FIRST_PING_SECONDS,
+    SUBSCRIPTION_BYTES,
+)
 from simplebus.nats.pace import Pace
 from simplebus.nats.parser import Parser
 from simplebus.nats.permissions import Replies
 from simplebus.nats.routes import Routes
 from simplebus.nats.session import NatsSession, Written
 from simplebus.nats.settings import NatsSettings
-from simplebus.nats.subscription import Subscription
+from simplebus.nats.subscription import Sink, Subscription
 
 _OK = b"+OK\r\n"
 _PING = b"PING\r\n"
@@ -147,7 +151,7 @@ class Front:
         assert not session.closed
         self._made = 0
         session.heard_at = self.now
-        if not session.is_connected and not session.parser.tail_bytes:
+        if not session.is_connected:
             self._begin(session, buffer.raw[HEADROOM_BYTES])
         events = 0
         for event in session.parser.receive(buffer, count):
@@ -159,8 +163,9 @@ class Front:
         session.waits_for = self.pace.take_behind()
 
     def _begin(self, session: NatsSession, first: int) -> None:
-        """A client that has to say who it is says its first byte."""
-        if first in b"cC":
+        """A client of which it is not known who it is says something that begins with this byte.
+        Where nobody has to say it, it is known by that, unless this is the beginning of CONNECT."""
+        if first in b"cC" or session.parser.tail_bytes:
             return
         user = self.gate.silent_user
         if user is None:
@@ -195,7 +200,8 @@ class Front:
         return cut
 
     def tick(self) -> None:
-        """One beat: who is overdue?"""
+        """One beat: who is overdue, and what is to be forgotten?"""
+        self.routes.tidy()
         for late, error in self.pace.overdue(self.sessions.values(), self.now):
             self._give_up(late, error)
         due = self._due
@@ -367,7 +373,7 @@ class Front:
         self._ok(session)
         taken = False
         sinks = self.routes.of(message.subject)
-        self._made += len(sinks) * len(message.body)
+        self._made += EVENT_BYTES + len(sinks) * len(message.body)
         for sink in sinks:
             taken |= sink.one(message, session)
         if message.reply and not taken and session.options.no_responders:
@@ -393,16 +399,15 @@ class Front:
     def _publish_mix(self, session: NatsSession, event: Mix) -> None:
         session.in_messages += event.count
         session.in_bytes += int((event.bounds[1:] - event.bodies).sum()) - 2 * event.count
-        ending: dict[Subscription, list[Positions]] = {}
+        parts: dict[Sink, list[Positions]] = {}
         for sinks, rows in self.routes.split(event.subjects):
             for sink in sinks:
-                if isinstance(sink, Subscription) and sink.most:
-                    # Which are its last ones is seen when all that are for it are known.
-                    ending.setdefault(sink, []).append(all_of(event, rows))
+                if sink.is_ordered and rows is not None:
+                    parts.setdefault(sink, []).append(rows)
                 else:
                     sink.many(event, rows, session)
-        for subscription, parts in ending.items():
-            subscription.many(event, np.sort(np.concatenate(parts)), session)
+        for sink, those in parts.items():
+            sink.many(event, np.sort(np.concatenate(those)), session)
         self._write(event)
 
     def deliver(self, messages: Pub | Run) -> None:
@@ -431,13 +436,14 @@ class Front:
         size = b"%d" % len(status)
         answer = Pub(message.reply, b"", size, size, len(status), memoryview(status))
         for sink in self.routes.of(message.reply):
-            if isinstance(sink, Subscription) and sink.session is session:
+            if isinstance(sink, Subscription) and sink.session is session and not sink.is_over:
                 session.send(writing.one(answer, sink.sid, headers=True))
                 return
 
     # Subscribing ---------------------------------------------------------------------------------
 
     def _subscribe(self, session: NatsSession, event: Sub) -> None:
+        self._made += SUBSCRIPTION_BYTES
         limits, grants = self.settings.limits, session.grants
         if grants and not grants.may_subscribe(event.subject, event.queue):
             queue = f' using queue "{subjects.text(event.queue)}"' if event.queue else ""
@@ -449,6 +455,10 @@ class Front:
         if event.sid not in session.subscriptions:
             if not subjects.is_legal(event.subject):
                 session.send(error_line("Invalid Subject"))
+                return
+            if subjects.is_too_deep(event.subject):
+                what = f'Subscription to "{subjects.text(event.subject)}", too many tokens'
+                self._deny(session, what)
                 return
             if self.classes is not None and self.classes.are_asked_for(event.subject):
                 acked = self.classes.subscribe(session, event)
@@ -463,6 +473,7 @@ class Front:
         self._ok(session)
 
     def _unsubscribe(self, session: NatsSession, event: Unsub) -> None:
+        self._made += SUBSCRIPTION_BYTES
         subscription = session.subscriptions.get(event.sid)
         if subscription is not None:
             subscription.most = event.most
@@ -481,5 +492,11 @@ class Front:
             self.routes.unsubscribe(subscription)
 
     def _drop_all(self, session: NatsSession) -> None:
-        for subscription in list(session.subscriptions.values()):
-            self._end(subscription)
+        subscriptions = list(session.subscriptions.values())
+        later = len(subscriptions) > DROPPED_AT_ONCE
+        for subscription in subscriptions:
+            if later and not isinstance(subscription, AckedSubscription):
+                self.routes.abandon(subscription)
+            else:
+                self._end(subscription)
+        session.subscriptions.clear()

@@ -48,6 +48,13 @@ OUTPUT_PIECE_BYTES = 64 * 1024
 # least. Nobody waits long then for those who say much.
 EVENTS_PER_READ = 2048
 OUTPUT_PER_READ_BYTES = 8 * 1024 * 1024
+# What is not done in batches counts as so many bytes of output: it takes as long.
+EVENT_BYTES = 4 * 1024
+SUBSCRIPTION_BYTES = 16 * 1024
+# Of a client that leaves more than so many subscriptions, these are forgotten later, some with each
+# beat: nobody else waits for that.
+DROPPED_AT_ONCE = 512
+TIDIED_PER_BEAT = 2048
 READ_BYTES_MIN = 4 * 1024
 
 # One event may need a number for each of its messages, and what is looked for in vain costs no more

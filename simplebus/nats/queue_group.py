@@ -53,6 +53,11 @@ class _Sharing:
         """For whose messages, on which subject, of which members these are those who take."""
 
     @property
+    def is_ordered(self) -> bool:
+        """Its members' messages are put in order when they are written."""
+        return False
+
+    @property
     def version(self) -> int:
         """Grows when a member comes or goes."""
         raise NotImplementedError
@@ -63,6 +68,8 @@ class _Sharing:
 
     def one(self, message: Pub, origin: NatsSession | None) -> bool:
         members = self.current()
+        if not members:
+            return False
         if members[self._dice.one(len(members))].one(message, origin):
             return True
         takers = self._who_take(message.subject, origin)
@@ -72,6 +79,8 @@ class _Sharing:
         members = self.current()
         if len(members) == 1:
             return members[0].many(messages, rows, origin)
+        if not members:
+            return False
         every = all_of(messages, rows)
         left = self._share(members, messages, every, origin)
         nobodys = 0
@@ -111,10 +120,11 @@ class _Sharing:
 class QueueGroup(_Sharing):
     """Those that subscribed to one subject by one queue name."""
 
-    __slots__ = ("_at", "_version", "members", "queue")
+    __slots__ = ("_at", "_version", "members", "queue", "subject")
 
-    def __init__(self, dice: Dice, queue: bytes) -> None:
+    def __init__(self, dice: Dice, subject: bytes, queue: bytes) -> None:
         super().__init__(dice)
+        self.subject = subject
         self.queue = queue
         self.members: list[Subscription] = []
         self._at: dict[Subscription, int] | None = None

@@ -8,6 +8,7 @@ subjects.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import TypeAlias
 
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from simplebus.core.sublist import Sublist
 from simplebus.nats import subjects
 from simplebus.nats.events import Positions
-from simplebus.nats.limits import SUBJECTS_MAX
+from simplebus.nats.limits import SUBJECTS_MAX, TIDIED_PER_BEAT
 from simplebus.nats.queue_group import Dice, JoinedGroup, QueueGroup
 from simplebus.nats.subscription import Sink, Subscription
 from simplebus.nats.table import SubjectTable
@@ -38,6 +39,7 @@ class Routes:
         self._dice = Dice(generator)
         self._sublist: Sublist[Sink] = Sublist(check=lambda pattern: pattern)
         self._groups: dict[tuple[bytes, bytes], QueueGroup] = {}
+        self._abandoned: deque[Subscription | QueueGroup] = deque()
         self._joined: dict[tuple[QueueGroup, ...], JoinedGroup] = {}
         self._results: dict[Sinks, int] = {}
         self._sinks: list[Sinks] = []
@@ -64,10 +66,10 @@ class Routes:
             return
         group = self._groups.get((subject, queue))
         if group is None:
-            group = self._groups[subject, queue] = QueueGroup(self._dice, queue)
+            group = self._groups[subject, queue] = QueueGroup(self._dice, subject, queue)
             self.add(subject, group)
             self._joined.clear()
-        group.add(subscription)
+        group.add(subscription)  # It may be one that is empty, and not tidied away yet.
 
     def unsubscribe(self, subscription: Subscription) -> None:
         """No longer."""
@@ -78,9 +80,33 @@ class Routes:
         group = self._groups[subject, queue]
         group.remove(subscription)
         if not group.members:
-            del self._groups[subject, queue]
-            self.remove(subject, group)
-            self._joined.clear()
+            self._forget(group)
+
+    def _forget(self, group: QueueGroup) -> None:
+        del self._groups[group.subject, group.queue]
+        self.remove(group.subject, group)
+        self._joined.clear()
+
+    def abandon(self, subscription: Subscription) -> None:
+        """No longer, and what it leaves behind is forgotten later: see `tidy`."""
+        subject, queue = subscription.subject, subscription.queue
+        if not queue:
+            subscription.is_over = True
+            self._abandoned.append(subscription)
+            return
+        group = self._groups[subject, queue]
+        group.remove(subscription)
+        if not group.members:
+            self._abandoned.append(group)
+
+    def tidy(self) -> None:
+        """Forget some of what was left behind."""
+        for _ in range(min(TIDIED_PER_BEAT, len(self._abandoned))):
+            sink = self._abandoned.popleft()
+            if isinstance(sink, Subscription):
+                self.remove(sink.subject, sink)
+            elif not sink.members and self._groups.get((sink.subject, sink.queue)) is sink:
+                self._forget(sink)
 
     def of(self, subject: bytes) -> Sinks:
         """Where a message on this subject goes."""

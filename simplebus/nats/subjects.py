@@ -8,6 +8,8 @@ where it would be taken for the third wildcard of channels, it is escaped.
 
 from __future__ import annotations
 
+from simplebus.core.limits import PATTERN_SEGMENTS_MAX
+
 ONE, SOME = b"*", b">"
 _RESERVED = (b"_R_.", b"_GR_.")
 _ESCAPE = "\x00"
@@ -23,6 +25,12 @@ def is_literal(subject: bytes) -> bool:
     """Whether one may publish on it, to be exact: legal, and no token is a wildcard."""
     tokens = subject.split(b".")
     return not (b"" in tokens or ONE in tokens or SOME in tokens)
+
+
+def is_too_deep(subject: bytes) -> bool:
+    """Whether it has wildcards among more tokens than a pattern may have segments."""
+    tokens = subject.split(b".")
+    return len(tokens) > PATTERN_SEGMENTS_MAX and (ONE in tokens or SOME in tokens)
 
 
 def is_reserved(reply: bytes) -> bool:

@@ -27,6 +27,11 @@ class Sink(Protocol):
 
     def __hash__(self) -> int: ...
 
+    @property
+    def is_ordered(self) -> bool:
+        """Whether all messages of a batch that are for it are to be put to it together: which come
+        first matters to it."""
+
     def one(self, message: Pub, origin: NatsSession | None) -> bool:
         """Take a message. Returns whether anybody does."""
 
@@ -37,7 +42,7 @@ class Sink(Protocol):
 class Subscription:
     """Of one client."""
 
-    __slots__ = ("delivered", "denied", "most", "queue", "session", "sid", "subject")
+    __slots__ = ("delivered", "denied", "is_over", "most", "queue", "session", "sid", "subject")
 
     def __init__(
         self,
@@ -55,13 +60,22 @@ class Subscription:
         """Messages since it began."""
         self.most = 0
         """With so many delivered it ends; 0 for never."""
+        self.is_over = False
+        """Whether it has ended, and is still there."""
         self.denied = denied
         """Subjects of which it is sent nothing; None for none."""
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether it will end: which messages are its last ones is told by all that are for it."""
+        return self.most > 0
 
     def hears(self, origin: NatsSession | None) -> bool:
         """Whether it is to be sent this client's messages."""
         session = self.session
-        return (origin is not session or session.options.echo) and not session.is_cut
+        if self.is_over or session.is_cut:
+            return False
+        return origin is not session or session.options.echo
 
     def takes(self, subject: bytes, origin: NatsSession | None) -> bool:
         """Whether it is to be sent this client's messages on this subject."""

@@ -1,0 +1,292 @@
+"""The front by itself: clocks, bounds, and what batches have in common with single messages."""
+
+from __future__ import annotations
+
+import made_dialogues
+import pytest
+from differ import Script
+from hypothesis import given, settings
+from inside import Client, Inside, buffer
+
+from simplebus.core.errors import Reason
+from simplebus.nats.auth import NatsAuth, User
+from simplebus.nats.events import Mix, Run
+from simplebus.nats.limits import (
+    DROPPED_AT_ONCE,
+    FIRST_PING_SECONDS,
+    TIDIED_PER_BEAT,
+    NatsLimits,
+)
+from simplebus.nats.parser import Parser
+from simplebus.nats.permissions import Permissions, Responses
+from simplebus.nats.settings import NatsSettings
+from simplebus.nats.table import SubjectTable
+
+QUIET = b'CONNECT {"verbose":false,"pedantic":false}\r\n'
+AUTH = NatsAuth(users=(User("u", "p"),))
+
+
+def at(house: Inside, seconds: float) -> None:
+    """So late is it; a beat."""
+    house.front.now = seconds
+    house.front.tick()
+    house.settle()
+
+
+def waiting(limits: NatsLimits | None = None, auth: NatsAuth | None = None) -> Inside:
+    return Inside(NatsSettings(limits=limits or NatsLimits(), auth=auth or NatsAuth()))
+
+
+# Who is there ------------------------------------------------------------------------------------
+
+
+def test_the_first_ping_comes_early_and_never_before_the_first_pong() -> None:
+    house = waiting()
+    greeted, silent = house.client(QUIET + b"PING\r\n"), house.client()
+    assert greeted.lines() == b"PONG\r\n"
+    at(house, FIRST_PING_SECONDS)
+    assert greeted.lines() == b"PING\r\n"
+    assert silent.lines() == b""
+    at(house, 120.0)
+    assert silent.lines() == b"PING\r\n"
+
+
+def test_who_does_not_answer_is_stale() -> None:
+    house = waiting()
+    client = house.client(QUIET + b"PING\r\n")
+    heard = []
+    for seconds in range(0, 600, 10):
+        at(house, seconds)
+        heard.append((seconds, client.lines()))
+    said = [(seconds, line) for seconds, line in heard[1:] if line]
+    assert said == [
+        (10, b"PING\r\n"),  # The first one.
+        (130, b"PING\r\n"),
+        (250, b"-ERR 'Stale Connection'\r\n"),
+    ]
+    assert client.error is not None
+    assert client.error.reason is Reason.HEARTBEAT_TIMEOUT
+    assert client.error.closed == "Stale Connection"
+    assert house.front.sessions == {}
+
+
+def test_who_answers_or_says_anything_is_not_stale() -> None:
+    house = waiting()
+    answers, talks = house.client(QUIET + b"PING\r\n"), house.client(QUIET + b"PING\r\n")
+    at(house, 10)
+    pings = [0, 0]
+    for seconds in range(60, 1800, 60):
+        at(house, seconds)
+        if b"PING" in answers.lines():
+            pings[0] += 1
+            answers.say(b"PONG\r\n")
+        pings[1] += talks.lines().count(b"PING")
+        talks.say(b"PUB a 0\r\n\r\n")
+    assert not answers.closed
+    assert not talks.closed
+    assert pings[0] > 10
+    assert pings[1] == 1
+
+
+def test_who_does_not_say_connect_in_time_is_told_so() -> None:
+    house = waiting(auth=AUTH)
+    late = house.client()
+    early = house.client(b'CONNECT {"verbose":false,"user":"u","pass":"p"}\r\n')
+    begun = house.client(b"CONNE")
+    at(house, 1.9)
+    assert not late.closed
+    at(house, 2.0)
+    for client in (late, begun):
+        assert client.lines() == b"-ERR 'Authentication Timeout'\r\n"
+        assert client.error is not None
+        assert client.error.reason is Reason.HELLO_TIMEOUT
+    assert not early.closed
+
+
+def test_where_nobody_is_asked_nobody_has_to_say_connect() -> None:
+    house = waiting()
+    client = house.client()
+    guests = Inside(NatsSettings(auth=NatsAuth(users=(User("u", "p"),), no_auth_user="u")))
+    guest = guests.client()
+    at(house, 60)
+    at(guests, 60)
+    assert not client.closed
+    assert not guest.closed
+
+
+def test_timers_of_clients_that_left_are_forgotten() -> None:
+    house = waiting()
+    for _ in range(100):
+        house.client(QUIET).leave()
+    at(house, 1000)
+    assert house.front._due == []
+
+
+def test_a_lame_duck_says_so_to_those_who_understand_it() -> None:
+    house = waiting()
+    old = house.client(b'CONNECT {"verbose":false}\r\n')
+    new = house.client(b'CONNECT {"verbose":false,"protocol":1}\r\n')
+    house.front.say_lame_duck()
+    house.settle()
+    assert old.lines() == b""
+    assert b'"ldm":true' in new.lines()
+
+
+def test_info_names_the_client_and_where_it_came() -> None:
+    house = waiting(auth=AUTH)
+    info = house.client().session.info
+    assert (info.client_id, info.client_ip, info.host, info.port) == (1, "127.0.0.1", "h", 1)
+    assert info.auth_required
+    assert info.max_payload == 1024 * 1024
+    assert info.line().startswith(b'INFO {"server_id":"ours"')
+    assert house.client().session.info.client_id == 2
+
+
+# Bounds ------------------------------------------------------------------------------------------
+
+
+def test_a_client_for_which_too_much_waits_is_cut_off_without_a_word() -> None:
+    house = waiting(NatsLimits(max_payload=1000, max_pending=2000))
+    front, slow = house.front, house.client(QUIET + b"SUB a 1\r\n")
+    other = house.client(QUIET + b"SUB a 1\r\n")
+    publisher = front.open("test")
+    said = QUIET + (b"PUB a 900\r\n" + b"x" * 900 + b"\r\n") * 2
+    front.receive(publisher, buffer(), buffer().fill(said))
+    other.take()
+    front.receive(publisher, buffer(), buffer().fill(said[len(QUIET) :]))
+    cut = front.take_cut()
+    assert [session for session, _ in cut] == [slow.session]
+    assert cut[0][1].line == b""
+    assert cut[0][1].closed == "Slow Consumer (Pending Bytes)"
+    assert slow.session.outbox.pending_bytes == 0
+    assert slow.session.subscriptions == {}
+    assert not other.session.is_cut
+
+
+def test_what_clients_that_left_subscribed_to_is_gone() -> None:
+    house = waiting()
+    routes = house.front.routes
+    before = len(routes)
+    client = house.client(
+        QUIET + b"".join(b"SUB a.%d.* %d\r\nSUB b g%d x%d\r\n" % ((n,) * 4) for n in range(500))
+    )
+    assert len(routes) == before + 1000
+    assert len(client.session.subscriptions) == 1000
+    client.leave()
+    at(house, 0.0)
+    assert len(routes) == before
+    assert routes._groups == {}
+
+
+def test_a_subject_of_two_thousand_words_does_no_harm() -> None:
+    house = waiting()
+    words = b"a." * 2000 + b"a"
+    client = house.client(QUIET + b"SUB %s 1\r\nSUB a.> 2\r\n" % words)
+    client.say(b"PUB %s 1\r\nx\r\n" % words)
+    client.say(b"PUB %s 1\r\nx\r\n" % words[2:])
+    assert client.lines().count(b"MSG") == 3
+
+
+def test_wildcards_among_too_many_words_are_refused() -> None:
+    client = waiting().client(QUIET)
+    client.say(b"SUB %s 1\r\nSUB %s 2\r\n" % (b"*." * 127 + b">", b"a." * 128 + b">"))
+    subject = (b"a." * 128 + b">").decode()
+    said = f"-ERR 'Permissions Violation for Subscription to \"{subject}\", too many tokens'\r\n"
+    assert client.lines() == said.encode()
+
+
+def test_a_client_that_subscribed_to_very_much_leaves_little_by_little() -> None:
+    house = waiting()
+    before = len(house.front.routes)
+    count = max(DROPPED_AT_ONCE, TIDIED_PER_BEAT // 2)
+    said = QUIET + b"".join(
+        b"SUB a.%d %d\r\nSUB b.%d g x%d\r\nSUB b g y%d\r\n" % (n, n, n, n, n) for n in range(count)
+    )
+    leaves = house.client(said)
+    again = house.client(said)
+    asks = house.client(
+        b'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\nSUB in 1\r\n'
+    )
+    leaves.leave()
+    again.say(QUIET)
+    for subject in (b"a.5", b"b.5", b"b"):
+        asks.say(b"PUB %s in 0\r\n\r\n" % subject)
+        assert b"503" in asks.lines()
+    again.say(b"SUB a.5 5\r\nSUB b.5 g x5\r\n")
+    beats = 0
+    while len(house.front.routes) > before + 3:
+        at(house, 0.0)
+        beats += 1
+    assert 1 < beats < 2 + 4 * count / TIDIED_PER_BEAT
+    asks.say(b"PUB a.5 1\r\nx\r\nPUB b.5 1\r\ny\r\n")
+    assert again.lines() == b"MSG a.5 5 1\r\nx\r\nMSG b.5 x5 1\r\ny\r\n"
+    again.leave()
+    assert len(house.front.routes) == before + 1
+
+
+@pytest.mark.parametrize("line", [b"SUB a.%d %d\r\n", b"PUB a.%d in.%d 1\r\nx\r\n"])
+def test_who_makes_much_work_is_read_in_small_pieces(line: bytes) -> None:
+    client = waiting().client(QUIET)
+    number = 0
+    for _ in range(20):
+        said = b""
+        while len(said) + 40 < client.session.read_bytes:
+            number += 1
+            said += line % (number, number)
+        client.say(said)
+    assert client.session.read_bytes <= 256 * 1024
+
+
+# Batches -----------------------------------------------------------------------------------------
+
+
+def kinds(data: bytes) -> list[type]:
+    """What the parser makes of it, whole."""
+    parser = Parser(NatsLimits(), SubjectTable())
+    return [type(event) for event in parser.receive(buffer(), buffer().fill(data))]
+
+
+def test_made_dialogues_hold_batches() -> None:
+    assert Run in kinds(b"PUB a 1\r\nx\r\n" * 40)
+    assert Mix in kinds(b"".join(b"PUB a.%d 1\r\nx\r\n" % (n % 3) for n in range(60)))
+
+
+USERS = NatsAuth(
+    users=(
+        User("all", "p"),
+        User("publisher", "p", permissions=Permissions(publish_deny=("a.>", "x"))),
+        User("subscriber", "p", permissions=Permissions(subscribe_deny=("a", "*.b"))),
+        User("denied", "p", permissions=Permissions(publish_allow=("foo.>", "in"))),
+        User("answerer", "p", permissions=Permissions(responses=Responses(most=3))),
+        User(
+            "answers", "p", permissions=Permissions(publish_allow=("foo.x",), responses=Responses())
+        ),
+    )
+)
+
+
+@settings(max_examples=80)
+@given(made_dialogues.scripts(user=True, pedantic=True))
+def test_a_batch_is_answered_as_the_same_messages_one_by_one(script: Script) -> None:
+    whole = Inside(NatsSettings(auth=USERS)).play(script)
+    assert Inside(NatsSettings(auth=USERS)).play(script, 97) == whole
+
+
+@pytest.mark.parametrize("options", [b"{}", b'{"verbose":false}', b'{"pedantic":false}'])
+def test_a_batch_of_a_client_that_is_told_of_each(options: bytes) -> None:
+    said = b"CONNECT " + options + b"\r\nSUB a.> 1\r\n"
+    said += b"".join(b"PUB a.%s 1\r\nx\r\n" % (b"b", b"*", b"c")[n % 3] for n in range(90))
+    said += b"PUB a.b 1\r\nx\r\n" * 40 + b"PUB a..b 1\r\nx\r\n" * 40
+    whole, pieces = Inside().client(), Inside().client()
+    whole.say(said)
+    pieces.say(said, 9)
+    assert whole.lines() == pieces.lines() != b""
+
+
+def test_messages_are_counted_whether_in_batches_or_not() -> None:
+    said = QUIET + b"PUB a 3\r\nabc\r\n" * 40
+    said += b"".join(b"PUB a.%d 3\r\nabc\r\n" % (n % 3) for n in range(60))
+    for chunks in (0, 5):
+        client: Client = Inside().client()
+        client.say(said, chunks)
+        assert (client.session.in_messages, client.session.in_bytes) == (100, 300)

@@ -1,0 +1,180 @@
+"""Routes: where a subject leads, one by one and in batches; queue groups."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from inside import Client, Inside
+
+from simplebus.nats.queue_group import Dice, JoinedGroup, QueueGroup
+from simplebus.nats.routes import Routes
+from simplebus.nats.subscription import Sink, Subscription
+
+QUIET = b'CONNECT {"verbose":false,"pedantic":false}\r\n'
+DEAF = b'CONNECT {"verbose":false,"pedantic":false,"echo":false}\r\n'
+
+
+def mixed(count: int, names: list[bytes]) -> bytes:
+    """Messages that the parser takes for one stretch: numbered, on each name in turn."""
+    return b"".join(b"PUB %s 3\r\n%03d\r\n" % (names[at % len(names)], at) for at in range(count))
+
+
+def numbers(client: Client) -> list[int]:
+    """What messages it was sent, by their payload."""
+    lines = client.lines().split(b"\r\n")
+    return [int(line) for line in lines[1::2]]
+
+
+SUBJECTS = st.lists(st.sampled_from(["a", "b", "*", "#"]), min_size=1, max_size=3).map(
+    lambda words: ".".join(words).encode()
+)
+NAMES = st.lists(st.sampled_from(["a", "b", "#"]), min_size=1, max_size=3).map(
+    lambda words: ".".join(words).encode()
+)
+
+
+@given(
+    st.lists(st.tuples(SUBJECTS, st.sampled_from([b"", b"g"])), max_size=6),
+    st.lists(NAMES, min_size=1, max_size=20),
+)
+def test_a_batch_leads_where_each_of_its_subjects_does(
+    subscribed: list[tuple[bytes, bytes]], names: list[bytes]
+) -> None:
+    routes = Routes(np.random.default_rng(0))
+    session = Inside().client(QUIET).session
+    for at, (subject, queue) in enumerate(subscribed):
+        routes.subscribe(Subscription(session, subject, queue, b"%d" % at))
+    numbered = np.array([routes.table.number(name) for name in names], np.int32)
+    found: dict[int, tuple[Sink, ...]] = {}
+    for sinks, rows in routes.split(numbered):
+        for row in range(len(names)) if rows is None else rows.tolist():
+            assert row not in found
+            found[row] = sinks
+    assert [found[row] for row in range(len(names))] == [routes.of(name) for name in names]
+
+
+def test_what_was_remembered_does_not_outlive_a_change() -> None:
+    routes = Routes(np.random.default_rng(0))
+    session = Inside().client(QUIET).session
+    numbered = np.array([routes.table.number(b"a.b")], np.int32)
+    assert [sinks for sinks, _ in routes.split(numbered)] == [()]
+    subscription = Subscription(session, b"a.*", b"", b"1")
+    routes.subscribe(subscription)
+    assert [sinks for sinks, _ in routes.split(numbered)] == [(subscription,)]
+    routes.unsubscribe(subscription)
+    assert [sinks for sinks, _ in routes.split(numbered)] == [()]
+    assert len(routes) == 0
+
+
+def test_groups_of_one_name_count_as_one_whatever_they_subscribed_to() -> None:
+    routes = Routes(np.random.default_rng(0))
+    session = Inside().client(QUIET).session
+    subscriptions = [
+        Subscription(session, subject, queue, sid)
+        for subject, queue, sid in [
+            (b"a.b", b"g", b"1"),
+            (b"a.*", b"g", b"2"),
+            (b"a.*", b"h", b"3"),
+            (b"a.b", b"", b"4"),
+        ]
+    ]
+    for subscription in subscriptions:
+        routes.subscribe(subscription)
+    plain, joined, other = sorted(routes.of(b"a.b"), key=lambda sink: type(sink).__name__)[::-1]
+    assert plain is subscriptions[3]
+    assert isinstance(joined, QueueGroup)
+    assert isinstance(other, JoinedGroup)
+    assert set(other.current()) == set(subscriptions[:2])
+    assert routes.of(b"a.b") == routes.of(b"a.b")
+    assert len(routes.of(b"a.c")) == 2
+    for subscription in subscriptions:
+        routes.unsubscribe(subscription)
+    assert routes.of(b"a.b") == ()
+
+
+def test_members_come_and_go_and_each_message_goes_to_one_of_those_who_are_there() -> None:
+    group = QueueGroup(Dice(np.random.default_rng(1)), b"a", b"g")
+    session = Inside().client(QUIET).session
+    members = [Subscription(session, b"a", b"g", b"%d" % at) for at in range(40)]
+    for member in members:
+        group.add(member)
+    for member in members[::2]:
+        group.remove(member)
+    assert set(group.members) == set(members[1::2])
+    for member in members[1::2]:
+        group.remove(member)
+    assert group.members == []
+
+
+def test_members_are_chosen_fairly() -> None:
+    house = Inside(seed=3)
+    members = [house.client(QUIET + b"SUB a g 1\r\nSUB a.* g 2\r\n") for _ in range(4)]
+    publisher = house.client(QUIET)
+    publisher.say(mixed(400, [b"a", b"a.b"]))  # As one batch,
+    publisher.say(mixed(400, [b"a", b"a.b"]), 17)  # and one by one.
+    counts = [len(numbers(member)) for member in members]
+    assert sum(counts) == 800
+    # 200 are expected for each; 60 off is more than five standard deviations.
+    assert all(140 < count < 260 for count in counts), counts
+
+
+@pytest.mark.parametrize("chunks", [0, 17])
+@pytest.mark.parametrize("names", [[b"a"], [b"a", b"b"]])
+def test_each_message_goes_to_one_member_in_the_order_of_its_publisher(
+    chunks: int, names: list[bytes]
+) -> None:
+    house = Inside(seed=5)
+    members = [house.client(QUIET + b"SUB a g 1\r\nSUB b g 2\r\nSUB > h 3\r\n") for _ in range(3)]
+    deaf = house.client(DEAF + b"SUB > g 1\r\nSUB > h 2\r\nUNSUB 2 5\r\nSUB > i 3\r\n")
+    deaf.say(mixed(120, names), chunks)
+    heard = [numbers(member) for member in members]
+    assert all(one == sorted(one) for one in heard)
+    counted = Counter(number for one in heard for number in one)
+    assert counted == dict.fromkeys(range(120), 2)
+    assert deaf.lines() == b""
+
+
+def test_a_member_that_ends_within_a_batch_leaves_the_rest_to_others() -> None:
+    house = Inside()
+    ends = house.client(QUIET + b"SUB a g 1\r\nUNSUB 1 3\r\nSUB a g 2\r\nUNSUB 2 4\r\n")
+    stays = house.client(QUIET + b"SUB a g 1\r\n")
+    house.client(QUIET + mixed(90, [b"a"]))
+    assert len(numbers(ends)) == 7
+    assert len(numbers(stays)) == 83
+    assert ends.session.subscriptions == {}
+
+
+def test_a_group_none_of_whose_members_takes_it_is_nobody() -> None:
+    house = Inside()
+    asks = b'CONNECT {"verbose":false,"echo":false,"headers":true,"no_responders":true}\r\n'
+    alone = house.client(asks + b"SUB y g 1\r\nSUB y g 2\r\nSUB in 3\r\nPUB y in 0\r\n\r\n")
+    assert alone.lines().startswith(b"HMSG in 3 33 33\r\nNATS/1.0 503\r\n")
+
+
+class Listed:
+    """A sink that writes down what it is put."""
+
+    is_ordered = True
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+
+    def one(self, message: object, origin: object) -> bool:
+        raise AssertionError("it was to be put a batch")
+
+    def many(self, messages: object, rows: object, origin: object) -> bool:
+        self.batches.append(list(range(64)) if rows is None else rows.tolist())  # type: ignore[attr-defined]
+        return True
+
+
+def test_who_keeps_the_order_is_put_all_of_a_batch_in_order() -> None:
+    house = Inside()
+    sink = Listed()
+    house.front.routes.add(b">", sink)
+    house.client(QUIET + b"SUB a 1\r\n")
+    house.client(QUIET + mixed(64, [b"a", b"b", b"c"]))
+    assert sink.batches == [list(range(64))]
