@@ -141,6 +141,14 @@ class Reference:
             for client in clients.values():
                 client.socket.close()
 
+    def listen(self, data: bytes) -> bytes:
+        """Say this, and hear everything behind INFO until the server hangs up."""
+        client = _Socket(self.port)
+        with client.socket:
+            client.say(data, 0)
+            client.until(lambda: False)
+        return bytes(client.heard).partition(b"\r\n")[2]
+
 
 class _Socket:
     """A client of the reference server."""
@@ -153,7 +161,7 @@ class _Socket:
         self.awaited = 0
         """PONGs that must come before all is settled."""
         self._settles = True
-        self._until(lambda: b"\r\n" in self.heard)
+        self.until(lambda: b"\r\n" in self.heard)
 
     def say(self, data: bytes, chunks: int) -> None:
         for piece in pieces(data, chunks):
@@ -164,17 +172,18 @@ class _Socket:
         if not self.closed:
             self.say(b"PING\r\n", 0)
             self.awaited += 1
-            self._until(lambda: self.heard.count(b"PONG\r\n") >= self.awaited)
+            self.until(lambda: self.heard.count(b"PONG\r\n") >= self.awaited)
 
     def end(self) -> Heard:
         """Hang up, and hear the rest."""
         closed = self.closed
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_WR)
-        self._until(lambda: False)
+        self.until(lambda: False)
         return Heard(normal(list(items(bytes(self.heard)))), closed)
 
-    def _until(self, enough: Callable[[], bool]) -> None:
+    def until(self, enough: Callable[[], bool]) -> None:
+        """Hear more until it is enough, or the server has hung up."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not self.closed and not enough():
             left = max(0.0, deadline - time.monotonic())

@@ -19,7 +19,7 @@ from differ import Heard, Reference, Script, reference
 from hypothesis import given, settings
 from inside import Inside
 
-from simplebus.nats.auth import NatsAuth
+from simplebus.nats.auth import NatsAuth, User
 from simplebus.nats.limits import NatsLimits
 from simplebus.nats.settings import NatsSettings
 
@@ -138,3 +138,23 @@ def test_made_dialogues_with_groups_reach_as_many_as_with_the_reference_server(
 
 def test_every_difference_that_is_meant_is_there() -> None:
     assert {(house, name) for house, it in EVERY.items() for name in it.scripts} >= OTHERWISE
+
+
+def test_silence_is_answered_as_by_the_reference_server() -> None:
+    says = b'CONNECT {"verbose":false,"user":"u","pass":"p"}\r\nPING\r\n'
+    config = """
+        authorization { timeout: 0.1, users = [{user: u, password: p}] }
+        ping_interval: "150ms"
+        ping_max: 2
+    """
+    limits = NatsLimits(auth_seconds=0.1, ping_seconds=0.15, pings_max=2)
+    house = Inside(NatsSettings(limits=limits, auth=NatsAuth(users=(User("u", "p"),))))
+    clients = [house.client(), house.client(b"CONNEC"), house.client(says)]
+    for beat in range(40):
+        house.front.now = beat / 20
+        house.front.tick()
+        house.settle()
+    with reference(config) as it:
+        expected = [it.listen(b""), it.listen(b"CONNEC"), it.listen(says)]
+    assert [client.lines() for client in clients] == expected
+    assert all(client.closed for client in clients)
