@@ -18,6 +18,7 @@ from dialogues_auth import HOUSES, House
 from differ import Heard, Reference, Script, reference
 from hypothesis import given, settings
 from inside import Inside
+from nats_running import Door
 
 from simplebus.nats.auth import NatsAuth, User
 from simplebus.nats.limits import NatsLimits
@@ -39,6 +40,7 @@ OTHERWISE = {
 _LONG_BYTES = 1_500
 _PIECE_BYTES = 97
 _VERY_LONG_BYTES = 20_000
+_THROUGH_SOCKETS = ("by hand: ", "connecting: ", "lexing: ", "headers: ", "no responders: ")
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +140,16 @@ def test_made_dialogues_with_groups_reach_as_many_as_with_the_reference_server(
 
 def test_every_difference_that_is_meant_is_there() -> None:
     assert {(house, name) for house, it in EVERY.items() for name in it.scripts} >= OTHERWISE
+
+
+@pytest.mark.parametrize("chunks", [0, 1])
+def test_a_process_answers_through_its_sockets_as_the_reference_server(
+    references: Callable[[str], Reference], shared_door: Door, chunks: int
+) -> None:
+    ours = Reference(shared_door.port)
+    for name, script in ALL.items():
+        if name.startswith(_THROUGH_SOCKETS) and said(script) < _LONG_BYTES:
+            assert ours.play(script, chunks) == references("plain").play(script), name
 
 
 def test_silence_is_answered_as_by_the_reference_server() -> None:
