@@ -51,6 +51,7 @@ from simplebus.nats.permissions import Replies
 from simplebus.nats.routes import Routes
 from simplebus.nats.session import NatsSession, Written
 from simplebus.nats.settings import NatsSettings
+from simplebus.nats.statistics import FrontStatistics
 from simplebus.nats.subscription import Sink, Subscription
 
 _OK = b"+OK\r\n"
@@ -84,6 +85,10 @@ class Front:
         self.refused: Counter[Reason] = Counter()
         self.denied = 0
         """How often something was asked for that permissions do not allow."""
+        self.slow_consumers = 0
+        """Clients cut off because they took too little."""
+        self._in_messages = self._in_bytes = self._out_messages = 0
+        """Of clients that are gone."""
         self.pace = Pace(self.settings.limits)
         self._next_client_id = 1
         self._ready: dict[NatsSession, None] = {}
@@ -183,6 +188,9 @@ class Front:
             return
         session.closed = True
         del self.sessions[session.client_id]
+        self._in_messages += session.in_messages
+        self._in_bytes += session.in_bytes
+        self._out_messages += session.out_messages
         self._drop_all(session)
         if self.classes is not None:
             self.classes.leave(session)
@@ -198,6 +206,22 @@ class Front:
         """Sessions to be cut off, and why."""
         cut, self._cut = self._cut, []
         return cut
+
+    def statistics(self) -> FrontStatistics:
+        """A snapshot."""
+        sessions = self.sessions.values()
+        return FrontStatistics(
+            clients=len(sessions),
+            accepted=self._next_client_id - 1,
+            subscriptions=sum(len(session.subscriptions) for session in sessions),
+            in_messages=self._in_messages + sum(session.in_messages for session in sessions),
+            in_bytes=self._in_bytes + sum(session.in_bytes for session in sessions),
+            out_messages=self._out_messages + sum(session.out_messages for session in sessions),
+            pending_bytes=sum(session.outbox.pending_bytes for session in sessions),
+            denied=self.denied,
+            slow_consumers=self.slow_consumers,
+            refused=dict(self.refused),
+        )
 
     def tick(self) -> None:
         """One beat: who is overdue, and what is to be forgotten?"""
@@ -264,6 +288,7 @@ class Front:
 
     def _give_up(self, session: NatsSession, error: NatsError) -> None:
         """A client is too slow: it is cut off without a word, and with what waits for it."""
+        self.slow_consumers += 1
         session.forget_all()
         self.cut(session, error)
 
@@ -445,7 +470,8 @@ class Front:
     def _subscribe(self, session: NatsSession, event: Sub) -> None:
         self._made += SUBSCRIPTION_BYTES
         limits, grants = self.settings.limits, session.grants
-        if grants and not grants.may_subscribe(event.subject, event.queue):
+        asks_class = self.classes is not None and self.classes.are_asked_for(event.subject)
+        if grants and not grants.may_subscribe(event.subject, event.queue, of_class=asks_class):
             queue = f' using queue "{subjects.text(event.queue)}"' if event.queue else ""
             self._deny(session, f'Subscription to "{subjects.text(event.subject)}"{queue}')
             return
@@ -460,7 +486,8 @@ class Front:
                 what = f'Subscription to "{subjects.text(event.subject)}", too many tokens'
                 self._deny(session, what)
                 return
-            if self.classes is not None and self.classes.are_asked_for(event.subject):
+            if asks_class:
+                assert self.classes is not None
                 acked = self.classes.subscribe(session, event)
                 if acked is None:
                     return

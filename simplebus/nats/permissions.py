@@ -22,6 +22,7 @@ from simplebus.nats import subjects
 from simplebus.nats.limits import REPLIES_MAX, SUBJECTS_MAX, VERDICTS_MAX
 from simplebus.nats.table import SubjectTable
 
+_CLASSES = "$SB."
 _YES, _NO, _UNKNOWN = 1, 0, -1
 
 
@@ -118,21 +119,27 @@ class Grants:
         """Whether one may publish on a subject, answers aside."""
         self._subscribes_all = not permissions.subscribe_allow
         self._allow = _Patterns(permissions.subscribe_allow)
+        self._takes_some = bool(permissions.subscribe_allow or permissions.subscribe_deny)
+        self._allow_classes = _Patterns(
+            tuple(p for p in permissions.subscribe_allow if p.startswith(_CLASSES))
+        )
         self._deny = _Patterns(permissions.subscribe_deny)
         self._filters: dict[tuple[str, ...], Verdicts] = {}
 
-    def may_subscribe(self, subject: bytes, queue: bytes) -> bool:
-        """Whether one may subscribe to it, as a member of this queue group (empty: of none)."""
-        name = subjects.key(subject)
-        allowed = self._subscribes_all or self._allow.covers(name)
-        if queue:
-            key = subjects.key(queue)
-            queues = self._allow.queues(name, covering=True)
-            if queues:
-                allowed = any(matches(pattern, key) for pattern in queues)
-            if any(matches(pattern, key) for pattern in self._deny.queues(name)):
-                return False
-        return allowed and not self._deny.match(name)
+    def may_subscribe(self, subject: bytes, queue: bytes, *, of_class: bool = False) -> bool:
+        """Whether one may subscribe to it, as a member of this queue group (empty: of none).
+
+        `of_class`: it asks for a class, whose messages have subjects of their own. Who may not have
+        everything needs leave for that by a pattern that says so.
+        """
+        name, key = subjects.key(subject), subjects.key(queue)
+        if of_class and self._takes_some and not self._allow_classes.allow(name, key):
+            return False
+        if not (self._subscribes_all or self._allow.allow(name, key)):
+            return False
+        if queue and any(matches(pattern, key) for pattern in self._deny.queues(name)):
+            return False
+        return not self._deny.match(name)
 
     def filter(self, subject: bytes, queue: bytes) -> Verdicts | None:
         """What of it is not to be delivered; None if there is nothing."""
@@ -218,6 +225,14 @@ class _Patterns:
     def covers(self, name: str) -> bool:
         """Whether one matches all that this one does."""
         return (self._open if _is_open(name) else self._all).matches(name)
+
+    def allow(self, name: str, queue: str) -> bool:
+        """Whether one may subscribe to this, if these are all that is allowed. What is said of
+        queues decides for their members, where it says anything."""
+        queues = self.queues(name, covering=True) if queue else []
+        if queues:
+            return any(matches(pattern, queue) for pattern in queues)
+        return self.covers(name)
 
     def queues(self, name: str, *, covering: bool = False) -> list[str]:
         """Patterns of the queue names that something is said about for this name."""

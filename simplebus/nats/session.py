@@ -86,7 +86,10 @@ class NatsSession:
         self.deliveries: Deliveries | None = None
         """What it is sent with acknowledgements, and what else it has to do with classes, if it
         does."""
-        self.in_messages = self.in_bytes = self.out_messages = self.out_bytes = 0
+        self.in_messages = self.in_bytes = 0
+        """What it has published: messages, and their headers and payloads."""
+        self.out_messages = 0
+        """Messages that it was sent, or that wait for it."""
         self.end = end
         """Called with a subscription that has been sent all that it asked for."""
         self._ready = ready

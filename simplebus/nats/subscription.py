@@ -135,5 +135,6 @@ class Subscription:
 
     def _count(self, count: int) -> None:
         self.delivered += count
+        self.session.out_messages += count
         if self.most and self.delivered >= self.most:
             self.session.end(self)

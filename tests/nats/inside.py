@@ -9,6 +9,7 @@ import functools
 
 from differ import Heard, Script, items, normal, pieces
 
+from simplebus.core.broker import Broker
 from simplebus.core.receive import ReceiveBuffer
 from simplebus.nats.errors import NatsError
 from simplebus.nats.front import Front
@@ -73,8 +74,14 @@ class Client:
 class Inside:
     """A front and its clients."""
 
-    def __init__(self, settings: NatsSettings | None = None, *, seed: int = 0) -> None:
-        self.front = Front(settings, server_id="ours", seed=seed, secret=b"secret")
+    def __init__(
+        self,
+        settings: NatsSettings | None = None,
+        *,
+        seed: int = 0,
+        broker: Broker | None = None,
+    ) -> None:
+        self.front = Front(settings, server_id="ours", seed=seed, secret=b"secret", broker=broker)
         self.clients: list[Client] = []
 
     def client(self, *said: bytes) -> Client:

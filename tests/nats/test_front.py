@@ -8,6 +8,7 @@ from differ import Script
 from hypothesis import given, settings
 from inside import Client, Inside, buffer
 
+from simplebus.core.broker import Broker
 from simplebus.core.errors import Reason
 from simplebus.nats.auth import NatsAuth, User
 from simplebus.nats.events import Mix, Run
@@ -140,6 +141,27 @@ def test_info_names_the_client_and_where_it_came() -> None:
     assert info.max_payload == 1024 * 1024
     assert info.line().startswith(b'INFO {"server_id":"ours"')
     assert house.client().session.info.client_id == 2
+
+
+def test_who_may_not_have_everything_needs_leave_for_classes() -> None:
+    auth = NatsAuth(
+        users=(
+            User("some", "p", permissions=Permissions(subscribe_deny=("secret.>",))),
+            User("named", "p", permissions=Permissions(subscribe_allow=("$SB.SUB.*",))),
+        )
+    )
+    house = Inside(NatsSettings(auth=auth), broker=Broker())
+    some, named = (
+        house.client(b'CONNECT {"verbose":false,"user":"%s","pass":"p"}\r\n' % name)
+        for name in (b"some", b"named")
+    )
+    for client in (some, named):
+        client.say(b"SUB $SB.SUB.orders g 1\r\n")
+    assert some.lines() == (
+        b'-ERR \'Permissions Violation for Subscription to "$SB.SUB.orders" using queue "g"\'\r\n'
+    )
+    assert named.lines() == b""
+    assert house.front.denied == 1
 
 
 # Bounds ------------------------------------------------------------------------------------------
@@ -290,3 +312,16 @@ def test_messages_are_counted_whether_in_batches_or_not() -> None:
         client: Client = Inside().client()
         client.say(said, chunks)
         assert (client.session.in_messages, client.session.in_bytes) == (100, 300)
+
+
+def test_statistics_are_those_of_clients_that_are_there_and_that_were() -> None:
+    house = waiting(NatsLimits(max_payload=1000, max_pending=1000))
+    client = house.client(QUIET + b"SUB a 1\r\nSUB b 2\r\nPUB a 3\r\nabc\r\n")
+    first = house.front.statistics()
+    assert (first.clients, first.accepted, first.subscriptions) == (1, 1, 2)
+    assert (first.in_messages, first.in_bytes, first.out_messages) == (1, 3, 1)
+    client.leave()
+    gone = house.front.statistics()
+    assert (gone.clients, gone.accepted, gone.subscriptions) == (0, 1, 0)
+    assert (gone.in_messages, gone.in_bytes, gone.out_messages) == (1, 3, 1)
+    assert (gone.denied, gone.slow_consumers, gone.pending_bytes, gone.refused) == (0, 0, 0, {})

@@ -170,3 +170,15 @@ def test_with_leave_to_answer_nothing_else_may_be_published() -> None:
 def test_a_pattern_that_is_none_is_named(lists: dict[str, tuple[str, ...]], said: str) -> None:
     with pytest.raises(ValueError, match=said.replace(".", r"\.")):
         Permissions(**lists)  # type: ignore[arg-type]
+
+
+def test_classes_are_for_those_who_may_have_everything_or_are_let_have_them_by_name() -> None:
+    asked = b"$SB.SUB.orders"
+    assert grants(publish_deny=("a",)).may_subscribe(asked, b"", of_class=True)
+    assert not grants(subscribe_deny=("secret.>",)).may_subscribe(asked, b"", of_class=True)
+    assert not grants(subscribe_allow=(">",)).may_subscribe(asked, b"", of_class=True)
+    named = grants(subscribe_allow=("a", "$SB.SUB.orders", "$SB.SUB.bills.> g"))
+    assert named.may_subscribe(asked, b"", of_class=True)
+    assert not named.may_subscribe(b"$SB.SUB.other", b"", of_class=True)
+    assert named.may_subscribe(b"$SB.SUB.bills.me", b"g", of_class=True)
+    assert not named.may_subscribe(b"$SB.SUB.bills.me", b"h", of_class=True)
