@@ -146,6 +146,10 @@ class QueueGroup(_Sharing):
             self._at = {member: at for at, member in enumerate(self.members)}
         self._version += 1
 
+    def reconsider(self) -> None:
+        """A member may take what it did not, or no longer what it did."""
+        self._version += 1
+
     def remove(self, member: Subscription) -> None:
         """It leaves. The last one takes its place in the list."""
         at = self.members.index(member) if self._at is None else self._at.pop(member)

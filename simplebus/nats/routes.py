@@ -108,6 +108,11 @@ class Routes:
             elif not sink.members and self._groups.get((sink.subject, sink.queue)) is sink:
                 self._forget(sink)
 
+    def mute(self, subscription: Subscription) -> None:
+        """It takes nothing any more, and will be removed."""
+        if subscription.queue:
+            self._groups[subscription.subject, subscription.queue].reconsider()
+
     def of(self, subject: bytes) -> Sinks:
         """Where a message on this subject goes."""
         sinks = self._sublist.match(subjects.key(subject))

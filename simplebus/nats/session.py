@@ -13,6 +13,7 @@ from simplebus.nats import writing
 from simplebus.nats.auth import User
 from simplebus.nats.connect import Info, Options
 from simplebus.nats.events import Mix, Positions, Run
+from simplebus.nats.limits import OUTPUT_PER_READ_BYTES, READ_BYTES_FIRST, READ_BYTES_MIN
 from simplebus.nats.limits import EVENTS_PER_READ, OUTPUT_PER_READ_BYTES, READ_BYTES_MIN
 from simplebus.nats.outbox import Outbox
 from simplebus.nats.parser import Parser
@@ -99,7 +100,7 @@ class NatsSession:
         self._pending_mark = pending_mark
         self._gathered_bytes = 0
         self._gathered: Gathered = []
-        self._read_bytes = TRICKLE_BYTES
+        self._read_bytes = READ_BYTES_FIRST
 
     @property
     def must_wait(self) -> bool:

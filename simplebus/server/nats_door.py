@@ -58,6 +58,7 @@ class NatsDoor:
         self.connections: dict[int, Connection[NatsSession]] = {}
         """By client id."""
         self.accepted = 0
+        self._is_forgetting = False
         self._settled = trio.lowlevel.ParkingLot()
         """Whoever waits for a change."""
         engine.doors.append(self.settle_own)
@@ -156,6 +157,9 @@ class NatsDoor:
         for session, error in front.take_cut():
             if session.client_id in connections:
                 connections[session.client_id].cut(error)
+        if front.has_ended and not self._is_forgetting:
+            self._is_forgetting = True
+            self.start_soon(self._forget_ended)
         return bool(ready)
 
     def _connection_of_guest(self, session_id: int) -> Connection[NatsSession] | None:
@@ -163,6 +167,13 @@ class NatsDoor:
         assert self.front.classes is not None
         session = self.front.classes.guests.get(session_id)
         return None if session is None else self.connections.get(session.client_id)
+
+    async def _forget_ended(self) -> None:
+        """Others have their turn between any two parts of it."""
+        while self.front.has_ended:
+            self.front.forget_ended()
+            await trio.lowlevel.checkpoint()
+        self._is_forgetting = False
 
     @property
     def tick_number(self) -> int:
