@@ -26,7 +26,12 @@ class NatsPeer:
             await self.stream.send_all(data)
 
     async def line(self) -> bytes:
-        """The next line, without its end; b"" at the end of the stream."""
+        """The next line, without its end; b"" at the end of the stream. A PING is answered."""
+        while (line := await self._line()) == b"PING":
+            await self.send(b"PONG\r\n")
+        return line
+
+    async def _line(self) -> bytes:
         with trio.fail_after(PATIENCE_SECONDS):
             while (end := self.received.find(b"\r\n")) < 0:
                 try:

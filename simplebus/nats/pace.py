@@ -1,8 +1,8 @@
 """Clients that fall behind: whom they hold up, for how long, and when they are given up.
 
-Rule 1: a publisher waits a little for a client that it has filled and that goes on taking: so a
-fast one does not drown another that keeps up on average. It never waits for one that takes nothing,
-until that one is about to be given up.
+Rule 1: a publisher waits a little for a client that it has filled and that goes on taking, and is
+read in smaller pieces if that was too little: so a fast one does not drown a slower one. It never
+waits for one that takes nothing, until that one is about to be given up.
 Rule 2: a client is given up when more waits for it than may, or when it takes nothing for too long.
 It is told nothing: it would not read it.
 Rule 3: what nobody waits for costs nothing: only who is above the mark is looked at.
@@ -66,10 +66,12 @@ class Pace:
             and (waiting > self._brink or session.outbox.sent_bytes != session.stuck_at)
         )
 
-    def waited_in_vain(self, session: NatsSession, sent_before: int) -> None:
-        """Somebody has waited for it as long as one may; so much it had taken before."""
-        if session.outbox.sent_bytes == sent_before:
-            session.stuck_at = sent_before
+    def waited_in_vain(self, publisher: NatsSession, session: NatsSession, before: int) -> None:
+        """A publisher has waited as long as one may for a client that had taken so much before."""
+        if session.outbox.sent_bytes == before:
+            session.stuck_at = before
+        else:
+            publisher.slow_down()
 
     def overdue(
         self, sessions: Iterable[NatsSession], now: float

@@ -141,6 +141,10 @@ class NatsSession:
         elif count >= self._read_bytes and work <= 0.5:
             self._read_bytes = min(2 * self._read_bytes, RECEIVE_BYTES)
 
+    def slow_down(self) -> None:
+        """Others do not take what is made of what it says: less at a time is better."""
+        self._read_bytes = max(READ_BYTES_MIN, self._read_bytes // 2)
+
     @property
     def takes_headers(self) -> bool:
         """Whether it is sent headers."""

@@ -214,4 +214,4 @@ class NatsDoor:
                 await self._settled.park()
             return
         for other, sent in zip(waits_for, before, strict=True):
-            pace.waited_in_vain(other, sent)
+            pace.waited_in_vain(session, other, sent)

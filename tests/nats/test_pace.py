@@ -69,7 +69,7 @@ def test_one_that_takes_nothing_is_waited_for_once_and_again_when_it_takes() -> 
     stuck, publisher = client(house, b"SUB a 1\r\n"), client(house)
     say(house, publisher, publish(100))
     assert publisher.waits_for == [stuck]
-    house.pace.waited_in_vain(stuck, stuck.outbox.sent_bytes)
+    house.pace.waited_in_vain(publisher, stuck, stuck.outbox.sent_bytes)
     say(house, publisher, publish(10))
     assert not publisher.waits_for
     take(stuck, KIB)
@@ -77,21 +77,25 @@ def test_one_that_takes_nothing_is_waited_for_once_and_again_when_it_takes() -> 
     assert publisher.waits_for == [stuck]
 
 
-def test_one_that_was_slow_but_took_something_meanwhile_is_not_stuck() -> None:
+def test_one_that_took_something_meanwhile_is_not_stuck_and_its_publisher_slows_down() -> None:
     house = front()
     slow, publisher = client(house, b"SUB a 1\r\n"), client(house)
     say(house, publisher, publish(100))
     before = slow.outbox.sent_bytes
     take(slow, KIB)
-    house.pace.waited_in_vain(slow, before)
+    size = publisher.read_bytes
+    house.pace.waited_in_vain(publisher, slow, before)
     assert house.pace.is_worth_waiting_for(slow)
+    assert publisher.read_bytes < size
+    house.pace.waited_in_vain(publisher, slow, slow.outbox.sent_bytes)
+    assert not house.pace.is_worth_waiting_for(slow)
 
 
 def test_one_that_takes_nothing_is_waited_for_when_it_is_about_to_be_given_up() -> None:
     house = front()
     stuck, publisher = client(house, b"SUB a 1\r\n"), client(house)
     say(house, publisher, publish(100))
-    house.pace.waited_in_vain(stuck, stuck.outbox.sent_bytes)
+    house.pace.waited_in_vain(publisher, stuck, stuck.outbox.sent_bytes)
     say(house, publisher, publish(110))
     assert publisher.waits_for == [stuck]
 

@@ -1,0 +1,272 @@
+"""Hostile and broken NATS clients: at most that client is cut off; nobody else notices, and what it
+cost is given back."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+import trio
+from nats_peer import greeted, nats
+from served import serving, until
+
+from simplebus.core.errors import Reason
+from simplebus.nats.limits import NatsLimits
+from simplebus.nats.settings import NatsSettings
+from simplebus.server.nats_door import NatsDoor
+from simplebus.server.serve import Serving
+
+MIB = 1 << 20
+
+
+@contextlib.asynccontextmanager
+async def nats_server(**limits: float) -> AsyncIterator[tuple[Serving, NatsDoor]]:
+    settings = NatsSettings(NatsLimits(**limits))  # type: ignore[arg-type]
+    async with serving(nats_port=0, nats=settings) as server:
+        assert server.nats_door is not None
+        yield server, server.nats_door
+
+
+@contextlib.asynccontextmanager
+async def bystanders(server: Serving) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """A publisher and a subscriber whose traffic goes on while something happens."""
+    publisher, subscriber = await greeted(server), await greeted(server)
+    await subscriber.send(b"SUB by.stander 7\r\n")
+    await subscriber.settled()
+    sent = 0
+
+    async def exchange() -> None:
+        nonlocal sent
+        text = b"%d" % sent
+        await publisher.send(b"PUB by.stander %d\r\n%b\r\n" % (len(text), text))
+        assert await subscriber.line() == b"MSG by.stander 7 %d" % len(text)
+        assert await subscriber.line() == text
+        sent += 1
+
+    await exchange()
+    yield exchange
+    await exchange()
+
+
+NESTED = b'CONNECT {"name":' + b"[" * 3000
+OFFENCES = {
+    "garbage": (b"\x00\xff" * 3000 + b"\r\n", b"-ERR 'Unknown Protocol Operation'\r\n"),
+    "a web browser": (
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"-ERR 'Unknown Protocol Operation'\r\n",
+    ),
+    "a line without end": (b"PUB " + b"x" * 5000, b"-ERR 'maximum control line exceeded'\r\n"),
+    "a gigabyte announced": (b"PUB a 999999999\r\n", b"-ERR 'Maximum Payload Violation'\r\n"),
+    "a number with no end": (b"PUB a " + b"9" * 4000 + b"\r\n", b""),
+    "a nesting bomb": (NESTED + b"\r\n", b""),
+    "a nesting bomb that ends": (NESTED + b"]" * 1000 + b"}\r\n", b""),
+    "JSON that is no object": (b"CONNECT 7\r\n", b""),
+}
+
+
+@pytest.mark.parametrize("offence", OFFENCES)
+async def test_an_offender_is_cut_off_and_nobody_else(
+    offence: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    said, heard = OFFENCES[offence]
+    caplog.set_level(logging.WARNING)
+    async with nats_server() as (server, door), bystanders(server) as exchange:
+        offender = await nats(server)
+        await offender.info()
+        with contextlib.suppress(trio.BrokenResourceError):
+            await offender.send(said)
+        assert await offender.rest() == heard
+        await until(lambda: len(door.connections) == 2)
+        await exchange()
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("127.0.0.1:")
+    assert "internal error" not in line
+
+
+async def test_nesting_is_no_bomb_where_lines_may_be_long() -> None:
+    async with nats_server(max_control_line=8 * MIB) as (server, door), bystanders(server):
+        offender = await nats(server)
+        await offender.info()
+        with contextlib.suppress(trio.BrokenResourceError):
+            await offender.send(b'CONNECT {"name":' + b"[" * 4_000_000 + b"\r\n")
+        assert await offender.rest() == b""
+        await until(lambda: len(door.connections) == 2)
+
+
+async def test_what_is_announced_and_never_comes_costs_nothing() -> None:
+    most = 999_999_999
+    house = nats_server(max_payload=most, max_pending=1 << 30)
+    async with house as (server, door), bystanders(server) as exchange:
+        liars = [await greeted(server) for _ in range(20)]
+        for liar in liars:
+            await liar.send(b"PUB a %d\r\n" % most + bytes(10_000))
+        await until(lambda: sum(kept(door)) >= 20 * 10_000)
+        assert sum(kept(door)) < 20 * 11_000
+        await exchange()
+        for liar in liars:
+            await liar.stream.aclose()
+        await until(lambda: len(door.connections) == 2)
+        assert sum(kept(door)) == 0
+
+
+def kept(door: NatsDoor) -> list[int]:
+    """Bytes kept of what each client has begun to say."""
+    return [session.parser.tail_bytes for session in door.front.sessions.values()]
+
+
+async def test_a_client_that_sends_byte_by_byte_is_served() -> None:
+    async with nats_server() as (server, _):
+        peer = await nats(server)
+        await peer.info()
+        for byte in b'CONNECT {"verbose":false}\r\nSUB a 1\r\nPUB a 4\r\nslow\r\n':
+            await peer.send(bytes([byte]))
+        assert await peer.line() == b"MSG a 1 4"
+        assert await peer.line() == b"slow"
+
+
+async def test_one_that_dribbles_a_line_for_ever_harms_nobody_and_is_asked_whether_it_lives() -> (
+    None
+):
+    async with nats_server(ping_seconds=0.1) as (server, _):
+        silent, dribbling = await nats(server), await greeted(server)
+        await dribbling.send(b"PUB a 5\r\nhal")
+        for peer in (silent, dribbling):
+            rest = await peer.rest()
+            assert rest.count(b"PING\r\n") == 2
+            assert rest.endswith(b"-ERR 'Stale Connection'\r\n")
+        assert server.engine.cut_off == {Reason.HEARTBEAT_TIMEOUT: 2}
+
+
+async def test_a_hundred_thousand_subscriptions_of_one_client_are_forgotten_with_it() -> None:
+    count = 100_000
+    async with nats_server() as (server, door), bystanders(server) as exchange:
+        greedy = await greeted(server)
+        before = len(door.front.routes)
+        said = b"".join(b"SUB a.%d %d\r\n" % (n, n) for n in range(count)) + b"PING\r\n"
+        coming = going = 0
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(greedy.send, said)
+            while len(door.front.routes) < before + count:
+                await exchange()
+                coming += 1
+        assert await greedy.line() == b"PONG"
+        await greedy.stream.aclose()
+        while len(door.front.routes) > before:
+            await exchange()
+            going += 1
+        assert coming > 20
+        assert going > 5
+        assert not door.front.has_ended
+
+
+async def test_subscriptions_of_one_client_can_be_limited() -> None:
+    async with nats_server(max_subs=3) as (server, _), bystanders(server):
+        greedy = await greeted(server)
+        await greedy.send(b"".join(b"SUB a %d\r\n" % n for n in range(4)))
+        assert await greedy.line() == b"-ERR 'maximum subscriptions exceeded'"
+        await greedy.settled()
+
+
+async def test_subjects_of_thousands_of_tokens_are_only_long() -> None:
+    subject = b".".join([b"a"] * 2000)
+    async with nats_server() as (server, _), bystanders(server) as exchange:
+        peer = await greeted(server)
+        await peer.send(b"SUB %b 1\r\nSUB a.> 2\r\nPUB %b 0\r\n\r\n" % (subject, subject))
+        assert {await peer.line(), await peer.line(), await peer.line()} == {
+            b"MSG %b 1 0" % subject,
+            b"",
+            b"MSG %b 2 0" % subject,
+        }
+        assert await peer.line() == b""
+        await exchange()
+
+
+async def test_a_subscriber_that_stops_reading_while_a_thousand_publish(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    async with nats_server(max_pending=8 * MIB) as (server, door), bystanders(server) as exchange:
+        stuck = await greeted(server, name="stuck\n")
+        await stuck.send(b"SUB flood 1\r\n")
+        await stuck.settled()
+        crowd = [await greeted(server) for _ in range(1000)]
+        block = b"PUB flood 1000\r\n%b\r\n" % bytes(1000) * 40
+        async with trio.open_nursery() as nursery:
+            for peer in crowd:
+                nursery.start_soon(peer.send, block)
+            while not server.engine.cut_off:
+                await exchange()
+        assert server.engine.cut_off == {Reason.SLOW_CONSUMER: 1}
+        assert b"-ERR" not in await stuck.rest()
+        for peer in crowd:
+            await peer.settled()
+        assert sum(s.pending_bytes for s in door.front.sessions.values()) == 0
+        assert len(door.connections) == 1002
+        for peer in crowd:
+            await peer.stream.aclose()
+        await until(lambda: len(door.connections) == 2)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "('stuck\\n'): disconnected (slow_consumer)" in line
+    assert line.endswith("it has subscribed to flood")
+
+
+async def test_a_subscriber_slower_than_its_publisher_keeps_up_all_the_same() -> None:
+    count = 20_000
+    async with nats_server(max_pending=4 * MIB) as (server, _):
+        slow, publisher = await greeted(server), await greeted(server)
+        await slow.send(b"SUB a 1\r\n")
+        await slow.settled()
+        whole = len(b"MSG a 1 1000\r\n%b\r\n" % bytes(1000)) * count
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(publisher.send, b"PUB a 1000\r\n%b\r\n" % bytes(1000) * count)
+            received = 0
+            while received < whole:  # It takes less at a time than the publisher gives.
+                more = await slow.stream.receive_some(20_000)
+                assert more, server.engine.cut_off
+                received += len(more)
+        assert not server.engine.cut_off
+
+
+async def test_one_connection_too_many_is_told_so() -> None:
+    async with nats_server(connections=2) as (server, door), bystanders(server):
+        third = await nats(server)
+        await third.info()
+        assert await third.rest() == b"-ERR 'maximum connections exceeded'\r\n"
+        await until(lambda: len(door.connections) == 2)
+        assert server.engine.cut_off == {Reason.TOO_MANY_CONNECTIONS: 1}
+
+
+async def test_a_flood_of_connections_leaves_nothing_behind() -> None:
+    async with nats_server() as (server, door), bystanders(server) as exchange:
+        host, _, port = server.nats_addresses[0].rpartition(":")
+        for round_ in range(10):
+            flood = []
+            for _ in range(100):
+                sock = socket.create_connection((host, int(port)))
+                if round_ % 2:
+                    sock.send(b"CONNECT {}\r\nSUB a.> 1\r\nPUB a.b 9\r\n")
+                flood.append(sock)
+            await exchange()
+            for sock in flood:
+                sock.close()
+        await until(lambda: len(door.connections) == 2)
+        assert len(door.front.sessions) == 2
+        assert door.front.routes.of(b"a.b") == ()
+
+
+async def test_one_that_hangs_up_while_others_send_to_it_is_missed_by_nobody() -> None:
+    async with nats_server() as (server, door), bystanders(server) as exchange:
+        publisher = await greeted(server)
+        for _ in range(20):
+            gone = await greeted(server)
+            await gone.send(b"SUB flood 1\r\n")
+            await gone.settled()
+            await publisher.send(b"PUB flood 1000\r\n%b\r\n" % bytes(1000) * 1000)
+            await gone.stream.aclose()
+            await exchange()
+        await publisher.settled()
+        await until(lambda: len(door.connections) == 3)
+        assert door.front.routes.of(b"flood") == ()
