@@ -161,6 +161,8 @@ class Front:
         """
         assert not session.closed
         self._made = 0
+        session.heard_at = self.pace.now = self.now
+        if not session.is_connected and not session.parser.tail_bytes:
         session.heard_at = self.now
         if not session.is_connected:
             self._begin(session, buffer.raw[HEADROOM_BYTES])

@@ -74,6 +74,8 @@ assert PLAIN_MESSAGES <= RUN_MESSAGES_MIN <= MIX_MESSAGES_MIN
 # up or after this long.
 BACKLOG_BYTES = 8 * 1024 * 1024
 STALL_SECONDS_MAX = 0.01
+# It is not waited for any more when it has taken nothing for so long.
+STUCK_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 Rule 1: a publisher waits a little for a client that it has filled and that goes on taking, and is
 read in smaller pieces if that was too little: so a fast one does not drown a slower one. It never
-waits for one that takes nothing, until that one is about to be given up.
+waits long for one that takes nothing, until that one is about to be given up.
 Rule 2: a client is given up when more waits for it than may, or when it takes nothing for too long.
 It is told nothing: it would not read it.
 Rule 3: what nobody waits for costs nothing: only who is above the mark is looked at.
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from simplebus.core.errors import Reason
 from simplebus.nats.errors import NatsError
-from simplebus.nats.limits import BACKLOG_BYTES, NatsLimits
+from simplebus.nats.limits import BACKLOG_BYTES, STUCK_SECONDS, NatsLimits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,6 +34,8 @@ class Pace:
         """With more than this waiting for it a client is behind."""
         self._brink = limits.max_pending * 3 // 4
         """With more than this it is about to be given up."""
+        self.now = 0.0
+        """The front sets it before it asks anything."""
         self._behind: dict[NatsSession, None] = {}
 
     def note(self, session: NatsSession) -> NatsError | None:
@@ -63,15 +65,20 @@ class Pace:
             waiting > self.mark
             and not session.is_cut
             and not session.closed
-            and (waiting > self._brink or session.outbox.sent_bytes != session.stuck_at)
+            and (waiting > self._brink or not self._is_stuck(session))
+        )
+
+    def _is_stuck(self, session: NatsSession) -> bool:
+        return (
+            session.outbox.sent_bytes == session.vain_at
+            and self.now - session.vain_since > STUCK_SECONDS
         )
 
     def waited_in_vain(self, publisher: NatsSession, session: NatsSession, before: int) -> None:
         """A publisher has waited as long as one may for a client that had taken so much before."""
-        if session.outbox.sent_bytes == before:
-            session.stuck_at = before
-        else:
-            publisher.slow_down()
+        publisher.slow_down()
+        if session.outbox.sent_bytes == before != session.vain_at:
+            session.vain_at, session.vain_since = before, self.now
 
     def overdue(
         self, sessions: Iterable[NatsSession], now: float

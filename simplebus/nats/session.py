@@ -77,10 +77,14 @@ class NatsSession:
         """By sid."""
         self.waits_for: list[NatsSession] = []
         """Clients that it has filled with its last words, and that are to catch up."""
-        self.taken_bytes = self.stuck_at = 0
-        """What it had taken at the last beat; and when somebody waited in vain for it to take."""
+        self.taken_bytes = 0
+        """What it had taken at the last beat."""
         self.taking_since = 0.0
         """When it took something, or had nothing to take, the last time: as of the last beat."""
+        self.vain_at = -1
+        """What it had taken when somebody waited for it in vain; -1 for never."""
+        self.vain_since = 0.0
+        """When that was, the first time with so much taken."""
         self.closed = False
         self.is_cut = False
         """Whether it is about to be closed: it is sent nothing more."""
@@ -132,6 +136,14 @@ class NatsSession:
         """Whether it is sent what waits for it before it is closed."""
         return True
 
+    def took(self, count: int, made: int) -> None:
+        """A read brought so many bytes, and made so many for others. Bulk is read in ever larger
+        pieces, as long as not too much is made of them."""
+        most = min(OUTPUT_PER_READ_BYTES, self._pending_mark)
+        if made > most:
+            fewer = count * most // made
+            self._read_bytes = max(READ_BYTES_MIN, fewer)
+        elif count >= self._read_bytes and 2 * made <= most:
     def took(self, count: int, *, made: int, events: int) -> None:
         """A read brought so many bytes, that said so many things, and made so many bytes for
         others. Bulk is read in ever larger pieces, as long as not too much has to be done."""
@@ -143,7 +155,7 @@ class NatsSession:
 
     def slow_down(self) -> None:
         """Others do not take what is made of what it says: less at a time is better."""
-        self._read_bytes = max(READ_BYTES_MIN, self._read_bytes // 2)
+        self._read_bytes = max(READ_BYTES_MIN, self._read_bytes // 4)
 
     @property
     def takes_headers(self) -> bool:

@@ -213,5 +213,6 @@ class NatsDoor:
             while any(pace.is_worth_waiting_for(other) for other in waits_for):
                 await self._settled.park()
             return
+        pace.now = trio.current_time()
         for other, sent in zip(waits_for, before, strict=True):
             pace.waited_in_vain(session, other, sent)
