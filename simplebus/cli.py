@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -421,16 +421,20 @@ def systemd_unit(context: typer.Context) -> None:
         values = given.params
     try:
         settings(**values)
+        door = serve_command.nats_door(cast(typer.Context, given))
     except ValueError as error:
         fail(str(error), status=2)
     places = installation()
-    for complaint in complaints(places):
+    files = [values["config"].path] if values["config"] else []
+    if door.tls is not None:
+        files += [path for path in (door.tls.cert, door.tls.key, door.tls.ca) if path is not None]
+    for complaint in complaints(places, files):
         typer.echo(f"simplebus: {complaint}", err=True)
     text = unit(
         context.args,
-        port=values["port"],
+        ports=(values["port"], door.port or 0),
         drain_seconds=values["drain_timeout"],
-        connections=values["max_connections"],
+        connections=values["max_connections"] + door.connections,
         installed_in=places,
     )
     typer.echo(text, nl=False)

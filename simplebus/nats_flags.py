@@ -302,6 +302,12 @@ class NatsOptions:
     """None for a closed door."""
     settings: NatsSettings
     tls: TlsOptions | None
+
+    @property
+    def connections(self) -> int:
+        """How many there may be at once."""
+        return 0 if self.port is None else self.settings.limits.connections
+
     classes: tuple[NamedClass, ...] = ()
     """Those of the file, and those that subjects are bound to."""
 

@@ -10,7 +10,7 @@ import math
 import os
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib import metadata, resources
 from pathlib import Path
 from string import Template
@@ -27,7 +27,7 @@ _PRIVILEGED_PORTS = range(1, 1024)
 def unit(
     arguments: Sequence[str],
     *,
-    port: int,
+    ports: Collection[int],
     drain_seconds: float,
     connections: int,
     installed_in: Sequence[Path],
@@ -45,7 +45,9 @@ def unit(
         stop_seconds=math.ceil(drain_seconds) + _STOP_MARGIN_SECONDS,
         descriptors=connections + _SPARE_DESCRIPTORS,
         protect_home="read-only" if at_home else "yes",
-        capabilities="CAP_NET_BIND_SERVICE" if port in _PRIVILEGED_PORTS else "",
+        capabilities=(
+            "CAP_NET_BIND_SERVICE" if any(port in _PRIVILEGED_PORTS for port in ports) else ""
+        ),
     )
 
 
@@ -65,9 +67,20 @@ def installation() -> tuple[Path, ...]:
     return tuple(dict.fromkeys((python, python.resolve(), package, package.resolve())))
 
 
-def complaints(installed_in: Sequence[Path]) -> list[str]:
-    """Why a service of this installation could not run, one sentence each."""
+def complaints(installed_in: Sequence[Path], files: Sequence[Path] = ()) -> list[str]:
+    """Why a service of this installation, which reads these files, could not run, one sentence
+    each."""
     found = []
+    for file in files:
+        if not file.is_absolute():
+            found.append(f"{file} is not found by the service: write the whole path")
+        elif not file.exists():
+            found.append(f"{file} does not exist")
+        elif not file.stat().st_mode & stat.S_IROTH:
+            found.append(
+                f"{file} is closed to other users, and so to the service: give it to a group, and "
+                "name the group in the unit as SupplementaryGroups="
+            )
     closed = dict.fromkeys(unreadable(place) for place in installed_in)
     for directory in closed:
         if directory is not None:

@@ -17,7 +17,7 @@ def made(*arguments: str, installed_in: str = "/opt/x", port: int = 8888) -> dic
     """The settings of a unit."""
     text = unit(
         arguments,
-        port=port,
+        ports=(port, 4222),
         drain_seconds=10.0,
         connections=500,
         installed_in=[Path(installed_in)],
@@ -48,7 +48,7 @@ def test_systemd_has_nothing_against_it(tmp_path: Path, arguments: list[str]) ->
     for port in (8888, 80):
         text = unit(
             arguments,
-            port=port,
+            ports=(port, 4222),
             drain_seconds=10.0,
             connections=10_000,
             installed_in=installation(),
@@ -57,7 +57,7 @@ def test_systemd_has_nothing_against_it(tmp_path: Path, arguments: list[str]) ->
 
 
 def test_systemd_would_say_so_if_it_had(tmp_path: Path) -> None:
-    text = unit([], port=1, drain_seconds=1, connections=1, installed_in=[])
+    text = unit([], ports=[1], drain_seconds=1, connections=1, installed_in=[])
     assert "Unknown" in verified(text + "\nNonsense=yes\n", tmp_path)
     assert "no/such/python" in verified(text.replace(sys.executable, "/no/such/python"), tmp_path)
 
@@ -122,3 +122,15 @@ def test_a_folder_that_is_closed_to_the_service_is_complained_of(tmp_path: Path)
     (tmp_path / "closed").chmod(0o700)
     assert unreadable(inner / "python") == tmp_path / "closed"
     assert f"{tmp_path / 'closed'} is closed to other users" in complaints([inner / "python"])[0]
+
+
+def test_files_that_the_service_cannot_read_are_complained_of(tmp_path: Path) -> None:
+    secret, public = tmp_path / "key.pem", tmp_path / "cert.pem"
+    for file, mode in ((secret, 0o600), (public, 0o644)):
+        file.touch()
+        file.chmod(mode)
+    assert not any(str(public) in complaint for complaint in complaints([], [public]))
+    (closed, *_) = complaints([], [secret])
+    assert closed.startswith(f"{secret} is closed to other users, and so to the service: give it")
+    assert complaints([], [Path("a.toml")])[0].startswith("a.toml is not found by the service")
+    assert complaints([], [tmp_path / "none"])[0] == f"{tmp_path / 'none'} does not exist"
