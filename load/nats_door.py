@@ -18,7 +18,7 @@ from contextlib import ExitStack, closing
 from random import Random
 
 from load.brokers import HOST, OURS, Broker, is_available, running
-from load.matching import METERS_A_SITE, literal, mixed
+from load.matching import METERS_A_SITE, NAMES, literal, mixed
 from load.measure import Manner
 from load.memory import CONNECTIONS, DESCRIPTORS, KB, QUICK_PART, raise_descriptor_limit
 from load.processes import LoadError

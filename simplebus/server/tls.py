@@ -112,7 +112,7 @@ class TlsSocket:
         self._tls = made.wrap_bio(self._came, self._goes, server_side=True)
         self._unsent = memoryview(b"")
         self._full = False
-        """Whether the last read ended for want of space, not of bytes."""
+        """Whether there may be more of what came from the wire."""
 
     def fileno(self) -> int:
         return self.socket.fileno()
@@ -145,6 +145,7 @@ class TlsSocket:
                 raise
             else:
                 self.flush()
+                self._full = True  # What the client said right behind it may have come with it.
                 return
 
     def certificate(self) -> dict[str, Any] | None:
