@@ -138,6 +138,12 @@ class NatsSession:
 
     def took(self, count: int, made: int) -> None:
         """A read brought so many bytes, and made so many for others. Bulk is read in ever larger
+        pieces, as long as not too much is made of them: no read alone is to fill a client that
+        keeps up."""
+        most = min(OUTPUT_PER_READ_BYTES, self._pending_mark)
+        if made > most:
+            self._read_bytes = max(READ_BYTES_MIN, count * most // made)
+        elif count >= self._read_bytes and 2 * made <= most:
         pieces, as long as not too much is made of them."""
         most = min(OUTPUT_PER_READ_BYTES, self._pending_mark)
         if made > most:
