@@ -20,7 +20,7 @@ from random import Random
 from load.brokers import HOST, OURS, Broker, is_available, running
 from load.matching import METERS_A_SITE, NAMES, literal, mixed
 from load.measure import Manner
-from load.memory import CONNECTIONS, DESCRIPTORS, KB, QUICK_PART, raise_descriptor_limit
+from load.memory import CONNECTIONS, DESCRIPTORS, KB, MB, QUICK_PART, raise_descriptor_limit
 from load.processes import LoadError
 from load.report import Row
 
@@ -30,6 +30,7 @@ FIRST = 50  # Connections: what the first ones load is no connection's own.
 COUNTS = (10, 1_000, 100_000, 1_000_000)
 QUICK_COUNTS = COUNTS[:-1]
 MESSAGES = 200_000
+SUBSCRIBED_AT_ONCE = 50_000
 TIMEOUT_S = 300
 PIECE = 1 << 18
 DELIVERY = re.compile(rb"MSG (\S+) (\d+) 0\r\n\r\n")
@@ -97,18 +98,26 @@ def _connect(stack: ExitStack, broker: Broker, count: int) -> None:
 def matching(manner: Manner) -> list[Row]:
     """Rates with more and more subscriptions, each against that with the fewest."""
     counts = QUICK_COUNTS if manner.quick else COUNTS
-    messages = MESSAGES // (QUICK_PART if manner.quick else 1)
     rows = []
     for kind, name in doors().items():
-        rates = []
+        few: list[float] = []
+        any_of_all: list[float] = []
         for count in counts:
             with running(kind, server_args=_args(kind, manner)) as broker:
-                rates.append(rate(broker, count, messages))
-            title = f"NATS, deliveries with {count:,} subscriptions, {name}"
-            rows.append(Row("nats-matching", title, [rates[-1]], "/s"))
-        title = f"NATS, {counts[-1]:,} subscriptions against {counts[0]}, {name}"
-        rows.append(Row("nats-matching", title, [rates[-1] / rates[0]], "x"))
+                one, other = rates(broker, count, MESSAGES // (QUICK_PART if manner.quick else 1))
+                few.append(one)
+                any_of_all.append(other)
+                taken = broker.process.memory_bytes() / MB
+            note = f"{name}, {taken:,.0f} MB"
+            rows.append(_row(f"{count:,} subscriptions", [few[-1]], "/s", note))
+        last = f"{counts[-1]:,} subscriptions against {counts[0]}"
+        rows.append(_row(last, [few[-1] / few[0]], "x", name))
+        rows.append(_row(f"{last}, any subject", [any_of_all[-1] / any_of_all[0]], "x", name))
     return rows
+
+
+def _row(title: str, values: list[float], unit: str, note: str) -> Row:
+    return Row("nats-matching", title, values, unit, note=note)
 
 
 def _args(kind: str, manner: Manner) -> tuple[str, ...]:
@@ -149,19 +158,29 @@ def expected(numbers: list[int], count: int) -> Counter[tuple[bytes, int]]:
     return found
 
 
-def rate(broker: Broker, count: int, messages: int) -> float:
-    """Verified deliveries a second, of messages to subjects drawn from those subscribed to."""
+def rates(broker: Broker, count: int, messages: int) -> tuple[float, float]:
+    """Verified deliveries a second: to NAMES subjects drawn from those subscribed to, and then to
+    any of them."""
     random = Random(count)
     with closing(Client(broker)) as subscriber, closing(Client(broker)) as publisher:
-        subscriptions = b"".join(b"SUB %b %d\r\n" % (pattern(n).encode(), n) for n in range(count))
-        subscriber.settle(subscriptions + b"PING\r\n")
-        numbers = [random.randrange(count) for _ in range(messages)]
-        wire = b"".join(b"PUB %b 0\r\n\r\n" % literal(n).encode() for n in numbers)
-        wanted = expected(numbers, count)
-        size = sum(len(b"MSG %b %d 0\r\n\r\n" % key) * times for key, times in wanted.items())
-        begun = time.monotonic()
-        got = _exchange(publisher.socket, wire, subscriber.socket, size)
-        seconds = time.monotonic() - begun
+        for first in range(0, count, SUBSCRIBED_AT_ONCE):
+            numbers = range(first, min(first + SUBSCRIBED_AT_ONCE, count))
+            lines = b"".join(b"SUB %b %d\r\n" % (pattern(n).encode(), n) for n in numbers)
+            subscriber.settle(lines + b"PING\r\n")
+        few = [random.randrange(count) for _ in range(NAMES)]
+        drawn = random.choices(few, k=messages), random.choices(range(count), k=messages)
+        first_rate, second_rate = (_rate(publisher, subscriber, count, each) for each in drawn)
+    return first_rate, second_rate
+
+
+def _rate(publisher: Client, subscriber: Client, count: int, numbers: list[int]) -> float:
+    """Verified deliveries a second of one message to each of these numbers' subjects."""
+    wire = b"".join(b"PUB %b 0\r\n\r\n" % literal(n).encode() for n in numbers)
+    wanted = expected(numbers, count)
+    size = sum(len(b"MSG %b %d 0\r\n\r\n" % key) * times for key, times in wanted.items())
+    begun = time.monotonic()
+    got = _exchange(publisher.socket, wire, subscriber.socket, size)
+    seconds = time.monotonic() - begun
     found = Counter((subject, int(sid)) for subject, sid in DELIVERY.findall(got))
     if found != wanted:
         raise LoadError(
