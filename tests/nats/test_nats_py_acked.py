@@ -1,0 +1,173 @@
+"""Acknowledged delivery from a class, with nats-py: `ack`, `nak`, `in_progress`, `term`, `ack_sync`
+and `metadata` do what they say, over a real server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import nats
+import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats_running import IS_REFERENCE, Door, door, on_asyncio
+
+pytestmark = [
+    pytest.mark.xdist_group("nats clients"),
+    pytest.mark.skipif(IS_REFERENCE, reason="the reference server has no classes"),
+]
+
+
+@pytest.fixture(scope="module")
+def bound_door() -> Iterator[Door]:
+    """Whatever begins with `kept.` is kept in the class of the next word."""
+    names = ("words", "shared", "left", "named", "end", "bad")
+    bindings = [part for name in names for part in ("--bind", f"kept.{name}.>={name}")]
+    with door(*bindings, "--ack-timeout", "2") as it:
+        yield it
+
+
+@contextlib.asynccontextmanager
+async def connected(door: Door) -> AsyncIterator[Client]:
+    client = await nats.connect(door.url, allow_reconnect=False)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def fill(client: Client, name: str, count: int) -> None:
+    """Publish so many messages that are kept, and wait until they are."""
+    for number in range(count):
+        await client.publish(f"kept.{name}.n", b"%d" % number, headers={"Number": str(number)})
+    await client.flush()
+    await client.flush()
+
+
+async def next_of(subscription: Subscription) -> Msg:
+    return await subscription.next_msg(timeout=10)
+
+
+@on_asyncio
+async def test_each_word_about_a_message_does_what_it_says(bound_door: Door) -> None:
+    async with connected(bound_door) as client:
+        await fill(client, "words", 5)
+        sub = await client.subscribe("$SB.SUB.words.reader.ack_seconds=1")
+        acked, asked, nacked, worked, ended = [await next_of(sub) for _ in range(5)]
+        assert [m.data for m in (acked, asked, nacked, worked, ended)] == [
+            b"%d" % number for number in range(5)
+        ]
+        assert asked.subject == "kept.words.n"
+        assert asked.headers == {"Number": "1"}
+        about = asked.metadata
+        assert (about.stream, about.consumer) == ("words", "reader")
+        assert (about.sequence.stream, about.sequence.consumer) == (1, 2)
+        assert (about.num_delivered, about.num_pending) == (1, 3)
+        assert abs(about.timestamp.timestamp() - time.time()) < 60
+        begun = time.monotonic()
+        await acked.ack()
+        assert (await asked.ack_sync(timeout=10)).data == b""
+        await ended.term()
+        await nacked.nak()
+        again = await next_of(sub)
+        assert (again.data, again.metadata.num_delivered) == (b"2", 2)
+        await again.nak(delay=0.5)
+        for _ in range(14):  # Of a second and a half: without it, it would come again after one.
+            await worked.in_progress()
+            await asyncio.sleep(0.1)
+        third = await next_of(sub)
+        assert (third.data, third.metadata.num_delivered) == (b"2", 3)
+        assert time.monotonic() - begun > 0.5
+        await third.ack_sync(timeout=10)
+        forgotten = await next_of(sub)
+        assert (forgotten.data, forgotten.metadata.num_delivered) == (b"3", 2)
+        await forgotten.ack_sync(timeout=10)
+        await sub.unsubscribe()
+        rest = await client.subscribe("$SB.SUB.words.reader")
+        await client.publish("kept.words.n", b"next")
+        assert (await next_of(rest)).data == b"next"
+
+
+@on_asyncio
+async def test_members_of_a_group_share_a_class_and_take_over_what_one_held(
+    bound_door: Door,
+) -> None:
+    count = 40
+    async with connected(bound_door) as client, contextlib.AsyncExitStack() as stack:
+        await fill(client, "shared", count)
+        dying = await stack.enter_async_context(connected(bound_door))
+        held = await dying.subscribe("$SB.SUB.shared.crew.in_flight=10", queue="crew")
+        taken = [await next_of(held) for _ in range(10)]
+        assert [int(message.data) for message in taken] == list(range(10))
+        await taken[0].ack_sync(timeout=10)
+        staying = await client.subscribe("$SB.SUB.shared.crew", queue="crew")
+        await dying.close()
+        found = {}
+        while len(found) < count - 1:
+            message = await next_of(staying)
+            found[int(message.data)] = message.metadata.num_delivered
+            await message.ack()
+        assert sorted(found) == list(range(1, count))
+        assert {found[number] for number in range(1, 10)} == {2}
+
+
+@on_asyncio
+async def test_a_durable_goes_on_where_it_was_and_keeps_what_comes_meanwhile(
+    bound_door: Door,
+) -> None:
+    async with connected(bound_door) as client:
+        sub = await client.subscribe("$SB.SUB.left.keeper")
+        await fill(client, "left", 3)
+        await (await next_of(sub)).ack_sync(timeout=10)
+        await sub.unsubscribe()
+        await client.publish("kept.left.n", b"meanwhile")
+        async with connected(bound_door) as other:
+            again = await other.subscribe("$SB.SUB.left.keeper")
+            got = [(await next_of(again)).data for _ in range(3)]
+            assert got == [b"1", b"2", b"meanwhile"]
+            # The first one was acknowledged by everybody there was, and is gone.
+            new = await other.subscribe("$SB.SUB.left.-.start=earliest.filter.kept.left.*")
+            assert (await next_of(new)).data == b"1"
+
+
+@on_asyncio
+async def test_one_that_is_acknowledged_by_somebody_else_comes_again(bound_door: Door) -> None:
+    async with connected(bound_door) as client, connected(bound_door) as other:
+        await fill(client, "end", 1)
+        sub = await client.subscribe("$SB.SUB.end.owner.ack_seconds=1")
+        message = await next_of(sub)
+        await other.publish(message.reply, b"+ACK")
+        again = await next_of(sub)
+        assert (again.data, again.metadata.num_delivered) == (b"0", 2)
+        await again.ack_sync(timeout=10)
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [
+        "$SB.SUB.bad.reader.speed=3",
+        "$SB.SUB.bad.reader.start=soon",
+        "$SB.SUB.70000",
+        "$SB.SUB.*",
+    ],
+)
+@on_asyncio
+async def test_what_cannot_be_granted_is_told_and_the_connection_goes_on(
+    bound_door: Door, subject: str
+) -> None:
+    told: asyncio.Queue[Exception] = asyncio.Queue()
+    client = await nats.connect(bound_door.url, error_cb=told.put)
+    await client.subscribe(subject)
+    error = str(await asyncio.wait_for(told.get(), 10))
+    assert error.lower().startswith(
+        f'nats: permissions violation for subscription to "{subject.lower()}" ('
+    )
+    plain: Any = await client.subscribe("plain")
+    await client.publish("plain", b"goes on")
+    assert (await next_of(plain)).data == b"goes on"
+    await client.close()
