@@ -112,11 +112,11 @@ def test_many_that_waited_are_seen_though_another_batch_is_under_way() -> None:
     acks = [m.reply.encode() for m in messages if m.sid == "2"]
     assert len(acks) == 20
     client.say(b"".join(b"PUB %b 0\r\n\r\n" % reply for reply in acks[1:]))
-    noise = b"PUB noise 1\r\nx\r\n"
-    client.say(noise + (noise + b"PUB %b 0\r\n\r\n" % acks[0]) + noise * 20)
+    noise = [b"PUB noise %d\r\n%b\r\n" % (n % 7, b"x" * (n % 7)) for n in range(2000)]
+    client.say(b"".join([*noise[:1500], b"PUB %b 0\r\n\r\n" % acks[0], *noise[1500:]]))
     rest = client.messages()
     assert [m.payload for m in rest if m.sid == "1"] == numbered(20, size=9, start=20)
-    assert [m.payload for m in rest if m.sid == "3"] == [b"x"] * 22
+    assert [len(m.payload) for m in rest if m.sid == "3"] == [n % 7 for n in range(2000)]
 
 
 # Times -------------------------------------------------------------------------------------------
