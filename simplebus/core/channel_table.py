@@ -111,6 +111,8 @@ class ChannelTable:
         """With this floor, and the same channels, there is none to be forgotten."""
         self.memory_bytes = 0
         """Taken from the budget."""
+        self.generation = 0
+        """Grows whenever numbers stand for channels no longer."""
 
     def __len__(self) -> int:
         """How many channels have numbers."""
@@ -163,6 +165,7 @@ class ChannelTable:
         if idle.size <= most:
             self._all_used_at = self._ring.floor
         idle, names = idle[:most], self._names
+        self.generation += idle.size > 0
         self._is_named[idle] = False
         self._give(sum(_size_of_name(names[number]) for number in idle.tolist()))
         for number in idle.tolist():

@@ -78,7 +78,7 @@ class Classes:
             store=self._publish,
             frame_bytes_max=broker.settings.limits.frame_bytes,
         )
-        tap = Tap(broker.store, broker.alarms, wanted=self._is_wanted, deliver=deliver)
+        tap = Tap(broker.store, broker.alarms, routes, wanted=self._is_wanted, deliver=deliver)
         broker.store.tap = tap.see
 
     def _is_wanted(self, subject: bytes) -> bool:

@@ -46,6 +46,11 @@ class Routes:
         self._result_of = np.full(SUBJECTS_MAX, _UNKNOWN, np.int32)
         self._valid_for = (-1, -1)
 
+    @property
+    def generation(self) -> int:
+        """As long as it stays, subjects lead to the same sinks."""
+        return self._sublist.generation
+
     def __len__(self) -> int:
         """Pairs of a subject and a sink."""
         return len(self._sublist)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from itertools import count
 
 import numpy as np
+import numpy.typing as npt
 
 from simplebus.core import frames
 from simplebus.core.alarms import Alarms
@@ -31,9 +32,14 @@ from simplebus.core.session import Session
 from simplebus.core.store import Store
 from simplebus.nats.envelopes import class_subject, message_of
 from simplebus.nats.events import Pub, Run
+from simplebus.nats.routes import Routes
 
 _MESSAGE_ID: np.dtype[np.uint32] = np.dtype(">u4")
 _MESSAGE_ID_AT = 3
+
+_NO, _YES, _UNKNOWN = range(3)
+Verdicts = npt.NDArray[np.uint8]
+_NONE: Verdicts = np.zeros(0, np.uint8)
 
 # So many messages that were put off are seen in one turn.
 _TURN_MAX = 4096
@@ -50,7 +56,9 @@ class Tap:
         self,
         store: Store,
         alarms: Alarms,
+        routes: Routes,
         *,
+        is_anybody_there: Callable[[], bool],
         wanted: Callable[[bytes], bool],
         deliver: Callable[[Pub | Run], None],
     ) -> None:
@@ -58,6 +66,12 @@ class Tap:
         self._store = store
         self._clock = store.clock
         self._alarms = alarms
+        self._routes = routes
+        self._verdicts: dict[MessageClass, tuple[tuple[int, int, str], Verdicts]] = {}
+        """Of each class, by channel number, whether anybody wants it; and for how long that is
+        true."""
+        self._is_anybody_there = is_anybody_there
+        """Says whether anybody has subscribed to anything."""
         self._wanted = wanted
         """Says whether anybody has subscribed to what matches a subject."""
         self._deliver = deliver
@@ -72,6 +86,8 @@ class Tap:
         the bus itself."""
         if session is not None and session.is_inside:
             return  # What NATS clients publish, NATS subscriptions have seen.
+        if not self._is_anybody_there():
+            return
         ring = cls.ring
         if session is None or first >= ring.special_until:
             if self._wanted(class_subject(cls.class_id, cls.name)):
@@ -93,12 +109,26 @@ class Tap:
     def _wanted_of(self, cls: MessageClass, rows: Rows) -> frames.Flags:
         """Which of these messages anybody wants."""
         numbers = np.atleast_1d(np.asarray(rows.channels))
-        distinct, at = np.unique(numbers, return_inverse=True)
-        names = (cls.channels.name(number) for number in distinct.tolist())
-        unnamed = class_subject(cls.class_id, cls.name)
-        wanted = np.array([self._wanted(name.encode() or unnamed) for name in names], np.bool_)
-        found: frames.Flags = wanted[at]
-        return found if numbers.size == rows.count else np.repeat(found, rows.count)
+        verdicts = self._verdicts_of(cls, int(numbers.max()))
+        found = verdicts[numbers]
+        unknown = found == _UNKNOWN
+        if unknown.any():
+            unnamed = class_subject(cls.class_id, cls.name)
+            for number in np.unique(numbers[unknown]).tolist():
+                subject = cls.channels.name(number).encode() or unnamed
+                verdicts[number] = _YES if self._wanted(subject) else _NO
+            found = verdicts[numbers]
+        wanted: frames.Flags = found == _YES
+        return wanted if numbers.size == rows.count else np.repeat(wanted, rows.count)
+
+    def _verdicts_of(self, cls: MessageClass, number: int) -> Verdicts:
+        """What is known of a class's channels, up to this number at least."""
+        known = (self._routes.generation, cls.channels.generation, cls.name)
+        valid_for, verdicts = self._verdicts.get(cls, (None, _NONE))
+        if valid_for != known or number >= verdicts.size:
+            verdicts = np.full(max(number + 1, 2 * verdicts.size), _UNKNOWN, np.uint8)
+            self._verdicts[cls] = (known, verdicts)
+        return verdicts
 
     # Now -----------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import pytest
 from core.talk import connect as connect1
 from core.talk import numbered
 from core.talk import publish as publish1
-from core.talk2 import Peer2, enveloped, nack, on_channel, peer2, publish, subscribe, timed
+from core.talk2 import Peer2, ack, enveloped, nack, on_channel, peer2, publish, subscribe, timed
 from two_doors import Doors, stored
 
 from simplebus.core.broker import FullPolicy, Settings
@@ -225,3 +225,19 @@ def test_a_client_that_left_is_not_looked_for() -> None:
     doors.client(b"SUB > 1\r\n").leave()
     doors.peer(connect1(1), publish1(1, b"x"))
     assert client.messages() == []
+
+
+def test_what_is_remembered_of_channels_is_forgotten_with_them() -> None:
+    doors = Doors()
+    client = doors.client(b"SUB wanted.> 1\r\n")
+    peer = peer2(doors, subscribe(1, 5))
+    for round_ in range(3):
+        said = [on_channel(f"{who}.{round_}.{n}", b"x") for who in ("no", "wanted") for n in (1, 2)]
+        peer.say(enveloped(1, 8 * round_, *said), enveloped(1, 8 * round_ + 4, *reversed(said)))
+        seen = [message.subject for message in client.messages()]
+        assert seen == [f"wanted.{round_}.{n}" for n in (1, 2, 2, 1)]
+        peer.say(ack(5, 8 * round_, 8 * round_ + len(peer.ids())))
+        doors.broker.classes[1].channels.forget(100)
+    client.say(b"SUB no.> 2\r\n", b"UNSUB 1\r\n")
+    peer.say(enveloped(1, 24, on_channel("no.2.1", b"x"), on_channel("wanted.2.1", b"x")))
+    assert [message.subject for message in client.messages()] == ["no.2.1"]
