@@ -78,13 +78,22 @@ class Classes:
             store=self._publish,
             frame_bytes_max=broker.settings.limits.frame_bytes,
         )
-        tap = Tap(broker.store, broker.alarms, routes, wanted=self._is_wanted, deliver=deliver)
+        tap = Tap(
+            broker.store,
+            broker.alarms,
+            routes,
+            is_anybody_there=self._is_anybody_there,
+            wanted=self._is_wanted,
+            deliver=deliver,
+        )
         broker.store.tap = tap.see
+
+    def _is_anybody_there(self) -> bool:
+        """Whether a client has subscribed to anything: there are other sinks than ours."""
+        return len(self._routes) > len(self.bindings) + 1
 
     def _is_wanted(self, subject: bytes) -> bool:
         """Whether a client has subscribed to what matches this subject."""
-        if len(self._routes) == len(self.bindings) + 1:  # Nobody has subscribed to anything.
-            return False
         return any(not isinstance(sink, Binding | _Acks) for sink in self._routes.of(subject))
 
     # Guests --------------------------------------------------------------------------------------
