@@ -11,7 +11,6 @@ seen through the tap, what is acknowledged is the broker's.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 
 from simplebus.core.broker import Broker
@@ -56,7 +55,6 @@ class Classes:
         broker: Broker,
         routes: Routes,
         *,
-        refused: Counter[Reason],
         deliver: Callable[[Pub | Run], None],
         cut: Callable[[NatsSession, NatsError], None],
     ) -> None:
@@ -64,8 +62,7 @@ class Classes:
         self.guests: dict[int, NatsSession] = {}
         """Whose a guest of the broker is, by its id there."""
         self._routes = routes
-        self._refused = refused
-        """Counts what was refused, by reason."""
+        self._refused = broker.refused
         self._deliver = deliver
         """Sends a message to whoever has subscribed to its subject."""
         self._cut = cut

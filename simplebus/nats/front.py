@@ -86,7 +86,6 @@ class Front:
         """By client id."""
         self.routes = Routes(np.random.default_rng(seed))
         self.gate = Gate(self.settings.auth, self.routes.table, secret)
-        self.refused: Counter[Reason] = Counter()
         self.denied = 0
         """How often something was asked for that permissions do not allow."""
         self._ended: deque[Subscription] = deque()
@@ -103,9 +102,7 @@ class Front:
         self._cut: list[tuple[NatsSession, NatsError]] = []
         self.classes: Classes | None = None
         if broker is not None:
-            self.classes = Classes(
-                broker, self.routes, refused=self.refused, deliver=self.deliver, cut=self.cut
-            )
+            self.classes = Classes(broker, self.routes, deliver=self.deliver, cut=self.cut)
         self._due: list[tuple[float, int]] = []
         """When to look after which client: a heap, with each client once."""
         self._asks = self.gate.auth.required and self.gate.silent_user is None

@@ -179,7 +179,7 @@ def test_a_group_shares_and_only_who_holds_a_message_acknowledges_it() -> None:
     assert sorted(m.payload for m in (*first, *both[0], *both[1])) == numbered(8)
     assert both[1]
     other.pub(first[0].reply, b"+ACK")
-    assert doors.front.refused == {Reason.ACK_UNSUBSCRIBED: 1}
+    assert doors.broker.refused == {Reason.ACK_UNSUBSCRIBED: 1}
     assert doors.statistics(1).acknowledged == 0
     one.pub(first[0].reply, b"+ACK")
     assert doors.statistics(1).acknowledged == 1
@@ -317,7 +317,7 @@ def test_what_nobody_here_was_sent_cannot_be_acknowledged() -> None:
     ):
         who.pub(subject, b"+ACK", reply="_INBOX.me.1")
         assert [m for m in (*client.messages(), *stranger.messages()) if m.sid == "2"] == []
-    assert doors.front.refused == {Reason.ACK_UNSUBSCRIBED: 5}
+    assert doors.broker.refused == {Reason.ACK_UNSUBSCRIBED: 5}
     assert doors.statistics(1).acknowledged == 0
 
 
@@ -337,7 +337,7 @@ def test_what_is_no_acknowledgement_is_counted(subject: str, payload: bytes) -> 
     client = doors.client(b"SUB $SB.SUB.1 1\r\n")
     client.messages()
     client.pub(subject, payload)
-    assert doors.front.refused == {Reason.BAD_ACK: 1}
+    assert doors.broker.refused == {Reason.BAD_ACK: 1}
     assert doors.statistics(1).acknowledged == 0
     assert client.lines() == []
 
@@ -352,7 +352,7 @@ def test_many_acknowledgements_at_once() -> None:
     assert doors.statistics(1).acknowledged == 100
     client.say(b"".join(b"PUB %b 4\r\n+ACK\r\n" % m.reply.encode() for m in even))
     assert doors.statistics(1).ring.messages == 0
-    assert doors.front.refused == {}
+    assert doors.broker.refused == {}
 
 
 # Going -------------------------------------------------------------------------------------------
@@ -463,7 +463,7 @@ def test_who_drains_acknowledges_after_it_has_left(queue: str) -> None:
     other.sub("$SB.SUB.1.d", queue=queue)
     client.pub(second.reply)  # It is the other one's now.
     assert deliveries(other.messages()) == [(b"b", 2)]
-    assert doors.front.refused == {Reason.ACK_UNSUBSCRIBED: 1}
+    assert doors.broker.refused == {Reason.ACK_UNSUBSCRIBED: 1}
 
 
 def test_what_was_left_and_is_gone_is_not_acknowledged() -> None:
@@ -475,7 +475,7 @@ def test_what_was_left_and_is_gone_is_not_acknowledged() -> None:
     (position,) = doors.broker.classes[1].subscriptions
     doors.broker.answers.end(position)
     client.pub(message.reply)
-    assert doors.front.refused == {Reason.ACK_UNSUBSCRIBED: 2}
+    assert doors.broker.refused == {Reason.ACK_UNSUBSCRIBED: 2}
     assert doors.statistics(1).ring.messages == 2
 
 

@@ -107,13 +107,13 @@ def test_a_subject_that_is_no_channel_is_refused_counted_and_told() -> None:
     client = doors.client()
     client.say(b"PUB caf\xe9 1\r\nx\r\n")
     client.say(pubs(("a.*", b"x")))
-    assert doors.front.refused == {Reason.BAD_CHANNEL: 2}
+    assert doors.broker.refused == {Reason.BAD_CHANNEL: 2}
     first, second = client.lines()
     assert first.startswith(b'-ERR \'Permissions Violation for Publish to "caf\xe9" (')
     assert b"wildcard" in second
     assert second.count(b"'") == 2
     client.say(b"PUB caf\xe9 1\r\nx\r\n" * 30 + b"PUB fine 1\r\nx\r\n" * 30)
-    assert doors.front.refused == {Reason.BAD_CHANNEL: 32}
+    assert doors.broker.refused == {Reason.BAD_CHANNEL: 32}
     assert [e.channel for e, _ in stored(doors, 7)] == ["fine"] * 30
 
 
@@ -122,7 +122,7 @@ def test_one_that_is_too_long_for_a_frame_is_refused_and_others_are_not() -> Non
     client = doors.client()
     client.say(pubs(("orders.a", b"x" * 1000), ("orders.a", b"y"), ("orders.a", b"z" * 990)))
     client.say(pubs(*[("orders.a", b"x" * 1000)] * 20))
-    assert doors.front.refused == {Reason.FRAME_TOO_LONG: 22}
+    assert doors.broker.refused == {Reason.FRAME_TOO_LONG: 22}
     assert [payload for _, payload in stored(doors, 7)] == [b"y"]
     assert len(client.lines()) >= 2
 
@@ -192,7 +192,7 @@ def test_headers_that_an_envelope_cannot_hold_are_refused() -> None:
     doors = bound()
     client = doors.client()
     client.pub("orders.a", b"x", headers=b"NATS/1.0\r\nA: %b\r\n\r\n" % (b"v" * 70_000))
-    assert doors.front.refused == {Reason.BAD_ENVELOPE: 1}
+    assert doors.broker.refused == {Reason.BAD_ENVELOPE: 1}
     (line,) = client.lines()
     assert b"headers have at most 65535 bytes" in line
 

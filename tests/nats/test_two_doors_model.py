@@ -135,4 +135,4 @@ def test_every_kind_of_subscriber_gets_all_in_order_from_every_kind_of_publisher
     world.doors.broker.take_ready()
     assert world.doors.statistics(1).ring.messages == 0
     assert not world.publisher.session.must_wait
-    assert world.doors.front.refused == {}
+    assert world.doors.broker.refused == {}
