@@ -53,8 +53,11 @@ _NO_VALUE = re.compile(r"[\r\n\0]")
 _NO_SUBJECT = re.compile(rb"[\x00-\x20\x7f]")
 _OPEN = DELIMITER[:-1]
 
-# Subjects of each class whose frames are known to begin so.
+# So many subjects are remembered, with what envelopes begin with that have nothing but a channel,
+# if that is short.
 _PREFIXES_MAX = 4096
+_PREFIX_BYTES_MAX = 256
+_prefixes: dict[bytes, bytes] = {}
 
 # Few messages are put together one after the other: arrays have a price of their own.
 _PLAIN_MAX = 8
@@ -142,8 +145,6 @@ class Packer:
     def __init__(self, class_id: int, *, frame_bytes_max: int) -> None:
         self._head = HEADER.pack(frames.ENVELOPE, class_id, 0, 0)
         self._most = frame_bytes_max
-        self._prefixes: dict[bytes, bytes] = {}
-        """Of frames with nothing but a channel: all before the payload, by subject."""
 
     def one(self, message: Pub) -> Parcel:
         """A single message."""
@@ -194,14 +195,14 @@ class Packer:
         lengths: list[int] = []
         for at in each:
             try:
-                prefix = self._prefix(names[numbers[at]])
+                prefix = _prefix(names[numbers[at]])
             except RemoteProtocolError:
                 break
             payload = data[bodies[at] : ends[at]]
-            length = len(prefix) + len(payload) + DELIMITER_BYTES
+            length = HEADER_BYTES + len(prefix) + len(payload) + DELIMITER_BYTES
             if length > self._most:
                 break
-            parts += (prefix, payload, DELIMITER)
+            parts += (self._head, prefix, payload, DELIMITER)
             lengths.append(length)
         else:
             whole = b"".join(parts)
@@ -227,8 +228,8 @@ class Packer:
     def _frame(self, message: Pub) -> bytes:
         """One as a frame. Raises RemoteProtocolError: bad_channel, bad_envelope, frame_too_long."""
         if not message.header_bytes and not message.reply:
-            prefix = self._prefix(message.subject)
-            frame = b"".join((prefix, message.body, DELIMITER))
+            prefix = _prefix(message.subject)
+            frame = b"".join((self._head, prefix, message.body, DELIMITER))
             self._check_length(len(frame))
             if frame.count(_OPEN) == 1:
                 return frame
@@ -239,21 +240,25 @@ class Packer:
         self._check_length(HEADER_BYTES + len(content) + DELIMITER_BYTES)
         return b"".join((self._head, content, DELIMITER))
 
-    def _prefix(self, subject: bytes) -> bytes:
-        prefix = self._prefixes.get(subject)
-        if prefix is None:
-            prefix = self._head + encode(Envelope(channel_of(subject)), b"")
-            if len(self._prefixes) >= _PREFIXES_MAX:
-                self._prefixes.clear()
-            self._prefixes[subject] = prefix
-        return prefix
-
     def _check_length(self, length: int) -> None:
         if length > self._most:
             raise RemoteProtocolError(
                 Reason.FRAME_TOO_LONG,
                 f"it is {length} bytes as a frame; at most {self._most} are accepted",
             )
+
+
+def _prefix(subject: bytes) -> bytes:
+    """What an envelope begins with that has nothing but this channel. Raises RemoteProtocolError
+    (bad_channel)."""
+    prefix = _prefixes.get(subject)
+    if prefix is None:
+        prefix = encode(Envelope(channel_of(subject)), b"")
+        if len(_prefixes) >= _PREFIXES_MAX:
+            _prefixes.clear()
+        if len(prefix) <= _PREFIX_BYTES_MAX:
+            _prefixes[subject] = prefix
+    return prefix
 
 
 def _envelope(message: Pub) -> Envelope:

@@ -7,10 +7,12 @@ import pytest
 from core.talk import Bus
 from core.talk2 import CONNECT, asked, peer2
 from simplebus.core.bound import Bound
-from simplebus.core.broker import Broker
+from simplebus.core.broker import Broker, Settings
 from simplebus.core.channels import matches
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import SUBJECTS_BOUND_MAX
+from simplebus.core.requests import NamedClass
+from simplebus.server.serve import ServeOptions, serve
 
 
 def refusal(bound: Bound, *pairs: tuple[int, str]) -> Reason:
@@ -81,6 +83,25 @@ def test_a_class_that_subjects_are_bound_to_is_made() -> None:
     with pytest.raises(RemoteProtocolError):
         broker.store.bind("#", "never")
     assert "never" not in broker.store.names
+
+
+def test_classes_that_contradict_each_other_are_not_made() -> None:
+    broker = Broker()
+    for two in (
+        [NamedClass(id=1, name="a", subjects=["x"]), NamedClass(id=1, name="b")],
+        [NamedClass(name="a", subjects=["x"]), NamedClass(id=2, subjects=["a..b"])],
+        [NamedClass(id=1, subjects=["x"]), NamedClass()],
+    ):
+        with pytest.raises(RemoteProtocolError):
+            broker.store.name_classes(two)
+    assert not broker.classes
+    assert len(broker.store.bound) == 0
+
+
+async def test_a_server_does_not_start_with_them() -> None:
+    classes = NamedClass(id=1, name="a"), NamedClass(id=1, name="b")
+    with pytest.raises(RemoteProtocolError, match="the class 'b' was named with id 1"):
+        await serve(Settings(), ServeOptions(port=0, classes=classes))
 
 
 def test_a_connect_binds_subjects_to_the_classes_that_it_names() -> None:

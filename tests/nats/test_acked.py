@@ -419,6 +419,16 @@ def test_who_holds_back_a_full_class_is_known() -> None:
     assert not doors.front.classes.holds_back(idle.session)
 
 
+def test_who_holds_back_a_full_class_and_takes_nothing_is_cut_off() -> None:
+    doors = Doors(class_messages=2, stall_seconds=3)
+    client = doors.client(b"SUB $SB.SUB.1.-.in_flight=1 1\r\n")
+    doors.peer(publish1(1, b"a", b"b", b"c"))
+    ((guest, error),) = doors.tick(4)
+    assert error.reason is Reason.STALLED
+    assert doors.front.classes is not None
+    assert doors.front.classes.guests[guest.session_id] is client.session
+
+
 # All doors ---------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from simplebus.core import frames
 from simplebus.core.envelope import Envelope, encode
 from simplebus.core.errors import Reason
+from simplebus.nats import envelopes
 from simplebus.nats.envelopes import (
     BLOCK,
     REPLY,
@@ -118,10 +119,11 @@ def test_a_run_with_different_headers_is_packed_one_by_one() -> None:
 def test_many_subjects_are_not_remembered_for_ever() -> None:
     packer = Packer(7, frame_bytes_max=1000)
     for number in range(5000):
-        name = b"a.%d" % number
+        name = b"a.%d%b" % (number, b"x" * (number % 300))
         parcel = packer.one(Pub(name, b"", b"1", b"", 0, memoryview(b"x")))
         assert parcel.batch is not None
-    assert len(packer._prefixes) < 4500
+    assert len(envelopes._prefixes) <= 4096
+    assert max(map(len, envelopes._prefixes)) < 300
 
 
 def test_what_is_refused_says_why() -> None:

@@ -121,7 +121,9 @@ class Client:
             assert len(body) == int(total)
             assert data[at + int(total) : at + int(total) + 2] == b"\r\n"
             at += int(total) + 2
-            words = [(word or b"").decode() for word in (subject, sid, reply)]
+            words = [
+                (word or b"").decode("utf-8", "surrogateescape") for word in (subject, sid, reply)
+            ]
             messages.append(Msg(*words, body[: int(ahead)], body[int(ahead) :]))
         return messages, lines
 
