@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from simplebus.core import frames
+from simplebus.core.channels import check_name
 from simplebus.core.envelope import Envelope, decode, encode
 from simplebus.core.envelope_content import CHANNEL, STUFFED, channel_of
 from simplebus.core.errors import LocalProtocolError, Reason, RemoteProtocolError
@@ -248,12 +249,23 @@ class Packer:
             )
 
 
+def _channel(subject: bytes) -> str:
+    """A subject as a channel. Raises RemoteProtocolError (bad_channel)."""
+    try:
+        return check_name(subject.decode())
+    except UnicodeDecodeError as error:
+        sentence = f"it is not UTF-8: {error.reason} at byte {error.start}"
+    except ValueError as error:
+        sentence = str(error)
+    raise RemoteProtocolError(Reason.BAD_CHANNEL, f"no class can keep it: {sentence}")
+
+
 def _prefix(subject: bytes) -> bytes:
     """What an envelope begins with that has nothing but this channel. Raises RemoteProtocolError
     (bad_channel)."""
     prefix = _prefixes.get(subject)
     if prefix is None:
-        prefix = encode(Envelope(channel_of(subject)), b"")
+        prefix = encode(Envelope(_channel(subject)), b"")
         if len(_prefixes) >= _PREFIXES_MAX:
             _prefixes.clear()
         if len(prefix) <= _PREFIX_BYTES_MAX:
@@ -273,7 +285,7 @@ def _envelope(message: Pub) -> Envelope:
                 f"the reply subject {message.reply!r} is not UTF-8: {error.reason} at byte "
                 f"{error.start} of it",
             ) from None
-    return Envelope(channel_of(message.subject), headers=headers)
+    return Envelope(_channel(message.subject), headers=headers)
 
 
 def _refused(error: RemoteProtocolError | LocalProtocolError, subject: bytes, n: int) -> Refused:
