@@ -186,7 +186,8 @@ class Classes:
     # Acknowledgements ----------------------------------------------------------------------------
 
     def acknowledge(self, session: NatsSession, message: Pub) -> bool:
-        """A client says something about a message. Returns whether that is for us."""
+        """A client says something about a message. Returns whether it counts: who waits for an
+        answer is told by that that there will be none."""
         deliveries, about = session.deliveries, receipt(message.subject)
         says = verdict(bytes(message.body[message.header_bytes :]))
         if about is None or says is None:
@@ -218,7 +219,7 @@ class Classes:
             self._refused[Reason.ACK_UNSUBSCRIBED] += 1
         elif message.reply:
             self._deliver(Pub(message.reply, b"", b"0", b"", 0, memoryview(b"")))
-        return True
+        return known
 
     @staticmethod
     def _is_held(guest: Session, number: int, sequence: int) -> bool:
