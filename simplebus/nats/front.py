@@ -10,7 +10,6 @@ outboxes show.
 from __future__ import annotations
 
 import heapq
-from collections import Counter, deque
 
 import msgspec
 import numpy as np
@@ -40,10 +39,6 @@ from simplebus.nats.events import (
 )
 from simplebus.nats.gate import Gate, violation
 from simplebus.nats.limits import (
-    EVENT_WEIGHT_BYTES,
-    FIRST_PING_SECONDS,
-    FORGOTTEN_AT_ONCE,
-    SUBSCRIPTION_WEIGHT_BYTES,
     DROPPED_AT_ONCE,
     EVENT_BYTES,
     FIRST_PING_SECONDS,
@@ -88,8 +83,6 @@ class Front:
         self.gate = Gate(self.settings.auth, self.routes.table, secret)
         self.denied = 0
         """How often something was asked for that permissions do not allow."""
-        self._ended: deque[Subscription] = deque()
-        """Of clients that are gone, to be forgotten."""
         self.slow_consumers = 0
         """Clients cut off because they took too little."""
         self._in_messages = self._in_bytes = self._out_messages = 0
@@ -159,15 +152,12 @@ class Front:
         assert not session.closed
         self._made = 0
         session.heard_at = self.pace.now = self.now
-        if not session.is_connected and not session.parser.tail_bytes:
-        session.heard_at = self.now
         if not session.is_connected:
             self._begin(session, buffer.raw[HEADROOM_BYTES])
         events = 0
         for event in session.parser.receive(buffer, count):
             events += 1
             self._apply(session, event)
-            self._made += EVENT_WEIGHT_BYTES
             if session.is_cut:
                 break
         session.took(count, made=self._made, events=events)
@@ -226,7 +216,6 @@ class Front:
             pending_bytes=sum(session.outbox.pending_bytes for session in sessions),
             denied=self.denied,
             slow_consumers=self.slow_consumers,
-            refused=dict(self.refused),
         )
 
     def tick(self) -> None:
@@ -476,8 +465,6 @@ class Front:
     def _subscribe(self, session: NatsSession, event: Sub) -> None:
         self._made += SUBSCRIPTION_BYTES
         limits, grants = self.settings.limits, session.grants
-        self._made += SUBSCRIPTION_WEIGHT_BYTES
-        if grants and not grants.may_subscribe(event.subject, event.queue):
         asks_class = self.classes is not None and self.classes.are_asked_for(event.subject)
         if grants and not grants.may_subscribe(event.subject, event.queue, of_class=asks_class):
             queue = f' using queue "{subjects.text(event.queue)}"' if event.queue else ""
@@ -527,30 +514,8 @@ class Front:
             self.routes.unsubscribe(subscription)
 
     def _drop_all(self, session: NatsSession) -> None:
-        """All that a client has subscribed to ends. Where that is much, and it is sent nothing more
-        anyhow, it is forgotten little by little."""
-        held = list(session.subscriptions.values())
-        if not session.is_cut or len(held) <= FORGOTTEN_AT_ONCE:
-            for subscription in held:
-                self._end(subscription)
-            return
-        for subscription in held:
-            if isinstance(subscription, AckedSubscription):
-                self._end(subscription)
-            else:
-                self.routes.mute(subscription)
-                self._ended.append(subscription)
-        session.subscriptions.clear()
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether there are subscriptions to be forgotten."""
-        return bool(self._ended)
-
-    def forget_ended(self) -> None:
-        """Forget some of the subscriptions of clients that are gone."""
-        for _ in range(min(FORGOTTEN_AT_ONCE, len(self._ended))):
-            self.routes.unsubscribe(self._ended.popleft())
+        """All that a client has subscribed to ends. Where that is much it is forgotten little by
+        little."""
         subscriptions = list(session.subscriptions.values())
         later = len(subscriptions) > DROPPED_AT_ONCE
         for subscription in subscriptions:

@@ -51,19 +51,14 @@ OUTPUT_PER_READ_BYTES = 8 * 1024 * 1024
 # What is not done in batches counts as so many bytes of output: it takes as long.
 EVENT_BYTES = 4 * 1024
 SUBSCRIPTION_BYTES = 16 * 1024
-# Of a client that leaves more than so many subscriptions, these are forgotten later, some with each
-# beat: nobody else waits for that.
+# Of a client that leaves more than so many subscriptions, these are forgotten later, so many at a
+# time: nobody else waits for that.
 DROPPED_AT_ONCE = 512
-TIDIED_PER_BEAT = 2048
+TIDIED_AT_ONCE = 256
 READ_BYTES_MIN = 4 * 1024
 # A fresh client is read in pieces of so many bytes; later ones are larger if little is made of
 # them.
 READ_BYTES_FIRST = 16 * 1024
-# What comes alone takes about as long as writing so much; and a subscription.
-EVENT_WEIGHT_BYTES = 8 * 1024
-SUBSCRIPTION_WEIGHT_BYTES = 64 * 1024
-# So many subscriptions of a client that is gone are forgotten at once.
-FORGOTTEN_AT_ONCE = 200
 
 # One event may need a number for each of its messages, and what is looked for in vain costs no more
 # than what is taken one by one afterwards.

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from simplebus.core.sublist import Sublist
 from simplebus.nats import subjects
 from simplebus.nats.events import Positions
-from simplebus.nats.limits import SUBJECTS_MAX, TIDIED_PER_BEAT
+from simplebus.nats.limits import SUBJECTS_MAX, TIDIED_AT_ONCE
 from simplebus.nats.queue_group import Dice, JoinedGroup, QueueGroup
 from simplebus.nats.subscription import Sink, Subscription
 from simplebus.nats.table import SubjectTable
@@ -104,19 +104,19 @@ class Routes:
         if not group.members:
             self._abandoned.append(group)
 
+    @property
+    def has_abandoned(self) -> bool:
+        """Whether there is something for `tidy` to do."""
+        return bool(self._abandoned)
+
     def tidy(self) -> None:
         """Forget some of what was left behind."""
-        for _ in range(min(TIDIED_PER_BEAT, len(self._abandoned))):
+        for _ in range(min(TIDIED_AT_ONCE, len(self._abandoned))):
             sink = self._abandoned.popleft()
             if isinstance(sink, Subscription):
                 self.remove(sink.subject, sink)
             elif not sink.members and self._groups.get((sink.subject, sink.queue)) is sink:
                 self._forget(sink)
-
-    def mute(self, subscription: Subscription) -> None:
-        """It takes nothing any more, and will be removed."""
-        if subscription.queue:
-            self._groups[subscription.subject, subscription.queue].reconsider()
 
     def of(self, subject: bytes) -> Sinks:
         """Where a message on this subject goes."""

@@ -13,8 +13,12 @@ from simplebus.nats import writing
 from simplebus.nats.auth import User
 from simplebus.nats.connect import Info, Options
 from simplebus.nats.events import Mix, Positions, Run
-from simplebus.nats.limits import OUTPUT_PER_READ_BYTES, READ_BYTES_FIRST, READ_BYTES_MIN
-from simplebus.nats.limits import EVENTS_PER_READ, OUTPUT_PER_READ_BYTES, READ_BYTES_MIN
+from simplebus.nats.limits import (
+    EVENTS_PER_READ,
+    OUTPUT_PER_READ_BYTES,
+    READ_BYTES_FIRST,
+    READ_BYTES_MIN,
+)
 from simplebus.nats.outbox import Outbox
 from simplebus.nats.parser import Parser
 from simplebus.nats.permissions import Grants, Replies
@@ -136,24 +140,12 @@ class NatsSession:
         """Whether it is sent what waits for it before it is closed."""
         return True
 
-    def took(self, count: int, made: int) -> None:
-        """A read brought so many bytes, and made so many for others. Bulk is read in ever larger
-        pieces, as long as not too much is made of them: no read alone is to fill a client that
-        keeps up."""
-        most = min(OUTPUT_PER_READ_BYTES, self._pending_mark)
-        if made > most:
-            self._read_bytes = max(READ_BYTES_MIN, count * most // made)
-        elif count >= self._read_bytes and 2 * made <= most:
-        pieces, as long as not too much is made of them."""
-        most = min(OUTPUT_PER_READ_BYTES, self._pending_mark)
-        if made > most:
-            fewer = count * most // made
-            self._read_bytes = max(READ_BYTES_MIN, fewer)
-        elif count >= self._read_bytes and 2 * made <= most:
     def took(self, count: int, *, made: int, events: int) -> None:
         """A read brought so many bytes, that said so many things, and made so many bytes for
-        others. Bulk is read in ever larger pieces, as long as not too much has to be done."""
-        work = max(made / OUTPUT_PER_READ_BYTES, events / EVENTS_PER_READ)
+        others. Bulk is read in ever larger pieces, as long as not too much has to be done, and
+        no read alone fills a client that keeps up."""
+        most = min(OUTPUT_PER_READ_BYTES, self._pending_mark)
+        work = max(made / most, events / EVENTS_PER_READ)
         if work > 1:
             self._read_bytes = max(READ_BYTES_MIN, int(count / work))
         elif count >= self._read_bytes and work <= 0.5:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simplebus.core.errors import Reason
-
 
 @dataclass(frozen=True, slots=True)
 class FrontStatistics:
@@ -32,5 +30,3 @@ class FrontStatistics:
     """How often something was asked for that permissions do not allow."""
     slow_consumers: int
     """Clients cut off because they took too little."""
-    refused: dict[Reason, int]
-    """What was not kept, or not obeyed, by reason."""

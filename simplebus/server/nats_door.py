@@ -58,7 +58,7 @@ class NatsDoor:
         self.connections: dict[int, Connection[NatsSession]] = {}
         """By client id."""
         self.accepted = 0
-        self._is_forgetting = False
+        self._is_tidying = False
         self._settled = trio.lowlevel.ParkingLot()
         """Whoever waits for a change."""
         engine.doors.append(self.settle_own)
@@ -157,9 +157,9 @@ class NatsDoor:
         for session, error in front.take_cut():
             if session.client_id in connections:
                 connections[session.client_id].cut(error)
-        if front.has_ended and not self._is_forgetting:
-            self._is_forgetting = True
-            self.start_soon(self._forget_ended)
+        if front.routes.has_abandoned and not self._is_tidying:
+            self._is_tidying = True
+            self.start_soon(self._tidy)
         return bool(ready)
 
     def _connection_of_guest(self, session_id: int) -> Connection[NatsSession] | None:
@@ -168,12 +168,12 @@ class NatsDoor:
         session = self.front.classes.guests.get(session_id)
         return None if session is None else self.connections.get(session.client_id)
 
-    async def _forget_ended(self) -> None:
+    async def _tidy(self) -> None:
         """Others have their turn between any two parts of it."""
-        while self.front.has_ended:
-            self.front.forget_ended()
+        while self.front.routes.has_abandoned:
+            self.front.routes.tidy()
             await trio.lowlevel.checkpoint()
-        self._is_forgetting = False
+        self._is_tidying = False
 
     @property
     def tick_number(self) -> int:

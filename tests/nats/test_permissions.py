@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numbered import numbered
 
 from simplebus.core.channels import matches
 from simplebus.nats import subjects
@@ -93,7 +93,7 @@ def test_verdicts_by_number_are_those_by_name_also_when_all_numbers_are_given_an
     table = SubjectTable()
     verdicts = Verdicts(table, lambda name: name.endswith("1"))
     names = [b"a.%d" % n for n in range(30)]
-    numbers = np.array([table.number(name) for name in names], np.int32)
+    numbers = numbered(table, names)
     expected = [name.endswith(b"1") for name in names]
     assert verdicts.of(numbers).tolist() == expected
     assert verdicts.of(numbers[::-1]).tolist() == expected[::-1]

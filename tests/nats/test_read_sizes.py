@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from simplebus.core.limits import RECEIVE_BYTES, TRICKLE_BYTES
+from simplebus.core.limits import RECEIVE_BYTES
 from simplebus.core.receive import ReceiveBuffer
 from simplebus.nats.front import Front
-from simplebus.nats.limits import EVENTS_PER_READ, OUTPUT_PER_READ_BYTES, READ_BYTES_MIN
+from simplebus.nats.limits import (
+    EVENTS_PER_READ,
+    OUTPUT_PER_READ_BYTES,
+    READ_BYTES_FIRST,
+    READ_BYTES_MIN,
+)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +43,7 @@ def sizes(front: Front, buffer: ReceiveBuffer, words: bytes, reads: int) -> list
 def test_bulk_is_read_in_ever_larger_pieces(buffer: ReceiveBuffer) -> None:
     asked = sizes(Front(), buffer, b"PUB a 16\r\n0123456789abcdef\r\n", 7)
     assert asked == sorted(asked)
-    assert (asked[0], asked[-1]) == (2 * TRICKLE_BYTES, RECEIVE_BYTES)
+    assert (asked[0], asked[-1]) == (2 * READ_BYTES_FIRST, RECEIVE_BYTES)
 
 
 def test_who_says_much_is_read_in_small_pieces(buffer: ReceiveBuffer) -> None:

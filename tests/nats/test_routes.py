@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from inside import Client, Inside
+from numbered import numbered
 
 from simplebus.nats.queue_group import Dice, JoinedGroup, QueueGroup
 from simplebus.nats.routes import Routes
@@ -48,9 +49,9 @@ def test_a_batch_leads_where_each_of_its_subjects_does(
     session = Inside().client(QUIET).session
     for at, (subject, queue) in enumerate(subscribed):
         routes.subscribe(Subscription(session, subject, queue, b"%d" % at))
-    numbered = np.array([routes.table.number(name) for name in names], np.int32)
+    numbers = numbered(routes.table, names)
     found: dict[int, tuple[Sink, ...]] = {}
-    for sinks, rows in routes.split(numbered):
+    for sinks, rows in routes.split(numbers):
         for row in range(len(names)) if rows is None else rows.tolist():
             assert row not in found
             found[row] = sinks
@@ -60,13 +61,13 @@ def test_a_batch_leads_where_each_of_its_subjects_does(
 def test_what_was_remembered_does_not_outlive_a_change() -> None:
     routes = Routes(np.random.default_rng(0))
     session = Inside().client(QUIET).session
-    numbered = np.array([routes.table.number(b"a.b")], np.int32)
-    assert [sinks for sinks, _ in routes.split(numbered)] == [()]
+    numbers = numbered(routes.table, [b"a.b"])
+    assert [sinks for sinks, _ in routes.split(numbers)] == [()]
     subscription = Subscription(session, b"a.*", b"", b"1")
     routes.subscribe(subscription)
-    assert [sinks for sinks, _ in routes.split(numbered)] == [(subscription,)]
+    assert [sinks for sinks, _ in routes.split(numbers)] == [(subscription,)]
     routes.unsubscribe(subscription)
-    assert [sinks for sinks, _ in routes.split(numbered)] == [()]
+    assert [sinks for sinks, _ in routes.split(numbers)] == [()]
     assert len(routes) == 0
 
 

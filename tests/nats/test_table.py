@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numbered import asked
 
-from simplebus.core.frames import Words, unaligned
 from simplebus.nats import table as tables
 from simplebus.nats.limits import SUBJECT_BYTES_FAST
-from simplebus.nats.table import Positions, SubjectTable, are_words
+from simplebus.nats.table import SubjectTable, are_words
 
 SUBJECTS = st.binary(min_size=1, max_size=20) | st.sampled_from(
     [b"a", b"a\0", b"a" * 8, b"a" * 8 + b"\0", b"a" * 16, b"a" * 17, b"a" * SUBJECT_BYTES_FAST]
 )
-
-
-class Asked(NamedTuple):
-    """Subjects that lie one behind the other."""
-
-    words: Words
-    starts: Positions
-    lengths: Positions
-
-
-def asked(subjects: list[bytes]) -> Asked:
-    lengths = np.array([len(subject) for subject in subjects], np.int64)
-    data = np.frombuffer(b"".join(subjects) + bytes(16), np.uint8)
-    return Asked(unaligned(data, np.dtype("<u8")), np.cumsum(lengths) - lengths, lengths)
 
 
 def find(table: SubjectTable, subjects: list[bytes]) -> list[int]:

@@ -159,7 +159,7 @@ async def test_a_hundred_thousand_subscriptions_of_one_client_are_forgotten_with
             going += 1
         assert coming > 20
         assert going > 5
-        assert not door.front.has_ended
+        assert not door.front.routes.has_abandoned
 
 
 async def test_subscriptions_of_one_client_can_be_limited() -> None:

@@ -1,0 +1,30 @@
+"""Subjects that a table is asked for, as a stretch of messages has them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from simplebus.core.frames import Words, unaligned
+from simplebus.nats.table import Numbers, Positions, SubjectTable
+
+
+class Asked(NamedTuple):
+    """Subjects that lie one behind the other."""
+
+    words: Words
+    starts: Positions
+    lengths: Positions
+
+
+def asked(subjects: list[bytes]) -> Asked:
+    lengths = np.array([len(subject) for subject in subjects], np.int64)
+    data = np.frombuffer(b"".join(subjects) + bytes(16), np.uint8)
+    return Asked(unaligned(data, np.dtype("<u8")), np.cumsum(lengths) - lengths, lengths)
+
+
+def numbered(table: SubjectTable, subjects: list[bytes]) -> Numbers:
+    """Their numbers, those that are new included."""
+    table.make_room(len(subjects))
+    return np.array(table.numbers(subjects, *asked(subjects)), np.int32)
