@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 
 from simplebus.core.frames import unaligned
-from simplebus.nats.events import Mix, Positions, Pub, Run
+from simplebus.nats.events import Mix, Octets, Positions, Pub, Run
 from simplebus.nats.limits import MIX_MESSAGES_LEAST
 
 _CR_LF = b"\r\n"
@@ -21,6 +21,12 @@ _VERB_WORD = np.uint32(int.from_bytes(_VERB, "little"))
 # Bytes of which one may not occur in a batch, and then marks places in it: first those that no text
 # has.
 _MARKERS = [bytes([n]) for n in (0xFF, 0xFE, 0xC0, 0xC1, *range(0xF5, 0xFE), *range(0xF5))]
+
+# Where every byte occurs in a batch, each byte of messages up to this long is moved by itself: longer
+# ones are cut in pieces.
+_SHORT_BYTES = 384
+# Messages are few that are less than this part of a batch.
+_FEW = 16
 
 Part: TypeAlias = tuple[bytes, Positions | None]
 """A sid, and the rows that are for it; None for all."""
@@ -67,9 +73,25 @@ def mix(messages: Mix, sid: bytes, rows: Positions | None) -> bytes | bytearray 
         if text.find(marker) < 0:
             data[words] = marker[0]
             return text.replace(marker, b" " + sid + b" ")
-    view, ends = memoryview(text), words.tolist()
-    pieces = [view[begin:end] for begin, end in zip([0, *ends], [*ends, len(text)], strict=True)]
-    return (b" " + sid).join(pieces)
+    if len(text) > _SHORT_BYTES * len(words):
+        whole, ends = bytes(text), words.tolist()
+        pieces = [
+            whole[begin:end] for begin, end in zip([0, *ends], [*ends, len(text)], strict=True)
+        ]
+        return (b" " + sid).join(pieces)
+    return _around(data, words, np.frombuffer(b" " + sid, np.uint8))
+
+
+def _around(data: Octets, places: Positions, word: Octets) -> memoryview:
+    """All of the data, with the word at each of these places."""
+    written = np.empty(data.size + places.size * word.size, np.uint8)
+    seams = places + np.arange(places.size) * word.size
+    is_data = np.ones(written.size, np.bool_)
+    for at, byte in enumerate(word):
+        is_data[seams + at] = False
+        written[seams + at] = byte
+    written[is_data] = data
+    return written.data
 
 
 def several(messages: Run | Mix, parts: list[Part], *, headers: bool) -> bytes | memoryview:
@@ -84,7 +106,7 @@ def several(messages: Run | Mix, parts: list[Part], *, headers: bool) -> bytes |
     rows, numbers = rows[order], numbers[order]
     if isinstance(messages, Run):
         lines = [_line(messages.head, sid, headers=headers) for sid, _ in parts]
-        begin, data = messages.body_at + lines[0][1], messages.rows.reshape(-1).data
+        begin, data = messages.body_at + lines[0][1], _sliced(messages.rows, rows, messages.count)
         size = messages.rows.shape[1]
         return b"".join(
             [
@@ -93,7 +115,8 @@ def several(messages: Run | Mix, parts: list[Part], *, headers: bool) -> bytes |
                 for piece in (lines[number][0], data[at + begin : at + size])
             ]
         )
-    data, size, sids = messages.data.data, len(_VERB), [b" " + sid for sid, _ in parts]
+    data, size = _sliced(messages.data, rows, messages.count), len(_VERB)
+    sids = [b" " + sid for sid, _ in parts]
     bounds, ends = messages.bounds, messages.subject_ends
     return b"".join(
         [
@@ -108,6 +131,12 @@ def several(messages: Run | Mix, parts: list[Part], *, headers: bool) -> bytes |
             for piece in (_VERB, data[begin + size : line], sids[number], data[line:end])
         ]
     )
+
+
+def _sliced(data: Octets, rows: Positions, count: int) -> bytes | memoryview:
+    """What to take the messages in these rows from, of so many. Slices of bytes are cheap, and
+    nothing for the garbage collector to look at: a copy pays, unless they are few."""
+    return data.tobytes() if len(rows) * _FEW >= count else data.reshape(-1).data
 
 
 def _whole_run(messages: Run, sids: list[bytes], *, headers: bool) -> memoryview:

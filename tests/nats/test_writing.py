@@ -87,7 +87,7 @@ def payloads(kind: str, random: Random) -> list[bytes]:
     if kind == "all bytes":
         return [*(random.randbytes(size) for size in sizes), bytes(range(256))]
     if kind == "large":
-        return [random.randbytes(random.randrange(1000, 1900)) for _ in range(40)]
+        return [bytes(range(256)), *(random.randbytes(1000 + size) for size in sizes[:40])]
     return [b""] * 60
 
 
