@@ -1,7 +1,7 @@
 """Ways to write MSG lines for one subscription from a stretch of PUB lines of many subjects and
-sizes. The server uses the first: it marks and replaces where some byte does not occur in the stretch,
-and else puts all bytes but the insertions by a mask, or slices together if messages are long. The
-others are why.
+sizes. The server uses the first: it marks places and replaces the marks, where some byte does not
+occur in the stretch, and else moves all bytes by a mask, or slices if messages are long. The others
+are why.
 
     python load/lab/nats_mix.py
 

@@ -22,8 +22,8 @@ _VERB_WORD = np.uint32(int.from_bytes(_VERB, "little"))
 # has.
 _MARKERS = [bytes([n]) for n in (0xFF, 0xFE, 0xC0, 0xC1, *range(0xF5, 0xFE), *range(0xF5))]
 
-# Where every byte occurs in a batch, each byte of messages up to this long is moved by itself: longer
-# ones are cut in pieces.
+# Where every byte occurs in a batch, each byte of messages up to this long is moved by itself;
+# longer ones are cut in pieces.
 _SHORT_BYTES = 384
 # Messages are few that are less than this part of a batch.
 _FEW = 16
