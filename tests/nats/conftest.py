@@ -10,9 +10,15 @@ from collections.abc import Iterator
 import pytest
 from nats_running import Door, door
 
+BOUND = (
+    "orders.>=orders",
+    *(f"kept.{name}.>={name}" for name in ("words", "shared", "left", "end", "bad")),
+)
+
 
 @pytest.fixture(scope="session")
 def shared_door() -> Iterator[Door]:
-    """A server as it is without options. Those who use it keep to subjects of their own."""
-    with door() as it:
+    """A server for all, with some subjects bound to classes. Those who use it keep to subjects of
+    their own."""
+    with door(*(f"--bind={each}" for each in BOUND)) as it:
         yield it

@@ -1,5 +1,5 @@
 """Acknowledged delivery from a class, with nats-py: `ack`, `nak`, `in_progress`, `term`, `ack_sync`
-and `metadata` do what they say, over a real server.
+and `metadata` do what they say. The server keeps in a class what is published on `kept.CLASS.…`.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import nats
@@ -15,21 +15,12 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
-from nats_running import IS_REFERENCE, Door, door, on_asyncio
+from nats_running import IS_REFERENCE, Door, on_asyncio
 
 pytestmark = [
     pytest.mark.xdist_group("nats clients"),
     pytest.mark.skipif(IS_REFERENCE, reason="the reference server has no classes"),
 ]
-
-
-@pytest.fixture(scope="module")
-def bound_door() -> Iterator[Door]:
-    """Whatever begins with `kept.` is kept in the class of the next word."""
-    names = ("words", "shared", "left", "named", "end", "bad")
-    bindings = [part for name in names for part in ("--bind", f"kept.{name}.>={name}")]
-    with door(*bindings, "--ack-timeout", "2") as it:
-        yield it
 
 
 @contextlib.asynccontextmanager
@@ -54,8 +45,8 @@ async def next_of(subscription: Subscription) -> Msg:
 
 
 @on_asyncio
-async def test_each_word_about_a_message_does_what_it_says(bound_door: Door) -> None:
-    async with connected(bound_door) as client:
+async def test_each_word_about_a_message_does_what_it_says(shared_door: Door) -> None:
+    async with connected(shared_door) as client:
         await fill(client, "words", 5)
         sub = await client.subscribe("$SB.SUB.words.reader.ack_seconds=1")
         acked, asked, nacked, worked, ended = [await next_of(sub) for _ in range(5)]
@@ -95,12 +86,12 @@ async def test_each_word_about_a_message_does_what_it_says(bound_door: Door) -> 
 
 @on_asyncio
 async def test_members_of_a_group_share_a_class_and_take_over_what_one_held(
-    bound_door: Door,
+    shared_door: Door,
 ) -> None:
     count = 40
-    async with connected(bound_door) as client, contextlib.AsyncExitStack() as stack:
+    async with connected(shared_door) as client, contextlib.AsyncExitStack() as stack:
         await fill(client, "shared", count)
-        dying = await stack.enter_async_context(connected(bound_door))
+        dying = await stack.enter_async_context(connected(shared_door))
         held = await dying.subscribe("$SB.SUB.shared.crew.in_flight=10", queue="crew")
         taken = [await next_of(held) for _ in range(10)]
         assert [int(message.data) for message in taken] == list(range(10))
@@ -118,15 +109,15 @@ async def test_members_of_a_group_share_a_class_and_take_over_what_one_held(
 
 @on_asyncio
 async def test_a_durable_goes_on_where_it_was_and_keeps_what_comes_meanwhile(
-    bound_door: Door,
+    shared_door: Door,
 ) -> None:
-    async with connected(bound_door) as client:
+    async with connected(shared_door) as client:
         sub = await client.subscribe("$SB.SUB.left.keeper")
         await fill(client, "left", 3)
         await (await next_of(sub)).ack_sync(timeout=10)
         await sub.unsubscribe()
         await client.publish("kept.left.n", b"meanwhile")
-        async with connected(bound_door) as other:
+        async with connected(shared_door) as other:
             again = await other.subscribe("$SB.SUB.left.keeper")
             got = [(await next_of(again)).data for _ in range(3)]
             assert got == [b"1", b"2", b"meanwhile"]
@@ -136,8 +127,8 @@ async def test_a_durable_goes_on_where_it_was_and_keeps_what_comes_meanwhile(
 
 
 @on_asyncio
-async def test_one_that_is_acknowledged_by_somebody_else_comes_again(bound_door: Door) -> None:
-    async with connected(bound_door) as client, connected(bound_door) as other:
+async def test_one_that_is_acknowledged_by_somebody_else_comes_again(shared_door: Door) -> None:
+    async with connected(shared_door) as client, connected(shared_door) as other:
         await fill(client, "end", 1)
         sub = await client.subscribe("$SB.SUB.end.owner.ack_seconds=1")
         message = await next_of(sub)
@@ -158,10 +149,10 @@ async def test_one_that_is_acknowledged_by_somebody_else_comes_again(bound_door:
 )
 @on_asyncio
 async def test_what_cannot_be_granted_is_told_and_the_connection_goes_on(
-    bound_door: Door, subject: str
+    shared_door: Door, subject: str
 ) -> None:
     told: asyncio.Queue[Exception] = asyncio.Queue()
-    client = await nats.connect(bound_door.url, error_cb=told.put)
+    client = await nats.connect(shared_door.url, error_cb=told.put)
     await client.subscribe(subject)
     error = str(await asyncio.wait_for(told.get(), 10))
     assert error.lower().startswith(
