@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from simplebus.core.limits import Limits
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
+
+NATS_FLAGS = shlex.split(re.findall(r"^simplebus serve (--bind .*)$", README, re.MULTILINE)[0])
 
 
 def blocks(language: str) -> list[str]:
@@ -28,21 +31,24 @@ def test_the_test_command_is_what_ci_runs() -> None:
 
 @pytest.mark.parametrize("code", blocks("python"), ids=lambda code: code.splitlines()[0])
 def test_the_examples_run(code: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """Each example talks to a server on port 8888: here, to one on a free port."""
+    """Each example talks to a server on port 8888, and those for NATS on 4222: here, to one on free
+    ports."""
     import subprocess
 
+    nats = ["--nats-port", "0", *NATS_FLAGS] if "4222" in code else ["--no-nats"]
     server = subprocess.Popen(
-        [sys.executable, "-m", "simplebus", "serve", "--port", "0", "--no-nats"],
+        [sys.executable, "-m", "simplebus", "serve", "--port", "0", *nats],
         stdout=subprocess.PIPE,
         text=True,
     )
     try:
         assert server.stdout is not None
         ready = server.stdout.readline()
-        port = ready.strip().rpartition(":")[2]
-        assert port.isdigit(), ready
+        ports = dict(re.findall(r"(tcp|nats)=\S+:(\d+)", ready))
+        for name, usual in (("tcp", "8888"), ("nats", "4222")):
+            code = code.replace(usual, ports.get(name, usual))
         done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", code.replace("8888", port)],
+            [sys.executable, "-W", "error", "-c", code],
             capture_output=True,
             text=True,
             timeout=60,
