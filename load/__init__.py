@@ -26,5 +26,6 @@ simplebus, by the same generator, and no rate is printed for work that was not v
     report.py      medians, spreads, the table and the JSON
     traces.py      what generators wrote down, for `simplebus pipeline report`, which draws rps.png
     canary.py      a broker that fails on purpose: the generator must notice
+    canary_nats.py a NATS server that does
     lab/           experiments that lost, still runnable
 """

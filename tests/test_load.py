@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT))
 
 from needs import needed  # noqa: E402
 
-from load import canary, sdk  # noqa: E402
+from load import canary, canary_nats, sdk  # noqa: E402
 from load.measure import Manner  # noqa: E402
 from simplebus.spark.jobs.traces import RUN_FILE  # noqa: E402
 
@@ -42,6 +42,17 @@ def test_a_repeated_message_is_counted(version: int) -> None:
 )
 def test_a_fault_is_named(version: int, fault: str) -> None:
     assert canary.faults(version)[fault] in canary.check_fault(fault, version)
+
+
+@pytest.mark.parametrize("shape", canary_nats.SHAPES)
+def test_an_honest_nats_server_passes(shape: str) -> None:
+    canary_nats.run("", shape)
+
+
+# Silence is noticed by the clock, as above, which takes its time.
+@pytest.mark.parametrize("fault", sorted(canary_nats.FAULTS.keys() - {"invent", "silence"}))
+def test_a_fault_of_a_nats_server_is_named(fault: str) -> None:
+    assert canary_nats.FAULTS[fault] in canary_nats.check_fault(fault, "many")
 
 
 def test_every_program_that_is_timed_verifies_what_comes() -> None:

@@ -1,0 +1,157 @@
+"""A NATS server that fails on purpose: the load generator must notice, as in canary.py.
+
+    python load/canary_nats.py
+
+Rule 1: the server here is as simple as can be, one message at a time; it is never measured.
+Rule 2: each fault is done to one message, and the generator's sentence must name that message.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # So that it runs by its path.
+
+from load.brokers import HOST
+from load.canary import COUNT, STRICKEN, TIMEOUT_S
+from load.generators import Generator
+from load.processes import LoadError
+
+SHAPES: dict[str, dict[str, Any]] = {"one subject": {}, "many": {"subjects": 50, "mixed": True}}
+"""Kinds of flows, as options of the generator."""
+FAULTS = {
+    "lose": f"message number {STRICKEN} came as",
+    "swap": f"message number {STRICKEN} came as",
+    "repeat": f"message number {STRICKEN + 1} came as",
+    "damage": f"message number {STRICKEN} came as",
+    "cut": f"message number {STRICKEN} came as",
+    "move": f"message number {STRICKEN} came as",
+    "refuse": f"after {STRICKEN} messages",
+    "hang up": f"closed the connection: {STRICKEN} of {COUNT} messages verified",
+    "silence": f"timed out after {TIMEOUT_S} s: {STRICKEN} of {COUNT} messages verified",
+    "invent": f"message number {COUNT} came as",
+}
+"""Each fault, and what the generator must say of it."""
+
+_PUB = re.compile(rb"PUB (\S+) (\d+)\r\n")
+
+
+class FaultyServer:
+    """Takes one subscriber and one publisher, with one fault."""
+
+    def __init__(self, fault: str = "") -> None:
+        self.fault = fault
+        self.listener = socket.create_server((HOST, 0))
+        self.port = self.listener.getsockname()[1]
+        self.published = 0
+        self.held_back = b""
+        self.subscriber: socket.socket | None = None
+        self.threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(2)]
+        for thread in self.threads:
+            thread.start()
+
+    def close(self) -> None:
+        for thread in self.threads:
+            thread.join(TIMEOUT_S)
+        self.listener.close()
+
+    def _serve(self) -> None:
+        peer, _ = self.listener.accept()
+        with peer, suppress(OSError):
+            peer.sendall(b'INFO {"server_id":"canary"}\r\n')
+            data = b""
+            while some := peer.recv(65536):
+                data = self._hear(peer, data + some)
+
+    def _hear(self, peer: socket.socket, data: bytes) -> bytes:
+        """Obey what is whole; returns the rest."""
+        while (end := data.find(b"\r\n") + 2) >= 2:
+            if message := _PUB.match(data):
+                size = int(message[2])
+                if len(data) < end + size + 2:
+                    break
+                self._take(message[1], data[end : end + size])
+                end += size + 2
+            elif data.startswith(b"SUB"):
+                self.subscriber = peer
+            elif data.startswith(b"PING"):
+                peer.sendall(b"PONG\r\n")
+            data = data[end:]
+        return data
+
+    def _take(self, subject: bytes, payload: bytes) -> None:
+        assert self.subscriber is not None
+        n = self.published
+        self.published += 1
+        sent = _written(subject, payload)
+        if self.fault and n == STRICKEN:
+            self._strike(subject, payload, sent)
+        elif self.fault != "silence" or n < STRICKEN:
+            self.subscriber.sendall(sent + self.held_back)
+            self.held_back = b""
+        if self.fault == "invent" and n == COUNT - 1:
+            self.subscriber.sendall(sent)
+
+    def _strike(self, subject: bytes, payload: bytes, sent: bytes) -> None:
+        assert self.subscriber is not None
+        if self.fault == "swap":
+            self.held_back = sent
+        elif self.fault == "hang up":
+            self.subscriber.shutdown(socket.SHUT_RDWR)
+        else:
+            instead = {
+                "repeat": sent + sent,
+                "damage": _written(subject, payload[:-1] + bytes([payload[-1] ^ 1])),
+                "cut": _written(subject, payload[:-1]),
+                "move": _written(subject[:-1] + b"x", payload),
+                "refuse": b"-ERR 'Permissions Violation for Publish to \"x\"'\r\n",
+                "invent": sent,
+            }
+            self.subscriber.sendall(instead.get(self.fault, b""))
+
+
+def _written(subject: bytes, payload: bytes) -> bytes:
+    return b"MSG %b 1 %d\r\n%b\r\n" % (subject, len(payload), payload)
+
+
+def run(fault: str, shape: str) -> None:
+    """A run against such a server. Raises LoadError with the generator's sentence."""
+    server = FaultyServer(fault)
+    common = {"timeout_s": TIMEOUT_S, "count": COUNT, "classes": 1, **SHAPES[shape]}
+    try:
+        with Generator("subscribe", "nats", server.port, **common) as subscriber:
+            subscriber.wait_ready()
+            with Generator("publish", "nats", server.port, **common) as publisher:
+                subscriber.result()
+                publisher.result()
+    finally:
+        server.close()
+
+
+def check_fault(fault: str, shape: str) -> str:
+    """The sentence with which the generator noticed; LoadError when it did not."""
+    try:
+        run(fault, shape)
+    except LoadError as noticed:
+        if FAULTS[fault] in str(noticed):
+            return str(noticed)
+        raise LoadError(f"said {str(noticed)!r}, expected {FAULTS[fault]!r}") from None
+    raise LoadError(f"a server with the fault {fault!r} passed")
+
+
+def main() -> None:
+    for shape in SHAPES:
+        run("", shape)
+        print(f"{shape}: honest: passed")
+        for fault in FAULTS:
+            print(f"{shape}: {fault}: {check_fault(fault, shape).partition('generator: ')[2]}")
+
+
+if __name__ == "__main__":
+    main()
