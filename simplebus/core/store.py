@@ -83,7 +83,9 @@ class Store:
         """Called with a subscription that is to be cut off, because it is too slow."""
         self.bound = Bound()
         self.tap: Tap | None = None
-        """Who else is to see what is stored."""
+        """Who else is to see what is stored; None while nobody is."""
+        self.timed_tap: Tap | None = None
+        """Who is to see it then, if it opens later or expires."""
         self.opened: Callable[[int], None] = lambda class_id: None
         """Called with the id of a class that is new."""
         self.loose: dict[MessageClass, None] = {}
@@ -237,8 +239,10 @@ class Store:
             return
         if self.clock.now >= cls.times.next_time:
             cls.times.note(self.clock.now, cls.ring.head - 1)
-        if self.tap is not None:
-            self.tap(session, cls, cls.ring.head - 1, cls.ring.head)
+        first = cls.ring.head - 1
+        tap = self.tap or (self.timed_tap if cls.ring.timed_until > first else None)
+        if tap is not None:
+            tap(session, cls, first, first + 1)
         self._wake(cls)
 
     def _row(self, cls: MessageClass, frame: memoryview) -> Row | None:
@@ -294,8 +298,9 @@ class Store:
         if ring.head != first:
             if self.clock.now >= cls.times.next_time:
                 cls.times.note(self.clock.now, first)
-            if self.tap is not None:
-                self.tap(session, cls, first, ring.head)
+            tap = self.tap or (self.timed_tap if ring.timed_until > first else None)
+            if tap is not None:
+                tap(session, cls, first, ring.head)
             self._wake(cls)
         return dealt
 

@@ -75,19 +75,15 @@ class Classes:
             store=self._publish,
             frame_bytes_max=broker.settings.limits.frame_bytes,
         )
-        tap = Tap(
-            broker.store,
-            broker.alarms,
-            routes,
-            is_anybody_there=self._is_anybody_there,
-            wanted=self._is_wanted,
-            deliver=deliver,
+        self._tap = Tap(
+            broker.store, broker.alarms, routes, wanted=self._is_wanted, deliver=deliver
         )
-        broker.store.tap = tap.see
+        broker.store.timed_tap = self._tap.note
+        routes.heard = self._hear
 
-    def _is_anybody_there(self) -> bool:
-        """Whether a client has subscribed to anything: there are other sinks than ours."""
-        return len(self._routes) > len(self.bindings) + 1
+    def _hear(self, is_heard: bool) -> None:
+        """The first client has subscribed to something, or the last one does no longer."""
+        self.broker.store.tap = self._tap.see if is_heard else None
 
     def _is_wanted(self, subject: bytes) -> bool:
         """Whether a client has subscribed to what matches this subject."""

@@ -9,7 +9,7 @@ subjects.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 import numpy as np
@@ -33,6 +33,10 @@ class Routes:
 
     def __init__(self, generator: np.random.Generator) -> None:
         self.table = SubjectTable()
+        self.subscriptions = 0
+        """How many clients have."""
+        self.heard: Callable[[bool], None] = lambda is_heard: None
+        """Called when the first one comes, and when the last one goes."""
         self.has_twins = False
         """Whether a sink may be there for two subjects that both match."""
         self._generator = generator
@@ -65,6 +69,7 @@ class Routes:
 
     def subscribe(self, subscription: Subscription) -> None:
         """The same for a subscription, which may be one of a group."""
+        self._count(1)
         subject, queue = subscription.subject, subscription.queue
         if not queue:
             self.add(subject, subscription)
@@ -78,6 +83,7 @@ class Routes:
 
     def unsubscribe(self, subscription: Subscription) -> None:
         """No longer."""
+        self._count(-1)
         subject, queue = subscription.subject, subscription.queue
         if not queue:
             self.remove(subject, subscription)
@@ -94,6 +100,7 @@ class Routes:
 
     def abandon(self, subscription: Subscription) -> None:
         """No longer, and what it leaves behind is forgotten later: see `tidy`."""
+        self._count(-1)
         subject, queue = subscription.subject, subscription.queue
         if not queue:
             subscription.is_over = True
@@ -117,6 +124,11 @@ class Routes:
                 self.remove(sink.subject, sink)
             elif not sink.members and self._groups.get((sink.subject, sink.queue)) is sink:
                 self._forget(sink)
+
+    def _count(self, more: int) -> None:
+        before, self.subscriptions = self.subscriptions, self.subscriptions + more
+        if not (before and self.subscriptions):
+            self.heard(self.subscriptions > 0)
 
     def of(self, subject: bytes) -> Sinks:
         """Where a message on this subject goes."""

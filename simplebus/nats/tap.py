@@ -16,7 +16,7 @@ from itertools import count
 import numpy as np
 import numpy.typing as npt
 
-from simplebus.core import frames
+from simplebus.core import frames, picking
 from simplebus.core.alarms import Alarms
 from simplebus.core.classes import MessageClass
 from simplebus.core.columns import Rows
@@ -58,7 +58,6 @@ class Tap:
         alarms: Alarms,
         routes: Routes,
         *,
-        is_anybody_there: Callable[[], bool],
         wanted: Callable[[bytes], bool],
         deliver: Callable[[Pub | Run], None],
     ) -> None:
@@ -70,13 +69,11 @@ class Tap:
         self._verdicts: dict[MessageClass, tuple[tuple[int, int, str], Verdicts]] = {}
         """Of each class, by channel number, whether anybody wants it; and for how long that is
         true."""
-        self._is_anybody_there = is_anybody_there
-        """Says whether anybody has subscribed to anything."""
         self._wanted = wanted
         """Says whether anybody has subscribed to what matches a subject."""
         self._deliver = deliver
         """Sends messages to whoever has."""
-        self._later: list[tuple[float, int, MessageClass, int]] = []
+        self._later: list[tuple[float, int, MessageClass, int, int]] = []
         """When messages open, in which order they came, and which ones: a heap."""
         self._later_max = _LATER_MIN
         self._order = count()
@@ -86,25 +83,27 @@ class Tap:
         the bus itself."""
         if session is not None and session.is_inside:
             return  # What NATS clients publish, NATS subscriptions have seen.
-        if not self._is_anybody_there():
-            return
         ring = cls.ring
         if session is None or first >= ring.special_until:
-            if self._wanted(class_subject(cls.class_id, cls.name)):
+            if self._verdicts_of(cls, 0)[0] == _YES:
                 self._send(cls, first, last, is_dead=session is None)
             return
         rows = ring.rows(first, last)
         here = self._wanted_of(cls, rows)
+        if rows.is_timed:
+            self.note(session, cls, first, last)
+            here &= self._is_open(rows)
+        for begin, end in ranges_of(here):
+            self._send(cls, first + begin, first + end, is_dead=False)
+
+    def _is_open(self, rows: Rows) -> frames.Flags:
+        """Which of these messages may be delivered now."""
+        here: frames.Flags = np.ones(rows.count, np.bool_)
         if rows.expires is not None:
             here &= rows.expires > self._clock.now
         if rows.opens is not None:
-            later = here & (rows.opens > self._clock.now)
-            here &= ~later
-            for begin, end in ranges_of(later):
-                for at in range(begin, end):
-                    self._put_off(float(rows.opens[at]), cls, first + at)
-        for begin, end in ranges_of(here):
-            self._send(cls, first + begin, first + end, is_dead=False)
+            here &= rows.opens <= self._clock.now
+        return here
 
     def _wanted_of(self, cls: MessageClass, rows: Rows) -> frames.Flags:
         """Which of these messages anybody wants."""
@@ -113,10 +112,9 @@ class Tap:
         found = verdicts[numbers]
         unknown = found == _UNKNOWN
         if unknown.any():
-            unnamed = class_subject(cls.class_id, cls.name)
             for number in np.unique(numbers[unknown]).tolist():
-                subject = cls.channels.name(number).encode() or unnamed
-                verdicts[number] = _YES if self._wanted(subject) else _NO
+                is_wanted = self._wanted(cls.channels.name(number).encode())
+                verdicts[number] = _YES if is_wanted else _NO
             found = verdicts[numbers]
         wanted: frames.Flags = found == _YES
         return wanted if numbers.size == rows.count else np.repeat(wanted, rows.count)
@@ -127,6 +125,8 @@ class Tap:
         valid_for, verdicts = self._verdicts.get(cls, (None, _NONE))
         if valid_for != known or number >= verdicts.size:
             verdicts = np.full(max(number + 1, 2 * verdicts.size), _UNKNOWN, np.uint8)
+            is_wanted = self._wanted(class_subject(cls.class_id, cls.name))
+            verdicts[0] = _YES if is_wanted else _NO
             self._verdicts[cls] = (known, verdicts)
         return verdicts
 
@@ -155,26 +155,39 @@ class Tap:
         """When `wake_due` is to be called next."""
         return self._later[0][0] if self._later else NEVER
 
-    def _put_off(self, opens: float, cls: MessageClass, sequence: int) -> None:
-        if len(self._later) >= self._later_max:
-            self._forget_gone()
-        heapq.heappush(self._later, (opens, next(self._order), cls, sequence))
-        self._alarms.put_off(opens, self)
+    def note(self, session: Session | None, cls: MessageClass, first: int, last: int) -> None:
+        """The same as `see`, where nobody is there to see anything now: who is when they open sees
+        those of the messages that open later."""
+        rows = cls.ring.rows(first, last)
+        if rows.opens is None:
+            return
+        for begin, end in ranges_of(rows.opens > self._clock.now):
+            for opens, a, b in picking.opens(cls.ring, first + begin, first + end):
+                if len(self._later) >= self._later_max:
+                    self._forget_gone()
+                heapq.heappush(self._later, (opens, next(self._order), cls, a, b))
+                self._alarms.put_off(opens, self)
 
     def _forget_gone(self) -> None:
         """Keep no more entries than, about, there are messages that they are about."""
-        self._later = [entry for entry in self._later if entry[3] >= entry[2].ring.floor]
+        self._later = [entry for entry in self._later if entry[4] > entry[2].ring.floor]
         heapq.heapify(self._later)
         self._later_max = max(_LATER_MIN, 2 * len(self._later))
 
     def wake_due(self) -> bool:
         """Send what has opened by now."""
-        for _ in range(_TURN_MAX):
-            if self.due > self._clock.now:
-                break
-            _, _, cls, sequence = heapq.heappop(self._later)
-            if sequence >= cls.ring.floor and cls.ring.row(sequence).expires > self._clock.now:
-                self._send(cls, sequence, sequence + 1, is_dead=False)
+        spare = _TURN_MAX
+        while spare > 0 and self.due <= self._clock.now:
+            opens, order, cls, first, last = heapq.heappop(self._later)
+            first = max(first, cls.ring.floor)
+            end = min(last, first + spare)
+            if end < last:
+                heapq.heappush(self._later, (opens, order, cls, end, last))
+            if first < end:
+                rows = cls.ring.rows(first, end)
+                for begin, until in ranges_of(self._wanted_of(cls, rows) & self._is_open(rows)):
+                    self._send(cls, first + begin, first + until, is_dead=False)
+            spare -= max(1, end - first)
         return False
 
 

@@ -174,7 +174,7 @@ def test_no_more_is_remembered_of_what_opens_later_than_is_stored() -> None:
     for at in range(0, 5000, 50):
         said = [timed(b"%d" % n, not_before_ms=1000) for n in range(at, at + 50)]
         peer.say(enveloped(1, at, *said))
-    tap = doors.broker.store.tap.__self__  # type: ignore[union-attr]
+    tap = doors.broker.store.timed_tap.__self__  # type: ignore[union-attr]
     assert len(tap._later) <= 1024
     doors.wait(2)
     assert client.payloads() == [b"%d" % n for n in range(4900, 5000)]
@@ -210,21 +210,45 @@ def test_where_nobody_wants_it_nothing_is_copied(
     client = doors.client(said)
     client.take()
     peer = peer2(doors)
-    tap = doors.broker.store.tap.__self__  # type: ignore[union-attr]
+    tap = doors.broker.store.timed_tap.__self__  # type: ignore[union-attr]
     monkeypatch.setattr(tap, "_send", lambda *what, **more: pytest.fail("it was copied"))
     peer.say(publish(1, 0, *numbered(30)))
     peer.say(enveloped(1, 30, *[on_channel(f"a.{n}", b"x") for n in range(30)]))
     peer.say(enveloped(1, 60, timed(b"x", not_before_ms=5)))
     assert client.messages() == []
-    assert doors.broker.due == float("inf")
-
-
-def test_a_client_that_left_is_not_looked_for() -> None:
-    doors = Doors()
-    client = doors.client(b"SUB > 1\r\n", b"UNSUB 1\r\n")
-    doors.client(b"SUB > 1\r\n").leave()
-    doors.peer(connect1(1), publish1(1, b"x"))
+    doors.wait(1)
     assert client.messages() == []
+
+
+def test_where_nobody_has_subscribed_nothing_is_looked_at() -> None:
+    doors = Doors()
+    doors.broker.store.bind("orders.>", 1)
+    client = doors.client(b"SUB $SB.SUB.1 2\r\n")
+    assert doors.broker.store.tap is None
+    client.say(b"SUB > 1\r\n", b"SUB a q 3\r\n")
+    other = doors.client(b"SUB > 1\r\n")
+    assert doors.broker.store.tap is not None
+    client.say(b"UNSUB 1\r\n", b"UNSUB 3\r\n")
+    assert doors.broker.store.tap is not None
+    other.leave()
+    assert doors.broker.store.tap is None
+    doors.peer(connect1(1), publish1(1, b"x"))
+    assert [message.sid for message in client.messages()] == ["2"]
+
+
+def test_who_has_subscribed_when_a_message_opens_sees_it() -> None:
+    doors = Doors()
+    early = doors.client(b"SUB class.1 1\r\n")
+    peer = peer2(doors)
+    peer.say(enveloped(1, 0, *[timed(b"%d" % n, not_before_ms=1000) for n in range(5000)]))
+    early.leave()
+    peer.say(enveloped(1, 5000, timed(b"last", not_before_ms=1000)))
+    late = doors.client(b"SUB class.1 1\r\n")
+    doors.wait(1)
+    assert late.payloads() == [b"%d" % n for n in range(4096)]
+    doors.wait(0)
+    assert late.payloads() == [*[b"%d" % n for n in range(4096, 5000)], b"last"]
+    assert doors.broker.due == float("inf")
 
 
 def test_what_is_remembered_of_channels_is_forgotten_with_them() -> None:
