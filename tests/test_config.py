@@ -57,6 +57,19 @@ def test_any_option_can_stand_in_it(file: Path) -> None:
     assert (door.tls.cert, door.tls.key) == (file.parent / "server.pem", Path("/etc/key.pem"))
 
 
+def test_the_example_of_the_readme_is_one(file: Path) -> None:
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    file.write_text(readme.partition("```toml\n")[2].partition("```")[0])
+    values, door = given(file)
+    assert values["max_memory"] == 4 << 30
+    assert door.settings.tls_required
+    (user,) = door.settings.auth.users
+    assert user.permissions == Permissions(
+        publish_allow=("orders.>",), subscribe_deny=("secret.>",)
+    )
+    assert values["config"].classes["orders"].subjects == ["orders.>"]
+
+
 def test_the_command_line_wins_over_the_environment_and_that_over_the_file(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

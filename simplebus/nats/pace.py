@@ -76,9 +76,10 @@ class Pace:
 
     def waited_in_vain(self, publisher: NatsSession, session: NatsSession, before: int) -> None:
         """A publisher has waited as long as one may for a client that had taken so much before."""
-        publisher.slow_down()
         if session.outbox.sent_bytes == before != session.vain_at:
             session.vain_at, session.vain_since = before, self.now
+        if not self._is_stuck(session):
+            publisher.slow_down()  # Otherwise the sooner it is given up, the better for all.
 
     def overdue(
         self, sessions: Iterable[NatsSession], now: float

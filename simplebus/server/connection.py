@@ -206,8 +206,17 @@ class Connection(Generic[S]):
                 return
 
     def _has_hung_up(self) -> bool:
+        return self._polled(select.POLLRDHUP)
+
+    def has_unread(self) -> bool:
+        """Whether something came, or the end of it, that was not read yet."""
+        return self._polled(select.POLLIN)
+
+    def _polled(self, events: int) -> bool:
+        if self.socket.fileno() < 0:
+            return False
         poll = select.poll()
-        poll.register(self.socket, select.POLLRDHUP)
+        poll.register(self.socket, events)
         return bool(poll.poll(0))
 
     def flush(self) -> None:

@@ -12,12 +12,13 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from simplebus.core.errors import RemoteProtocolError
+from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.nats.errors import NatsError, too_many
 from simplebus.nats.front import Front
 from simplebus.nats.limits import STALL_SECONDS_MAX
 from simplebus.nats.session import NatsSession
 from simplebus.nats.settings import NatsSettings
+from simplebus.server import memory
 from simplebus.server.connection import Connection
 from simplebus.server.engine import Engine
 from simplebus.server.tls import TlsOptions, context
@@ -29,6 +30,9 @@ _BEAT_SECONDS = 0.5
 # And so often within the shortest time that is measured by it.
 _BEATS_MIN = 8
 _SHOWN_NAME_CHARACTERS = 80
+# How long a drain reads on from who goes on publishing, and how often it looks.
+_FINISH_SECONDS_MAX = 0.5
+_FINISH_LOOK_SECONDS = 0.005
 # Clients of a lame duck are closed no further apart than this.
 _PAUSE_SECONDS_MAX = 1.0
 
@@ -59,6 +63,8 @@ class NatsDoor:
         """By client id."""
         self.accepted = 0
         self._is_tidying = False
+        self._freed = False
+        """Whether much memory may be free since the last beat."""
         self._settled = trio.lowlevel.ParkingLot()
         """Whoever waits for a change."""
         engine.doors.append(self.settle_own)
@@ -74,6 +80,9 @@ class NatsDoor:
             try:
                 self.front.tick()
                 self.settle()
+                if self._freed:
+                    self._freed = False
+                    memory.give_back()
             except Exception:
                 log.exception("a beat of the NATS door failed")
 
@@ -113,11 +122,16 @@ class NatsDoor:
         finally:
             self.settle()
 
-    def finish_publishers(self) -> None:
-        """Stop reading from clients that have subscribed to nothing."""
-        for connection in list(self.connections.values()):
-            if not connection.session.subscriptions:
-                connection.cut()
+    async def finish_publishers(self) -> None:
+        """Stop reading from clients that have subscribed to nothing, each as soon as what it has
+        sent so far is read."""
+        last = trio.current_time() + _FINISH_SECONDS_MAX
+        while publishers := [c for c in self.connections.values() if not c.session.subscriptions]:
+            late = trio.current_time() > last
+            for connection in publishers:
+                if late or not connection.has_unread():
+                    connection.cut()
+            await trio.sleep(_FINISH_LOOK_SECONDS)
 
     async def flushed(self) -> None:
         """Wait until every client has taken what waits for it."""
@@ -157,6 +171,7 @@ class NatsDoor:
         for session, error in front.take_cut():
             if session.client_id in connections:
                 connections[session.client_id].cut(error)
+            self._freed |= error.reason is Reason.SLOW_CONSUMER
         if front.routes.has_abandoned and not self._is_tidying:
             self._is_tidying = True
             self.start_soon(self._tidy)

@@ -67,8 +67,7 @@ def test_sighup_and_sigusr1_are_said_to_be_useless_and_sigterm_flushes(
         assert reader.line() == b"PONG\r\n"
         publisher.greet()
         count = 20_000
-        publisher.send(b"PUB a 1000\r\n%b\r\n" % bytes(1000) * count + b"PING\r\n")
-        assert publisher.line() == b"PONG\r\n"  # All of it is in, and more than sockets hold.
+        publisher.send(b"PUB a 1000\r\n%b\r\n" % bytes(1000) * count)  # More than sockets hold.
         for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGTERM):
             it.signal(number)
         assert publisher.line() == b""
