@@ -16,13 +16,13 @@ SUBJECTS_MAX = 65_536
 SUBJECT_BYTES_FAST = 128
 # Messages with the same line in front of each are looked for from so many on, and are compared in
 # blocks from so many that grow, so that what is not found out of so many costs little.
-RUN_MESSAGES_MIN = 16
+RUN_MESSAGES_MIN = 8
 RUN_BLOCK_MESSAGES = 256
 RUN_BLOCK_MESSAGES_MAX = 8 * 1024
 # Messages of many subjects and sizes are looked for by arrays where so many are likely, or in so
 # many bytes, and not where one is longer than this: then, one line at a time is faster. One event
 # has from so many to so many messages.
-MIX_MESSAGES_MIN = 32
+MIX_MESSAGES_MIN = 48
 MIX_BYTES_MIN = 8 * 1024
 MIX_MESSAGE_BYTES_MAX = 2 * 1024
 MIX_MESSAGES_LEAST = 16
@@ -60,10 +60,10 @@ READ_BYTES_MIN = 4 * 1024
 # them.
 READ_BYTES_FIRST = 16 * 1024
 
-# One event may need a number for each of its messages, and what is looked for in vain costs no more
-# than what is taken one by one afterwards.
+# One event may need a number for each of its messages.
 assert MIX_MESSAGES_MAX <= SUBJECTS_MAX
-assert PLAIN_MESSAGES <= RUN_MESSAGES_MIN <= MIX_MESSAGES_MIN
+# What is looked for in vain costs about as much as what is taken one by one afterwards.
+assert RUN_MESSAGES_MIN <= MIX_MESSAGES_LEAST <= PLAIN_MESSAGES <= MIX_MESSAGES_MIN
 
 # A client for which more waits is behind, and who fills it is read from again after it has caught
 # up or after this long.

@@ -131,7 +131,7 @@ class Parser:
                     many: Run | Mix | None = None
                     if likely >= RUN_MESSAGES_MIN:
                         many = _run(raw, at, end, likely, event)
-                    if many is None and _may_mix(end - at, last - at):
+                    if many is None and (scan is not None or _may_mix(end - at, last - at)):
                         if scan is None:
                             scan = Scan(raw, at, last, self._limits, self._table)
                         many = scan.stretch(at)

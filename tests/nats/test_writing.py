@@ -67,7 +67,7 @@ def test_a_run_is_written_as_its_messages(verb: bytes, size: int, headers: bool)
     header_size = b" 0" if verb.startswith(b"HPUB 0") else b" 02"
     sizes = (header_size if verb[:1] in b"Hh" else b"") + b" %d\r\n" % size
     event, names = batch(
-        b"".join(verb + sizes + random.randbytes(size) + b"\r\n" for _ in range(40))
+        b"".join(verb + sizes + random.randbytes(size) + b"\r\n" for _ in range(60))
     )
     assert isinstance(event, Run)
     messages = [*singles(event, names)]
@@ -81,7 +81,7 @@ def test_a_run_is_written_as_its_messages(verb: bytes, size: int, headers: bool)
 
 
 def payloads(kind: str, random: Random) -> list[bytes]:
-    sizes = [random.choice([0, 1, 2, 7, 8, 9, 30, 100, 299]) for _ in range(60)]
+    sizes = [random.choice([0, 1, 2, 7, 8, 9, 30, 100, 299]) for _ in range(120)]
     if kind == "text":
         return [bytes(random.choices(b"abc {}\r\n", k=size)) for size in sizes]
     if kind == "all bytes":
@@ -95,7 +95,7 @@ def payloads(kind: str, random: Random) -> list[bytes]:
 @pytest.mark.parametrize("sid", [b"1", b"22", b"sid.4444", b"s" * 40])
 def test_a_mix_is_written_as_its_messages(sid: bytes, kind: str) -> None:
     random = Random(kind)
-    subjects = [random.choice(SUBJECTS) for _ in range(100)]
+    subjects = [random.choice(SUBJECTS) for _ in range(120)]
     bodies = payloads(kind, random)
     data = [
         b"PUB %b %d\r\n%b\r\n" % (subject, len(body), body)
@@ -116,10 +116,10 @@ def test_a_mix_is_written_as_its_messages(sid: bytes, kind: str) -> None:
 def test_several_subscriptions_are_sent_message_by_message(kind: str, headers: bool) -> None:
     line_of = {"run": "PUB a r 3", "run with headers": "HPUB a 1 3", "mix": "PUB a{} 3"}[kind]
     event, names = batch(
-        b"".join(b"%b\r\nx%02d\r\n" % (line_of.format(n).encode(), n) for n in range(40))
+        b"".join(b"%b\r\nx%02d\r\n" % (line_of.format(n).encode(), n) for n in range(60))
     )
     messages = [*singles(event, names)]
-    every = np.arange(40)
+    every = np.arange(60)
     for parts in (
         [(b"1", None), (b"22", None)],
         [(b"1", None), (b"22", every[3:30:2]), (b"3", every[:0])],
@@ -137,7 +137,7 @@ def test_several_subscriptions_are_sent_message_by_message(kind: str, headers: b
 def test_what_is_written_outlives_the_buffer() -> None:
     for data in (
         b"PUB a 1\r\nx\r\n" * 40,
-        b"".join(b"PUB a%d 1\r\nx\r\n" % n for n in range(40)),
+        b"".join(b"PUB a%d 1\r\nx\r\n" % n for n in range(60)),
     ):
         event, _ = batch(data)
         written = (
