@@ -83,10 +83,12 @@ class Reader:
         if not searched:
             if raw[at] not in b"Hh":
                 match = _PUB.match(raw, at, last)
-                if match is not None and match.end() - at <= self._limits.max_control_line:
-                    subject, reply, size = match.groups(b"")
-                    message = Pub(subject, reply, size, b"", 0, _NO_BODY)
-                    return self._message(raw, at, match.end(), last, message)
+                if match is not None:
+                    body = match.end()
+                    if body - at <= self._limits.max_control_line:
+                        subject, reply, size = match.groups(b"")
+                        message = Pub(subject, reply, size, b"", 0, _NO_BODY)
+                        return self._message(raw, at, body, last, message)
             elif self.headers:
                 match = _HPUB.match(raw, at, last)
                 if match is not None and match.end() - at <= self._limits.max_control_line:

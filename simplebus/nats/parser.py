@@ -90,12 +90,18 @@ class Parser:
                     return
                 if self._reader.event is not None:
                     yield self._reader.event
-        at = yield from self._whole(buffer.raw, first, last)
-        self._searched = 0
-        if at == last:
-            self._reader.need = 0
-        else:
-            self._tail += self._reader.shortened or buffer.view[at:last]
+                if first == last:
+                    return
+        reader = self._reader
+        end = reader.read(buffer.raw, first, last)
+        if end == last:
+            if reader.event is not None:
+                yield reader.event
+            return
+        at = yield from self._whole(buffer.raw, first, end, last)
+        if at < last:
+            self._searched = 0
+            self._tail += reader.shortened or buffer.view[at:last]
 
     def _grow(self, buffer: ReceiveBuffer, first: int, last: int) -> int:
         """Grow the long tail from buffer[first:last] until its command is whole, or there is no
@@ -113,15 +119,13 @@ class Parser:
             self._searched = 0 if reader.need else len(tail)
         return first
 
-    def _whole(self, raw: bytearray, at: int, last: int) -> Generator[Event, None, int]:
-        """Yield what whole commands in raw[at:last] say. Returns where they end."""
+    def _whole(self, raw: bytearray, at: int, end: int, last: int) -> Generator[Event, None, int]:
+        """Yield what whole commands in raw[at:last] say. The first one, which was just read, ends
+        at `end`; -1 if it is not whole. Returns where they end."""
         reader = self._reader
         scan: Scan | None = None
         alone = misses = 0  # So many more messages are taken one by one; and after the next miss.
-        while at < last:
-            end = reader.read(raw, at, last)
-            if end < 0:
-                break
+        while end >= 0:
             event = reader.event
             if type(event) is Pub:
                 if alone:
@@ -143,6 +147,9 @@ class Parser:
             at = end
             if event is not None:
                 yield event
+            if at == last:
+                break
+            end = reader.read(raw, at, last)
         return at
 
 

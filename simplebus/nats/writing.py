@@ -34,6 +34,9 @@ Part: TypeAlias = tuple[bytes, Positions | None]
 
 def one(message: Pub, sid: bytes, *, headers: bool) -> bytes:
     """A message for a subscription with this sid, whose client takes `headers`, or does not."""
+    if not (message.reply or message.header_size):  # The same, sooner.
+        words = (_VERB, message.subject, b" ", sid, b" ", message.size, _CR_LF)
+        return b"".join((*words, message.body, _CR_LF))
     line, skipped = _line(message, sid, headers=headers)
     return b"".join([line, message.body[skipped:], _CR_LF])
 

@@ -120,6 +120,7 @@ class NatsDoor:
         try:
             self.front.receive(session, self.buffer, count)
         finally:
+            self.settle_own()  # Messages go first, what else there is to do comes behind them.
             self.settle()
 
     async def finish_publishers(self) -> None:
