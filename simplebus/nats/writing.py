@@ -68,7 +68,7 @@ def run(messages: Run, sid: bytes, rows: Positions | None, *, headers: bool) -> 
 def mix(messages: Mix, sid: bytes, rows: Positions | None) -> bytes | bytearray | memoryview:
     """The same, also for a client without headers: there are none."""
     if rows is not None and len(rows) < MIX_MESSAGES_LEAST:
-        return several(messages, [(sid, rows)], headers=False)
+        return _cut(messages, rows, [b" " + sid] * len(rows))
     text, begins, words = _taken(messages, rows)
     data = np.frombuffer(text, np.uint8)
     unaligned(data, _VERB_WORD.dtype)[begins] = _VERB_WORD
@@ -101,8 +101,7 @@ def several(messages: Run | Mix, parts: list[Part], *, headers: bool) -> bytes |
     """What several subscriptions of one client are sent, message by message."""
     if isinstance(messages, Run) and all(rows is None for _, rows in parts):
         return _whole_run(messages, [sid for sid, _ in parts], headers=headers)
-    everything = np.arange(messages.count)
-    chosen = [everything if rows is None else rows for _, rows in parts]
+    chosen = [np.arange(messages.count) if rows is None else rows for _, rows in parts]
     rows = np.concatenate(chosen)
     numbers = np.repeat(np.arange(len(parts)), [len(those) for those in chosen])
     order = np.argsort(rows, kind="stable")
@@ -118,20 +117,21 @@ def several(messages: Run | Mix, parts: list[Part], *, headers: bool) -> bytes |
                 for piece in (lines[number][0], data[at + begin : at + size])
             ]
         )
-    data, size = _sliced(messages.data, rows, messages.count), len(_VERB)
     sids = [b" " + sid for sid, _ in parts]
-    bounds, ends = messages.bounds, messages.subject_ends
+    return _cut(messages, rows, [sids[number] for number in numbers.tolist()])
+
+
+def _cut(messages: Mix, rows: Positions, words: list[bytes]) -> bytes:
+    """The messages in these rows, each with a word of its own behind its subject."""
+    data, size = _sliced(messages.data, rows, messages.count), len(_VERB)
+    begins = messages.bounds[rows].tolist()
+    lines = messages.subject_ends[rows].tolist()
+    ends = messages.bounds[rows + 1].tolist()
     return b"".join(
         [
             piece
-            for begin, line, end, number in zip(
-                bounds[rows].tolist(),
-                ends[rows].tolist(),
-                bounds[rows + 1].tolist(),
-                numbers.tolist(),
-                strict=True,
-            )
-            for piece in (_VERB, data[begin + size : line], sids[number], data[line:end])
+            for begin, line, end, word in zip(begins, lines, ends, words, strict=True)
+            for piece in (_VERB, data[begin + size : line], word, data[line:end])
         ]
     )
 
