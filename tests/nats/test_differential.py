@@ -118,6 +118,16 @@ def test_made_dialogues_are_answered_as_by_the_reference_server(
     assert ours(PLAIN).play(script, affordable(script, chunks)) == expected
 
 
+@settings(max_examples=150)
+@given(made_dialogues.odd_lines())
+def test_lines_that_are_nearly_right_are_answered_as_by_the_reference_server(
+    references: Callable[[str], Reference], script: Script
+) -> None:
+    expected = references("plain").play(script)
+    assert ours(PLAIN).play(script) == expected
+    assert ours(PLAIN).play(script, 1) == expected
+
+
 @settings(max_examples=60)
 @given(made_dialogues.scripts(user=True), made_dialogues.CHUNKS)
 def test_made_dialogues_of_users_are_answered_as_by_the_reference_server(
