@@ -39,7 +39,6 @@ class Routes:
         """Called when the first one comes, and when the last one goes."""
         self.has_twins = False
         """Whether a sink may be there for two subjects that both match."""
-        self._generator = generator
         self._dice = Dice(generator)
         self._sublist: Sublist[Sink] = Sublist(check=lambda pattern: pattern)
         self._groups: dict[tuple[bytes, bytes], QueueGroup] = {}

@@ -8,12 +8,31 @@ of a message that is whole.
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Sequence
+from typing import TypeVar
 
 from differ import Say, Script
 from hypothesis import strategies as st
 
-CHUNKS = st.sampled_from([1, 2, 3, 5, 11, 64, 500])
+T = TypeVar("T")
+
+# Making a strategy costs more than drawing from it.
+_BOOLEANS = st.booleans()
+_integers = functools.cache(st.integers)
+
+
+def _one_of(options: Sequence[T]) -> st.SearchStrategy[T]:
+    return _one_of_these(tuple(options))
+
+
+@functools.cache
+def _one_of_these(options: tuple[T, ...]) -> st.SearchStrategy[T]:
+    return st.sampled_from(options)
+
+
+CHUNKS = _one_of([1, 2, 3, 5, 11, 64, 500])
 
 _CLIENTS = ("a", "b", "c")
 _WORDS = ("a", "b", "c", "x", "foo", "bar", "#", "in")
@@ -21,57 +40,59 @@ _PATTERN_WORDS = (*_WORDS, "*", "*", ">", "a*")
 _SIDS = (b"1", b"2", b"3", b"x")
 
 
+@functools.cache
 def _subject(words: tuple[str, ...], odd: bool) -> st.SearchStrategy[bytes]:
-    joined = st.lists(st.sampled_from(words), min_size=1, max_size=4).map(
+    joined = st.lists(_one_of(words), min_size=1, max_size=4).map(
         lambda parts: ".".join(parts).encode()
     )
     if not odd:
         return joined
-    return st.one_of(joined, joined, joined, st.sampled_from([b"a..b", b".", b"a.", b">.a"]))
+    return st.one_of(joined, joined, joined, _one_of([b"a..b", b".", b"a.", b">.a"]))
 
 
 def _connect(draw: st.DrawFn, user: bool, same: bool, pedantic: bool = False) -> bytes:
-    options: dict[str, object] = {
-        name: draw(st.booleans()) for name in ("verbose", "echo") if not same
-    }
+    options: dict[str, object] = {name: draw(_BOOLEANS) for name in ("verbose", "echo") if not same}
     options["verbose"] = options.get("verbose", False)
-    options["pedantic"] = pedantic and draw(st.booleans())
-    if not same and draw(st.booleans()):
-        options["headers"] = draw(st.booleans())
+    options["pedantic"] = pedantic and draw(_BOOLEANS)
+    if not same and draw(_BOOLEANS):
+        options["headers"] = draw(_BOOLEANS)
         if options["headers"]:
-            options["no_responders"] = draw(st.booleans())
+            options["no_responders"] = draw(_BOOLEANS)
         else:
             options["no_responders"] = False
     if user:
         options["user"] = draw(
-            st.sampled_from(["all", "publisher", "denied", "answerer", "answers", "overruled"])
+            _one_of(["all", "publisher", "denied", "answerer", "answers", "overruled"])
         )
         options["pass"] = "p"
     return b"CONNECT " + json.dumps(options).encode() + b"\r\n"
 
 
+@functools.cache
+def _commands(user: bool, queues: bool, pedantic: bool) -> st.SearchStrategy[list[bytes]]:
+    return st.lists(_command(user, queues, pedantic), min_size=1, max_size=4)
+
+
 @st.composite
 def _command(draw: st.DrawFn, user: bool, queues: bool, pedantic: bool) -> bytes:
-    kind = draw(st.sampled_from(["SUB", "SUB", "PUB", "PUB", "PUBS", "MANY", "UNSUB", "AGAIN"]))
+    kind = draw(_one_of(["SUB", "SUB", "PUB", "PUB", "PUBS", "MANY", "UNSUB", "AGAIN"]))
     if kind == "SUB":
-        queue = (
-            b" " + draw(st.sampled_from([b"g", b"h"])) if queues and draw(st.booleans()) else b""
-        )
+        queue = b" " + draw(_one_of([b"g", b"h"])) if queues and draw(_BOOLEANS) else b""
         subject = draw(_subject(_PATTERN_WORDS, odd=True))
-        return b"SUB %s%s %s\r\n" % (subject, queue, draw(st.sampled_from(_SIDS)))
+        return b"SUB %s%s %s\r\n" % (subject, queue, draw(_one_of(_SIDS)))
     if kind == "UNSUB":
-        most = b"" if queues else draw(st.sampled_from([b"", b" 1", b" 3", b" 70"]))
-        return b"UNSUB %s%s\r\n" % (draw(st.sampled_from(_SIDS)), most)
+        most = b"" if queues else draw(_one_of([b"", b" 1", b" 3", b" 70"]))
+        return b"UNSUB %s%s\r\n" % (draw(_one_of(_SIDS)), most)
     if kind == "AGAIN":
-        if draw(st.integers(0, 3)):
+        if draw(_integers(0, 3)):
             return b"PING\r\n"
         return _connect(draw, user, queues, pedantic)
     subject = draw(_subject((*_WORDS, "*"), odd=True))
-    payload = draw(st.sampled_from([b"", b"x", b"\r\nPUB a 1\r\ny\r\n", b"\x00" * 20]))
-    reply = b" " + draw(_subject(("in", "a", "x"), odd=False)) if draw(st.booleans()) else b""
+    payload = draw(_one_of([b"", b"x", b"\r\nPUB a 1\r\ny\r\n", b"\x00" * 20]))
+    reply = b" " + draw(_subject(("in", "a", "x"), odd=False)) if draw(_BOOLEANS) else b""
     if kind == "PUB":
         return b"PUB %s%s %d\r\n%s\r\n" % (subject, reply, len(payload), payload)
-    count = draw(st.integers(2, 90))
+    count = draw(_integers(2, 90))
     if kind == "PUBS":  # One line in front of each: what the parser takes for a run.
         return b"PUB %s%s %d\r\n%s\r\n" % (subject, reply, len(payload), payload) * count
     return b"".join(  # Of several subjects and sizes: what it takes for a mix.
@@ -88,15 +109,15 @@ def scripts(
     """A dialogue. Clients of `user` say who they are first; others may say nothing of themselves.
     `pedantic` clients are there only if that is said: see Rule 2."""
     steps = []
-    for client in _CLIENTS[: draw(st.integers(1, 3))]:
-        if user or queues or draw(st.integers(0, 5)):
+    for client in _CLIENTS[: draw(_integers(1, 3))]:
+        if user or queues or draw(_integers(0, 5)):
             steps.append(Say(client, _connect(draw, user, queues, pedantic)))
         else:
             steps.append(Say(client, b'CONNECT {"pedantic":false}\r\n'))
     names = [say.client for say in steps]
-    for _ in range(draw(st.integers(1, 6))):
-        commands = draw(st.lists(_command(user, queues, pedantic), min_size=1, max_size=4))
-        steps.append(Say(draw(st.sampled_from(names)), b"".join(commands)))
+    for _ in range(draw(_integers(1, 6))):
+        commands = draw(_commands(user, queues, pedantic))
+        steps.append(Say(draw(_one_of(names)), b"".join(commands)))
     return tuple(steps)
 
 
@@ -104,7 +125,7 @@ _BLANKS = (b" ", b" ", b" ", b"\t", b"  ", b" \t ")
 _ENDS = (b"\r\n", b"\r\n", b"\r\n", b"\n", b" \r\n")
 _SIZES = (b"%d", b"%d", b"%03d", b"%09d")
 _ODD = st.sampled_from(
-    [b" ", b"\t", b"\r", b"\n", b"x", b"0", b"-", b"+", b".", b"\x00", b"\xff", b"{"]
+    [b" ", b"\t", b"\r", b"\n", b"x", b"0", b"-", b"+", b".", b"\x00", b"\xff", b"{", b""]
 )
 _OTHERS = (
     *(b"PING", b"PONG", b"PINGx", b"PING 1", b"+OK", b"INFO {}", b"MSG a 1 1"),
@@ -115,35 +136,36 @@ _OTHERS = (
 @st.composite
 def _line(draw: st.DrawFn) -> bytes:
     """A command as it should be, but for one byte perhaps."""
-    kind = draw(st.sampled_from(["PUB", "PUB", "HPUB", "SUB", "other"]))
-    blank = st.sampled_from(_BLANKS)
+    kind = draw(_one_of(["PUB", "PUB", "HPUB", "SUB", "other"]))
+    blank = _one_of(_BLANKS)
     body = b""
     if kind == "other":
-        text = draw(st.sampled_from(_OTHERS))
+        text = draw(_one_of(_OTHERS))
     elif kind == "SUB":
-        words = [b"SUB", draw(_subject(_PATTERN_WORDS, odd=True)), draw(st.sampled_from(_SIDS))]
+        words = [b"SUB", draw(_subject(_PATTERN_WORDS, odd=True)), draw(_one_of(_SIDS))]
         text = words[0] + b"".join(draw(blank) + word for word in words[1:])
     else:
-        payload = draw(st.sampled_from([b"", b"abc", b"\r\n", b"x" * 12]))
+        payload = draw(_one_of([b"", b"abc", b"\r\n", b"x" * 12]))
         words = [kind.encode(), draw(_subject((*_WORDS, "*"), odd=True))]
-        if draw(st.booleans()):
+        if draw(_BOOLEANS):
             words.append(b"re.ply")
         sizes = [len(payload)]
         if kind == "HPUB":
             payload = b"NATS/1.0\r\n\r\n" + payload
             sizes = [12, len(payload)]
-        words += [draw(st.sampled_from(_SIZES)) % size for size in sizes]
+        words += [draw(_one_of(_SIZES)) % size for size in sizes]
         text = words[0] + b"".join(draw(blank) + word for word in words[1:])
         body = payload + b"\r\n"
-    if draw(st.integers(0, 3)) == 0:
+    if draw(_integers(0, 3)) == 0:
         text = text.lower()
-    text += draw(st.sampled_from(_ENDS)) + body
-    if draw(st.integers(0, 3)) == 0:
-        at = draw(st.integers(0, len(text) - 1))
-        text = (
-            text[:at] + draw(st.one_of(_ODD, st.just(b""))) + text[at + draw(st.integers(0, 1)) :]
-        )
+    text += draw(_one_of(_ENDS)) + body
+    if draw(_integers(0, 3)) == 0:
+        at = draw(_integers(0, len(text) - 1))
+        text = text[:at] + draw(_ODD) + text[at + draw(_integers(0, 1)) :]
     return text
+
+
+_LINES = st.lists(_line(), min_size=1, max_size=3)
 
 
 @st.composite
@@ -158,7 +180,7 @@ def odd_lines(draw: st.DrawFn) -> Script:
             ]
         )
     )
-    lines = draw(st.lists(_line(), min_size=1, max_size=3))
+    lines = draw(_LINES)
     return (
         Say("b", b'CONNECT {"verbose":false,"headers":true}\r\nSUB > 1\r\n'),
         Say("a", first + b"".join(lines), settle=False),

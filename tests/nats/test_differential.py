@@ -118,7 +118,7 @@ def test_made_dialogues_are_answered_as_by_the_reference_server(
     assert ours(PLAIN).play(script, affordable(script, chunks)) == expected
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(made_dialogues.odd_lines())
 def test_lines_that_are_nearly_right_are_answered_as_by_the_reference_server(
     references: Callable[[str], Reference], script: Script
