@@ -43,6 +43,7 @@ from simplebus.nats.limits import (
     EVENT_BYTES,
     FIRST_PING_SECONDS,
     SUBSCRIPTION_BYTES,
+    TAKER_BYTES,
 )
 from simplebus.nats.pace import Pace
 from simplebus.nats.parser import Parser
@@ -393,7 +394,7 @@ class Front:
         self._ok(session)
         taken = False
         sinks = self.routes.of(message.subject)
-        self._made += EVENT_BYTES + len(sinks) * len(message.body)
+        self._made += EVENT_BYTES + len(sinks) * (TAKER_BYTES + len(message.body))
         for sink in sinks:
             taken |= sink.one(message, session)
         if message.reply and not taken and session.options.no_responders:
@@ -412,7 +413,9 @@ class Front:
     def _publish_run(self, session: NatsSession, event: Run) -> None:
         session.in_messages += event.count
         session.in_bytes += event.count * len(event.head.body)
-        for sink in self.routes.of(event.head.subject):
+        sinks = self.routes.of(event.head.subject)
+        self._made += len(sinks) * TAKER_BYTES
+        for sink in sinks:
             sink.many(event, None, session)
         self._write(event)
 
@@ -421,6 +424,7 @@ class Front:
         session.in_bytes += int((event.bounds[1:] - event.bodies).sum()) - 2 * event.count
         parts: dict[Sink, list[Positions]] = {}
         for sinks, rows in self.routes.split(event.subjects):
+            self._made += len(sinks) * TAKER_BYTES
             for sink in sinks:
                 if sink.is_ordered and rows is not None:
                     parts.setdefault(sink, []).append(rows)

@@ -51,6 +51,8 @@ OUTPUT_PER_READ_BYTES = 8 * 1024 * 1024
 # What is not done in batches counts as so many bytes of output: it takes as long.
 EVENT_BYTES = 4 * 1024
 SUBSCRIPTION_BYTES = 16 * 1024
+# So does it for each of those who are sent a message, or a part of a batch.
+TAKER_BYTES = 1024
 # Of a client that leaves more than so many subscriptions, these are forgotten later, so many at a
 # time: nobody else waits for that.
 DROPPED_AT_ONCE = 512

@@ -10,6 +10,7 @@ from inside import Client, Inside, buffer
 
 from simplebus.core.broker import Broker
 from simplebus.core.errors import Reason
+from simplebus.core.limits import RECEIVE_BYTES
 from simplebus.nats.auth import NatsAuth, User
 from simplebus.nats.events import Mix, Run
 from simplebus.nats.limits import (
@@ -258,6 +259,21 @@ def test_who_makes_much_work_is_read_in_small_pieces(line: bytes) -> None:
             said += line % (number, number)
         client.say(said)
     assert client.session.read_bytes <= 256 * 1024
+
+
+@pytest.mark.parametrize(("subscriptions", "most"), [(1, RECEIVE_BYTES), (4000, 512 * 1024)])
+def test_a_batch_that_many_take_is_short(subscriptions: int, most: int) -> None:
+    house = waiting()
+    house.client(QUIET + b"".join(b"SUB a.%d %d\r\n" % (n, n) for n in range(subscriptions)))
+    client = house.client(QUIET)
+    said = b"".join(b"PUB a.%d 1\r\nx\r\n" % n for n in range(4000)) * 100
+    said = said[: 3 * most // 2]
+    while said:
+        at_once = client.session.read_bytes
+        client.say(said[:at_once])
+        said = said[at_once:]
+    assert not client.closed
+    assert most // 16 <= at_once <= most
 
 
 # Batches -----------------------------------------------------------------------------------------
