@@ -60,6 +60,6 @@ def outcomes(command: list[str], *arguments: str) -> dict[str, Any]:
 
 def last_words(program: Program) -> dict[str, Any]:
     status, said, complained = program.end()
-    assert (status, complained) == (0, ""), said
+    assert (status, complained) == (0, ""), said + complained
     found: dict[str, Any] = json.loads(said)
     return found

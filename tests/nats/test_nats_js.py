@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from nats_programs import javascript, outcomes
-from nats_running import Door
+from nats_running import IS_REFERENCE, Door
 
 pytestmark = pytest.mark.xdist_group("nats clients")
 
@@ -39,4 +39,14 @@ def test_what_its_users_do_comes_out_as_they_expect(shared_door: Door) -> None:
             "endpoint": "math.add",
             "asked": 2,
         },
+    }
+
+
+@pytest.mark.skipif(IS_REFERENCE, reason="the reference server has no classes")
+def test_its_words_about_a_message_do_what_they_say(shared_door: Door) -> None:
+    found = [(0, 1), (1, 1), (1, 2), (2, 1), (3, 1), (3, 2)]
+    assert outcomes(javascript(), "acked", shared_door.url) == {
+        "found": [[f"{n}", "js", "reader", attempt, n] for n, attempt in found],
+        "confirmed": 2,
+        "next": "next",
     }

@@ -1,6 +1,7 @@
 // nats.js as its users use it. Prints one line of JSON: what came of each thing that it tried.
 //
 //     node check.js all URL                  everything on an open server
+//     node check.js acked URL                what a class keeps until it is acknowledged
 //     node check.js again URL                says "ready", waits for a restart, and goes on
 //     node check.js denied URL USER PASSWORD what it may not
 //     node check.js certified URL TOKEN AUTHORITY CERTIFICATE KEY    with TLS, of these files
@@ -172,6 +173,34 @@ async function all(url) {
   return found;
 }
 
+async function acked(url) {
+  const nc = await connect({ servers: url });
+  for (let n = 0; n < 4; n++) nc.publish("kept.js.it", String(n));
+  const subscription = nc.subscribe("$SB.SUB.js.reader");
+  const found = [];
+  let confirmed = 0;
+  for await (const message of subscription) {
+    const [, , stream, consumer, attempt, sequence] = message.reply.split(".");
+    found.push([message.string(), stream, consumer, Number(attempt), Number(sequence)]);
+    if (attempt !== "1") {
+      const answer = await nc.request(message.reply, "+ACK", { timeout: PATIENCE });
+      confirmed += answer.data.length === 0;
+    } else if (message.string() === "0") message.respond();
+    else if (message.string() === "1") message.respond("-NAK");
+    else if (message.string() === "2") message.respond("+TERM");
+    else {
+      message.respond("+WPI");
+      message.respond('-NAK {"delay": 50000000}');
+    }
+    if (found.length === 6) break;
+  }
+  const rest = nc.subscribe("$SB.SUB.js.reader");
+  nc.publish("kept.js.it", "next");
+  const [next] = await take(rest, 1);
+  await nc.close();
+  return { found: found.sort(), confirmed, next: next.string() };
+}
+
 async function again(url) {
   const nc = await connect({ servers: url, reconnectTimeWait: 20, maxReconnectAttempts: -1 });
   const subscription = nc.subscribe("js.again");
@@ -225,4 +254,4 @@ async function certified(url, token, caFile, certFile, keyFile) {
 }
 
 const [mode, ...rest] = process.argv.slice(2);
-console.log(JSON.stringify(await { all, again, certified, denied }[mode](...rest)));
+console.log(JSON.stringify(await { acked, all, again, certified, denied }[mode](...rest)));
