@@ -1,18 +1,45 @@
 /* Messages without a number: each must be, byte for byte, the one that comes next.
  *
- * Rule 1: the expected bytes are made before the clock starts; a message costs one comparison.
+ * Rule 1: the expected bytes are made before the clock starts, and compared by the stretch.
  * Rule 2: what differs is refused as soon as it differs, not when its end has come.
  */
 #include "load.h"
 
 #include <string.h>
 
+/* Of the pieces from `first` on, how many lie within so many bytes. */
+static size_t pieces_within(const Pieces *pieces, size_t first, size_t size) {
+    size_t low = first, high = pieces->count, end = pieces->offset[first] + size;
+    while (low < high) {
+        size_t middle = (low + high + 1) / 2;
+        if (pieces->offset[middle] <= end) low = middle;
+        else high = middle - 1;
+    }
+    return low - first;
+}
+
+/* Takes what is as expected up to the block's end, all at once; 0 when anything is not, or there is
+ * no whole message. */
+static size_t take_stretch(Peer *peer, const uint8_t *data, size_t size) {
+    const Pieces *expected = &peer->expected;
+    size_t first = peer->verified % expected->count;
+    size_t left = expected->bytes.end - expected->offset[first], have = size < left ? size : left;
+    size_t count = pieces_within(expected, first, have);
+    if (peer->verified + count > peer->options->count) return 0;
+    size_t taken = expected->offset[first + count] - expected->offset[first];
+    if (memcmp(data, piece(expected, first), taken) != 0) return 0;
+    peer->verified += count;
+    return taken;
+}
+
 /* Takes the whole messages at the front that are as expected. `deviates`: the next bytes are not. */
 size_t take_expected(Peer *peer, const uint8_t *data, size_t size, bool *deviates) {
     const Pieces *expected = &peer->expected;
-    size_t at = 0, i = peer->verified % expected->count;
+    size_t at = 0, taken;
     *deviates = false;
+    while ((taken = take_stretch(peer, data + at, size - at)) > 0) at += taken;
     while (at < size) {
+        size_t i = peer->verified % expected->count;
         size_t need = piece_size(expected, i), have = size - at < need ? size - at : need;
         *deviates = memcmp(data + at, piece(expected, i), have) != 0;
         if (*deviates || have < need) break;
@@ -20,7 +47,6 @@ size_t take_expected(Peer *peer, const uint8_t *data, size_t size, bool *deviate
             fail(EXIT_DEVIATION, "a message %s came after the last", shown(data + at, need));
         at += need;
         peer->verified += 1;
-        if (++i == expected->count) i = 0;
     }
     return at;
 }
