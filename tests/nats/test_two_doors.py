@@ -33,8 +33,12 @@ class Both(NamedTuple):
 
 @pytest.fixture(scope="module")
 def both() -> Iterator[Both]:
-    bound = [f"--bind={subject}" for subject in ("orders.>=7", "ask.*=asked", "jobs.>=jobs")]
-    flags = ("--port", "0", "--nats-port", "0", "--tick", "0.1", "--ack-timeout", "20")
+    bound = [
+        f"--bind={subject}"
+        for subject in ("orders.>=7", "ask.*=asked", "jobs.>=jobs", "full.>=full", "alone.>=alone")
+    ]
+    flags = ["--port", "0", "--nats-port", "0", "--tick", "0.1", "--ack-timeout", "20"]
+    flags += ["--max-class-messages", "1000"]
     with program("serve", *flags, *bound) as served:
         ready = re.fullmatch(r"simplebus ready tcp=(\S+) nats=(\S+)", served.line())
         assert ready
@@ -176,6 +180,34 @@ async def test_a_group_shares_what_the_sdk_publishes(both: Both) -> None:
             await bus.publish_many([b"%d" % n for n in range(500)], class_id="shared")
         await until(lambda: len(got) == 500)
         assert set(got.values()) == {0, 1}
+
+
+@on_asyncio
+async def test_where_a_class_is_full_its_publisher_waits_until_there_is_room(both: Both) -> None:
+    said = [b"%d" % n for n in range(3000)]
+    async with connected(both) as client:
+        for payload in said:
+            await client.publish("full.a", payload)
+        await client.flush(timeout=20)  # What stands behind is heard all the same.
+        async with simplebus.connect(both.bus) as bus, bus.subscribe("full") as messages:
+            got = []
+            async for message in messages:
+                got.append(message.payload)
+                if len(got) == len(said):
+                    break
+            assert got == said
+
+
+@on_asyncio
+async def test_who_publishes_and_acknowledges_on_one_connection_is_not_stuck(both: Both) -> None:
+    async with connected(both) as client:
+        subscription = await client.subscribe("$SB.SUB.alone")
+        for number in range(1200):
+            await client.publish("alone.a", b"%d" % number)
+        for number in range(1200):
+            (message,) = await take(subscription, 1)
+            assert message.data == b"%d" % number
+            await message.ack()
 
 
 @on_asyncio
