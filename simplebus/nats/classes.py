@@ -42,6 +42,7 @@ from simplebus.nats.bindings import Binding, Bindings
 from simplebus.nats.envelopes import Parcel
 from simplebus.nats.errors import NatsError, error_line
 from simplebus.nats.events import Mix, Positions, Pub, Run, Sub, singles
+from simplebus.nats.limits import ACK_BYTES
 from simplebus.nats.routes import Routes
 from simplebus.nats.session import NatsSession
 from simplebus.nats.tap import Tap
@@ -56,6 +57,7 @@ class Classes:
         routes: Routes,
         *,
         deliver: Callable[[Pub | Run], None],
+        weigh: Callable[[int], None],
         cut: Callable[[NatsSession, NatsError], None],
     ) -> None:
         self.broker = broker
@@ -65,6 +67,8 @@ class Classes:
         self._refused = broker.refused
         self._deliver = deliver
         """Sends a message to whoever has subscribed to its subject."""
+        self._weigh = weigh
+        """Called with work that was done, as bytes of output: who makes much is read less of."""
         self._cut = cut
         """Has a session closed."""
         self._acks = _Acks(self, routes.table.names)
@@ -118,6 +122,7 @@ class Classes:
 
     def _publish(self, session: NatsSession, class_id: int, parcel: Parcel) -> bool:
         """See `bindings.Store`."""
+        self._weigh(parcel.weight)
         for refused in parcel.refused:
             self._refused[refused.reason] += refused.count
             self._tell(session, "Publish", refused.subject, refused.sentence)
@@ -184,6 +189,7 @@ class Classes:
     def acknowledge(self, session: NatsSession, message: Pub) -> bool:
         """A client says something about a message. Returns whether it counts: who waits for an
         answer is told by that that there will be none."""
+        self._weigh(ACK_BYTES)
         deliveries, about = session.deliveries, receipt(message.subject)
         says = verdict(bytes(message.body[message.header_bytes :]))
         if about is None or says is None:

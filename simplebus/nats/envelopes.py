@@ -35,6 +35,7 @@ from simplebus.core.errors import LocalProtocolError, Reason, RemoteProtocolErro
 from simplebus.core.frames import DELIMITER, HEADER, FrameBatch
 from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES
 from simplebus.nats.events import Mix, Positions, Pub, Run, singles
+from simplebus.nats.limits import PACKED_ALONE_BYTES, PACKED_BYTES
 
 Headers = tuple[tuple[str, str], ...]
 
@@ -138,6 +139,8 @@ class Parcel:
     batch: FrameBatch | None
     """None when there is none."""
     refused: list[Refused] = field(default_factory=list)
+    weight: int = 0
+    """The work that it was, as bytes of output."""
 
 
 class Packer:
@@ -208,7 +211,8 @@ class Packer:
         else:
             whole = b"".join(parts)
             if whole.count(_OPEN) == len(lengths):
-                return Parcel(_batch(whole, lengths) if lengths else None)
+                batch = _batch(whole, lengths) if lengths else None
+                return Parcel(batch, weight=PACKED_BYTES * len(lengths))
         chosen = list(singles(messages, names))
         return self._each([chosen[at] for at in each])
 
@@ -224,7 +228,8 @@ class Packer:
                 about = refused.setdefault((about.reason, about.subject), about)
                 about.count += 1
         batch = _batch(b"".join(whole), [len(frame) for frame in whole]) if whole else None
-        return Parcel(batch, list(refused.values()))
+        count = len(whole) + sum(each.count for each in refused.values())
+        return Parcel(batch, list(refused.values()), PACKED_ALONE_BYTES * count)
 
     def _frame(self, message: Pub) -> bytes:
         """One as a frame. Raises RemoteProtocolError: bad_channel, bad_envelope, frame_too_long."""

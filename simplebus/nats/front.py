@@ -96,7 +96,9 @@ class Front:
         self._cut: list[tuple[NatsSession, NatsError]] = []
         self.classes: Classes | None = None
         if broker is not None:
-            self.classes = Classes(broker, self.routes, deliver=self.deliver, cut=self.cut)
+            self.classes = Classes(
+                broker, self.routes, deliver=self.deliver, weigh=self._weigh, cut=self.cut
+            )
         self._due: list[tuple[float, int]] = []
         """When to look after which client: a heap, with each client once."""
         self._asks = self.gate.auth.required and self.gate.silent_user is None
@@ -446,6 +448,10 @@ class Front:
             for sink in self.routes.of(messages.head.subject):
                 sink.many(messages, None, None)
             self._write(messages)
+
+    def _weigh(self, made: int) -> None:
+        """What is looked at was as much work as this output is."""
+        self._made += made
 
     def _write(self, messages: Run | Mix) -> None:
         """Have those sessions write for which something was gathered."""

@@ -58,6 +58,11 @@ TAKER_BYTES = 1024
 DROPPED_AT_ONCE = 512
 TIDIED_AT_ONCE = 256
 READ_BYTES_MIN = 4 * 1024
+# What an acknowledgement counts as of that; and a message that is kept in a class, if it is packed
+# with others, or by itself.
+ACK_BYTES = 16 * 1024
+PACKED_BYTES = 1024
+PACKED_ALONE_BYTES = 4 * 1024
 # A fresh client is read in pieces of so many bytes; later ones are larger if little is made of
 # them.
 READ_BYTES_FIRST = 16 * 1024

@@ -12,6 +12,7 @@ from simplebus.core.broker import FullPolicy, Settings
 from simplebus.core.envelope import Envelope, decode
 from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
+from simplebus.nats.limits import ACK_BYTES, PACKED_ALONE_BYTES, PACKED_BYTES
 
 
 def bound(*pairs: tuple[str, int], settings: Settings | None = None, **limits: float) -> Doors:
@@ -291,3 +292,22 @@ def test_what_is_kept_counts_as_heard() -> None:
     client.pub("other", b"?", reply="_INBOX.2")
     (nobody,) = client.messages()
     assert nobody.headers.startswith(b"NATS/1.0 503")
+
+
+@pytest.mark.parametrize(
+    ("line", "weight"),
+    [
+        (b"PUB $JS.ACK.1.2.3.%06d.5.6.7 0\r\n\r\n", ACK_BYTES),
+        (b"PUB orders.%06d 5\r\n<\r\n>x\r\n", PACKED_ALONE_BYTES),
+        (b"PUB orders.%06d.* 0\r\n\r\n", PACKED_ALONE_BYTES),
+        (b"PUB orders.%06d 5\r\nhello\r\n", PACKED_BYTES),
+    ],
+)
+def test_what_takes_time_counts_so_that_nobody_else_waits_for_long(
+    line: bytes, weight: int
+) -> None:
+    doors = bound()
+    doors.client().say(b"".join(line % number for number in range(300)))
+    assert doors.front._made >= 300 * weight
+    doors.client().say(b"PUB orders.a 5\r\nhello\r\n" * 300)
+    assert doors.front._made < 300 * PACKED_BYTES
