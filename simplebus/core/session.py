@@ -111,6 +111,10 @@ class Session:
         """Whether its peer is told why it is cut off: version 2."""
         return self.outbox.names_feeds
 
+    def slow_down(self) -> None:
+        """Others do not take what is made of what it says: less at a time is better."""
+        self._read_bytes = max(DENSE_READ_BYTES, self._read_bytes // 4)
+
     @property
     def must_wait(self) -> bool:
         """Whether reading is to pause. A version 2 peer is held by its credit instead."""

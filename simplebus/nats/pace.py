@@ -11,7 +11,7 @@ Rule 3: what nobody waits for costs nothing: only who is above the mark is looke
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from simplebus.core.errors import Reason
 from simplebus.nats.errors import NatsError
@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     from simplebus.nats.session import NatsSession
 
 _SUBJECTS_SHOWN = 3
+
+
+class Publisher(Protocol):
+    """Whose messages fill others, at whichever door."""
+
+    def slow_down(self) -> None:
+        """Less of it is to be read at a time."""
 
 
 class Pace:
@@ -74,7 +81,12 @@ class Pace:
             and self.now - session.vain_since > STUCK_SECONDS
         )
 
-    def waited_in_vain(self, publisher: NatsSession, session: NatsSession, before: int) -> None:
+    @property
+    def has_behind(self) -> bool:
+        """Whether anybody was noted since it was asked who."""
+        return bool(self._behind)
+
+    def waited_in_vain(self, publisher: Publisher, session: NatsSession, before: int) -> None:
         """A publisher has waited as long as one may for a client that had taken so much before."""
         if session.outbox.sent_bytes == before != session.vain_at:
             session.vain_at, session.vain_since = before, self.now

@@ -14,7 +14,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 
 import trio
 
@@ -35,6 +35,17 @@ _WORDS = ("frames were refused", "acks were ignored")
 """What became of frames that counted under a reason: others, and acknowledgements."""
 
 
+class Holder(Protocol):
+    """A door whose clients may fall behind what is published at another."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether somebody is behind."""
+
+    async def hold(self, publisher: Session) -> None:
+        """Wait a little for who is behind."""
+
+
 class Engine:
     """Drives one broker. Enter `run` in a nursery; then `serve` each accepted socket."""
 
@@ -52,6 +63,8 @@ class Engine:
         self.guest_finders: list[Callable[[int], Connection[Any] | None]] = []
         """Called with the id of a session that has no connection here: each says which one at
         another door has it."""
+        self.holders: list[Holder] = []
+        """Other doors, whose clients may be filled by what comes through this one."""
         self._nursery: trio.Nursery | None = None
         self._settled = trio.Event()
         self._said: Counter[str] = Counter()
@@ -145,7 +158,12 @@ class Engine:
             await self._settled.wait()
 
     async def rest(self, session: Session) -> None:
-        """Wait for the common end of a short rest: see ACK_REST_SECONDS."""
+        """Wait for the clients of another door that this one has filled, or for the common end of
+        a short rest: see ACK_REST_SECONDS."""
+        for holder in self.holders:
+            if holder.holds:
+                await holder.hold(session)
+                return
         if not self._resting:
             self.start_soon(self._end_rest)
         await self._resting.park()
@@ -184,7 +202,7 @@ class Engine:
         return self.broker.tick_number
 
     def may_rest(self, session: Session) -> bool:
-        return self.broker.may_rest(session)
+        return self.broker.may_rest(session) or any(holder.holds for holder in self.holders)
 
     def holds_back(self, session: Session) -> bool:
         return self.broker.holds_back(session)

@@ -16,6 +16,7 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.nats.errors import NatsError, too_many
 from simplebus.nats.front import Front
 from simplebus.nats.limits import STALL_SECONDS_MAX
+from simplebus.nats.pace import Publisher
 from simplebus.nats.session import NatsSession
 from simplebus.nats.settings import NatsSettings
 from simplebus.server import memory
@@ -68,6 +69,7 @@ class NatsDoor:
         self._settled = trio.lowlevel.ParkingLot()
         """Whoever waits for a change."""
         engine.doors.append(self.settle_own)
+        engine.holders.append(self)
         engine.guest_finders.append(self._connection_of_guest)
 
     async def run(self) -> None:
@@ -221,9 +223,21 @@ class NatsDoor:
         self.engine.start_soon(task)
 
     async def rest(self, session: NatsSession) -> None:
-        """Wait until those whom this one has filled have caught up, or long enough."""
-        pace = self.front.pace
         waits_for, session.waits_for = session.waits_for, []
+        await self._wait_for(waits_for, session)
+
+    async def hold(self, publisher: Publisher) -> None:
+        """The same for a publisher at another door, whose messages have just come."""
+        await self._wait_for(self.front.pace.take_behind(), publisher)
+
+    @property
+    def holds(self) -> bool:
+        """Whether `hold` may have to wait."""
+        return self.front.pace.has_behind
+
+    async def _wait_for(self, waits_for: list[NatsSession], publisher: Publisher) -> None:
+        """Wait until those whom a publisher has filled have caught up, or long enough."""
+        pace = self.front.pace
         before = [other.outbox.sent_bytes for other in waits_for]
         with trio.move_on_after(STALL_SECONDS_MAX):
             while any(pace.is_worth_waiting_for(other) for other in waits_for):
@@ -231,4 +245,4 @@ class NatsDoor:
             return
         pace.now = trio.current_time()
         for other, sent in zip(waits_for, before, strict=True):
-            pace.waited_in_vain(session, other, sent)
+            pace.waited_in_vain(publisher, other, sent)

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 import trio
 from nats_peer import greeted, nats
-from served import serving, until
+from served import connect, message, serving, until
 
 from simplebus.core.errors import Reason
 from simplebus.nats.limits import NatsLimits
@@ -225,6 +225,23 @@ async def test_a_subscriber_slower_than_its_publisher_keeps_up_all_the_same() ->
             nursery.start_soon(publisher.send, b"PUB a 1000\r\n%b\r\n" % bytes(1000) * count)
             received = 0
             while received < whole:  # It takes less at a time than the publisher gives.
+                more = await slow.stream.receive_some(20_000)
+                assert more, server.engine.cut_off
+                received += len(more)
+        assert not server.engine.cut_off
+
+
+async def test_publishers_of_the_binary_door_wait_for_nats_subscribers_too() -> None:
+    count = 20_000
+    async with nats_server(max_pending=4 * MIB) as (server, _):
+        slow, publisher = await greeted(server), await connect(server, [1])
+        await slow.send(b"SUB class.1 1\r\n")
+        await slow.settled()
+        whole = len(b"MSG class.1 1 1000\r\n%b\r\n" % bytes(1000)) * count
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(publisher.send, message(bytes(1000)) * count)
+            received = 0
+            while received < whole:
                 more = await slow.stream.receive_some(20_000)
                 assert more, server.engine.cut_off
                 received += len(more)
