@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import pytest
 import trio
@@ -212,6 +214,28 @@ async def test_a_subscriber_that_stops_reading_while_a_thousand_publish(
     (line,) = [record.getMessage() for record in caplog.records]
     assert "('stuck\\n'): disconnected (slow_consumer)" in line
     assert line.endswith("it has subscribed to flood")
+
+
+def resident_bytes() -> int:
+    """Of this process, which is the server's too."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+async def test_memory_is_given_back_by_one_that_never_reads() -> None:
+    async with nats_server() as (server, door), bystanders(server) as exchange:
+        publisher = await greeted(server)
+        block = b"PUB flood 1000\r\n%b\r\n" % bytes(1000) * 2000
+        before = peak = resident_bytes()
+        stuck = await greeted(server)
+        await stuck.send(b"SUB flood 1\r\n")
+        await stuck.settled()
+        while not server.engine.cut_off:
+            await publisher.send(block)
+            await exchange()
+            peak = max(peak, resident_bytes())
+        assert peak - before > 40 * MIB
+        await until(lambda: resident_bytes() - before < 16 * MIB)
+        assert len(door.connections) == 3
 
 
 async def test_a_subscriber_slower_than_its_publisher_keeps_up_all_the_same() -> None:
