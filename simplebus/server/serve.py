@@ -21,6 +21,7 @@ from simplebus.core.broker import Settings
 from simplebus.core.requests import NamedClass
 from simplebus.core.statistics import BrokerStatistics
 from simplebus.nats.settings import NatsSettings
+from simplebus.nats.statistics import FrontStatistics
 from simplebus.server import listeners, memory
 from simplebus.server.engine import Engine
 from simplebus.server.nats_door import NatsDoor
@@ -130,7 +131,7 @@ async def _keep_open(
         notify("READY=1", f"STATUS=listening on {', '.join(addresses + up.nats_addresses)}")
         task_status.started(up)
         if options.verbose:
-            doors.start_soon(_print_rates, engine, announce)
+            doors.start_soon(_print_rates, up, announce)
 
         async def be_lame_duck() -> None:
             log.info("SIGUSR2: no NATS client is let in any more, and those inside are to leave")
@@ -220,13 +221,19 @@ async def _drain(up: Serving, seconds: float, signals: AsyncIterator[int]) -> No
             nursery.cancel_scope.cancel()
 
 
-async def _print_rates(engine: Engine, announce: Callable[[str], None]) -> None:
+async def _print_rates(up: Serving, announce: Callable[[str], None]) -> None:
     """One line a second, as the original prints."""
-    before = engine.broker.statistics()
+    broker, front = up.engine.broker, up.nats_door.front if up.nats_door else None
+    before, nats_before = broker.statistics(), front.statistics() if front else None
     while True:
         await trio.sleep(1)
-        now = engine.broker.statistics()
-        announce(rates_line(before, now))
+        now = broker.statistics()
+        line = rates_line(before, now)
+        if front is not None and nats_before is not None:
+            nats_now = front.statistics()
+            line += " " + nats_rates(nats_before, nats_now)
+            nats_before = nats_now
+        announce(line)
         before = now
 
 
@@ -239,6 +246,15 @@ def rates_line(before: BrokerStatistics, now: BrokerStatistics) -> str:
         f"Redelivered: {now.redelivered - before.redelivered:,}. In flight: {now.in_flight:,}. "
         f"Dropped: {now.dropped - before.dropped:,}. "
         f"Sessions: {now.sessions}. Memory: {now.memory_bytes >> 20} MiB."
+    )
+
+
+def nats_rates(before: FrontStatistics, now: FrontStatistics) -> str:
+    """The same of the NATS door."""
+    return (
+        f"NATS: received: {now.in_messages - before.in_messages:,}. "
+        f"Sent: {now.out_messages - before.out_messages:,}. Clients: {now.clients}. "
+        f"Slow: {now.slow_consumers - before.slow_consumers}."
     )
 
 

@@ -16,6 +16,7 @@ from nats_peer import greeted, nats
 from served import connect, message, serving, until
 
 from simplebus.core.errors import Reason
+from simplebus.nats.front import Front
 from simplebus.nats.limits import NatsLimits
 from simplebus.nats.settings import NatsSettings
 from simplebus.server.nats_door import NatsDoor
@@ -117,6 +118,26 @@ async def test_what_is_announced_and_never_comes_costs_nothing() -> None:
 def kept(door: NatsDoor) -> list[int]:
     """Bytes kept of what each client has begun to say."""
     return [session.parser.tail_bytes for session in door.front.sessions.values()]
+
+
+async def test_an_internal_error_costs_one_client_and_nobody_else(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    honest = Front.receive
+
+    def faulty(self: Front, session, buffer, count):  # type: ignore[no-untyped-def]
+        if b"trip" in bytes(buffer.space[:count]):
+            raise AssertionError("a fault of ours")
+        honest(self, session, buffer, count)
+
+    monkeypatch.setattr(Front, "receive", faulty)
+    async with nats_server() as (server, door), bystanders(server) as exchange:
+        unlucky = await greeted(server)
+        await unlucky.send(b"PUB trip 0\r\n\r\n")
+        assert await unlucky.rest() == b""
+        await until(lambda: len(door.connections) == 2)
+        await exchange()
+    assert "disconnected by an internal error" in caplog.text
 
 
 async def test_a_client_that_sends_byte_by_byte_is_served() -> None:

@@ -7,6 +7,7 @@ import socket
 
 import pytest
 import trio
+from nats_peer import greeted
 from served import (
     ack,
     class_statistics,
@@ -21,7 +22,7 @@ from simplebus.core import frames
 from simplebus.core.broker import FullPolicy, Settings
 from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
-from simplebus.server.serve import rates_line
+from simplebus.server.serve import nats_rates, rates_line
 
 
 async def test_session_ids_count_from_zero_in_the_order_of_connections() -> None:
@@ -237,3 +238,15 @@ async def test_the_line_of_rates_counts_what_happened_in_between() -> None:
         await peer.messages(3)
         line = rates_line(before, server.engine.broker.statistics())
         assert line.startswith("Received: 3. Send: 3. Acknowledged: 0.")
+
+
+async def test_the_line_of_rates_counts_what_came_through_the_nats_door() -> None:
+    async with serving(nats_port=0) as server:
+        assert server.nats_door is not None
+        front = server.nats_door.front
+        peer = await greeted(server)
+        before = front.statistics()
+        await peer.send(b"SUB a 1\r\nSUB a 2\r\nPUB a 0\r\n\r\n")
+        assert (await peer.line()).startswith(b"MSG a")
+        line = nats_rates(before, front.statistics())
+        assert line == "NATS: received: 1. Sent: 2. Clients: 1. Slow: 0."
