@@ -44,11 +44,16 @@ def trusting(authority: Authority, pair: Pair | None = None) -> ssl.SSLContext:
 
 @contextlib.asynccontextmanager
 async def tls_server(
-    own: Pair, *, seconds: float = 2.0, auth: NatsAuth | None = None, **more: object
+    own: Pair,
+    *,
+    seconds: float = 2.0,
+    max_pending: int = 64 << 20,
+    auth: NatsAuth | None = None,
+    **more: object,
 ) -> AsyncIterator[Serving]:
     options = TlsOptions(own.cert, own.key, **more)  # type: ignore[arg-type]
     settings = NatsSettings(
-        NatsLimits(tls_seconds=seconds),
+        NatsLimits(tls_seconds=seconds, max_pending=max_pending),
         auth=auth or NatsAuth(),
         tls_required=not options.optional,
         tls_available=options.optional,
@@ -120,6 +125,27 @@ async def test_where_tls_is_optional_both_kinds_of_clients_meet(
         await converse(secret)
         await plain.send(b"PUB a 2\r\nhi\r\n")
         assert await secret.line() == b"MSG a 1 2"
+
+
+async def test_one_that_stops_reading_behind_tls_is_given_up_as_any_other(
+    authority: Authority, own: Pair
+) -> None:
+    async with tls_server(own, optional=True, max_pending=4 << 20) as server:
+        publisher, stuck = await nats(server), await nats(server)
+        await publisher.hello()
+        await stuck.info()
+        await stuck.use_tls(trusting(authority))
+        await stuck.greet()
+        await stuck.send(b"SUB a 1\r\n")
+        await stuck.settled()
+        block = b"PUB a 1000\r\n%b\r\n" % bytes(1000) * 1000
+        while not server.engine.cut_off:
+            await publisher.send(block)
+            await publisher.settled()
+        assert server.engine.cut_off == {Reason.SLOW_CONSUMER: 1}
+        assert server.nats_door is not None
+        await until(lambda: len(server.nats_door.connections) == 1)  # type: ignore[union-attr]
+        await publisher.settled()
 
 
 async def test_who_says_nothing_where_tls_is_optional_goes_without(own: Pair) -> None:
