@@ -163,8 +163,8 @@ async def test_one_that_dribbles_a_line_for_ever_harms_nobody_and_is_asked_wheth
         assert server.engine.cut_off == {Reason.HEARTBEAT_TIMEOUT: 2}
 
 
-async def test_a_hundred_thousand_subscriptions_of_one_client_are_forgotten_with_it() -> None:
-    count = 100_000
+async def test_very_many_subscriptions_of_one_client_are_forgotten_with_it() -> None:
+    count = 30_000
     async with nats_server() as (server, door), bystanders(server) as exchange:
         greedy = await greeted(server)
         before = len(door.front.routes)
