@@ -30,12 +30,12 @@ _HPUB = re.compile(
     rb"([0-9]{1,9}+)[ \t]++([0-9]{1,9}+)\r?\n"
 )
 _VERB = re.compile(rb"(?i:(PUB|HPUB|SUB|UNSUB|-ERR)[ \t]++|(CONNECT|INFO)[ \t]*+|(PING|PONG|\+OK))")
-_WORDS, _REST, _NOTHING = 1, 2, 3
+_REST, _NOTHING = 2, 3  # Groups of it: what is behind such a verb.
 _VERBS = (b"PUB ", b"HPUB ", b"SUB ", b"UNSUB ", b"-ERR ", b"CONNECT", b"INFO", b"PING", b"PONG")
 _BEGINNINGS = frozenset(verb[:n] for verb in (*_VERBS, b"+OK") for n in range(len(verb)))
 _SIZE = re.compile(rb"[0-9]{1,%d}" % SIZE_DIGITS_MAX)
-_BLANKS = re.compile(rb"[^ \t]+")
-_SPACES = re.compile(rb"[^ \t\r\n]+")
+_PUB_WORDS = re.compile(rb"[^ \t]+")
+_SUB_WORDS = re.compile(rb"[^ \t\r\n]+")
 _CR, _LF = b"\r\n"
 _SHOWN_BYTES = 60
 _CLOSED = "Protocol Violation"
@@ -73,6 +73,11 @@ class Reader:
         that is not known."""
         self.shortened = b""
         """What may be kept instead of a command that is not whole; empty for nothing else."""
+
+    def take(self) -> Event | None:
+        """What the command that was read says. It is not kept: it may hold much memory."""
+        event, self.event = self.event, None
+        return event
 
     def read(self, raw: bytearray, at: int, last: int, searched: int = 0) -> int:
         """Where the command at raw[at:last], which is not empty, ends; -1 if it is not whole.
@@ -138,12 +143,12 @@ class Reader:
                 message = self._pub(line) if verb == b"PUB" else self._hpub(line)
                 return self._message(raw, at, after, last, message)
             case b"SUB":
-                words = _SPACES.findall(line)
+                words = _SUB_WORDS.findall(line)
                 if len(words) not in (2, 3):
                     raise _bad(f"SUB {_shown(line)} came, expected: subject [queue] sid")
                 self.event = Sub(words[0], words[1] if len(words) == 3 else b"", words[-1])
             case b"UNSUB":
-                words = _SPACES.findall(line)
+                words = _SUB_WORDS.findall(line)
                 if len(words) not in (1, 2):
                     raise _bad(f"UNSUB {_shown(line)} came, expected: sid [max]")
                 is_size = len(words) == 2 and _SIZE.fullmatch(words[1])
@@ -162,7 +167,7 @@ class Reader:
         return after
 
     def _pub(self, line: bytes) -> Pub:
-        words = _BLANKS.findall(line)
+        words = _PUB_WORDS.findall(line)
         if len(words) not in (2, 3):
             raise _bad(f"PUB {_shown(line)} came, expected: subject [reply] size")
         if not _SIZE.fullmatch(words[-1]):
@@ -172,7 +177,7 @@ class Reader:
     def _hpub(self, line: bytes) -> Pub:
         if not self.headers:
             raise _bad("HPUB came from a client that did not announce headers in CONNECT")
-        words = _BLANKS.findall(line)
+        words = _PUB_WORDS.findall(line)
         if len(words) not in (3, 4):
             raise _bad(f"HPUB {_shown(line)} came, expected: subject [reply] header-size size")
         if not (_SIZE.fullmatch(words[-2]) and _SIZE.fullmatch(words[-1])):

@@ -88,15 +88,16 @@ class Parser:
                 first = self._grow(buffer, first, last)
                 if self._tail:
                     return
-                if self._reader.event is not None:
-                    yield self._reader.event
+                if (event := self._reader.take()) is not None:
+                    yield event
+                    event = None
                 if first == last:
                     return
         reader = self._reader
         end = reader.read(buffer.raw, first, last)
         if end == last:
-            if reader.event is not None:
-                yield reader.event
+            if (event := reader.take()) is not None:
+                yield event
             return
         at = yield from self._whole(buffer.raw, first, end, last)
         if at < last:
@@ -126,7 +127,7 @@ class Parser:
         scan: Scan | None = None
         alone = misses = 0  # So many more messages are taken one by one; and after the next miss.
         while end >= 0:
-            event = reader.event
+            event = reader.take()
             if type(event) is Pub:
                 if alone:
                     alone -= 1

@@ -6,6 +6,9 @@ something is searched) are at the end.
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -237,6 +240,20 @@ def test_nothing_is_kept_between_commands() -> None:
     assert reading.parser.tail_bytes == 0
     reading.feed(b"PUB a 1\r\nx\r")
     assert reading.parser.tail_bytes == 11
+
+
+def test_a_long_message_is_forgotten_when_it_is_dealt_with() -> None:
+    size = 2 * HEADROOM_BYTES
+    data = b"PUB a %d\r\n%b\r\n" % (size, bytes(size))
+    reading = Reading(NatsLimits(max_payload=size))
+    bodies = []
+    for chunk in (data[:-9], data[-9:]):
+        for event in reading.parser.receive(BUFFER, BUFFER.fill(chunk)):
+            assert isinstance(event, Pub)
+            bodies.append(weakref.ref(event.body))
+            del event
+    gc.collect()
+    assert [body() for body in bodies] == [None]
 
 
 def test_a_parser_needs_no_more_than_its_tail() -> None:
