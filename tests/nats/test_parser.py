@@ -78,6 +78,7 @@ LINES = [
     *(b"SUB " + b"a" * n + b" 1" + end for n in (62, 63) for end in (b"\r\n", b"\n", b"\r\r\n")),
     *(b"PUB " + b"a" * n + b" 1\r\nx\r\n" for n in (62, 63)),
     *(b"PUB " + b"a" * n + b" x\r\nx\r\n" for n in (62, 63)),
+    *(b"HPUB " + b"a" * n + b" 0 1\r\nx\r\n" for n in (60, 61)),
     *(b"SUB " + b"a" * n for n in (64, 65, 80)),
     *(b"SUB a\r" + b"a" * n for n in (62, 63, 64)),
     b"SUB \r" + b"a" * 64,

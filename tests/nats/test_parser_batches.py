@@ -153,6 +153,44 @@ def test_lines_in_payloads_are_payload(
     assert read([data[:at], data[at:]]).found == truth(data)
 
 
+@pytest.mark.parametrize(
+    "liar",
+    [
+        b"PUB a 15\nx\r\nPUB b 1\r\ny\r\nz\r\n",  # Its size is not the 1.
+        b"PUB a 1x\nx\r\n",
+        b"PUB a 301\r\n%b\r\n" % bytes(301),
+        b"PUB a 2\r\nxyz",
+        b"PUB a 1\r\nxyz",
+    ],
+)
+def test_one_bad_line_among_good_ones_is_seen(liar: bytes) -> None:
+    good = [pub(Random(), subject, b"x" * n) for n, subject in enumerate(SUBJECTS * 12)]
+    data = b"".join([*good, liar, *good])
+    reading = read([data])
+    assert reading.found == truth(data)
+    assert reading.kinds["Mix"] > 0
+
+
+@pytest.mark.parametrize(
+    "liar",
+    [
+        b"PUB aaaa 35\r\n0123456789\r\nPUB aaaa 10\r\n0123456789\r\n",
+        b"PUB aaaa 10\r\n0123456789xx",
+        b"PUB aaaa 10\r\n0123456789\r\t",
+        b"PUB aaab 10\r\n0123456789\r\n",
+        b"PUB aaaa 10\t\n0123456789\r\n",
+        b"PUB  aaa 10\r\n0123456789\r\n",
+    ],
+)
+def test_one_other_line_in_a_run_is_seen(liar: bytes) -> None:
+    good = b"PUB aaaa 10\r\n0123456789\r\n"
+    for before in (1, 7, 8, 9, 300):
+        data = good * before + liar + good * 30
+        reading = read([data])
+        assert reading.found == truth(data)
+        assert reading.kinds["Run"] + reading.kinds["Mix"] > 0 or reading.is_closed
+
+
 def test_a_message_of_lines_is_one_step_of_a_stretch() -> None:
     liar = b"PUB a 1\r\nx\r\n" * 20
     data = b"".join(pub(Random(), subject, liar) for subject in SUBJECTS * 20)
@@ -220,10 +258,15 @@ def test_subjects_are_forgotten_between_events_only(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("simplebus.nats.scan.MIX_MESSAGES_MAX", 100)
     table = SubjectTable()
     data = b"".join(pub(Random(), b"s.%d" % (n * n % 997), b"x" * (n % 7)) for n in range(1000))
-    reading = read([data], table=table)
-    assert reading.found == truth(data)
+    reading = read([data, data], table=table)
+    assert reading.found == truth(data + data)
     assert table.generation >= 3
-    assert reading.batched["Mix"] > 900
+    assert reading.batched["Mix"] > 1900
+    few = b"".join(pub(Random(), b"s.%d" % (n % 90), b"x" * (n % 7)) for n in range(60))
+    new = b"".join(pub(Random(), b"t.%d" % n, b"x" * (n % 7)) for n in range(140))
+    for _ in range(3):  # What was known when the read began is forgotten in the middle of it.
+        reading = read([few, few + new + few], table=table)
+        assert reading.found == truth(few + few + new + few)
 
 
 def test_the_smallest_lines_allowed_have_short_subjects_in_batches() -> None:
@@ -232,6 +275,10 @@ def test_the_smallest_lines_allowed_have_short_subjects_in_batches() -> None:
     data = b"".join(pub(Random(), s, b"x" * (n % 10)) for n, s in enumerate(subjects * 20))
     expected = truth(data, limits=limits)
     assert expected[-1][0] == "CLOSE"
+    long = [b"PUB %b 000001\r\nx\r\n" % (b"s" * n) for n in (57, 58)]
+    for few in (long[:1] * 60, [*long[:1] * 30, *long, *long[:1] * 30]):
+        mixed = b"".join([pub(Random(), b"a", b"x"), *few])
+        assert read([mixed], limits=limits).found == truth(mixed, limits=limits)
     good = data[: data.index(b"s" * 63) - 4]
     assert read([data], limits=limits).found == expected
     assert read([good * 20], limits=limits).found == truth(good * 20, limits=limits)

@@ -52,12 +52,14 @@ def test_arrays_find_what_is_known(known: list[list[bytes]], others: list[bytes]
 def test_equality_decides_where_all_hashes_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "_FACTOR", 0)
     table = SubjectTable()
-    subjects = [b"s.%d" % n for n in range(9)]
+    subjects = [b"s.%d" % n for n in range(7)] + [b"a", b"a\0", b"sames.ames.1"]
     for _ in range(3):
-        assert learn(table, subjects) == list(range(9))
-    found = find(table, [*subjects, b"other"])
-    assert set(found) == {8, -1}
-    assert found[8] == 8
+        assert learn(table, subjects) == list(range(10))
+    found = find(table, [*subjects, b"other", b"sames.ames.2", b"sames.ames.12"])
+    assert found == [-1] * 9 + [9] + [-1] * 3
+    alike = SubjectTable()
+    assert learn(alike, [b"a\0"]) == [0]
+    assert find(alike, [b"a", b"a\0", b"a\0\0"]) == [-1, 0, -1]
 
 
 def test_of_many_subjects_hardly_any_is_found_by_the_dict_only() -> None:
