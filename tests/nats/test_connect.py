@@ -1,0 +1,93 @@
+"""CONNECT and INFO: what is well formed, and what is known then."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.core.errors import Reason
+from simplebus.nats.connect import DEFAULTS, Info, Options, options
+from simplebus.nats.errors import NatsError
+
+
+def test_what_is_not_said_stays_as_it_was() -> None:
+    said = options(b'{"verbose":false,"name":"n","protocol":1,"pass":"p"}')
+    assert said == Options(verbose=False, name="n", protocol=1, password="p")
+    assert options(b'{"VERBOSE":true,"name":null}', said) == Options(
+        verbose=True, name="n", protocol=1, password="p"
+    )
+    assert options(b"{}") is DEFAULTS
+    assert options(b"null", said) is said
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"[]",
+        b"[[]]",
+        b'[["verbose",true]]',
+        b"5",
+        b'"x"',
+        b"{",
+        b"{}{}",
+        b'{"verbose":1}',
+        b'{"verbose":"true"}',
+        b'{"protocol":true}',
+        b'{"protocol":1.0}',
+        b'{"protocol":9223372036854775808}',
+        b'{"name":5}',
+        b'{"name":{}}',
+        b'{"a":NaN}',
+        b'{"a":-Infinity}',
+        b'{"name":"\x01"}',
+        b"\xef\xbb\xbf{}",
+    ],
+)
+def test_what_is_no_such_object_is_refused_without_a_word(text: bytes) -> None:
+    with pytest.raises(NatsError) as raised:
+        options(text)
+    assert raised.value.reason is Reason.BAD_CONNECT
+    assert raised.value.line == b""
+
+
+@pytest.mark.parametrize("bomb", [b"[", b'{"a":', b'[{"a":'])
+def test_a_nesting_bomb_is_no_such_object(bomb: bytes) -> None:
+    with pytest.raises(NatsError):
+        options(b'{"a":' + bomb * 100_000)
+    with pytest.raises(NatsError):
+        options(b'{"a":' + b"[" * 50_000 + b"]" * 50_000 + b"}")
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_options_or_refused(text: bytes) -> None:
+    with contextlib.suppress(NatsError):
+        assert isinstance(options(text), Options)
+
+
+@given(st.dictionaries(st.sampled_from(["name", "x", "lang"]), st.text(max_size=5)))
+def test_text_is_taken_as_it_is(said: dict[str, str]) -> None:
+    found = options(json.dumps(said).encode())
+    assert (found.name, found.lang) == (said.get("name", ""), said.get("lang", ""))
+
+
+def test_info_leaves_out_what_is_not_so() -> None:
+    info = Info("id", "name", "2.15.1", 1, "none", "h", 4222, True, 100, 7, "::1")
+    said = json.loads(info.line().removeprefix(b"INFO "))
+    assert said == {
+        "server_id": "id",
+        "server_name": "name",
+        "version": "2.15.1",
+        "proto": 1,
+        "go": "none",
+        "host": "h",
+        "port": 4222,
+        "headers": True,
+        "max_payload": 100,
+        "client_id": 7,
+        "client_ip": "::1",
+    }
