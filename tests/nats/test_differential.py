@@ -166,10 +166,10 @@ def test_silence_is_answered_as_by_the_reference_server() -> None:
     says = b'CONNECT {"verbose":false,"user":"u","pass":"p"}\r\nPING\r\n'
     config = """
         authorization { timeout: 0.5, users = [{user: u, password: p}] }
-        ping_interval: "150ms"
-        ping_max: 2
+        ping_interval: "200ms"
+        ping_max: 3
     """
-    limits = NatsLimits(auth_seconds=0.5, ping_seconds=0.15, pings_max=2)
+    limits = NatsLimits(auth_seconds=0.5, ping_seconds=0.2, pings_max=3)
     house = Inside(NatsSettings(limits=limits, auth=NatsAuth(users=(User("u", "p"),))))
     clients = [house.client(), house.client(b"CONNEC"), house.client(says)]
     for beat in range(40):
