@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from simplebus.nats.permissions import Permissions
 
@@ -49,6 +49,9 @@ class User:
             )
 
 
+_NOBODY = User("nobody", "a password that is compared where there is no such user")
+
+
 @dataclass(frozen=True, slots=True)
 class NatsAuth:
     """Who may connect. With neither token nor users, everybody may, and may do everything.
@@ -63,17 +66,20 @@ class NatsAuth:
     """Name of the user that those are who say nothing of who they are; empty for none."""
     default_permissions: Permissions | None = None
     """Of users that have none of their own."""
+    _known: dict[str, User] = field(init=False, repr=False, compare=False, default_factory=dict)
+    """By name or nkey."""
 
     def __post_init__(self) -> None:
-        keys = [user.name or user.nkey for user in self.users]
-        for key in keys:
-            if keys.count(key) > 1:
+        for user in self.users:
+            key = user.name or user.nkey
+            if key in self._known:
                 raise ValueError(f"user {key} is there twice")
+            self._known[key] = user
         if self.token and self.users:
             raise ValueError("there are a token and users, expected either")
         if self.token.startswith(_BCRYPT):
             raise ValueError("the token is a bcrypt hash, which is not supported")
-        if self.no_auth_user and self.no_auth_user not in keys:
+        if self.no_auth_user and self.no_auth_user not in self._known:
             raise ValueError(f"no_auth_user {self.no_auth_user} is none of the users")
 
     @property
@@ -92,11 +98,9 @@ class NatsAuth:
 
     def user(self, name: str, password: str) -> User | None:
         """Who has this name and password; None for nobody."""
-        found = None
-        for user in self.users:
-            if not user.nkey and _same(user.name, name) & _same(user.password, password):
-                found = user
-        return found
+        user = self._known.get(name, _NOBODY)
+        is_right = _same(user.password, password)
+        return user if is_right and user is not _NOBODY and not user.nkey else None
 
     def has_token(self, token: str) -> bool:
         """Whether this is the token."""
@@ -107,17 +111,19 @@ class NatsAuth:
 
         The signature is in base 64: for URLs without `=`, or plain with it.
         """
-        for user in self.users:
-            if user.nkey and user.nkey == nkey:
-                return user if is_signed(nkey, signature, nonce) else None
-        return None
+        user = self._known.get(nkey)
+        if user is None or not user.nkey or not is_signed(nkey, signature, nonce):
+            return None
+        return user
 
     def silent_user(self) -> User | None:
         """Who those are who say nothing of who they are; None if they have to."""
-        for user in self.users:
-            if self.no_auth_user and self.no_auth_user in (user.name, user.nkey):
-                return user
-        return None
+        return self._known[self.no_auth_user] if self.no_auth_user else None
+
+    def named(self, name: str) -> User | None:
+        """Who has this name, whatever proves it; None for nobody."""
+        user = self._known.get(name)
+        return user if user is not None and user.name else None
 
 
 def decode_user_key(nkey: str) -> bytes:

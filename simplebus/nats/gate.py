@@ -29,11 +29,12 @@ class Gate:
         self._secret = secret
         self._grants: dict[str, Grants] = {}
         """By the user's name or key."""
+        self._has_keys = auth.uses_keys
         self.silent_user = auth.silent_user()
 
     def nonce(self, client_id: int) -> str:
         """What a client has to sign who has a key; empty if nobody has."""
-        if not self.auth.uses_keys:
+        if not self._has_keys:
             return ""
         digest = hashlib.blake2b(
             client_id.to_bytes(8, "little"), key=self._secret[:64], digest_size=_NONCE_BYTES
@@ -67,7 +68,7 @@ class Gate:
     def _user(self, options: Options, nonce: str, certified: str) -> User | None:
         auth = self.auth
         if certified:
-            found = next((user for user in auth.users if user.name == certified), None)
+            found = auth.named(certified)
         elif auth.token:
             if auth.has_token(options.auth_token):
                 return None
