@@ -32,9 +32,10 @@ TEST_SECONDS = 30.0
 class Door:
     """Where a running server takes NATS clients."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, process: subprocess.Popen[bytes]) -> None:
         self.port = port
         self.url = f"nats://{HOST}:{port}"
+        self.process = process
 
 
 @contextlib.contextmanager
@@ -52,7 +53,7 @@ def door(*arguments: str, port: int = 0, conf: str = "", toml: str = "") -> Iter
         ready = served.line()
         match = re.search(rf"^simplebus ready .*nats={re.escape(HOST)}:(\d+)", ready)
         assert match, ready
-        yield Door(int(match[1]))
+        yield Door(int(match[1]), served.process)
 
 
 def _kept(stack: contextlib.ExitStack, name: str, text: str) -> Path:
@@ -80,7 +81,7 @@ def _reference(port: int, conf: str) -> Iterator[Door]:
             for line in iter(reading.line, None):
                 if match := re.search(r"Listening for client connections on [^ ]*:(\d+)", line):
                     break
-            yield Door(int(match[1]))
+            yield Door(int(match[1]), process)
         finally:
             process.terminate()
             process.wait(PATIENCE_SECONDS)
