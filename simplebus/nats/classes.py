@@ -45,7 +45,7 @@ from simplebus.nats.events import Mix, Positions, Pub, Run, Sub, singles
 from simplebus.nats.limits import ACK_BYTES
 from simplebus.nats.routes import Routes
 from simplebus.nats.session import NatsSession
-from simplebus.nats.tap import Tap
+from simplebus.nats.tap import Deliver, Tap
 
 
 class Classes:
@@ -56,7 +56,7 @@ class Classes:
         broker: Broker,
         routes: Routes,
         *,
-        deliver: Callable[[Pub | Run], None],
+        deliver: Deliver,
         weigh: Callable[[int], None],
         cut: Callable[[NatsSession, NatsError], None],
     ) -> None:
@@ -220,7 +220,7 @@ class Classes:
         if not known:
             self._refused[Reason.ACK_UNSUBSCRIBED] += 1
         elif message.reply:
-            self._deliver(Pub(message.reply, b"", b"0", b"", 0, memoryview(b"")))
+            self._deliver(Pub(message.reply, b"", b"0", b"", 0, memoryview(b"")), ())
         return known
 
     @staticmethod

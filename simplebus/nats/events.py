@@ -9,7 +9,7 @@ Rule 3: what an event holds of the receive buffer is valid until the buffer is f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -131,7 +131,7 @@ def all_of(messages: Run | Mix, rows: Positions | None) -> Positions:
     return np.arange(messages.count) if rows is None else rows
 
 
-def singles(event: Run | Mix, names: list[bytes]) -> Iterator[Pub]:
+def singles(event: Run | Mix, names: Sequence[bytes]) -> Iterator[Pub]:
     """Each message by itself. `names` are the subjects by their numbers."""
     if isinstance(event, Run):
         head = event.head

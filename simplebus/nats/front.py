@@ -10,6 +10,7 @@ outboxes show.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -436,17 +437,18 @@ class Front:
             sink.many(event, np.sort(np.concatenate(those)), session)
         self._write(event)
 
-    def deliver(self, messages: Pub | Run) -> None:
-        """Send what no client of this door publishes to whoever has subscribed to its subject."""
+    def deliver(self, messages: Pub | Run | Mix, names: Sequence[bytes] = ()) -> None:
+        """Send what no client of this door publishes to whoever has subscribed to its subject.
+        `names` are the subjects of a mix by their numbers, which are its own."""
         if isinstance(messages, Pub):
             for sink in self.routes.of(messages.subject):
                 sink.one(messages, None)
         elif any(session.is_gathering for session in self._ready):  # Behind another batch.
-            for message in singles(messages, []):
+            for message in singles(messages, names):
                 self.deliver(message)
         else:
-            for sink in self.routes.of(messages.head.subject):
-                sink.many(messages, None, None)
+            for sink, rows in self.routes.takers(messages, names):
+                sink.many(messages, rows, None)
             self._write(messages)
 
     def _weigh(self, made: int) -> None:

@@ -9,7 +9,7 @@ subjects.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from simplebus.core.sublist import Sublist
 from simplebus.nats import subjects
-from simplebus.nats.events import Positions
+from simplebus.nats.events import Mix, Positions, Run
 from simplebus.nats.limits import SUBJECTS_MAX, TIDIED_AT_ONCE
 from simplebus.nats.queue_group import Dice, JoinedGroup, QueueGroup
 from simplebus.nats.subscription import Sink, Subscription
@@ -180,6 +180,22 @@ class Routes:
         cuts = np.flatnonzero(np.diff(results[order])) + 1
         for rows in np.split(order, cuts):
             yield self._sinks[results[rows[0]]], rows
+
+    def takers(
+        self, messages: Run | Mix, names: Sequence[bytes]
+    ) -> Iterator[tuple[Sink, Positions | None]]:
+        """Where messages go that come from elsewhere: a sink, and the positions of those that are
+        for it; None for all. `names` are the subjects of a mix by numbers of its own."""
+        if isinstance(messages, Run):
+            yield from ((sink, None) for sink in self.of(messages.head.subject))
+            return
+        numbers: dict[Sink, list[int]] = {}
+        for number, name in enumerate(names):
+            for sink in self.of(name):
+                numbers.setdefault(sink, []).append(number)
+        for sink, those in numbers.items():
+            everything = len(those) == len(names)
+            yield sink, None if everything else np.flatnonzero(np.isin(messages.subjects, those))
 
     def _result(self, sinks: Sinks) -> int:
         number = self._results.get(sinks)

@@ -10,7 +10,7 @@ message is on, no message is.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 
 import numpy as np
@@ -20,18 +20,20 @@ from simplebus.core import frames, picking
 from simplebus.core.alarms import Alarms
 from simplebus.core.classes import MessageClass
 from simplebus.core.columns import Rows
-from simplebus.core.frames import ranges_of, strided
+from simplebus.core.envelope_content import CHANNEL, STUFFED
+from simplebus.core.frames import DELIMITER, ranges_of, strided
 from simplebus.core.limits import (
     DELIMITER_BYTES,
     HEADER_BYTES,
     MESSAGE_ID_MASK,
     SEND_BYTES,
 )
+from simplebus.core.picking import Ranges
 from simplebus.core.position import NEVER
 from simplebus.core.session import Session
 from simplebus.core.store import Store
 from simplebus.nats.envelopes import class_subject, message_of
-from simplebus.nats.events import Pub, Run
+from simplebus.nats.events import Mix, Pub, Run
 from simplebus.nats.routes import Routes
 
 _MESSAGE_ID: np.dtype[np.uint32] = np.dtype(">u4")
@@ -46,7 +48,10 @@ _TURN_MAX = 4096
 # With so few entries it is not looked which of them are out of date.
 _LATER_MIN = 1024
 # Fewer messages than these are sent one by one.
-_RUN_MIN = 8
+_BATCH_MIN = 8
+
+Deliver = Callable[[Pub | Run | Mix, Sequence[bytes]], None]
+"""Sends messages to whoever has subscribed to their subjects; a mix's are these, by number."""
 
 
 class Tap:
@@ -59,7 +64,7 @@ class Tap:
         routes: Routes,
         *,
         wanted: Callable[[bytes], bool],
-        deliver: Callable[[Pub | Run], None],
+        deliver: Deliver,
     ) -> None:
         self.looked = 0
         self._store = store
@@ -86,15 +91,14 @@ class Tap:
         ring = cls.ring
         if session is None or first >= ring.special_until:
             if self._verdicts_of(cls, 0)[0] == _YES:
-                self._send(cls, first, last, is_dead=session is None)
+                self._send(cls, [(first, last)], is_dead=session is None)
             return
         rows = ring.rows(first, last)
         here = self._wanted_of(cls, rows)
         if rows.is_timed:
             self.note(session, cls, first, last)
             here &= self._is_open(rows)
-        for begin, end in ranges_of(here):
-            self._send(cls, first + begin, first + end, is_dead=False)
+        self._send_those(cls, first, here)
 
     def _is_open(self, rows: Rows) -> frames.Flags:
         """Which of these messages may be delivered now."""
@@ -132,21 +136,47 @@ class Tap:
 
     # Now -----------------------------------------------------------------------------------------
 
-    def _send(self, cls: MessageClass, first: int, last: int, *, is_dead: bool) -> None:
-        """Send messages first..last-1 to whoever wants them."""
+    def _send_those(self, cls: MessageClass, first: int, here: frames.Flags) -> None:
+        """Send those of the messages from `first` on that are flagged."""
+        if here.any():
+            self._send(cls, [(first + begin, first + end) for begin, end in ranges_of(here)])
+
+    def _send(self, cls: MessageClass, ranges: Ranges, *, is_dead: bool = False) -> None:
+        """Send these messages to whoever wants them."""
         subject = class_subject(cls.class_id, cls.name)
-        while first < last:
-            piece, after = cls.ring.piece(first, last, SEND_BYTES)
-            run = _run_of(piece, first, after, subject) if after - first >= _RUN_MIN else None
-            if run is not None:
-                self._deliver(run)
+        gathered = _Gathered(self._deliver)
+        for first, last in ranges:
+            while first < last:
+                piece, after = cls.ring.piece(first, last, SEND_BYTES)
+                run = None
+                if after - first >= _BATCH_MIN and not is_dead:
+                    run = _run_of(piece, first, after, subject)
+                if run is None:
+                    self._gather(bytes(piece), subject, gathered, is_dead=is_dead)
+                else:
+                    gathered.flush()
+                    self._deliver(run, ())
+                first = after
+        gathered.flush()
+
+    def _gather(self, data: bytes, subject: bytes, gathered: _Gathered, *, is_dead: bool) -> None:
+        """Messages as they are stored, one after the other."""
+        at = 0
+        while at < len(data):
+            begin = at + HEADER_BYTES
+            end = data.index(DELIMITER, begin)
+            if data[at] == frames.MESSAGE:
+                gathered.add(subject, data[begin:end])
+            elif data[begin] == CHANNEL and not is_dead and data.find(STUFFED, begin, end) < 0:
+                payload = begin + 3 + (data[begin + 1] << 8) + data[begin + 2]
+                gathered.add(data[begin + 3 : payload], data[payload:end])
             else:
-                for sequence in range(first, after):
-                    message = message_of(cls.ring.frame(sequence), subject)
-                    if is_dead:
-                        message.subject = subject
-                    self._deliver(message)
-            first = after
+                gathered.flush()
+                message = message_of(data[at : end + DELIMITER_BYTES], subject)
+                if is_dead:
+                    message.subject = subject
+                self._deliver(message, ())
+            at = end + DELIMITER_BYTES
 
     # Later ---------------------------------------------------------------------------------------
 
@@ -185,10 +215,58 @@ class Tap:
                 heapq.heappush(self._later, (opens, order, cls, end, last))
             if first < end:
                 rows = cls.ring.rows(first, end)
-                for begin, until in ranges_of(self._wanted_of(cls, rows) & self._is_open(rows)):
-                    self._send(cls, first + begin, first + until, is_dead=False)
+                self._send_those(cls, first, self._wanted_of(cls, rows) & self._is_open(rows))
             spare -= max(1, end - first)
         return False
+
+
+class _Gathered:
+    """Messages that have nothing but a subject, to be sent together."""
+
+    def __init__(self, deliver: Deliver) -> None:
+        self._deliver = deliver
+        self._parts: list[bytes] = []
+        """Of each message its subject, its payload."""
+        self._bytes = 0
+
+    def add(self, subject: bytes, payload: bytes) -> None:
+        self._parts += (subject, payload)
+        self._bytes += len(payload)
+        if self._bytes >= SEND_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send them."""
+        parts, self._parts, self._bytes = self._parts, [], 0
+        subjects, payloads = parts[::2], parts[1::2]
+        if len(subjects) >= _BATCH_MIN:
+            self._deliver(*_mix_of(subjects, payloads))
+            return
+        for subject, payload in zip(subjects, payloads, strict=True):
+            size = b"%d" % len(payload)
+            self._deliver(Pub(subject, b"", size, b"", 0, memoryview(payload)), ())
+
+
+def _mix_of(subjects: list[bytes], payloads: list[bytes]) -> tuple[Mix, list[bytes]]:
+    """Messages in one event, and their subjects by number."""
+    numbers: dict[bytes, int] = {}
+    parts: list[bytes] = []
+    each: list[int] = []
+    for subject, payload in zip(subjects, payloads, strict=True):
+        each.append(numbers.setdefault(subject, len(numbers)))
+        parts += (b"PUB %b %d\r\n" % (subject, len(payload)), payload, b"\r\n")
+    lengths = np.array([len(part) for part in parts], np.int64).reshape(-1, 3)
+    bounds = np.zeros(len(each) + 1, np.int64)
+    np.cumsum(lengths.sum(axis=1), out=bounds[1:])
+    ends = bounds[:-1] + 4 + np.array([len(subject) for subject in subjects], np.int64)
+    mix = Mix(
+        np.frombuffer(b"".join(parts), np.uint8),
+        bounds,
+        ends,
+        bounds[:-1] + lengths[:, 0],
+        np.array(each, np.int32),
+    )
+    return mix, list(numbers)
 
 
 def _run_of(piece: memoryview, first: int, last: int, subject: bytes) -> Run | None:

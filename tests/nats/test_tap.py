@@ -119,6 +119,27 @@ def test_many_that_waited_are_seen_though_another_batch_is_under_way() -> None:
     assert [len(m.payload) for m in rest if m.sid == "3"] == [n % 7 for n in range(2000)]
 
 
+def test_many_channels_with_and_without_headers_are_seen_in_order() -> None:
+    doors = Doors()
+    client = doors.client(b"SUB a.> 1\r\n", b"SUB *.3 2\r\n", b"SUB a.* q 3\r\n")
+    peer = peer2(doors)
+    contents, expected = [], []
+    for number in range(400):
+        channel = f"{'ab'[number % 5 == 4]}.{number % 7}"
+        headers = (("N", str(number)),) if number % 50 == 0 else ()
+        payload = b"%d" % number if number % 9 else b"<\r\n>%d" % number
+        contents.append(encode(Envelope(channel, headers=headers), payload))
+        sids = ["1", "3"] * channel.startswith("a") + ["2"] * channel.endswith("3")
+        expected += [(channel, sid, payload, bool(headers)) for sid in sorted(sids)]
+    peer.say(enveloped(1, 0, *contents))
+    messages = client.messages()
+    seen = [(m.subject, m.sid, m.payload, bool(m.headers)) for m in messages]
+    assert sorted(seen) == sorted(expected)
+    for sid in "123":
+        own = [entry for entry in seen if entry[1] == sid]
+        assert own == [entry for entry in expected if entry[1] == sid]
+
+
 # Times -------------------------------------------------------------------------------------------
 
 
