@@ -128,7 +128,8 @@ class Tap:
         known = (self._routes.generation, cls.channels.generation, cls.name)
         valid_for, verdicts = self._verdicts.get(cls, (None, _NONE))
         if valid_for != known or number >= verdicts.size:
-            verdicts = np.full(max(number + 1, 2 * verdicts.size), _UNKNOWN, np.uint8)
+            size = number + 1 if valid_for != known else max(number + 1, 2 * verdicts.size)
+            verdicts = np.full(size, _UNKNOWN, np.uint8)
             is_wanted = self._wanted(class_subject(cls.class_id, cls.name))
             verdicts[0] = _YES if is_wanted else _NO
             self._verdicts[cls] = (known, verdicts)

@@ -272,6 +272,21 @@ def test_who_has_subscribed_when_a_message_opens_sees_it() -> None:
     assert doors.broker.due == float("inf")
 
 
+def test_no_more_is_remembered_of_channels_than_there_are() -> None:
+    doors = Doors()
+    client = doors.client(b"SUB other 1\r\n")
+    peer = peer2(doors)
+    tap = doors.broker.store.timed_tap.__self__  # type: ignore[union-attr]
+    for number in range(100):
+        client.say(b"UNSUB 2\r\nSUB another.%d 2\r\n" % number)
+        peer.say(enveloped(1, number, on_channel("a", b"x")))
+    ((_, verdicts),) = tap._verdicts.values()
+    assert verdicts.size == 2
+    peer.say(enveloped(1, 100, *[on_channel(f"a.{n}", b"x") for n in range(100)]))
+    ((_, verdicts),) = tap._verdicts.values()
+    assert verdicts.size <= 256
+
+
 def test_what_is_remembered_of_channels_is_forgotten_with_them() -> None:
     doors = Doors()
     client = doors.client(b"SUB wanted.> 1\r\n")
