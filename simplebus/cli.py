@@ -404,6 +404,36 @@ def bench(
 
 
 @app.command(
+    "check-config",
+    help=(
+        "Say what is wrong with a configuration file, if anything is.\n\n"
+        "It is looked at as [bold]simplebus serve --config FILE[/bold] would, with the files that "
+        "it names; nothing is started.\n\n\b\n"
+        "  simplebus check-config /etc/simplebus.toml"
+    ),
+)
+def check_config(
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", show_default=False, help="The TOML file to be checked.")
+    ],
+) -> None:
+    from simplebus.server.tls import context as tls_context
+
+    command = typer.main.get_group(app).commands["serve"]
+    with command.make_context("simplebus serve", ["--config", file]) as given:
+        try:
+            settings(**given.params)
+            door = serve_command.nats_door(cast(typer.Context, given))
+        except ValueError as error:
+            fail(f"{file}: {error}", status=2)
+        if door.tls is not None:
+            tls_context(door.tls)
+        for warning in given.params["config"].warnings:
+            typer.echo(f"simplebus: {warning}", err=True)
+    typer.echo(f"{file} is fine")
+
+
+@app.command(
     "systemd-unit",
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     help=(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from simplebus import cli, options
 from simplebus.config import Config
@@ -215,3 +216,29 @@ def test_a_file_that_is_not_there_is_a_sentence(
         given(file)
     complaint = capsys.readouterr().err
     assert complaint == f"simplebus: {file} cannot be read: No such file or directory\n"
+
+
+# check-config ------------------------------------------------------------------------------------
+
+
+def checked(file: Path) -> tuple[int, str]:
+    """What `check-config` says of it."""
+    done = CliRunner().invoke(cli.app, ["check-config", str(file)])
+    return done.exit_code, done.output
+
+
+def test_a_file_can_be_checked_without_serving(file: Path) -> None:
+    file.write_text("[nats]\nmax-payload = '2MiB'")
+    assert checked(file) == (0, f"{file} is fine\n")
+    file.write_text("[nats]\ntoken = 'x'")
+    file.chmod(0o644)
+    warning = f"simplebus: {file} holds passwords or tokens, and every user may read it\n"
+    assert checked(file) == (0, f"{warning}{file} is fine\n")
+    file.write_text("[nats]\nmax-pending = '1MiB'\nmax-payload = '2MiB'")
+    status, said = checked(file)
+    assert status == 2
+    assert said.startswith(f"simplebus: {file}: --nats-max-pending must be from 2097152 to")
+    file.write_text("[nats.tls]\ncert = 'none.pem'\nkey = 'none.pem'")
+    done = CliRunner().invoke(cli.app, ["check-config", str(file)])
+    assert isinstance(done.exception, OSError)
+    assert f"the certificate {file.parent / 'none.pem'} cannot be read" in str(done.exception)
