@@ -218,6 +218,10 @@ class Broker:
         self._ready.clear()
         return ready
 
+    def feeds_others(self, session_id: int) -> bool:
+        """Whether another session's outbox has something new that was not asked for yet."""
+        return any(ready != session_id for ready in self._ready)
+
     def take_unblocked(self) -> list[Session]:
         """Sessions none of whose messages wait for room any longer."""
         if self._let_in:

@@ -165,7 +165,15 @@ class Front:
             if session.is_cut:
                 break
         session.took(count, made=self._made, events=events)
-        session.waits_for = self.pace.take_behind()
+        if self.pace.has_behind:
+            session.hold = self.pace.hold(others=self._feeds_others(session))
+
+    def _feeds_others(self, publisher: NatsSession) -> bool:
+        """Whether anybody who is not behind was sent something by what was just looked at."""
+        guest = publisher.deliveries.guest.session_id if publisher.deliveries else -1
+        return any(
+            session is not publisher and not self.pace.is_behind(session) for session in self._ready
+        ) or (self.classes is not None and self.classes.broker.feeds_others(guest))
 
     def _begin(self, session: NatsSession, first: int) -> None:
         """A client of which it is not known who it is says something that begins with this byte.

@@ -1,11 +1,14 @@
 """Clients that fall behind: whom they hold up, for how long, and when they are given up.
 
-Rule 1: a publisher waits a little for a client that it has filled and that goes on taking, and is
-read in smaller pieces if that was too little: so a fast one does not drown a slower one. It never
-waits long for one that takes nothing, until that one is about to be given up.
-Rule 2: a client is given up when more waits for it than may, or when it takes nothing for too long.
+Rule 1: a publisher waits a little for clients that it has filled and that go on taking, and is read
+in smaller pieces if that was too little: so a fast one does not drown a slower one. It does so only
+if nobody else is sent the same: a slow client never slows another. And it does not wait long for
+one that takes nothing.
+Rule 2: for one that is about to be given up, every publisher waits a moment, as at the reference
+server: that is its last chance, and is soon over.
+Rule 3: a client is given up when more waits for it than may, or when it takes nothing for too long.
 It is told nothing: it would not read it.
-Rule 3: what nobody waits for costs nothing: only who is above the mark is looked at.
+Rule 4: what nobody waits for costs nothing: only who is above the mark is looked at.
 """
 
 from __future__ import annotations
@@ -30,6 +33,19 @@ class Publisher(Protocol):
 
     def slow_down(self) -> None:
         """Less of it is to be read at a time."""
+
+
+class Hold:
+    """For whom a publisher waits."""
+
+    __slots__ = ("others", "sent_before", "sessions")
+
+    def __init__(self, sessions: list[NatsSession], others: bool) -> None:
+        self.sessions = sessions
+        self.others = others
+        """Whether others, who are not behind, would wait with it."""
+        self.sent_before = [session.outbox.sent_bytes for session in sessions]
+        """What each had taken when it began."""
 
 
 class Pace:
@@ -57,23 +73,29 @@ class Pace:
             closed="Slow Consumer (Pending Bytes)",
         )
 
-    def take_behind(self) -> list[NatsSession]:
-        """Who was noted since this was asked last, and is worth waiting for."""
+    def hold(self, *, others: bool) -> Hold | None:
+        """For whom a publisher is to wait: of those that were noted since this was asked last.
+        `others` says whether anybody else was sent something meanwhile. None for nobody."""
         if not self._behind:
-            return []
-        behind = [session for session in self._behind if self.is_worth_waiting_for(session)]
+            return None
+        hold = Hold(list(self._behind), others)
         self._behind.clear()
-        return behind
+        return hold if self.is_worth_it(hold) else None
 
-    def is_worth_waiting_for(self, session: NatsSession) -> bool:
-        """Whether a client is behind, and takes what waits for it or is about to be given up."""
-        waiting = session.outbox.pending_bytes
-        return (
-            waiting > self.mark
-            and not session.is_cut
-            and not session.closed
-            and (waiting > self._brink or not self._is_stuck(session))
-        )
+    def is_behind(self, session: NatsSession) -> bool:
+        """Whether more than the mark waits for it."""
+        return session.outbox.pending_bytes > self.mark
+
+    def is_worth_it(self, hold: Hold) -> bool:
+        """Whether waiting helps anybody still."""
+        return any(self._needs(session, hold.others) for session in hold.sessions)
+
+    def _needs(self, session: NatsSession, others: bool) -> bool:
+        if session.is_cut or not self.is_behind(session):
+            return False
+        if session.outbox.pending_bytes > self._brink:
+            return True
+        return not (others or self._is_stuck(session))
 
     def _is_stuck(self, session: NatsSession) -> bool:
         return (
@@ -86,12 +108,13 @@ class Pace:
         """Whether anybody was noted since it was asked who."""
         return bool(self._behind)
 
-    def waited_in_vain(self, publisher: Publisher, session: NatsSession, before: int) -> None:
-        """A publisher has waited as long as one may for a client that had taken so much before."""
-        if session.outbox.sent_bytes == before != session.vain_at:
-            session.vain_at, session.vain_since = before, self.now
-        if not self._is_stuck(session):
-            publisher.slow_down()  # Otherwise the sooner it is given up, the better for all.
+    def waited_in_vain(self, hold: Hold, publisher: Publisher) -> None:
+        """A publisher has waited as long as one may."""
+        for session, before in zip(hold.sessions, hold.sent_before, strict=True):
+            if session.outbox.sent_bytes == before != session.vain_at:
+                session.vain_at, session.vain_since = before, self.now
+        if not hold.others and not all(self._is_stuck(session) for session in hold.sessions):
+            publisher.slow_down()  # Otherwise the sooner they are given up, the better for all.
 
     def overdue(
         self, sessions: Iterable[NatsSession], now: float

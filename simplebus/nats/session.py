@@ -26,6 +26,7 @@ from simplebus.nats.subscription import Subscription
 
 if TYPE_CHECKING:
     from simplebus.nats.acked import Deliveries
+    from simplebus.nats.pace import Hold
 
 Gathered: TypeAlias = list[tuple[bytes, Positions | None]]
 """What a client is to be sent of one batch: under which sid, and which messages."""
@@ -79,7 +80,7 @@ class NatsSession:
         """PINGs that it did not answer."""
         self.subscriptions: dict[bytes, Subscription] = {}
         """By sid."""
-        self.waits_for: list[NatsSession] = []
+        self.hold: Hold | None = None
         """Clients that it has filled with its last words, and that are to catch up."""
         self.taken_bytes = 0
         """What it had taken at the last beat."""

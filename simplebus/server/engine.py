@@ -38,9 +38,8 @@ _WORDS = ("frames were refused", "acks were ignored")
 class Holder(Protocol):
     """A door whose clients may fall behind what is published at another."""
 
-    @property
-    def holds(self) -> bool:
-        """Whether somebody is behind."""
+    def holds(self, *, others: bool) -> bool:
+        """Whether somebody is behind whom to wait for; `others` are fed by the same publisher."""
 
     async def hold(self, publisher: Session) -> None:
         """Wait a little for who is behind."""
@@ -65,6 +64,9 @@ class Engine:
         another door has it."""
         self.holders: list[Holder] = []
         """Other doors, whose clients may be filled by what comes through this one."""
+        self._held_by: Holder | None = None
+        self._feeds_others = False
+        """Whether what came last was for sessions of this door, too."""
         self._nursery: trio.Nursery | None = None
         self._settled = trio.Event()
         self._said: Counter[str] = Counter()
@@ -160,10 +162,9 @@ class Engine:
     async def rest(self, session: Session) -> None:
         """Wait for the clients of another door that this one has filled, or for the common end of
         a short rest: see ACK_REST_SECONDS."""
-        for holder in self.holders:
-            if holder.holds:
-                await holder.hold(session)
-                return
+        if self._held_by is not None:
+            await self._held_by.hold(session)
+            return
         if not self._resting:
             self.start_soon(self._end_rest)
         await self._resting.park()
@@ -195,6 +196,7 @@ class Engine:
         try:
             self.broker.receive(session, self.buffer, count)
         finally:
+            self._feeds_others = bool(self.holders) and self.broker.feeds_others(session.session_id)
             self.settle()
 
     @property
@@ -202,7 +204,12 @@ class Engine:
         return self.broker.tick_number
 
     def may_rest(self, session: Session) -> bool:
-        return self.broker.may_rest(session) or any(holder.holds for holder in self.holders)
+        rests = self.broker.may_rest(session)
+        self._held_by = None
+        for holder in self.holders:
+            if holder.holds(others=self._feeds_others):
+                self._held_by = holder
+        return rests or self._held_by is not None
 
     def holds_back(self, session: Session) -> bool:
         return self.broker.holds_back(session)

@@ -16,7 +16,7 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.nats.errors import NatsError, too_many
 from simplebus.nats.front import Front
 from simplebus.nats.limits import STALL_SECONDS_MAX
-from simplebus.nats.pace import Publisher
+from simplebus.nats.pace import Hold, Publisher
 from simplebus.nats.session import NatsSession
 from simplebus.nats.settings import NatsSettings
 from simplebus.server import memory
@@ -66,6 +66,8 @@ class NatsDoor:
         self._is_tidying = False
         self._freed = False
         """Whether much memory may be free since the last beat."""
+        self._hold: Hold | None = None
+        """Of a publisher at another door."""
         self._settled = trio.lowlevel.ParkingLot()
         """Whoever waits for a change."""
         engine.doors.append(self.settle_own)
@@ -198,7 +200,7 @@ class NatsDoor:
         return self.engine.tick_number
 
     def may_rest(self, session: NatsSession) -> bool:
-        return bool(session.waits_for)
+        return session.hold is not None
 
     def holds_back(self, session: NatsSession) -> bool:
         return self.front.classes is not None and self.front.classes.holds_back(session)
@@ -223,26 +225,28 @@ class NatsDoor:
         self.engine.start_soon(task)
 
     async def rest(self, session: NatsSession) -> None:
-        waits_for, session.waits_for = session.waits_for, []
-        await self._wait_for(waits_for, session)
+        hold, session.hold = session.hold, None
+        if hold is not None:
+            await self._wait(hold, session)
+
+    def holds(self, *, others: bool) -> bool:
+        """Whether a publisher at another door is to wait for clients here that it has just filled:
+        then `hold` is awaited. `others` says whether it has sent something to anybody there."""
+        pace = self.front.pace
+        self._hold = pace.hold(others=others) if pace.has_behind else None
+        return self._hold is not None
 
     async def hold(self, publisher: Publisher) -> None:
-        """The same for a publisher at another door, whose messages have just come."""
-        await self._wait_for(self.front.pace.take_behind(), publisher)
+        """Wait for them."""
+        if self._hold is not None:
+            await self._wait(self._hold, publisher)
 
-    @property
-    def holds(self) -> bool:
-        """Whether `hold` may have to wait."""
-        return self.front.pace.has_behind
-
-    async def _wait_for(self, waits_for: list[NatsSession], publisher: Publisher) -> None:
+    async def _wait(self, hold: Hold, publisher: Publisher) -> None:
         """Wait until those whom a publisher has filled have caught up, or long enough."""
         pace = self.front.pace
-        before = [other.outbox.sent_bytes for other in waits_for]
         with trio.move_on_after(STALL_SECONDS_MAX):
-            while any(pace.is_worth_waiting_for(other) for other in waits_for):
+            while pace.is_worth_it(hold):
                 await self._settled.park()
             return
         pace.now = trio.current_time()
-        for other, sent in zip(waits_for, before, strict=True):
-            pace.waited_in_vain(publisher, other, sent)
+        pace.waited_in_vain(hold, publisher)
