@@ -58,7 +58,7 @@ class Engine:
         self.accepted = 0
         self.doors: list[Callable[[], bool]] = []
         """Called when something has changed: each sends what became ready at another door, and
-        says whether that was anything."""
+        says whether that may have changed the broker."""
         self.guest_finders: list[Callable[[int], Connection[Any] | None]] = []
         """Called with the id of a session that has no connection here: each says which one at
         another door has it."""
@@ -227,7 +227,10 @@ class Engine:
                 for session_id in ready:
                     if connection := self._connection(session_id):
                         connection.flush()
-            busy = sum(settle() for settle in self.doors) > 0
+            busy = False
+            for settle in self.doors:
+                if settle():
+                    busy = True
         for session, error in broker.take_cut():
             self._cut(session, error)
         self._set_alarm()

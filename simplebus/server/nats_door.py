@@ -165,14 +165,17 @@ class NatsDoor:
         self.engine.settle()
 
     def settle_own(self) -> bool:
-        """Send what became ready. Returns whether there was any."""
+        """Send what became ready. Returns whether any was a guest's: then the broker has changed,
+        perhaps."""
         if self._settled:
             self._settled.unpark_all()
         front, connections = self.front, self.connections
-        ready = front.take_ready()
-        for session in ready:
+        changed = False
+        for session in front.take_ready():
             if session.client_id in connections:
                 connections[session.client_id].flush()
+            if session.deliveries is not None:
+                changed = True
         for session, error in front.take_cut():
             if session.client_id in connections:
                 connections[session.client_id].cut(error)
@@ -180,7 +183,7 @@ class NatsDoor:
         if front.routes.has_abandoned and not self._is_tidying:
             self._is_tidying = True
             self.start_soon(self._tidy)
-        return bool(ready)
+        return changed
 
     def _connection_of_guest(self, session_id: int) -> Connection[NatsSession] | None:
         """Whose a guest of the broker is."""
