@@ -7,6 +7,7 @@ would not understand.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 from collections.abc import Container
@@ -85,11 +86,11 @@ class TlsConnection(Connection[NatsSession]):
 
     async def _starts_tls(self) -> bool:
         """Whether a client that may use TLS does."""
-        with trio.move_on_after(self._seconds):
+        with trio.move_on_after(self._seconds), contextlib.suppress(OSError):
             await trio.lowlevel.wait_readable(self.socket)
             first = self.socket.recv(1, socket.MSG_PEEK)
             return bool(first) and first[0] == _HANDSHAKE
-        return False
+        return False  # If it is gone, whoever reads on will notice.
 
     async def _shake_hands(self, tls: TlsSocket) -> None:
         # What is still to be sent of INFO goes first.

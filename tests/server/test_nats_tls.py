@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -183,14 +184,21 @@ async def test_who_makes_no_handshake_is_closed_without_a_word(
         assert not server.nats_door.connections
 
 
-async def test_one_that_hangs_up_in_the_handshake_leaves_nothing_behind(own: Pair) -> None:
-    async with tls_server(own) as server:
+@pytest.mark.parametrize("optional", [False, True])
+@pytest.mark.parametrize("rude", [False, True])
+async def test_one_that_hangs_up_in_the_handshake_leaves_nothing_behind(
+    own: Pair, optional: bool, rude: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with tls_server(own, optional=optional) as server:
         peer = await nats(server)
         await peer.info()
+        if rude:
+            peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes([1, *bytes(7)]))
         await peer.stream.aclose()
         door = server.nats_door
         assert door is not None
         await until(lambda: not door.connections)
+    assert "internal error" not in caplog.text
 
 
 async def test_clients_can_be_asked_for_a_certificate(authority: Authority, own: Pair) -> None:
