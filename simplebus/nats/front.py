@@ -17,7 +17,7 @@ import numpy as np
 
 from simplebus.core.broker import Broker
 from simplebus.core.errors import Reason
-from simplebus.core.limits import HEADROOM_BYTES
+from simplebus.core.limits import HEADROOM_BYTES, Limits
 from simplebus.core.receive import ReceiveBuffer
 from simplebus.nats import connect, subjects, writing
 from simplebus.nats.acked import AckedSubscription
@@ -89,7 +89,8 @@ class Front:
         """Clients cut off because they took too little."""
         self._in_messages = self._in_bytes = self._out_messages = 0
         """Of clients that are gone."""
-        self.pace = Pace(self.settings.limits)
+        bus = broker.settings.limits if broker else Limits()
+        self.pace = Pace(self.settings.limits, total=bus.total_pending_bytes)
         self._next_client_id = 1
         self._ready: dict[NatsSession, None] = {}
         self._made = 0
@@ -233,7 +234,8 @@ class Front:
     def tick(self) -> None:
         """One beat: who is overdue, and what is to be forgotten?"""
         self.routes.tidy()
-        for late, error in self.pace.overdue(self.sessions.values(), self.now):
+        sessions = self.sessions.values()
+        for late, error in self.pace.overdue(sessions, self.now) + self.pace.too_heavy(sessions):
             self._give_up(late, error)
         due = self._due
         while due and due[0][0] <= self.now:

@@ -7,6 +7,7 @@ Rule 2: what was put in is never changed again by whoever did.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import Protocol
 
 from simplebus.nats.limits import OUTPUT_PIECE_BYTES
@@ -60,6 +61,12 @@ class Outbox:
         if self._tail:
             self._pieces.append(memoryview(self._tail))
             self._tail = bytearray()
+
+    def buffers(self) -> Iterator[tuple[int, int]]:
+        """What is kept, as (identity, bytes): some of it may wait for others, too."""
+        for piece in self._pieces:
+            yield id(piece.obj), memoryview(piece.obj).nbytes
+        yield id(self._tail), len(self._tail)
 
     def peek(self, tick: int) -> memoryview:
         """The next bytes to send; empty when there are none."""

@@ -8,7 +8,8 @@ Rule 2: for one that is about to be given up, every publisher waits a moment, as
 server: that is its last chance, and is soon over.
 Rule 3: a client is given up when more waits for it than may, or when it takes nothing for too long.
 It is told nothing: it would not read it.
-Rule 4: what nobody waits for costs nothing: only who is above the mark is looked at.
+Rule 4: where too much is kept for all together, those go for whom the most is.
+Rule 5: what nobody waits for costs nothing: only who is above the mark is looked at.
 """
 
 from __future__ import annotations
@@ -51,8 +52,10 @@ class Hold:
 class Pace:
     """Of one front."""
 
-    def __init__(self, limits: NatsLimits) -> None:
+    def __init__(self, limits: NatsLimits, *, total: int) -> None:
+        """`total` is what may be kept for all clients together, in bytes."""
         self._limits = limits
+        self._total = total
         self.mark = min(BACKLOG_BYTES, limits.max_pending // 4)
         """With more than this waiting for it a client is behind."""
         self._brink = limits.max_pending * 3 // 4
@@ -115,6 +118,29 @@ class Pace:
                 session.vain_at, session.vain_since = before, self.now
         if not hold.others and not all(self._is_stuck(session) for session in hold.sessions):
             publisher.slow_down()  # Otherwise the sooner they are given up, the better for all.
+
+    def too_heavy(self, sessions: Iterable[NatsSession]) -> list[tuple[NatsSession, NatsError]]:
+        """One beat: who is to be given up because all together keep too much waiting."""
+        weights = {session: session.weight for session in sessions if not session.is_cut}
+        if sum(weights.values()) <= self._total:
+            return []
+        # What waits for several is kept once.
+        kept = {name: size for session in weights for name, size in session.outbox.buffers()}
+        excess = sum(kept.values()) - self._total
+        excess += sum(session.parser.tail_bytes for session in weights)
+        found = []
+        for session, weight in sorted(weights.items(), key=lambda item: -item[1]):
+            if excess <= 0:
+                break
+            error = NatsError(
+                Reason.PENDING_LIMIT,
+                f"{weight} bytes are kept for it; for all together {self._total} may, and it has "
+                f"the most{_shown(session)}",
+                closed="Slow Consumer (Pending Bytes)",
+            )
+            found.append((session, error))
+            excess -= weight
+        return found
 
     def overdue(
         self, sessions: Iterable[NatsSession], now: float

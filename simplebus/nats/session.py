@@ -122,6 +122,11 @@ class NatsSession:
         return self.outbox.pending_bytes + self._gathered_bytes
 
     @property
+    def weight(self) -> int:
+        """Bytes kept for it: what waits to be taken, and what it has begun to say."""
+        return self.outbox.pending_bytes + self.parser.tail_bytes
+
+    @property
     def is_gathering(self) -> bool:
         """Whether something of the batch that is looked at is still to be written."""
         return bool(self._gathered)

@@ -179,7 +179,7 @@ class NatsDoor:
         for session, error in front.take_cut():
             if session.client_id in connections:
                 connections[session.client_id].cut(error)
-            self._freed |= error.reason is Reason.SLOW_CONSUMER
+            self._freed |= error.reason in (Reason.SLOW_CONSUMER, Reason.PENDING_LIMIT)
         if front.routes.has_abandoned and not self._is_tidying:
             self._is_tidying = True
             self.start_soon(self._tidy)

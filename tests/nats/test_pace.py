@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from inside import buffer
 
+from simplebus.core.broker import Broker, Settings
 from simplebus.core.errors import Reason
+from simplebus.core.limits import Limits
 from simplebus.nats.front import Front
 from simplebus.nats.limits import READ_BYTES_MIN, NatsLimits
 from simplebus.nats.session import NatsSession
@@ -190,3 +192,33 @@ def test_one_that_takes_nothing_for_too_long_is_given_up() -> None:
     assert "it took none of the" in error.sentence
     house.tick()
     assert not house.take_cut()
+
+
+def test_where_too_much_is_kept_for_all_together_the_heaviest_goes() -> None:
+    limits = Limits(pending_bytes=3 << 20, total_pending_bytes=3 << 20)
+    house = Front(NatsSettings(NatsLimits(max_pending=8 << 20)), broker=Broker(Settings(limits)))
+    publisher = client(house)
+    crowd = [client(house, b"SUB a %d\r\nSUB b.%d 7\r\n" % (n % 2, n)) for n in range(10)]
+    say(house, publisher, publish(1000))
+    house.tick()  # All wait for the same two megabytes.
+    assert not house.take_cut()
+    say(house, publisher, (b"PUB b.3 1000\r\n%b\r\n" % bytes(1000)) * 1500)
+    house.tick()
+    ((session, error),) = house.take_cut()
+    assert session is crowd[3]
+    assert error.reason is Reason.PENDING_LIMIT
+    assert "for all together 3145728 may, and it has the most; it has subscribed to a, b.3" in str(
+        error
+    )
+    house.tick()
+    assert not house.take_cut()
+
+
+def test_what_was_begun_and_never_ends_counts_as_what_waits() -> None:
+    limits = Limits(pending_bytes=3 << 20, total_pending_bytes=3 << 20)
+    house = Front(broker=Broker(Settings(limits)))
+    liars = [client(house) for _ in range(5)]
+    for liar in liars:
+        say(house, liar, b"PUB a 1000000\r\n" + bytes(900_000))
+    house.tick()
+    assert len(house.take_cut()) == 2
