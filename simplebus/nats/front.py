@@ -93,6 +93,8 @@ class Front:
         self.pace = Pace(self.settings.limits, total=bus.total_pending_bytes)
         self._next_client_id = 1
         self._ready: dict[NatsSession, None] = {}
+        self._gathering: list[NatsSession] = []
+        """For whom something is gathered of the batch that is looked at."""
         self._made = 0
         """Bytes that were written of the read that is looked at."""
         self._cut: list[tuple[NatsSession, NatsError]] = []
@@ -137,6 +139,7 @@ class Front:
             peer=peer,
             pending_mark=self.pace.mark,
             ready=self._make_ready,
+            gathers=self._gathering.append,
             end=self._end,
             overflow=self._fell_behind,
         )
@@ -453,7 +456,7 @@ class Front:
         if isinstance(messages, Pub):
             for sink in self.routes.of(messages.subject):
                 sink.one(messages, None)
-        elif any(session.is_gathering for session in self._ready):  # Behind another batch.
+        elif self._gathering:  # Behind another batch.
             for message in singles(messages, names):
                 self.deliver(message)
         else:
@@ -468,8 +471,9 @@ class Front:
     def _write(self, messages: Run | Mix) -> None:
         """Have those sessions write for which something was gathered."""
         written: Written = {}
-        for session in self._ready:
+        for session in self._gathering:
             self._made += session.write(messages, written)
+        self._gathering.clear()
 
     def _say_nobody(self, session: NatsSession, message: Pub) -> None:
         """Tell a requester that nobody is there to answer, where it waits for the answer. It does

@@ -45,6 +45,7 @@ class NatsSession:
         peer: str,
         pending_mark: int,
         ready: Callable[[NatsSession], None],
+        gathers: Callable[[NatsSession], None],
         end: Callable[[Subscription], None],
         overflow: Callable[[NatsSession], None],
     ) -> None:
@@ -107,6 +108,8 @@ class NatsSession:
         self._overflow = overflow
         """Called when more waits for it than the mark."""
         self._pending_mark = pending_mark
+        self._gathers = gathers
+        """Called when something is gathered for it, where nothing was."""
         self._gathered_bytes = 0
         self._gathered: Gathered = []
         self._read_bytes = READ_BYTES_FIRST
@@ -125,11 +128,6 @@ class NatsSession:
     def weight(self) -> int:
         """Bytes kept for it: what waits to be taken, and what it has begun to say."""
         return self.outbox.pending_bytes + self.parser.tail_bytes
-
-    @property
-    def is_gathering(self) -> bool:
-        """Whether something of the batch that is looked at is still to be written."""
-        return bool(self._gathered)
 
     @property
     def read_bytes(self) -> int:
@@ -178,6 +176,8 @@ class NatsSession:
     def gather(self, sid: bytes, rows: Positions | None, size: int) -> None:
         """These messages of the batch that is looked at are for it, under this sid: about so many
         bytes."""
+        if not self._gathered:
+            self._gathers(self)
         self._gathered_bytes += size
         self._gathered.append((sid, rows))
         self._ready(self)
