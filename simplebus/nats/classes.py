@@ -118,6 +118,11 @@ class Classes:
         deliveries = session.deliveries
         return deliveries is not None and self.broker.holds_back(deliveries.guest)
 
+    def keeps_little(self, session: NatsSession) -> bool:
+        """Whether what waits of this client's messages is far from what may."""
+        deliveries, most = session.deliveries, self.broker.settings.limits.pending_bytes
+        return deliveries is None or 4 * deliveries.guest.parked_bytes <= most
+
     # Publishing ----------------------------------------------------------------------------------
 
     def _publish(self, session: NatsSession, class_id: int, parcel: Parcel) -> bool:

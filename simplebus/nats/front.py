@@ -43,6 +43,7 @@ from simplebus.nats.limits import (
     DROPPED_AT_ONCE,
     EVENT_BYTES,
     FIRST_PING_SECONDS,
+    HELD_SECONDS,
     SUBSCRIPTION_BYTES,
     TAKER_BYTES,
 )
@@ -261,6 +262,8 @@ class Front:
                 ),
             )
             return now
+        if session.must_wait:  # What it may have said is not read.
+            return now + limits.ping_seconds
         quiet_until = session.heard_at + limits.ping_seconds
         if session.is_probed or not session.is_greeted:
             if now < quiet_until:
@@ -280,6 +283,15 @@ class Front:
         session.pings += 1
         session.send(_PING)
         return now + limits.ping_seconds
+
+    def reads_on(self, session: NatsSession) -> bool:
+        """Whether a client whose messages wait for room is to be read from all the same: because
+        its acknowledgements may make that room; or, now and then and as long as little waits, for
+        what else it says."""
+        if self.classes is None or self.classes.holds_back(session):
+            return True
+        is_due = self.now - session.heard_at >= HELD_SECONDS
+        return is_due and self.classes.keeps_little(session)
 
     def say_lame_duck(self) -> None:
         """Tell those clients that understand it that this server will close."""

@@ -38,6 +38,8 @@ VERDICTS_MAX = 4096
 # Messages that one client may answer at once who may answer nothing else: of more, the oldest are
 # forgotten.
 REPLIES_MAX = 65_536
+# How often a client is read from whose messages wait for room in a class.
+HELD_SECONDS = 0.5
 # The first PING comes early: whoever never answers is known soon.
 FIRST_PING_SECONDS = 2.0
 # Pieces of output are joined up to this long: many small ones cost what they weigh.

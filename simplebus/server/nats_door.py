@@ -206,7 +206,8 @@ class NatsDoor:
         return session.hold is not None
 
     def holds_back(self, session: NatsSession) -> bool:
-        return self.front.classes is not None and self.front.classes.holds_back(session)
+        self.front.now = trio.current_time()
+        return self.front.reads_on(session)
 
     def fail(self, session: NatsSession, error: RemoteProtocolError) -> None:
         if isinstance(error, NatsError):

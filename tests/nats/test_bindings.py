@@ -12,7 +12,7 @@ from simplebus.core.broker import FullPolicy, Settings
 from simplebus.core.envelope import Envelope, decode
 from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
-from simplebus.nats.limits import ACK_BYTES, PACKED_ALONE_BYTES, PACKED_BYTES
+from simplebus.nats.limits import ACK_BYTES, HELD_SECONDS, PACKED_ALONE_BYTES, PACKED_BYTES
 
 
 def bound(*pairs: tuple[str, int], settings: Settings | None = None, **limits: float) -> Doors:
@@ -233,6 +233,26 @@ def test_where_a_class_is_full_its_publisher_waits_and_what_else_it_says_is_hear
     assert heard == [b"0", b"1", b"2", b"3", b"4"]
     assert doors.broker.take_unblocked() == [publisher.session.deliveries.guest]  # type: ignore[union-attr]
     assert not publisher.session.must_wait
+
+
+def test_a_publisher_that_waits_is_not_taken_for_gone_and_heard_now_and_then() -> None:
+    doors = bound(class_messages=2, frame_bytes=4096, pending_bytes=3 << 20)
+    front = doors.front
+    publisher = doors.client(pubs(*[("orders.a", b"x")] * 5))
+    assert publisher.session.must_wait
+    for _ in range(10):
+        assert not front.reads_on(publisher.session)
+        front.now += HELD_SECONDS
+        assert front.reads_on(publisher.session)
+        publisher.say(b"PING\r\n")
+        assert publisher.lines() == [b"PONG"]
+    while publisher.session.deliveries.guest.parked_bytes < 1 << 20:  # type: ignore[union-attr]
+        publisher.say(pubs(*[("orders.a", bytes(4000))] * 100))
+    front.now += 1000 * front.settings.limits.ping_seconds
+    front.tick()
+    assert not front.reads_on(publisher.session)
+    assert front.take_cut() == []
+    assert not publisher.session.is_cut
 
 
 def test_one_connection_that_publishes_and_acknowledges_is_never_stuck() -> None:
