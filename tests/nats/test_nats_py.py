@@ -249,15 +249,21 @@ async def test_draining_a_connection_publishes_what_its_handlers_still_say(
 
         client = await nats.connect(shared_door.url, closed_cb=note)
 
+        may_go_on = asyncio.Event()
+
         async def call(message: Msg) -> None:
+            await may_go_on.wait()
             await client.publish("draining.results", message.data)
 
-        await client.subscribe("draining.work", cb=call)
+        work = await client.subscribe("draining.work", cb=call)
         await settle(client)
         for number in range(50):
             await other.publish("draining.work", b"%d" % number)
-        await other.flush()
-        await client.drain()
+        # What has not come yet when it begins to drain, the client forgets.
+        await until(lambda: work.delivered == 50)
+        draining = asyncio.create_task(client.drain())
+        may_go_on.set()
+        await draining
         await asyncio.wait_for(closed.wait(), 10)
         assert await take(results, 50) == [b"%d" % number for number in range(50)]
         assert client.is_closed
