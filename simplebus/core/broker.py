@@ -549,11 +549,9 @@ class Broker:
         return 0
 
     def may_rest(self, session: Session) -> bool:
-        """Whether reading this session's acks a little later delays nobody. Asked after each read.
-
+        """Whether reading this session's acks a little later delays nobody: asked after each read.
         So it is for a peer that acknowledges few messages at a time, has not published lately, and
-        holds back no full class.
-        """
+        holds back no full class."""
         acknowledged, session.acknowledged = session.acknowledged, 0
         return (
             0 < acknowledged <= ACK_REST_MESSAGES_MAX

@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from nats.aio.client import Client
 from programs import PATIENCE_SECONDS, Program, program
 
 HOST = "127.0.0.1"
@@ -102,6 +103,13 @@ def on_asyncio(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
         asyncio.run(asyncio.wait_for(test(*args, **named), TEST_SECONDS))
 
     return run
+
+
+async def settle(client: Client) -> None:
+    """Everything that a client of nats-py has said is obeyed. Its first PING may go before what
+    waits to be written."""
+    await client.flush()
+    await client.flush()
 
 
 async def until(condition: Callable[[], bool]) -> None:

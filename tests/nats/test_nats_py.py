@@ -22,7 +22,7 @@ from nats.errors import (
 )
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import ServiceUnavailableError
-from nats_running import Door, on_asyncio, until
+from nats_running import Door, on_asyncio, settle, until
 
 pytestmark = pytest.mark.xdist_group("nats clients")
 
@@ -41,12 +41,6 @@ async def connected(door: Door, **options: Any) -> AsyncIterator[Client]:
     finally:
         await client.close()
     assert errors == []
-
-
-async def settle(client: Client) -> None:
-    """Everything that was said is obeyed. The first PING may go before what waits to be written."""
-    await client.flush()
-    await client.flush()
 
 
 async def take(subscription: Any, count: int) -> list[bytes]:
@@ -134,7 +128,6 @@ async def test_20000_messages_of_many_subjects_and_sizes_come_in_order(shared_do
         sent = [(f"many.{n % 97}.of", b"%d " % n * (n % 30)) for n in range(count)]
         for subject, payload in sent:
             await publisher.publish(subject, payload)
-        await publisher.flush()
         await asyncio.wait_for(done.wait(), 20)
         assert found == sent
 

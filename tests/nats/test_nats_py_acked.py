@@ -15,7 +15,7 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
-from nats_running import IS_REFERENCE, Door, on_asyncio
+from nats_running import IS_REFERENCE, Door, on_asyncio, settle
 
 pytestmark = [
     pytest.mark.xdist_group("nats clients"),
@@ -36,8 +36,7 @@ async def fill(client: Client, name: str, count: int) -> None:
     """Publish so many messages that are kept, and wait until they are."""
     for number in range(count):
         await client.publish(f"kept.{name}.n", b"%d" % number, headers={"Number": str(number)})
-    await client.flush()
-    await client.flush()
+    await settle(client)
 
 
 async def next_of(subscription: Subscription) -> Msg:
@@ -117,6 +116,7 @@ async def test_a_durable_goes_on_where_it_was_and_keeps_what_comes_meanwhile(
         await (await next_of(sub)).ack_sync(timeout=10)
         await sub.unsubscribe()
         await client.publish("kept.left.n", b"meanwhile")
+        await settle(client)
         async with connected(shared_door) as other:
             again = await other.subscribe("$SB.SUB.left.keeper")
             got = [(await next_of(again)).data for _ in range(3)]

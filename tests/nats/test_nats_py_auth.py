@@ -19,7 +19,7 @@ from certificates import Authority
 from nats.aio.client import Client
 from nats.errors import Error
 from nats_programs import javascript, outcomes
-from nats_running import Door, Raw, door, on_asyncio, until
+from nats_running import Door, Raw, door, on_asyncio, settle, until
 
 pytestmark = pytest.mark.xdist_group("nats clients")
 
@@ -215,8 +215,7 @@ async def test_what_one_may_not_is_told_and_not_done_and_the_rest_goes_on(users:
     client, told = await connected(users, user="narrow", password="right")
     other, _ = await connected(users, user="all", password="right")
     everything = await other.subscribe(">")
-    await other.flush()
-    await other.flush()
+    await settle(other)
     mine = await client.subscribe("narrow.*")
     await client.subscribe("wide.*")
     await client.subscribe("shared", queue="shifts")
@@ -267,8 +266,7 @@ async def test_one_who_does_not_read_is_cut_off_and_nobody_else_notices(users: D
             came.append(message.data[:4])
 
         await subscriber.subscribe("flood", cb=call, pending_bytes_limit=-1)
-        await subscriber.flush()
-        await subscriber.flush()
+        await settle(subscriber)
         for number in range(count):
             await publisher.publish("flood", b"%04d" % number + bytes(PAYLOAD_MAX - 4))
             # Who reads is never behind by half of what may wait for it.

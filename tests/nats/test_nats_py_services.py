@@ -10,7 +10,7 @@ import nats
 import pytest
 from nats.aio.msg import Msg
 from nats.micro import Request, add_service
-from nats_running import Door, on_asyncio
+from nats_running import Door, on_asyncio, settle
 
 pytestmark = pytest.mark.xdist_group("nats clients")
 
@@ -46,8 +46,7 @@ async def test_services_are_found_asked_and_counted(shared_door: Door) -> None:
         for service in services:
             group = service.add_group(name="math")
             await group.add_endpoint(name="double", handler=answer)
-        for _ in range(2):  # The first PING may go before what waits to be written.
-            await server.flush()
+        await settle(server)
 
         replies = await asyncio.gather(
             *(client.request("math.double", b"%d" % n, timeout=10) for n in range(40))
