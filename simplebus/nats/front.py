@@ -204,9 +204,9 @@ class Front:
         self._in_messages += session.in_messages
         self._in_bytes += session.in_bytes
         self._out_messages += session.out_messages
-        self._drop_all(session)
         if self.classes is not None:
-            self.classes.leave(session)
+            self.classes.leave(session)  # What it held of classes is given back in one go.
+        self._drop_all(session)
         self._ready.pop(session, None)
 
     def take_ready(self) -> list[NatsSession]:

@@ -393,6 +393,15 @@ def test_who_goes_leaves_nothing_behind() -> None:
     assert {s.peer for s in doors.broker.sessions.values()} == {"session 0"}
 
 
+def test_two_members_that_go_together_hand_nothing_to_each_other() -> None:
+    doors = holding(*numbered(6))
+    client = doors.client(b"SUB $SB.SUB.1.d g 1\r\nSUB $SB.SUB.1.d g 2\r\n")
+    assert len(client.messages()) == 6
+    client.leave()
+    other = doors.client(b"SUB $SB.SUB.1.d g 1\r\n")
+    assert deliveries(other.messages()) == [(payload, 2) for payload in numbered(6)]
+
+
 def test_what_the_last_one_left_is_for_the_next() -> None:
     doors = holding(*numbered(5))
     client = doors.client(b"SUB $SB.SUB.1 1\r\n")
