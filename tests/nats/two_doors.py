@@ -10,6 +10,8 @@ import re
 from typing import NamedTuple
 
 from core.talk import Bus
+from core.talk import connect as connect1
+from core.talk import publish as publish1
 
 from simplebus.core.broker import Settings
 from simplebus.core.envelope import Envelope, decode
@@ -150,3 +152,23 @@ def stored(doors: Doors, class_id: int) -> list[tuple[Envelope, bytes]]:
         content = frame[9:-4]
         found.append(decode(content) if frame[:1] == b"5" else (Envelope(), content))
     return found
+
+
+def holding(*payloads: bytes, **settings: object) -> Doors:
+    """Class 1 holds these."""
+    doors = Doors(Settings(**settings))  # type: ignore[arg-type]
+    doors.peer(connect1(1), publish1(1, *payloads) if payloads else b"")
+    return doors
+
+
+def fields(message: Msg) -> list[str]:
+    """What its reply says: class, consumer, delivery, sequence, count, time, pending."""
+    tokens = message.reply.split(".")
+    assert tokens[:2] == ["$JS", "ACK"]
+    assert len(tokens) == 9
+    return tokens[2:]
+
+
+def deliveries(messages: list[Msg]) -> list[tuple[bytes, int]]:
+    """Payloads, and the how manieth delivery each is."""
+    return [(message.payload, int(fields(message)[2])) for message in messages]
