@@ -48,7 +48,7 @@ from simplebus.core.limits import (
 from simplebus.core.outbox import Outbox
 from simplebus.core.receive import ReceiveBuffer
 from simplebus.core.requests import ErrorReply
-from simplebus.core.session import Session
+from simplebus.core.session import Session, too_heavy
 from simplebus.core.settings import FullPolicy, Settings
 from simplebus.core.statistics import BrokerStatistics
 from simplebus.core.store import Store
@@ -511,24 +511,8 @@ class Broker:
                 overdue.append((session, error))
             elif session.heartbeat_seconds and not session.outbox.idle:
                 self._make_ready(session.outbox)
-        return overdue + self._too_heavy()
-
-    def _too_heavy(self) -> list[tuple[Session, RemoteProtocolError]]:
-        """The sessions to be cut off because all together keep too much waiting."""
         most = self.settings.limits.total_pending_bytes
-        excess = sum(session.pending_bytes for session in self.sessions.values()) - most
-        heavy = []
-        if excess > 0:
-            for session in sorted(self.sessions.values(), key=lambda s: -s.pending_bytes):
-                sentence = (
-                    f"{session.pending_bytes} bytes wait for this connection; for all together "
-                    f"{most} are allowed, and it has the most"
-                )
-                heavy.append((session, RemoteProtocolError(Reason.PENDING_LIMIT, sentence)))
-                excess -= session.pending_bytes
-                if excess <= 0:
-                    break
-        return heavy
+        return overdue + too_heavy(self.sessions.values(), most)
 
     @property
     def due(self) -> float:
