@@ -188,7 +188,7 @@ class Connection(Generic[S]):
 
     def _close(self) -> None:
         trio.lowlevel.notify_closing(self.socket)
-        self.socket.close()
+        self.wire.close()
 
     def room(self) -> None:
         """The messages that waited for room are stored."""

@@ -204,6 +204,8 @@ class TlsSocket:
         self.socket.shutdown(how)
 
     def close(self) -> None:
+        """Say that nothing more comes, if there is still somebody to hear it, and close."""
+        self._last_words()
         self.socket.close()
 
     def _receive(self) -> bool:

@@ -85,6 +85,20 @@ async def test_tls_begins_behind_info(authority: Authority, own: Pair) -> None:
         await converse(peer)
 
 
+async def test_the_end_is_said(authority: Authority, own: Pair) -> None:
+    async with tls_server(own) as server:
+        peer = await nats(server)
+        await peer.info()
+        peer.stream = trio.SSLStream(
+            peer.socket, trusting(authority), server_hostname="localhost", https_compatible=False
+        )
+        await peer.greet()
+        assert server.nats_door is not None
+        (connection,) = server.nats_door.connections.values()
+        connection.cut()
+        assert await peer.stream.receive_some() == b""  # Otherwise: somebody may have cut the line.
+
+
 async def test_more_than_a_record_and_more_than_a_socket_takes_go_both_ways(
     authority: Authority, own: Pair
 ) -> None:
