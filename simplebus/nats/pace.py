@@ -121,9 +121,9 @@ class Pace:
 
     def too_heavy(self, sessions: Iterable[NatsSession]) -> list[tuple[NatsSession, NatsError]]:
         """One beat: who is to be given up because all together keep too much waiting."""
-        weights = {session: session.weight for session in sessions if not session.is_cut}
-        if sum(weights.values()) <= self._total:
+        if sum([session.weight for session in sessions]) <= self._total:
             return []
+        weights = {session: session.weight for session in sessions if not session.is_cut}
         # What waits for several is kept once.
         kept = {name: size for session in weights for name, size in session.outbox.buffers()}
         excess = sum(kept.values()) - self._total

@@ -29,7 +29,7 @@ log = logging.getLogger("simplebus.server")
 
 _BEAT_SECONDS = 0.5
 # And so often within the shortest time that is measured by it.
-_BEATS_MIN = 8
+_BEATS_MIN = 4
 _SHOWN_NAME_CHARACTERS = 80
 # How long a drain reads on from who goes on publishing, and how often it looks.
 _FINISH_SECONDS_MAX = 0.5
