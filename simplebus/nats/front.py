@@ -44,6 +44,7 @@ from simplebus.nats.limits import (
     EVENT_BYTES,
     FIRST_PING_SECONDS,
     HELD_SECONDS,
+    KEPT_BYTES_MIN,
     SUBSCRIPTION_BYTES,
     TAKER_BYTES,
 )
@@ -145,7 +146,7 @@ class Front:
             overflow=self._fell_behind,
         )
         session.is_connected = not gate.auth.required
-        session.heard_at = session.taking_since = self.now
+        session.heard_at = self.now
         self.sessions[client_id] = session
         session.send(info.line())
         first = settings.limits.auth_seconds if self._asks else self._first_ping_seconds
@@ -170,6 +171,8 @@ class Front:
             if session.is_cut:
                 break
         session.took(count, made=self._made, events=events)
+        if session.parser.tail_bytes > KEPT_BYTES_MIN:
+            self.pace.keep(session)
         if self.pace.has_behind:
             session.hold = self.pace.hold(others=self._feeds_others(session))
 
@@ -212,6 +215,7 @@ class Front:
     def take_ready(self) -> list[NatsSession]:
         """Sessions whose outbox has something new. Each is named once until taken."""
         ready = list(self._ready)
+        self.pace.keep_all(self._ready)
         self._ready.clear()
         return ready
 
@@ -238,8 +242,8 @@ class Front:
     def tick(self) -> None:
         """One beat: who is overdue, and what is to be forgotten?"""
         self.routes.tidy()
-        sessions = self.sessions.values()
-        for late, error in self.pace.overdue(sessions, self.now) + self.pace.too_heavy(sessions):
+        self.pace.now = self.now
+        for late, error in self.pace.overdue():
             self._give_up(late, error)
         due = self._due
         while due and due[0][0] <= self.now:

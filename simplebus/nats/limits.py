@@ -78,6 +78,8 @@ assert RUN_MESSAGES_MIN <= MIX_MESSAGES_LEAST <= PLAIN_MESSAGES <= MIX_MESSAGES_
 # up or after this long.
 BACKLOG_BYTES = 8 * 1024 * 1024
 STALL_SECONDS_MAX = 0.01
+# A begun message that is longer counts as kept for its client.
+KEPT_BYTES_MIN = 4 * 1024
 # It is not waited for any more when it has taken nothing for so long.
 STUCK_SECONDS = 0.2
 

@@ -22,7 +22,7 @@ from simplebus.nats.errors import NatsError
 from simplebus.nats.limits import BACKLOG_BYTES, STUCK_SECONDS, NatsLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterator, Mapping
 
     from simplebus.nats.session import NatsSession
 
@@ -62,6 +62,8 @@ class Pace:
         """With more than this it is about to be given up."""
         self.now = 0.0
         """The front sets it before it asks anything."""
+        self._kept: dict[NatsSession, None] = {}
+        """For whom something was kept at the last beat, or since."""
         self._behind: dict[NatsSession, None] = {}
 
     def note(self, session: NatsSession) -> NatsError | None:
@@ -119,50 +121,61 @@ class Pace:
         if not hold.others and not all(self._is_stuck(session) for session in hold.sessions):
             publisher.slow_down()  # Otherwise the sooner they are given up, the better for all.
 
-    def too_heavy(self, sessions: Iterable[NatsSession]) -> list[tuple[NatsSession, NatsError]]:
-        """One beat: who is to be given up because all together keep too much waiting."""
-        if sum([session.weight for session in sessions]) <= self._total:
-            return []
-        weights = {session: session.weight for session in sessions if not session.is_cut}
+    def keep(self, session: NatsSession) -> None:
+        """Something is kept for it: it is looked at with each beat until there is nothing."""
+        self._kept[session] = None
+
+    def keep_all(self, sessions: Mapping[NatsSession, None]) -> None:
+        """The same for several."""
+        self._kept.update(sessions)
+
+    def overdue(self) -> list[tuple[NatsSession, NatsError]]:
+        """One beat: who is to be given up, and why."""
+        for session in [session for session in self._kept if session.closed or not session.weight]:
+            session.taken_bytes = -1
+            del self._kept[session]
+        return [*self._too_slow(), *self._too_heavy()]
+
+    def _too_slow(self) -> Iterator[tuple[NatsSession, NatsError]]:
+        """Who has taken nothing of what waits for it for too long."""
+        seconds = self._limits.write_seconds
+        for session in self._kept:
+            outbox = session.outbox
+            if outbox.sent_bytes != session.taken_bytes or not outbox.pending_bytes:
+                session.taken_bytes, session.taking_since = outbox.sent_bytes, self.now
+            elif self.now - session.taking_since > seconds and not session.is_cut:
+                yield (
+                    session,
+                    NatsError(
+                        Reason.SLOW_CONSUMER,
+                        f"it took none of the {outbox.pending_bytes} bytes that wait for it in "
+                        f"{seconds:g} s{_shown(session)}",
+                        closed="Slow Consumer (Write Deadline)",
+                    ),
+                )
+
+    def _too_heavy(self) -> Iterator[tuple[NatsSession, NatsError]]:
+        """Who is to go because all together keep too much waiting."""
+        weights = {session: session.weight for session in self._kept if not session.is_cut}
+        if sum(weights.values()) <= self._total:
+            return
         # What waits for several is kept once.
         kept = {name: size for session in weights for name, size in session.outbox.buffers()}
         excess = sum(kept.values()) - self._total
         excess += sum(session.parser.tail_bytes for session in weights)
-        found = []
         for session, weight in sorted(weights.items(), key=lambda item: -item[1]):
             if excess <= 0:
-                break
-            error = NatsError(
-                Reason.PENDING_LIMIT,
-                f"{weight} bytes are kept for it; for all together {self._total} may, and it has "
-                f"the most{_shown(session)}",
-                closed="Slow Consumer (Pending Bytes)",
-            )
-            found.append((session, error))
+                return
             excess -= weight
-        return found
-
-    def overdue(
-        self, sessions: Iterable[NatsSession], now: float
-    ) -> list[tuple[NatsSession, NatsError]]:
-        """One beat: who has taken nothing of what waits for it for too long."""
-        seconds = self._limits.write_seconds
-        found = []
-        for session in sessions:
-            outbox = session.outbox
-            if not outbox.pending_bytes:
-                session.taking_since = now
-            elif outbox.sent_bytes != session.taken_bytes:
-                session.taken_bytes, session.taking_since = outbox.sent_bytes, now
-            elif now - session.taking_since > seconds and not session.is_cut:
-                error = NatsError(
-                    Reason.SLOW_CONSUMER,
-                    f"it took none of the {outbox.pending_bytes} bytes that wait for it in "
-                    f"{seconds:g} s{_shown(session)}",
-                    closed="Slow Consumer (Write Deadline)",
-                )
-                found.append((session, error))
-        return found
+            yield (
+                session,
+                NatsError(
+                    Reason.PENDING_LIMIT,
+                    f"{weight} bytes are kept for it; for all together {self._total} may, and it "
+                    f"has the most{_shown(session)}",
+                    closed="Slow Consumer (Pending Bytes)",
+                ),
+            )
 
 
 def _shown(session: NatsSession) -> str:

@@ -83,10 +83,11 @@ class NatsSession:
         """By sid."""
         self.hold: Hold | None = None
         """Clients that it has filled with its last words, and that are to catch up."""
-        self.taken_bytes = 0
-        """What it had taken at the last beat."""
+        self.taken_bytes = -1
+        """What it had taken at the last beat; -1 if nothing waited for it then."""
         self.taking_since = 0.0
-        """When it took something, or had nothing to take, the last time: as of the last beat."""
+        """When it took something, or had nothing to take, the last time: as of the last beat.
+        Means nothing while nothing waits for it."""
         self.vain_at = -1
         """What it had taken when somebody waited for it in vain; -1 for never."""
         self.vain_since = 0.0
