@@ -51,7 +51,7 @@ from simplebus.nats.limits import (
 from simplebus.nats.pace import Pace
 from simplebus.nats.parser import Parser
 from simplebus.nats.permissions import Replies
-from simplebus.nats.routes import Routes
+from simplebus.nats.routes import Routes, Sinks
 from simplebus.nats.session import NatsSession, Written
 from simplebus.nats.settings import NatsSettings
 from simplebus.nats.statistics import FrontStatistics
@@ -406,13 +406,22 @@ class Front:
             session.options.verbose
             or session.options.pedantic
             or (session.grants and not session.grants.publishing.of(event.subjects).all())
+            or self.routes.is_scattered(event.subjects)
         )
 
     def _publish_each(self, session: NatsSession, event: Run | Mix) -> None:
-        for message in singles(event, self.routes.table.names):
-            self._publish(session, message)
+        """One by one. Where each leads has been looked up for all, and holds until that changes."""
+        routes, found = self.routes, None
+        generation = routes.generation
+        if isinstance(event, Mix):
+            found = routes.each(event.subjects)
+        for at, message in enumerate(singles(event, routes.table.names)):
+            if found is not None and routes.generation != generation:
+                found = None
+            self._publish(session, message, None if found is None else found[at])
 
-    def _publish(self, session: NatsSession, message: Pub) -> None:
+    def _publish(self, session: NatsSession, message: Pub, sinks: Sinks | None = None) -> None:
+        """`sinks` are where it leads, if that is known."""
         session.in_messages += 1
         session.in_bytes += len(message.body)
         if session.options.pedantic and not subjects.is_literal(message.subject):
@@ -425,7 +434,8 @@ class Front:
             return
         self._ok(session)
         taken = False
-        sinks = self.routes.of(message.subject)
+        if sinks is None:
+            sinks = self.routes.of(message.subject)
         self._made += EVENT_BYTES + len(sinks) * (TAKER_BYTES + len(message.body))
         for sink in sinks:
             taken |= sink.one(message, session)

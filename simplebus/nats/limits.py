@@ -27,6 +27,9 @@ MIX_BYTES_MIN = 8 * 1024
 MIX_MESSAGE_BYTES_MAX = 2 * 1024
 MIX_MESSAGES_LEAST = 16
 MIX_MESSAGES_MAX = 32 * 1024
+# A stretch is dealt with message by message where more than this part of them are each for others
+# than all before.
+SCATTERED_PART = 0.8
 # Messages taken one by one, at most, after others were looked for in vain.
 PLAIN_MESSAGES = 16
 # Messages that a subscription with acknowledgements is sent and has not acknowledged, unless it

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from simplebus.nats.session import NatsSession
 
 _DRAWN = 256
+# So many messages are shared one by one: arrays for them cost more.
+_FEW_ROWS = 24
 # From so many members on it is remembered where in the list each is.
 _INDEXED_MEMBERS = 16
 
@@ -83,6 +85,8 @@ class _Sharing:
             return False
         every = all_of(messages, rows)
         left = self._share(members, messages, every, origin)
+        if not left.size:
+            return True
         nobodys = 0
         for subject, rest in _by_subject(messages, left):
             while rest.size and (takers := self._who_take(subject, origin)):
@@ -107,6 +111,8 @@ class _Sharing:
         origin: NatsSession | None,
     ) -> Positions:
         """Put the messages to these members. Returns those that none takes, in ascending order."""
+        if rows.size <= _FEW_ROWS:
+            return self._share_few(takers, messages, rows, origin)
         chosen = self._dice.many(len(takers), rows.size)
         order = chosen.argsort(kind="stable")
         parts = np.split(rows[order], np.flatnonzero(np.diff(chosen[order])) + 1)
@@ -115,6 +121,24 @@ class _Sharing:
             member.part(messages, part, origin) for member, part in zip(whose, parts, strict=True)
         ]
         return np.sort(np.concatenate(left))
+
+    def _share_few(
+        self,
+        takers: list[Subscription],
+        messages: Run | Mix,
+        rows: Positions,
+        origin: NatsSession | None,
+    ) -> Positions:
+        """The same for a few rows: arrays cost more than they save."""
+        chosen: dict[int, list[int]] = {}
+        for row in rows.tolist():
+            chosen.setdefault(self._dice.one(len(takers)), []).append(row)
+        left = [
+            rest
+            for number, part in chosen.items()
+            if (rest := takers[number].part(messages, np.array(part), origin)).size
+        ]
+        return np.sort(np.concatenate(left)) if left else rows[:0]
 
 
 class QueueGroup(_Sharing):

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from simplebus.core.sublist import Sublist
 from simplebus.nats import subjects
 from simplebus.nats.events import Mix, Positions, Run
-from simplebus.nats.limits import SUBJECTS_MAX, TIDIED_AT_ONCE
+from simplebus.nats.limits import SCATTERED_PART, SUBJECTS_MAX, TIDIED_AT_ONCE
 from simplebus.nats.queue_group import Dice, JoinedGroup, QueueGroup
 from simplebus.nats.subscription import Sink, Subscription
 from simplebus.nats.table import SubjectTable
@@ -161,6 +161,27 @@ class Routes:
     def split(self, numbers: npt.NDArray[np.int32]) -> Iterator[tuple[Sinks, Positions | None]]:
         """Where messages on the subjects with these numbers go: sinks, and the positions of the
         messages that are for them; None for all."""
+        results = self._results_of(numbers)
+        if (results == results[0]).all():
+            yield self._sinks[results[0]], None
+            return
+        order = results.argsort(kind="stable")
+        cuts = np.flatnonzero(np.diff(results[order])) + 1
+        for rows in np.split(order, cuts):
+            yield self._sinks[results[rows[0]]], rows
+
+    def each(self, numbers: npt.NDArray[np.int32]) -> list[Sinks]:
+        """Where messages on the subjects with these numbers go, one by one."""
+        return [self._sinks[result] for result in self._results_of(numbers).tolist()]
+
+    def is_scattered(self, numbers: npt.NDArray[np.int32]) -> bool:
+        """Whether subjects with these numbers lead to so many different sinks that a message is
+        better put to them by itself."""
+        results = self._results_of(numbers)
+        most = len(numbers) * SCATTERED_PART
+        return bool((results != results[0]).any()) and len(np.unique(results)) > most
+
+    def _results_of(self, numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         valid_for = (self._sublist.generation, self.table.generation)
         if valid_for != self._valid_for:
             self._valid_for = valid_for
@@ -173,13 +194,7 @@ class Routes:
             for number in np.unique(numbers[unknown]).tolist():
                 self._result_of[number] = self._result(self.of(self.table.names[number]))
             results = self._result_of[numbers]
-        if (results == results[0]).all():
-            yield self._sinks[results[0]], None
-            return
-        order = results.argsort(kind="stable")
-        cuts = np.flatnonzero(np.diff(results[order])) + 1
-        for rows in np.split(order, cuts):
-            yield self._sinks[results[rows[0]]], rows
+        return results
 
     def takers(
         self, messages: Run | Mix, names: Sequence[bytes]
