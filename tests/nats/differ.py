@@ -16,15 +16,15 @@ import contextlib
 import json
 import re
 import select
-import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from nats_running import reference_program
 
 PATIENCE_SECONDS = 10.0
 _PINGS = re.compile(rb"(?im)^ping")
@@ -115,7 +115,7 @@ def _but_sid(item: Item) -> Item:
 
 
 class Reference:
-    """A running nats-server."""
+    """A running server, spoken to through sockets: nats-server, or ours to compare with it."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -210,12 +210,21 @@ def pieces(data: bytes, size: int) -> Iterator[bytes]:
 @contextlib.contextmanager
 def reference(config: str = "") -> Iterator[Reference]:
     """A nats-server on a free port, with this configuration file."""
-    program = shutil.which("nats-server", path=str(Path(sys.executable).parent)) or "nats-server"
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "nats.conf"
         file.write_text(config)
         with subprocess.Popen(
-            [program, "-c", file, "-a", "127.0.0.1", "-p", "-1", "--ports_file_dir", folder],
+            [
+                reference_program(),
+                "-c",
+                file,
+                "-a",
+                "127.0.0.1",
+                "-p",
+                "-1",
+                "--ports_file_dir",
+                folder,
+            ],
             stderr=subprocess.DEVNULL,
         ) as process:
             try:
