@@ -78,15 +78,19 @@ class Engine:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled. Every connection is a task in here."""
         self._epoch = time.time() - trio.current_time()
-        self._read_clock()
+        self.read_clock()
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             nursery.start_soon(self._wake_due)
             task_status.started()
             await self._beat()
 
-    def _read_clock(self) -> None:
-        self.broker.clock.now = trio.current_time() + self._epoch
+    def read_clock(self) -> float:
+        """Tell the broker what time it is. Every door does, before it brings anything. Returns the
+        loop's time."""
+        now = trio.current_time()
+        self.broker.clock.now = now + self._epoch
+        return now
 
     async def _wake_due(self) -> None:
         """Send what was put off, when its time comes."""
@@ -94,7 +98,7 @@ class Engine:
             with trio.CancelScope() as self._due_scope:
                 self._set_alarm()
                 await trio.sleep_forever()
-            self._read_clock()
+            self.read_clock()
             try:
                 self.broker.wake_due()
                 self.settle()
@@ -121,7 +125,7 @@ class Engine:
                 log.exception("a beat of the ack timer failed")
 
     def tick(self) -> None:
-        self._read_clock()
+        self.read_clock()
         self._say_what_was_lost()
         for session, error in self.broker.tick():
             self._cut(session, error)
@@ -192,7 +196,7 @@ class Engine:
 
     def receive(self, session: Session, count: int) -> None:
         """`count` fresh bytes of this session are in the buffer. Raises RemoteProtocolError."""
-        self._read_clock()
+        self.read_clock()
         try:
             self.broker.receive(session, self.buffer, count)
         finally:

@@ -120,7 +120,7 @@ class NatsDoor:
 
     def receive(self, session: NatsSession, count: int) -> None:
         """`count` fresh bytes of this session are in the buffer. Raises NatsError."""
-        self.front.now = trio.current_time()
+        self.front.now = self.engine.read_clock()
         try:
             self.front.receive(session, self.buffer, count)
         finally:

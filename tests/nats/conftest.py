@@ -12,7 +12,7 @@ from nats_running import Door, door
 
 BOUND = (
     "orders.>=orders",
-    *(f"kept.{name}.>={name}" for name in ("words", "shared", "left", "end", "bad", "js")),
+    *(f"kept.{name}.>={name}" for name in ("words", "shared", "left", "end", "bad", "js", "late")),
 )
 
 
