@@ -17,6 +17,7 @@ import heapq
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from simplebus.core.acks import AckWindow
 from simplebus.core.ahead import Ahead
@@ -170,10 +171,21 @@ class Position(ABC):
         window, most = self.window, self.terms.in_flight_max
         if most is None:
             return MESSAGES_MAX
-        held = window.in_flight - len(self._unsent) - len(self._resend)
+        held = self._held()
         if 0 < held < most and self._weight.of(held, window) >= IN_FLIGHT_BYTES:
             return 0
         return max(0, most - held)
+
+    def _held(self) -> int:
+        """Messages that are sent and not acknowledged, and do not wait to be sent again."""
+        return self.window.in_flight - len(self._unsent) - len(self._resend)
+
+    def allow(self, count: int) -> None:
+        """Send no more than so many from now on. It is to be said again when some are acknowledged,
+        and only for fewer."""
+        most = self.terms.in_flight_max
+        if most is not None and self._held() + count < most:
+            self.terms = replace(self.terms, in_flight_max=self._held() + count)
 
     @abstractmethod
     def take(self, tick: int) -> bytes:

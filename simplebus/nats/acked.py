@@ -233,11 +233,24 @@ class Deliveries:
         found yet."""
         outbox = self.guest.outbox
         written: list[bytes] = []
-        while not written and (piece := outbox.peek(tick)):
+        while not written:
+            self._hold_back()
+            piece = outbox.peek(tick)
+            if not piece:
+                break
             data = bytes(piece)
             outbox.sent(len(data), tick)
             self._write(data, written)
         return b"".join(written)
+
+    def _hold_back(self) -> None:
+        """Who has said after how many messages it ends is to be sent no more: what nobody gets does
+        not count as sent. In a group others have what one has no use for."""
+        for subscription in self.by_number.values():
+            if subscription.most:
+                held = self.guest.subscriptions[subscription.number]
+                if not isinstance(held, Member):
+                    held.allow(subscription.most - subscription.delivered)
 
     def _write(self, data: bytes, written: list[bytes]) -> None:
         """What is sent for these frames, which are as version 2 knows them."""

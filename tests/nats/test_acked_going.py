@@ -23,14 +23,33 @@ def test_unsub_gives_back_and_the_durable_stays() -> None:
     assert (again.sid, *deliveries([again])[0]) == ("2", b"b", 2)
 
 
-def test_unsub_max_ends_after_so_many() -> None:
+def test_unsub_max_ends_after_so_many_and_others_were_not_sent() -> None:
     doors = holding(*numbered(5))
-    client = doors.client(b"SUB $SB.SUB.1.d 1\r\nUNSUB 1 2\r\n")
+    client = doors.client(b"SUB $SB.SUB.1.d 1\r\nUNSUB 1 3\r\n")
     messages = client.messages()
-    assert [m.payload for m in messages] == numbered(2)
+    assert [m.payload for m in messages] == numbered(3)
     assert client.session.subscriptions == {}
     other = doors.client(b"SUB $SB.SUB.1.d 1\r\n")
-    assert [m.payload for m in other.messages()] == numbered(5)
+    again = deliveries(other.messages())
+    assert again == [(p, 2 if n < 3 else 1) for n, p in enumerate(numbered(5))]
+
+
+def test_unsub_max_counts_what_comes_again_and_may_be_said_again() -> None:
+    doors = holding(*numbered(2))
+    client = doors.client(b"SUB $SB.SUB.1.d.in_flight=1 1\r\nUNSUB 1 2\r\n")
+    (first,) = client.messages()
+    client.say(b"UNSUB 1 4\r\n")
+    client.pub(first.reply, b"-NAK")
+    (first,) = client.messages()
+    assert deliveries([first]) == [(b"0.", 2)]
+    client.pub(first.reply)
+    (second,) = client.messages()
+    client.pub(second.reply)
+    doors.peer(publish1(1, *numbered(3, start=2)))
+    assert deliveries(client.messages()) == [(b"2.", 1)]
+    assert client.session.subscriptions == {}
+    other = doors.client(b"SUB $SB.SUB.1.d 1\r\n")
+    assert deliveries(other.messages()) == [(b"2.", 2), (b"3.", 1), (b"4.", 1)]
 
 
 def test_who_goes_leaves_nothing_behind() -> None:
