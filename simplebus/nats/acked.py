@@ -279,6 +279,8 @@ class Deliveries:
         )
         subject = class_subject(cls.class_id, cls.name)
         message = message_of(frame, subject, acks_to.encode())
+        if self.session.replies is not None:
+            self.session.replies.heard(message.reply)
         return writing.one(message, to.sid, headers=self.session.takes_headers)
 
 

@@ -6,6 +6,7 @@ Rule 2: after everything that happens the broker's own invariants are checked.
 
 from __future__ import annotations
 
+import json
 import re
 from typing import NamedTuple
 
@@ -37,18 +38,19 @@ class Msg(NamedTuple):
 class Doors(Bus):
     """Both doors of one broker."""
 
-    def __init__(self, settings: Settings | None = None, **limits: float) -> None:
+    def __init__(
+        self, settings: Settings | None = None, nats: NatsSettings | None = None, **limits: float
+    ) -> None:
         super().__init__(settings, **limits)
-        self.front = Front(NatsSettings(), broker=self.broker)
+        self.front = Front(nats, broker=self.broker)
         self.nats_buffer = ReceiveBuffer()
 
-    def client(self, *said: bytes, headers: bool = True, **options: bool) -> Client:
+    def client(self, *said: bytes, headers: bool = True, **options: bool | str) -> Client:
         """A NATS client connects and says this."""
         client = Client(self, self.front.open("a client"))
         told = {"verbose": False, "pedantic": False, "headers": headers}
-        told |= {"no_responders": headers, **options}
-        words = ",".join(f'"{name}":{str(value).lower()}' for name, value in told.items())
-        client.say(b"CONNECT {%s}\r\nPING\r\n" % words.encode())
+        words = json.dumps({**told, "no_responders": headers, **options})
+        client.say(b"CONNECT %s\r\nPING\r\n" % words.encode())
         client.lines()
         client.say(*said)
         return client
