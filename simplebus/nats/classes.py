@@ -34,6 +34,7 @@ from simplebus.nats.acked import (
     ASKS,
     AckedSubscription,
     Deliveries,
+    Wish,
     receipt,
     verdict,
     wish,
@@ -43,6 +44,7 @@ from simplebus.nats.envelopes import Parcel
 from simplebus.nats.errors import NatsError, error_line
 from simplebus.nats.events import Mix, Positions, Pub, Run, Sub, singles
 from simplebus.nats.limits import ACK_BYTES
+from simplebus.nats.permissions import CLASSES
 from simplebus.nats.routes import Routes
 from simplebus.nats.session import NatsSession
 from simplebus.nats.tap import Deliver, Tap
@@ -161,6 +163,7 @@ class Classes:
         broker, store = self.broker, self.broker.store
         try:
             wanted = wish(event.subject, event.queue)
+            _check_grants(session, event.queue, wanted)
             [(class_id, _)] = store.name_classes([wanted.class_])
             deliveries = self._enter(session)
             number = deliveries.number()
@@ -237,6 +240,23 @@ class Classes:
         if isinstance(held, Member):
             return held.wheel.holds(sequence)
         return sequence < held.window.cursor
+
+
+def _check_grants(session: NatsSession, queue: bytes, wanted: Wish) -> None:
+    """Raise RemoteProtocolError (unauthorized) where a class may hold what a client is not to be
+    sent: what one subscription passes over is nobody else's, so nothing is left out in silence."""
+    if session.grants is None:
+        return
+    channels = wanted.asked.channels
+    for channel in channels or [">"]:
+        for pattern in session.grants.denied(channel.encode(), queue):
+            if not pattern.startswith(CLASSES):
+                raise RemoteProtocolError(
+                    Reason.UNAUTHORIZED,
+                    f"{pattern} is denied, and the filter {channel} lets some of it through"
+                    if channels
+                    else f"{pattern} is denied, expected a filter that keeps it out",
+                )
 
 
 class _Acks:

@@ -22,7 +22,9 @@ from simplebus.nats import subjects
 from simplebus.nats.limits import REPLIES_MAX, SUBJECTS_MAX, VERDICTS_MAX
 from simplebus.nats.table import SubjectTable
 
-_CLASSES = "$SB."
+CLASSES = "$SB."
+"""How patterns begin that are about asking for classes, and not about what is in them."""
+
 _YES, _NO, _UNKNOWN = 1, 0, -1
 
 
@@ -121,7 +123,7 @@ class Grants:
         self._allow = _Patterns(permissions.subscribe_allow)
         self._takes_some = bool(permissions.subscribe_allow or permissions.subscribe_deny)
         self._allow_classes = _Patterns(
-            tuple(p for p in permissions.subscribe_allow if p.startswith(_CLASSES))
+            tuple(p for p in permissions.subscribe_allow if p.startswith(CLASSES))
         )
         self._deny = _Patterns(permissions.subscribe_deny)
         self._filters: dict[tuple[str, ...], Verdicts] = {}
@@ -141,20 +143,24 @@ class Grants:
             return False
         return not self._deny.match(name)
 
-    def filter(self, subject: bytes, queue: bytes) -> Verdicts | None:
-        """What of it is not to be delivered; None if there is nothing."""
+    def denied(self, subject: bytes, queue: bytes) -> tuple[str, ...]:
+        """Patterns of what is not to be delivered of it, to members of this queue group."""
         name = subjects.key(subject)
-        denied = [pattern for pattern in self._deny.plain if overlaps(pattern, name)]
+        denied = {pattern for pattern in self._deny.plain if overlaps(pattern, name)}
         if queue:
             key = subjects.key(queue)
-            denied += [
+            denied |= {
                 pattern
                 for pattern, group in self._deny.queued
                 if overlaps(pattern, name) and matches(group, key)
-            ]
-        if not denied:
+            }
+        return tuple(sorted(denied))
+
+    def filter(self, subject: bytes, queue: bytes) -> Verdicts | None:
+        """What of it is not to be delivered; None if there is nothing."""
+        patterns = self.denied(subject, queue)
+        if not patterns:
             return None
-        patterns = tuple(sorted(set(denied)))
         found = self._filters.get(patterns)
         if found is None:
             if len(self._filters) >= VERDICTS_MAX:

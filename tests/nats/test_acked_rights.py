@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from two_doors import Client, Doors
 
+from simplebus.core.errors import Reason
 from simplebus.nats.auth import NatsAuth, User
 from simplebus.nats.permissions import Permissions, Responses
 from simplebus.nats.settings import NatsSettings
@@ -38,3 +40,62 @@ def test_who_may_only_answer_may_acknowledge_what_it_was_sent_so_many_times() ->
     client.pub(first.reply, b"+ACK")
     client.pub(second.reply.replace(".1.1.", ".1.2."), b"+ACK")
     assert [b"Permissions Violation for Publish" in line for line in client.lines()] == [True] * 2
+
+
+DENIED = Permissions(
+    subscribe_allow=("$SB.>", ">"),
+    subscribe_deny=("orders.secret", "orders.plans workers", "$SB.SUB.payroll.>"),
+)
+
+
+@pytest.mark.parametrize(
+    ("asked", "queue", "why"),
+    [
+        ("1.d", "", "orders.secret is denied, expected a filter that keeps it out"),
+        ("1.d.filter.orders.*", "", "orders.secret is denied, and the filter orders.* lets some"),
+        ("1.d.filter.orders.>", "g", "orders.secret is denied"),
+        ("1.d.filter.orders.plans", "workers", "orders.plans is denied"),
+        ("new", "", "is denied"),
+    ],
+)
+def test_what_one_is_denied_does_not_come_through_a_class(asked: str, queue: str, why: str) -> None:
+    doors, client = one_with(DENIED)
+    client.sub(f"$SB.SUB.{asked}", queue=queue)
+    (line,) = client.lines()
+    assert line.startswith(
+        f'-ERR \'Permissions Violation for Subscription to "$SB.SUB.{asked}" ('.encode()
+    )
+    assert why.encode() in line
+    assert doors.broker.refused == {Reason.UNAUTHORIZED: 1}
+    published(doors, "orders.secret", "orders.plans")
+    assert client.messages() == []
+    assert "new" not in doors.broker.store.names
+
+
+@pytest.mark.parametrize(
+    ("asked", "queue", "comes"),
+    [
+        ("1.d.filter.orders.eu.>", "", []),
+        ("1.d.filter.orders.eu", "workers", ["orders.eu"]),
+        ("1.d.filter.orders.plans", "", ["orders.plans"]),
+        ("1.d.filter.orders.plans", "g", ["orders.plans"]),
+    ],
+)
+def test_a_filter_beside_what_is_denied_is_granted(
+    asked: str, queue: str, comes: list[str]
+) -> None:
+    doors, client = one_with(DENIED)
+    client.sub(f"$SB.SUB.{asked}", queue=queue)
+    published(doors, "orders.secret", "orders.plans", "orders.eu")
+    assert [message.subject for message in client.messages()] == comes
+
+
+def test_a_class_can_be_denied_and_all_of_the_others_be_granted() -> None:
+    doors, client = one_with(
+        Permissions(subscribe_allow=("$SB.>",), subscribe_deny=("$SB.SUB.payroll.>",))
+    )
+    client.sub("$SB.SUB.payroll.d", "1")
+    assert len(client.lines()) == 1
+    client.sub("$SB.SUB.1.d", "2")
+    published(doors, "orders.a")
+    assert [message.subject for message in client.messages()] == ["orders.a"]
