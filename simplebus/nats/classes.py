@@ -228,7 +228,7 @@ class Classes:
         if not known:
             self._refused[Reason.ACK_UNSUBSCRIBED] += 1
         elif message.reply:
-            self._deliver(Pub(message.reply, b"", b"0", b"", 0, memoryview(b"")), ())
+            self._deliver(Pub(message.reply, b"", b"0", b"", 0, memoryview(b"")))
         return known
 
     @staticmethod

@@ -71,7 +71,9 @@ class Mix:
     bodies: Positions
     """Shape (n,): where in data each one's payload begins; it ends two bytes before the next."""
     subjects: npt.NDArray[np.int32]
-    """Shape (n,): numbers of the subjects in the parser's `SubjectTable`."""
+    """Shape (n,): numbers of the subjects, in the parser's `SubjectTable` or in `names`."""
+    names: tuple[bytes, ...] | None = None
+    """Subjects by numbers of its own, where it comes from no parser."""
 
     @property
     def count(self) -> int:
@@ -131,8 +133,8 @@ def all_of(messages: Run | Mix, rows: Positions | None) -> Positions:
     return np.arange(messages.count) if rows is None else rows
 
 
-def singles(event: Run | Mix, names: Sequence[bytes]) -> Iterator[Pub]:
-    """Each message by itself. `names` are the subjects by their numbers."""
+def singles(event: Run | Mix, names: Sequence[bytes] = ()) -> Iterator[Pub]:
+    """Each message by itself. `names` are the subjects by their numbers, where a mix has none."""
     if isinstance(event, Run):
         head = event.head
         for row in event.rows:
@@ -141,7 +143,7 @@ def singles(event: Run | Mix, names: Sequence[bytes]) -> Iterator[Pub]:
                 head.subject, head.reply, head.size, head.header_size, head.header_bytes, body
             )
         return
-    data = event.data.data
+    data, names = event.data.data, event.names or names
     bounds, ends = event.bounds.tolist(), event.subject_ends.tolist()
     for at, (end, body, number) in enumerate(
         zip(ends, event.bodies.tolist(), event.subjects.tolist(), strict=True)

@@ -10,7 +10,6 @@ outboxes show.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -476,17 +475,17 @@ class Front:
             sink.many(event, np.sort(np.concatenate(those)), session)
         self._write(event)
 
-    def deliver(self, messages: Pub | Run | Mix, names: Sequence[bytes] = ()) -> None:
-        """Send what no client of this door publishes to whoever has subscribed to its subject.
-        `names` are the subjects of a mix by their numbers, which are its own."""
+    def deliver(self, messages: Pub | Run | Mix) -> None:
+        """Send what no client of this door publishes to whoever has subscribed to its subject. A
+        mix has its own names."""
         if isinstance(messages, Pub):
             for sink in self.routes.of(messages.subject):
                 sink.one(messages, None)
         elif self._gathering:  # Behind another batch.
-            for message in singles(messages, names):
+            for message in singles(messages):
                 self.deliver(message)
         else:
-            for sink, rows in self.routes.takers(messages, names):
+            for sink, rows in self.routes.takers(messages):
                 sink.many(messages, rows, None)
             self._write(messages)
 

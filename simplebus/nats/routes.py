@@ -9,7 +9,7 @@ subjects.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 import numpy as np
@@ -196,15 +196,13 @@ class Routes:
             results = self._result_of[numbers]
         return results
 
-    def takers(
-        self, messages: Run | Mix, names: Sequence[bytes]
-    ) -> Iterator[tuple[Sink, Positions | None]]:
+    def takers(self, messages: Run | Mix) -> Iterator[tuple[Sink, Positions | None]]:
         """Where messages go that come from elsewhere: a sink, and the positions of those that are
-        for it; None for all. `names` are the subjects of a mix by numbers of its own."""
+        for it; None for all. A mix has its own names."""
         if isinstance(messages, Run):
             yield from ((sink, None) for sink in self.of(messages.head.subject))
             return
-        numbers: dict[Sink, list[int]] = {}
+        names, numbers = messages.names or (), dict[Sink, list[int]]()
         for number, name in enumerate(names):
             for sink in self.of(name):
                 numbers.setdefault(sink, []).append(number)

@@ -127,7 +127,10 @@ class Subscription:
                 return _NONE, all_of(messages, rows)
             return rows, _NONE
         numbers = messages.subjects if rows is None else messages.subjects[rows]
-        are_denied = denied.of(numbers)
+        if messages.names is None:
+            are_denied = denied.of(numbers)
+        else:
+            are_denied = np.array([denied.one(name) for name in messages.names])[numbers]
         if not are_denied.any():
             return rows, _NONE
         rows = all_of(messages, rows)

@@ -10,7 +10,7 @@ message is on, no message is.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import count
 
 import numpy as np
@@ -50,8 +50,8 @@ _LATER_MIN = 1024
 # Fewer messages than these are sent one by one.
 _BATCH_MIN = 8
 
-Deliver = Callable[[Pub | Run | Mix, Sequence[bytes]], None]
-"""Sends messages to whoever has subscribed to their subjects; a mix's are these, by number."""
+Deliver = Callable[[Pub | Run | Mix], None]
+"""Sends messages to whoever has subscribed to their subjects; a mix knows these itself."""
 
 
 class Tap:
@@ -156,7 +156,7 @@ class Tap:
                     self._gather(bytes(piece), subject, gathered, is_dead=is_dead)
                 else:
                     gathered.flush()
-                    self._deliver(run, ())
+                    self._deliver(run)
                 first = after
         gathered.flush()
 
@@ -176,7 +176,7 @@ class Tap:
                 message = message_of(data[at : end + DELIMITER_BYTES], subject)
                 if is_dead:
                     message.subject = subject
-                self._deliver(message, ())
+                self._deliver(message)
             at = end + DELIMITER_BYTES
 
     # Later ---------------------------------------------------------------------------------------
@@ -241,15 +241,15 @@ class _Gathered:
         parts, self._parts, self._bytes = self._parts, [], 0
         subjects, payloads = parts[::2], parts[1::2]
         if len(subjects) >= _BATCH_MIN:
-            self._deliver(*_mix_of(subjects, payloads))
+            self._deliver(_mix_of(subjects, payloads))
             return
         for subject, payload in zip(subjects, payloads, strict=True):
             size = b"%d" % len(payload)
-            self._deliver(Pub(subject, b"", size, b"", 0, memoryview(payload)), ())
+            self._deliver(Pub(subject, b"", size, b"", 0, memoryview(payload)))
 
 
-def _mix_of(subjects: list[bytes], payloads: list[bytes]) -> tuple[Mix, list[bytes]]:
-    """Messages in one event, and their subjects by number."""
+def _mix_of(subjects: list[bytes], payloads: list[bytes]) -> Mix:
+    """Messages in one event."""
     numbers: dict[bytes, int] = {}
     parts: list[bytes] = []
     each: list[int] = []
@@ -260,14 +260,14 @@ def _mix_of(subjects: list[bytes], payloads: list[bytes]) -> tuple[Mix, list[byt
     bounds = np.zeros(len(each) + 1, np.int64)
     np.cumsum(lengths.sum(axis=1), out=bounds[1:])
     ends = bounds[:-1] + 4 + np.array([len(subject) for subject in subjects], np.int64)
-    mix = Mix(
+    return Mix(
         np.frombuffer(b"".join(parts), np.uint8),
         bounds,
         ends,
         bounds[:-1] + lengths[:, 0],
         np.array(each, np.int32),
+        tuple(numbers),
     )
-    return mix, list(numbers)
 
 
 def _run_of(piece: memoryview, first: int, last: int, subject: bytes) -> Run | None:

@@ -1,8 +1,9 @@
-"""What permissions say of acknowledged delivery."""
+"""What permissions say of classes: acknowledged delivery, and what the other door publishes."""
 
 from __future__ import annotations
 
 import pytest
+from core.talk2 import enveloped, on_channel, peer2
 from two_doors import Client, Doors
 
 from simplebus.core.errors import Reason
@@ -99,3 +100,19 @@ def test_a_class_can_be_denied_and_all_of_the_others_be_granted() -> None:
     client.sub("$SB.SUB.1.d", "2")
     published(doors, "orders.a")
     assert [message.subject for message in client.messages()] == ["orders.a"]
+
+
+@pytest.mark.parametrize("known", [0, 50])
+def test_what_the_other_door_publishes_on_a_denied_channel_does_not_come(known: int) -> None:
+    denied = "orders.secret", "orders.plans workers"
+    doors, client = one_with(Permissions(subscribe_deny=denied))
+    published(doors, *(f"other.{number}" for number in range(known)))
+    client.sub("orders.>", "1")
+    client.sub("orders.>", "2", queue="workers")
+    names = ["orders.secret", "orders.eu", "orders.plans", "orders.us"] * 5
+    peer = peer2(doors, enveloped(1, 0, *(on_channel(name, b"x") for name in names)))
+    assert peer.errors() == []
+    heard = [(message.sid, message.subject) for message in client.messages()]
+    assert [name for sid, name in heard if sid == "1"] == [n for n in names if "secret" not in n]
+    eu_and_us = ["orders.eu", "orders.us"] * 5
+    assert [name for sid, name in heard if sid == "2"] == eu_and_us
