@@ -382,7 +382,10 @@ class Subscription(Position):
 
     def terminate(self, first: int, last: int) -> None:
         """The consumer can never process what it was sent of first..last-1: give it up."""
-        attempts = max((span.attempts for span in self._wheel.cut(first, last)), default=1)
+        spans = self._wheel.cut(first, last)
+        if not self.is_served:  # It was given back, and waits.
+            spans += [span for span in self._again if span.first < last and first < span.last]
+        attempts = max((span.attempts for span in spans), default=1)
         for begin, end in self._unsent.without(max(first, self.window.floor), last):
             self._give_up(self.window.unacked(begin, end), Reason.TERMINATED, attempts)
 

@@ -4,7 +4,8 @@ Rule 1: there is one engine. A client that subscribes so is a guest of the broke
 outbox shows is written here as MSG and HMSG, and what comes back is told to the broker.
 Rule 2: bytes are pulled: what a client has not taken stays in the class.
 Rule 3: a message is acknowledged by the client that was sent it, and by nobody else; also when it
-has left a durable since, as it does to drain, until somebody takes the durable up.
+has left a durable since, as it does to drain, until somebody takes the durable up. The same holds
+for what is never to come again.
 
     SUB $SB.SUB.<class>[.<durable>[.<option>=<value>]…][.filter.<subject>] [group] sid
     MSG <channel> sid $JS.ACK.<class>.<consumer>.<delivery>.<sequence>.<count>.<time>.<pending> size

@@ -221,9 +221,12 @@ class Classes:
                         self.broker.apply(guest, StillWorking(number, first, first + 1))
                     case "terminate":
                         self.broker.apply(guest, Terminated(number, first, first + 1))
-        if not known and says.kind == "ack" and (position := deliveries.left(about)):
-            known = True
-            position.ack(sequence, sequence + 1)
+        if not known and says.kind != "working" and (position := deliveries.left(about)):
+            known = True  # To come again is what a nack asks for, and what it will do.
+            if says.kind == "ack":
+                position.ack(sequence, sequence + 1)
+            elif says.kind == "terminate":
+                position.terminate(sequence, sequence + 1)
             self.broker.store.release(self.broker.classes[position.class_id])
         if not known:
             self._refused[Reason.ACK_UNSUBSCRIBED] += 1

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import zlib
-
 import pytest
 from core.talk import connect as connect1
 from core.talk import numbered
 from core.talk import publish as publish1
 from core.talk import subscribe as subscribe1
 from core.talk2 import ack, enveloped, nack, on_channel, peer2, publish, subscribe
-from two_doors import Client, Doors, deliveries, fields, holding, stored
+from two_doors import DEAD_1, Client, Doors, deliveries, fields, holding, stored
 
 from simplebus.core.broker import Settings
 from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
 from simplebus.nats.acked import token
-
-DEAD_1 = 0x8000 + zlib.crc32(b"dead.1") % 0x8000
-
 
 # What is granted ---------------------------------------------------------------------------------
 

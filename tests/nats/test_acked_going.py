@@ -6,7 +6,7 @@ import pytest
 from core.talk import numbered
 from core.talk import publish as publish1
 from core.talk2 import peer2, subscribe
-from two_doors import Doors, deliveries, holding
+from two_doors import DEAD_1, Doors, deliveries, holding, stored
 
 from simplebus.core.errors import Reason
 
@@ -125,6 +125,30 @@ def test_who_drains_acknowledges_after_it_has_left(queue: str) -> None:
     other.sub("$SB.SUB.1.d", queue=queue)
     client.pub(second.reply)  # It is the other one's now.
     assert deliveries(other.messages()) == [(b"b", 2)]
+    assert doors.broker.refused == {Reason.ACK_UNSUBSCRIBED: 1}
+
+
+@pytest.mark.parametrize("queue", ["", "g"])
+def test_who_drains_says_what_is_never_to_come_again(queue: str) -> None:
+    doors = holding(b"a", b"b", b"c")
+    client = doors.client()
+    client.sub("$SB.SUB.1.d", queue=queue)
+    first, second, third = client.messages()
+    client.pub(first.reply, b"-NAK")
+    assert deliveries(client.messages()) == [(b"a", 2)]
+    client.say(b"UNSUB 1\r\n", b"SUB _INBOX.me 2\r\n")
+    client.pub(first.reply, b"+TERM", reply="_INBOX.me")
+    client.pub(second.reply, b"-NAK", reply="_INBOX.me")
+    assert [m.subject for m in client.messages()] == ["_INBOX.me"] * 2
+    client.pub(third.reply, b"+WPI", reply="_INBOX.me")  # It has been given back: too late.
+    assert [m.headers[:12] for m in client.messages()] == [b"NATS/1.0 503"]
+    client.pub(first.reply, b"+TERM")
+    ((letter, payload),) = stored(doors, DEAD_1)
+    assert (payload, dict(letter.headers)["dead-attempts"]) == (b"a", "2")
+    assert doors.statistics(1).dropped == {Reason.TERMINATED: 1}
+    other = doors.client()
+    other.sub("$SB.SUB.1.d", queue=queue)
+    assert deliveries(other.messages()) == [(b"b", 2), (b"c", 2)]
     assert doors.broker.refused == {Reason.ACK_UNSUBSCRIBED: 1}
 
 

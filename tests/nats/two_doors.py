@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from typing import NamedTuple
 
 from core.talk import Bus
@@ -20,6 +21,9 @@ from simplebus.core.receive import ReceiveBuffer
 from simplebus.nats.front import Front
 from simplebus.nats.session import NatsSession
 from simplebus.nats.settings import NatsSettings
+
+DEAD_1 = 0x8000 + zlib.crc32(b"dead.1") % 0x8000
+"""Where the dead letters of class 1 are."""
 
 _PLAIN = re.compile(rb"MSG (\S+) (\S+) (?:(\S+) )?(\d+)")
 _WITH_HEADERS = re.compile(rb"HMSG (\S+) (\S+) (?:(\S+) )?(\d+) (\d+)")
