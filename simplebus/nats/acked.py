@@ -33,9 +33,9 @@ from simplebus.core.classes import MessageClass
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.group import Member
 from simplebus.core.limits import CLASS_ID_MAX, HEADER_BYTES, NAME_CHARACTERS_MAX
-from simplebus.core.position import Position
 from simplebus.core.requests import SubscribeRequest
 from simplebus.core.session import Session
+from simplebus.core.subscription import Subscription as Position
 from simplebus.nats import writing
 from simplebus.nats.envelopes import class_subject, message_of
 from simplebus.nats.limits import ACKED_IN_FLIGHT_MESSAGES
