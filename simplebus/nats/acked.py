@@ -32,7 +32,12 @@ from simplebus.core.broker import Broker
 from simplebus.core.classes import MessageClass
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.group import Member
-from simplebus.core.limits import CLASS_ID_MAX, HEADER_BYTES, NAME_CHARACTERS_MAX
+from simplebus.core.limits import (
+    CLASS_ID_MAX,
+    HEADER_BYTES,
+    IN_FLIGHT_MAX,
+    NAME_CHARACTERS_MAX,
+)
 from simplebus.core.requests import SubscribeRequest
 from simplebus.core.session import Session
 from simplebus.core.subscription import Subscription as Position
@@ -48,11 +53,12 @@ ACKS = b"$JS.ACK.>"
 """What acknowledgements are published on."""
 
 _OPTIONS = {
-    "start": "start",
-    "in_flight": "max_in_flight",
-    "ack_seconds": "ack_seconds",
-    "max_deliveries": "max_deliveries",
+    "start": ("start", "earliest, new, last, waiting or a sequence"),
+    "in_flight": ("max_in_flight", f"a whole number from 1 to {IN_FLIGHT_MAX}"),
+    "ack_seconds": ("ack_seconds", "a number above 0 and up to 86400"),
+    "max_deliveries": ("max_deliveries", "a whole number up to 65535, 0 for without end"),
 }
+"""What the broker calls them, and what may stand there."""
 _FILTER = "filter"
 # So many durables that a client has left are remembered.
 _LEFT_MAX = 64
@@ -94,25 +100,41 @@ def wish(subject: bytes, queue: bytes) -> Wish:
     for token in tokens:
         if token in ("*", ">"):
             raise _bad(f"{token} stands for no class and no option; only a filter may hold it")
-    class_, durable, *options = map(unquote, [*tokens, "-"] if len(tokens) == 1 else tokens)
+    class_, durable, *options = map(_unquoted, [*tokens, "-"] if len(tokens) == 1 else tokens)
     asked: dict[str, object] = {"channels": channels, "max_in_flight": ACKED_IN_FLIGHT_MESSAGES}
+    given: dict[str, str] = {}
     for option in options:
         name, equals, value = option.partition("=")
         if name not in _OPTIONS or not equals:
             raise _bad(f"the option {option!r} is none of {', '.join(_OPTIONS)}, = and a value")
-        asked[_OPTIONS[name]] = value
+        if name in given:
+            raise _bad(f"the option {name} is there twice: {given[name]!r} and {value!r}")
+        given[name] = value
+        asked[_OPTIONS[name][0]] = value
     start = asked.get("start")
     if isinstance(start, str) and _DIGITS.fullmatch(start):
         asked["start"] = {"sequence": start}
     if durable != "-":
-        asked["durable"] = durable
+        asked["durable"] = _name("durable", durable)
     if group:
-        asked["group"] = group
+        asked["group"] = _name("group", group)
     try:
         request = msgspec.convert(asked, SubscribeRequest, strict=False)
     except msgspec.ValidationError as error:
+        where = str(error).rpartition("`$.")[2].rstrip("`").partition(".")[0]
+        for option, value in given.items():
+            name, expected = _OPTIONS[option]
+            if name == where:
+                raise _bad(f"{option} is {expected}, got {value!r}") from None
         raise _bad(str(error)) from None
     return Wish(_class(class_), request)
+
+
+def _unquoted(text: str) -> str:
+    try:
+        return unquote(text, errors="strict")
+    except UnicodeDecodeError as error:
+        raise _bad(f"{text[:80]!r} is not UTF-8: {error.reason}") from None
 
 
 def _class(text: str) -> int | str:
@@ -120,8 +142,15 @@ def _class(text: str) -> int | str:
         if len(text) > 5 or int(text) > CLASS_ID_MAX:
             raise _bad(f"a class id is from 0 to {CLASS_ID_MAX}, got {text[:20]}")
         return int(text)
+    return _name("class", text)
+
+
+def _name(what: str, text: str) -> str:
+    """The name of a class, a durable or a group, as it is."""
     if not 0 < len(text) <= NAME_CHARACTERS_MAX:
-        raise _bad(f"a class has a name of 1 to {NAME_CHARACTERS_MAX} characters, got {len(text)}")
+        raise _bad(f"a {what} has a name of 1 to {NAME_CHARACTERS_MAX} characters, got {len(text)}")
+    if not text.isprintable():
+        raise _bad(f"a {what} has a name that can be printed, got {text!r}")
     return text
 
 
