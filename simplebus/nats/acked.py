@@ -188,7 +188,8 @@ class AckedSubscription(Subscription):
         self.class_id = cls.class_id
         consumer = asked.durable or asked.group or f"_{number}"
         self.name = (token(cls.name or str(cls.class_id)), token(consumer))
-        """Stream and consumer, as clients call a class and a position in it."""
+        """Stream and consumer, as clients call a class and a position in it. No two positions of
+        one client have the same."""
 
     def count_one(self) -> None:
         """It is sent one message more, perhaps the last one that it asked for."""
@@ -217,6 +218,10 @@ class Deliveries:
 
     def add(self, subscription: AckedSubscription) -> None:
         """One more."""
+        position, (stream, consumer) = self._position(subscription), subscription.name
+        while self._is_taken(subscription.name, position):
+            consumer = f"{consumer}_{subscription.number}"
+            subscription.name = (stream, consumer)
         self.by_number[subscription.number] = subscription
         self._by_name.setdefault(subscription.name, {})[subscription] = None
 
@@ -224,8 +229,7 @@ class Deliveries:
         """One less. Returns whether it was there."""
         if self.by_number.pop(subscription.number, None) is None:
             return False
-        held = self.guest.subscriptions[subscription.number]
-        position = held.group if isinstance(held, Member) else held
+        position = self._position(subscription)
         if position.durable:
             while len(self._left) >= _LEFT_MAX:
                 del self._left[next(iter(self._left))]
@@ -235,6 +239,17 @@ class Deliveries:
         if not namesakes:
             del self._by_name[subscription.name]
         return True
+
+    def _is_taken(self, name: tuple[str, str], position: Position) -> bool:
+        """Whether this means another position."""
+        left = self._left.get(name, position)
+        return any(
+            self._position(each) is not position for each in self._by_name.get(name, ())
+        ) or (left is not position and left in self._broker.classes[left.class_id].subscriptions)
+
+    def _position(self, subscription: AckedSubscription) -> Position:
+        held = self.guest.subscriptions[subscription.number]
+        return held.group if isinstance(held, Member) else held
 
     def left(self, about: Receipt) -> Position | None:
         """What a message with this receipt was sent to, if it has left that since, nobody has taken

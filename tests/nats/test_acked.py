@@ -175,6 +175,26 @@ def test_two_members_of_one_client_share_too() -> None:
     assert doors.statistics(1).ring.messages == 0
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [(("1.-", ""), ("1._1", "")), (("1._2", ""), ("1.-", "")), (("1.d", ""), ("1.-", "d"))],
+)
+def test_no_two_positions_of_a_client_have_the_same_name(
+    one: tuple[str, str], other: tuple[str, str]
+) -> None:
+    doors = holding(b"a")
+    client = doors.client()
+    for sid, (subject, queue) in (("8", one), ("9", other)):
+        client.sub(f"$SB.SUB.{subject}.start=earliest", sid, queue)
+    eight, nine = sorted(client.messages(), key=lambda message: message.sid)
+    assert fields(eight)[1] != fields(nine)[1]
+    client.pub(eight.reply, b"-NAK")
+    assert [m.sid for m in client.messages()] == ["8"]
+    client.pub(nine.reply, b"-NAK")
+    assert [m.sid for m in client.messages()] == ["9"]
+    client.say(b"UNSUB 8\r\nUNSUB 9\r\n")
+
+
 # What comes back ---------------------------------------------------------------------------------
 
 
