@@ -69,7 +69,7 @@ class UserTable(_Table, frozen=True):
 
     def made(self, where: str) -> User:
         """The user. Raises ConfigError when values contradict each other."""
-        permissions = _permissions(self.permissions)
+        permissions = _permissions(self.permissions, f"{where}.permissions")
         return _or_complaint(where, lambda: User(self.user, self.password, self.nkey, permissions))
 
 
@@ -96,13 +96,14 @@ class NatsTable(_Table, frozen=True):
         users = [user.made(f"{where}.users[{at}]") for at, user in enumerate(self.users)]
         if self.user:
             users.append(_or_complaint(where, lambda: User(self.user, self.password)))
+        default = _permissions(self.default_permissions, f"{where}.default_permissions")
         return _or_complaint(
             where,
             lambda: NatsAuth(
                 users=tuple(users),
                 token=self.token,
                 no_auth_user=self.no_auth_user,
-                default_permissions=_permissions(self.default_permissions),
+                default_permissions=default,
             ),
         )
 
@@ -151,7 +152,7 @@ def _or_complaint(where: str, made: Callable[[], R]) -> R:
         raise ConfigError(f"{where}: {error}") from None
 
 
-def _permissions(given: PermissionsTable | None) -> Permissions | None:
+def _permissions(given: PermissionsTable | None, where: str) -> Permissions | None:
     if given is None:
         return None
     publish, subscribe = _rights(given.publish), _rights(given.subscribe)
@@ -159,13 +160,16 @@ def _permissions(given: PermissionsTable | None) -> Permissions | None:
     responses = Responses() if answers is True else None
     if isinstance(answers, AnswersTable):
         responses = Responses(answers.max, answers.expires)
-    return Permissions(
-        publish_allow=_several(publish.allow),
-        publish_deny=_several(publish.deny),
-        subscribe_allow=_several(subscribe.allow),
-        subscribe_deny=_several(subscribe.deny),
-        responses=responses,
-    )
+    try:
+        return Permissions(
+            publish_allow=_several(publish.allow),
+            publish_deny=_several(publish.deny),
+            subscribe_allow=_several(subscribe.allow),
+            subscribe_deny=_several(subscribe.deny),
+            responses=responses,
+        )
+    except ValueError as error:  # It begins with the name above.
+        raise ConfigError(f"{where}.{str(error).replace('_', '.', 1)}") from None
 
 
 def _rights(given: RightsTable | list[str] | str | None) -> RightsTable:

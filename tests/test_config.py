@@ -182,6 +182,14 @@ USER = '[[nats.users]]\nuser = "x"\n'
             USER + "permissions = { publish = { alow = '' } }",
             ": nats.users[0].permissions.publish: 'alow' is unknown; did you mean 'allow'?",
         ),
+        (
+            USER + "permissions = { publish = ['a..b'] }",
+            ": nats.users[0].permissions.publish.allow: 'a..b' is no pattern, expected a subject",
+        ),
+        (
+            "[nats]\ndefault_permissions = { subscribe = { deny = '' } }",
+            ": nats.default_permissions.subscribe.deny: '' is no pattern, expected a subject, or",
+        ),
         (USER + "nkey = 'U'", ": nats.users[0]: user 'x': expected a name or an nkey"),
         ("[[nats.users]]", ": nats.users[0]: user '': expected a name or an nkey"),
         (USER + USER, ": nats: user x is there twice"),
