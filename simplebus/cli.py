@@ -16,6 +16,7 @@ import typer
 
 from simplebus import serve_command
 from simplebus.complaints import fail, sentence
+from simplebus.config import in_keys
 from simplebus.core.errors import BusError
 from simplebus.core.limits import CLASS_ID_MAX
 from simplebus.options import (
@@ -425,7 +426,8 @@ def check_config(
             settings(**given.params)
             door = serve_command.nats_door(cast(typer.Context, given))
         except ValueError as error:
-            fail(f"{file}: {error}", status=2)
+            said = str(in_keys(error, cast(typer.Context, given)))
+            fail(said if said.startswith(f"{file}: ") else f"{file}: {said}", status=2)
         if door.tls is not None:
             tls_context(door.tls)
         for warning in given.params["config"].warnings:

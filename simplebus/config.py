@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import stat
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 _OWN_TABLES = ("serve", "nats", "classes")
 _NO_OPTIONS = {"config", "help"}
+_FLAG = re.compile(r"--[a-z][a-z-]*")
 
 
 class ConfigError(ValueError):
@@ -113,6 +115,29 @@ def read(path: Path, context: typer.Context) -> Config:
     if users.has_secrets and mode & stat.S_IROTH:
         warnings.append(f"{path} holds passwords or tokens, and every user may read it")
     return Config(path, options, auth, classes, tuple(warnings))
+
+
+def in_keys(error: ValueError, context: typer.Context) -> ValueError:
+    """What is wrong with options together. Where any of those that it names stands in the file,
+    with the file, and with keys instead of flags."""
+    config: Config | None = context.params.get("config")
+    if config is None or isinstance(error, ConfigError):
+        return error
+
+    def key(flag: re.Match[str]) -> str:
+        name = flag[0].removeprefix("--").replace("-", "_")
+        source = context.get_parameter_source(name)
+        if source is None or source.name in ("COMMANDLINE", "ENVIRONMENT"):
+            return flag[0]
+        for part in ("nats_tls_", "nats_"):
+            if name.startswith(part):
+                return part.replace("_", ".") + flag[0][len(part) + 2 :]
+        return f"serve.{flag[0][2:]}"
+
+    names = [flag[2:].replace("-", "_") for flag in _FLAG.findall(str(error))]
+    if config.options.keys().isdisjoint(names):
+        return error
+    return ConfigError(f"{config.path}: {_FLAG.sub(key, str(error))}")
 
 
 def _options(

@@ -14,7 +14,7 @@ import typer
 
 from simplebus import nats_flags as nats
 from simplebus.complaints import fail, sentence
-from simplebus.config import Config, config_option
+from simplebus.config import Config, ConfigError, config_option, in_keys
 from simplebus.core.limits import HEARTBEAT_SECONDS
 from simplebus.options import (
     ACKNOWLEDGEMENT,
@@ -329,7 +329,7 @@ def serve(
         chosen = settings(**context.params)
         door = nats_door(context)
     except ValueError as error:
-        fail(str(error), status=2)
+        fail(str(in_keys(error, context)), status=2)
     configure_logging(log_level)
     for warning in config.warnings if config else ():
         logging.getLogger("simplebus").warning(warning)
@@ -356,13 +356,16 @@ def nats_door(context: typer.Context) -> nats.NatsOptions:
     """How the NATS door is to be opened, if at all. Raises ValueError."""
     config: Config | None = context.params["config"]
     given = {name for name in context.params if _is_on_command_line(context, name)}
-    return nats.nats_options(
+    door = nats.nats_options(
         given,
         auth=config.auth if config else None,
         classes=config.classes if config else None,
         environment=os.environ,
         **context.params,
     )
+    if config and config.auth.default_permissions and not door.settings.auth.users:
+        raise ConfigError(f"{config.path}: nats.default_permissions: there are no users")
+    return door
 
 
 def _is_on_command_line(context: typer.Context, name: str) -> bool:

@@ -217,6 +217,50 @@ def test_a_mistake_is_a_sentence(
     assert complaint.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("text", "arguments", "sentence"),
+    [
+        ("[nats.tls]\ncert = 'x'", (), ": nats.tls.cert needs nats.tls.key too\n"),
+        ("[nats.tls]\noptional = true", ("--nats-tls-cert", "x"), None),
+        (
+            "[nats.tls]\nverify = true",
+            (),
+            ": nats.tls.verify needs nats.tls.cert and nats.tls.key\n",
+        ),
+        (
+            "[serve]\nno-nats = true",
+            ("--nats-port", "7"),
+            ": serve.no-nats closes the door that --nats-port opens\n",
+        ),
+        (
+            "[serve]\nmax-memory = '1MiB'\nmax-class-memory = '2MiB'",
+            (),
+            ": serve.max-class-memory ",
+        ),
+    ],
+)
+def test_what_does_not_fit_together_is_told_by_keys_as_far_as_it_stands_in_the_file(
+    file: Path, text: str, arguments: tuple[str, ...], sentence: str | None
+) -> None:
+    file.write_text(text)
+    done = CliRunner().invoke(cli.app, ["serve", "--config", str(file), *arguments])
+    assert done.exit_code == 2
+    if sentence is None:  # None of what is wrong stands there.
+        assert done.output == "simplebus: --nats-tls-cert needs --nats-tls-key too\n"
+    else:
+        assert done.output.startswith(f"simplebus: {file}{sentence}")
+
+
+def test_permissions_of_users_that_the_environment_names_may_stand_in_it(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_text("[nats]\ndefault_permissions = { publish = 'a' }")
+    monkeypatch.setenv("SIMPLEBUS_NATS_USER", "ada")
+    monkeypatch.setenv("SIMPLEBUS_NATS_PASSWORD", "secret")
+    auth = given(file)[1].settings.auth
+    assert auth.permissions(auth.users[0]) == Permissions(publish_allow=("a",))
+
+
 def test_a_file_that_is_not_there_is_a_sentence(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -245,7 +289,12 @@ def test_a_file_can_be_checked_without_serving(file: Path) -> None:
     file.write_text("[nats]\nmax-pending = '1MiB'\nmax-payload = '2MiB'")
     status, said = checked(file)
     assert status == 2
-    assert said.startswith(f"simplebus: {file}: --nats-max-pending must be from 2097152 to")
+    assert said.startswith(f"simplebus: {file}: nats.max-pending must be from 2097152 to")
+    file.write_text("[nats]\ndefault_permissions = { publish = 'a' }")
+    assert checked(file) == (
+        2,
+        f"simplebus: {file}: nats.default_permissions: there are no users\n",
+    )
     file.write_text("[nats.tls]\ncert = 'none.pem'\nkey = 'none.pem'")
     done = CliRunner().invoke(cli.app, ["check-config", str(file)])
     assert isinstance(done.exception, OSError)
