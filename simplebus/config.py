@@ -31,7 +31,7 @@ from simplebus.complaints import fail
 from simplebus.options import option
 
 if TYPE_CHECKING:
-    from simplebus.config_tables import ClassTable
+    from simplebus.core.requests import NamedClass
     from simplebus.nats.auth import NatsAuth
 
 _OWN_TABLES = ("serve", "nats", "classes")
@@ -52,7 +52,7 @@ class Config:
     """Values of options, by the names of their values, as they stand in the file."""
     auth: NatsAuth
     """Who may come in through the NATS door."""
-    classes: Mapping[str, ClassTable]
+    classes: Mapping[str, NamedClass]
     """Classes by their names."""
     warnings: tuple[str, ...] = ()
 
@@ -105,9 +105,11 @@ def read(path: Path, context: typer.Context) -> Config:
         options, nats = _options(parts, NatsTable.keys(), path, context)
         users = table(NatsTable, nats, "nats")
         classes = {
-            name: table(ClassTable, _named(text, f"classes.{name}"), f"classes.{name}")
+            name: table(ClassTable, _named(text, where), where).made(name, where)
             for name, text in _taken(raw, "classes").items()
+            for where in (f"classes.{name}",)
         }
+        _check_ids(classes)
         auth = users.auth("nats")
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
@@ -168,6 +170,8 @@ def _options(
                 values[name] = _checked(parameters[name], value, path, context)
             except (typer.BadParameter, TypeError, ValueError) as error:
                 what = (getattr(error, "message", "") or str(error)).removeprefix("Value error, ")
+                if what.startswith("Input should be "):
+                    what = f"it {what.partition(',')[0][6:]}, got {value!r}"
                 raise ConfigError(f"{part}.{key}: {what}") from None
     return values, rest
 
@@ -204,11 +208,30 @@ def _named(value: Any, where: str) -> dict[str, Any]:
 
 
 def _known(given: Iterable[str], known: Iterable[str], where: str) -> None:
-    """Raise ConfigError for a name that is none."""
+    """Raise ConfigError for a name that is none, or is there twice."""
     known = set(known)
+    given = list(given)
+    once(given, where)
     for name in given:
         if name.replace("-", "_") not in known:
             raise ConfigError(unknown(name, known, where))
+
+
+def once(given: Iterable[str], where: str) -> None:
+    """Raise ConfigError for a name that is there with `-` and with `_`."""
+    seen: dict[str, str] = {}
+    for name in given:
+        other = seen.setdefault(name.replace("-", "_"), name)
+        if other != name:
+            raise ConfigError(f"{where}: {other!r} and {name!r} are the same, expected either")
+
+
+def _check_ids(classes: Mapping[str, NamedClass]) -> None:
+    """Raise ConfigError for an id that two classes have."""
+    whose: dict[int, str] = {}
+    for name, each in classes.items():
+        if each.id is not None and whose.setdefault(each.id, name) != name:
+            raise ConfigError(f"classes.{name}.id: {each.id} is the id of {whose[each.id]!r} too")
 
 
 def unknown(name: str, known: Iterable[str], where: str) -> str:

@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+import typer
 
-from simplebus.config import ConfigError, unknown
+from simplebus.config import ConfigError, once, unknown
+from simplebus.core.bound import check_subject
+from simplebus.core.errors import RemoteProtocolError
+from simplebus.core.limits import BINDINGS_MAX, CLASS_ID_MAX
+from simplebus.core.requests import NamedClass
 from simplebus.nats.auth import NatsAuth, User
 from simplebus.nats.permissions import Permissions, Responses
+from simplebus.options import parse_class
 
 R = TypeVar("R")
 T = TypeVar("T", bound="_Table")
@@ -111,10 +117,25 @@ class NatsTable(_Table, frozen=True):
 class ClassTable(_Table, frozen=True):
     """A class, by its name."""
 
-    id: int | None = None
+    id: Annotated[int, msgspec.Meta(ge=0, le=CLASS_ID_MAX)] | None = None
     """None for one that the bus gives it."""
-    subjects: list[str] = []
+    subjects: Annotated[list[str], msgspec.Meta(max_length=BINDINGS_MAX)] = []
     """Of the NATS door, those that are bound to it; patterns perhaps."""
+
+    def made(self, name: str, where: str) -> NamedClass:
+        """The class. Raises ConfigError for a name or a subject that is none."""
+        try:
+            is_name = parse_class(name) == name
+        except typer.BadParameter as error:
+            raise ConfigError(f"{where}: {error.message}") from None
+        if not is_name:
+            raise ConfigError(f"{where}: {name!r} is an id, expected a name; the id goes below it")
+        for at, subject in enumerate(self.subjects):
+            try:
+                check_subject(subject)
+            except RemoteProtocolError as error:
+                raise ConfigError(f"{where}.subjects[{at}]: {error.sentence}") from None
+        return NamedClass(id=self.id, name=name, subjects=self.subjects)
 
 
 _TABLES: dict[str, type[_Table]] = {
@@ -131,7 +152,7 @@ _TABLES: dict[str, type[_Table]] = {
 def table(kind: type[T], raw: dict[str, Any], where: str) -> T:
     """A table as it stands in the file, checked. Raises ConfigError, saying where."""
     try:
-        return msgspec.convert(_plain(raw), kind)
+        return msgspec.convert(_plain(raw, where), kind)
     except msgspec.ValidationError as error:
         found = _COMPLAINT.fullmatch(str(error))
         assert found is not None
@@ -180,11 +201,16 @@ def _several(given: list[str] | str | None) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given or ())
 
 
-def _plain(raw: Any) -> Any:
-    """With `_` for `-` in all keys."""
+def _plain(raw: Any, where: str) -> Any:
+    """With `_` for `-` in all keys. Raises ConfigError for one that is there in both forms."""
     if isinstance(raw, dict):
-        return {key.replace("-", "_"): _plain(value) for key, value in raw.items()}
-    return [_plain(part) for part in raw] if isinstance(raw, list) else raw
+        once(raw, where)
+        return {
+            key.replace("-", "_"): _plain(value, f"{where}.{key}") for key, value in raw.items()
+        }
+    if isinstance(raw, list):
+        return [_plain(part, f"{where}[{at}]") for at, part in enumerate(raw)]
+    return raw
 
 
 def _in_words(complaint: str) -> str:
@@ -202,6 +228,8 @@ def _in_words(complaint: str) -> str:
         ("`bool`", "true or false"),
         ("`int`", "a whole number"),
         ("`float`", "a number"),
+        (" <= ", " up to "),
+        (" >= ", " from "),
     ):
         complaint = complaint.replace(theirs, ours)
     return complaint

@@ -26,7 +26,6 @@ from simplebus.options import (
 )
 
 if TYPE_CHECKING:
-    from simplebus.config_tables import ClassTable
     from simplebus.core.requests import NamedClass
     from simplebus.nats.auth import NatsAuth
     from simplebus.nats.settings import NatsSettings
@@ -316,7 +315,7 @@ def nats_options(
     given: Collection[str],
     *,
     auth: NatsAuth | None = None,
-    classes: Mapping[str, ClassTable] | None = None,
+    classes: Mapping[str, NamedClass] | None = None,
     environment: Mapping[str, str] | None = None,
     **values: Any,
 ) -> NatsOptions:
@@ -352,20 +351,8 @@ def nats_options(
         )
     except ValueError as error:
         raise ValueError(in_flags(str(error))) from None
-    named = [_named(name, each) for name, each in (classes or {}).items()]
+    named = (classes or {}).values()
     return NatsOptions(port, settings, tls, (*named, *(values["bind"] or ())))
-
-
-def _named(name: str, table: ClassTable) -> NamedClass:
-    """A class of the configuration file. Raises ValueError."""
-    import msgspec
-
-    from simplebus.core.requests import NamedClass
-
-    try:
-        return msgspec.convert({"name": name, **msgspec.structs.asdict(table)}, NamedClass)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"classes.{name}: {error}") from None
 
 
 def _auth(auth: NatsAuth, environment: Mapping[str, str]) -> NatsAuth:

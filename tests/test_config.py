@@ -197,6 +197,23 @@ USER = '[[nats.users]]\nuser = "x"\n'
         ("[nats]\ntoken = 'x'\n" + USER, ": nats: there are a token and users, expected either"),
         ("[nats]\nno_auth_user = 'x'", ": nats: no_auth_user x is none of the users"),
         ("[classes.x]\nid = '4'", ": classes.x.id: expected a whole number, got a text"),
+        ("[classes.x]\nid = 70000", ": classes.x.id: expected a whole number up to 65535"),
+        ("[classes.x]\nid = -1", ": classes.x.id: expected a whole number from 0"),
+        ("[classes.x]\nid = 7\n[classes.y]\nid = 7", ": classes.y.id: 7 is the id of 'x' too"),
+        ("[classes.'a b']", ": classes.a b: 'a b' is no class; write its id, "),
+        ("[classes.7]", ": classes.7: '7' is an id, expected a name"),
+        ("[classes.x]\nsubjects = ['a', 'a..b']", ": classes.x.subjects[1]: "),
+        (
+            "[nats]\nmax-payload = 8\nmax_payload = 9",
+            ": nats: 'max-payload' and 'max_payload' are the same, expected either",
+        ),
+        (
+            USER + "permissions = { allow-responses = true, allow_responses = true }",
+            ": nats.users[0].permissions: 'allow-responses' and 'allow_responses' are the same",
+        ),
+        ("[nats]\nmax_subs = 'x'", ": nats.max_subs: it should be a valid integer, got 'x'"),
+        ("[nats]\nmax_subs = 7.5", ": nats.max_subs: it should be a valid integer, got 7.5"),
+        ("[nats]\nport = 70000", ": nats.port: "),
         ("[classes]\nx = 4", ": classes.x: expected a table, got 4"),
         (
             "[classes.x]\nsubject = []",
