@@ -173,14 +173,21 @@ class Front:
         if session.parser.tail_bytes > KEPT_BYTES_MIN:
             self.pace.keep(session)
         if self.pace.has_behind:
-            session.hold = self.pace.hold(others=self._feeds_others(session))
+            others = self._feeds_others(session)
+            session.hold = self.pace.hold(others=others, is_alone=not others)
+            session.has_held = session.has_held or session.hold is not None
+        elif session.has_held:
+            self._feeds_others(session)
 
     def _feeds_others(self, publisher: NatsSession) -> bool:
-        """Whether anybody who is not behind was sent something by what was just looked at."""
+        """Whether anybody who is not behind was sent something by what was just looked at, or by
+        what came a short time ago."""
+        pace = self.pace
         guest = publisher.deliveries.guest.session_id if publisher.deliveries else -1
-        return any(
-            session is not publisher and not self.pace.is_behind(session) for session in self._ready
-        ) or (self.classes is not None and self.classes.broker.feeds_others(guest))
+        others = (s for s in self._ready if s is not publisher and not pace.is_behind(s))
+        return pace.feeds(publisher, next(others, None)) or (
+            self.classes is not None and self.classes.broker.feeds_others(guest)
+        )
 
     def _begin(self, session: NatsSession, first: int) -> None:
         """A client of which it is not known who it is says something that begins with this byte.

@@ -78,13 +78,17 @@ assert MIX_MESSAGES_MAX <= SUBJECTS_MAX
 assert RUN_MESSAGES_MIN <= MIX_MESSAGES_LEAST <= PLAIN_MESSAGES <= MIX_MESSAGES_MIN
 
 # A client for which more waits is behind, and who fills it is read from again after it has caught
-# up or after this long.
+# up or after this long: where nobody else waits with it, or where somebody does, who was sent
+# something by the same client not longer ago than this.
 BACKLOG_BYTES = 8 * 1024 * 1024
+STALL_SECONDS_ALONE = 0.25
 STALL_SECONDS_MAX = 0.01
+FED_SECONDS = 1.0
 # A begun message that is longer counts as kept for its client.
 KEPT_BYTES_MIN = 4 * 1024
-# It is not waited for any more when it has taken nothing for so long.
-STUCK_SECONDS = 0.2
+# It is not waited for any more when it has taken nothing for so long. What a slow one reads is seen
+# in steps: its system asks for more when a good part of what it keeps for it has been read.
+STUCK_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """Clients that fall behind: whom they hold up, for how long, and when they are given up.
 
-Rule 1: a publisher waits a little for clients that it has filled and that go on taking, and is read
-in smaller pieces if that was too little: so a fast one does not drown a slower one. It does so only
-if nobody else is sent the same: a slow client never slows another. And it does not wait long for
-one that takes nothing.
+Rule 1: a publisher waits for clients that it has filled and that go on taking, and is read in
+smaller pieces if that was too little: so a fast one does not drown a slower one. It does so only if
+nobody else is sent the same, or was sent something else lately: a slow client never slows another.
+And it does not wait long for one that takes nothing.
 Rule 2: for one that is about to be given up, every publisher waits a moment, as at the reference
 server: that is its last chance, and is soon over.
 Rule 3: a client is given up when more waits for it than may, or when it takes nothing for too long.
@@ -16,10 +16,18 @@ from __future__ import annotations
 
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
+from weakref import ref
 
 from simplebus.core.errors import Reason
 from simplebus.nats.errors import NatsError
-from simplebus.nats.limits import BACKLOG_BYTES, STUCK_SECONDS, NatsLimits
+from simplebus.nats.limits import (
+    BACKLOG_BYTES,
+    FED_SECONDS,
+    STALL_SECONDS_ALONE,
+    STALL_SECONDS_MAX,
+    STUCK_SECONDS,
+    NatsLimits,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -39,12 +47,14 @@ class Publisher(Protocol):
 class Hold:
     """For whom a publisher waits."""
 
-    __slots__ = ("others", "sent_before", "sessions")
+    __slots__ = ("others", "seconds", "sent_before", "sessions")
 
-    def __init__(self, sessions: list[NatsSession], others: bool) -> None:
+    def __init__(self, sessions: list[NatsSession], others: bool, seconds: float) -> None:
         self.sessions = sessions
         self.others = others
         """Whether others, who are not behind, would wait with it."""
+        self.seconds = seconds
+        """How long it waits at most, before it says something more."""
         self.sent_before = [session.outbox.sent_bytes for session in sessions]
         """What each had taken when it began."""
 
@@ -78,14 +88,26 @@ class Pace:
             closed="Slow Consumer (Pending Bytes)",
         )
 
-    def hold(self, *, others: bool) -> Hold | None:
+    def hold(self, *, others: bool, is_alone: bool = False) -> Hold | None:
         """For whom a publisher is to wait: of those that were noted since this was asked last.
-        `others` says whether anybody else was sent something meanwhile. None for nobody."""
+        `others` says whether anybody else was sent something meanwhile, `is_alone` whether it is
+        known that nobody was for some time. None for nobody."""
         if not self._behind:
             return None
-        hold = Hold(list(self._behind), others)
+        seconds = STALL_SECONDS_ALONE if is_alone else STALL_SECONDS_MAX
+        hold = Hold(list(self._behind), others, seconds)
         self._behind.clear()
         return hold if self.is_worth_it(hold) else None
+
+    def feeds(self, publisher: NatsSession, other: NatsSession | None) -> bool:
+        """A publisher has just sent something to this one, who is not behind; None for nobody.
+        Returns whether there is anybody who would wait with it: this one, or who was sent something
+        a short time ago and has caught up."""
+        if other is not None:
+            publisher.fed, publisher.fed_at = ref(other), self.now
+            return True
+        fed = publisher.fed() if self.now - publisher.fed_at <= FED_SECONDS else None
+        return fed is not None and not (fed.is_cut or self.is_behind(fed))
 
     def is_behind(self, session: NatsSession) -> bool:
         """Whether more than the mark waits for it."""

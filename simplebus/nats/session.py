@@ -34,6 +34,10 @@ Written: TypeAlias = dict[tuple[bytes, bool], memoryview]
 """What was written of one batch, all of it: by sid, and whether with headers."""
 
 
+def _nobody() -> None:
+    return None
+
+
 class NatsSession:
     """Protocol state of one connection, from accept to close."""
 
@@ -83,6 +87,13 @@ class NatsSession:
         """By sid."""
         self.hold: Hold | None = None
         """Clients that it has filled with its last words, and that are to catch up."""
+        self.has_held = False
+        """Whether there were any, ever."""
+        self.fed: Callable[[], NatsSession | None] = _nobody
+        """Who was sent something by it and was not behind, the last time that this was looked at,
+        if it is still there."""
+        self.fed_at = 0.0
+        """When that was."""
         self.taken_bytes = -1
         """What it had taken at the last beat; -1 if nothing waited for it then."""
         self.taking_since = 0.0

@@ -225,6 +225,12 @@ class Connection(Generic[S]):
             self._writing = True
             self._door.start_soon(self._write)
 
+    def push(self) -> None:
+        """Send what can be sent though the system has not said that there is room: it does so only
+        when there is much."""
+        if self._writing and self.socket.fileno() >= 0:
+            self._send()
+
     def _send(self) -> bool:
         """Send until nothing is left (True), or until it is enough or too much (False)."""
         outbox, tick, wire = self.session.outbox, self._door.tick_number, self.wire

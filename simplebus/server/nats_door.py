@@ -15,7 +15,6 @@ import trio
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.nats.errors import NatsError, too_many
 from simplebus.nats.front import Front
-from simplebus.nats.limits import STALL_SECONDS_MAX
 from simplebus.nats.pace import Hold, Publisher
 from simplebus.nats.session import NatsSession
 from simplebus.nats.settings import NatsSettings
@@ -248,9 +247,12 @@ class NatsDoor:
     async def _wait(self, hold: Hold, publisher: Publisher) -> None:
         """Wait until those whom a publisher has filled have caught up, or long enough."""
         pace = self.front.pace
-        with trio.move_on_after(STALL_SECONDS_MAX):
+        with trio.move_on_after(hold.seconds):
             while pace.is_worth_it(hold):
                 await self._settled.park()
             return
+        for session in hold.sessions:
+            if connection := self.connections.get(session.client_id):
+                connection.push()
         pace.now = trio.current_time()
         pace.waited_in_vain(hold, publisher)

@@ -8,7 +8,7 @@ from simplebus.core.broker import Broker, Settings
 from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
 from simplebus.nats.front import Front
-from simplebus.nats.limits import READ_BYTES_MIN, NatsLimits
+from simplebus.nats.limits import FED_SECONDS, READ_BYTES_MIN, STUCK_SECONDS, NatsLimits
 from simplebus.nats.session import NatsSession
 from simplebus.nats.settings import NatsSettings
 
@@ -111,12 +111,47 @@ def test_where_all_are_behind_all_are_waited_for() -> None:
     assert held(publisher) == both
 
 
+def test_a_publisher_of_one_waits_long_and_of_others_too_a_moment_at_the_end() -> None:
+    house = front()
+    slow, fast = client(house, b"SUB a 1\r\n"), client(house, b"SUB b 1\r\n")
+    publisher = client(house)
+    say(house, publisher, publish(100))
+    alone = publisher.hold
+    assert alone is not None
+    assert alone.sessions == [slow]
+    say(house, publisher, b"PUB b 0\r\n\r\n")
+    take(fast, fast.outbox.pending_bytes)
+    say(house, publisher, publish(10))
+    assert publisher.hold is None  # The other one would wait for what comes next.
+    say(house, publisher, publish(100))
+    assert publisher.hold is not None
+    assert publisher.hold.seconds < alone.seconds
+    take(slow, 100 * KIB)
+    house.now += 2 * FED_SECONDS
+    say(house, publisher, publish(10))
+    assert publisher.hold is not None
+    assert publisher.hold.seconds == alone.seconds
+
+
+def test_one_that_takes_a_little_now_and_then_is_never_given_up_by_a_publisher_that_waits() -> None:
+    house = front()
+    slow, publisher = client(house, b"SUB a 1\r\n"), client(house)
+    for _ in range(500):
+        say(house, publisher, publish(max(1, publisher.read_bytes // KIB)))
+        if publisher.hold is not None:
+            wait_in_vain(house, publisher)
+            house.now += publisher.hold.seconds
+        if int(house.now) % 2:
+            take(slow, min(20 * KIB, slow.outbox.pending_bytes))
+    assert not house.take_cut()
+
+
 def test_one_that_takes_nothing_is_not_waited_for_long_but_again_when_it_takes() -> None:
     house = front()
     stuck, publisher = client(house, b"SUB a 1\r\n"), client(house)
     say(house, publisher, publish(100))
     wait_in_vain(house, publisher)
-    house.now = 1.0
+    house.now = 1.0 + STUCK_SECONDS
     say(house, publisher, publish(10))
     assert held(publisher) == []
     take(stuck, KIB)
@@ -142,7 +177,7 @@ def test_one_that_is_stuck_slows_nobody_down_and_is_waited_for_a_moment_at_the_e
     stuck, publisher = client(house, b"SUB a 1\r\n"), client(house)
     say(house, publisher, publish(100))
     wait_in_vain(house, publisher)
-    house.now = 1.0
+    house.now = 1.0 + STUCK_SECONDS
     say(house, publisher, publish(110))
     size = publisher.read_bytes
     wait_in_vain(house, publisher)

@@ -245,18 +245,20 @@ def resident_bytes() -> int:
 async def test_memory_is_given_back_by_one_that_never_reads() -> None:
     async with nats_server() as (server, door), bystanders(server) as exchange:
         publisher = await greeted(server)
-        block = b"PUB flood 1000\r\n%b\r\n" % bytes(1000) * 2000
+        block = b"PUB tick 0\r\n\r\n" + b"PUB flood 1000\r\n%b\r\n" % bytes(1000) * 2000
         before = peak = resident_bytes()
-        stuck = await greeted(server)
+        stuck, other = await greeted(server), await greeted(server)
         await stuck.send(b"SUB flood 1\r\n")
         await stuck.settled()
+        await other.send(b"SUB tick 1\r\n")  # The publisher does not wait for one alone, then.
+        await other.settled()
         while not server.engine.cut_off:
             await publisher.send(block)
             await exchange()
             peak = max(peak, resident_bytes())
         assert peak - before > 40 * MIB
         await until(lambda: resident_bytes() - before < 16 * MIB)
-        assert len(door.connections) == 3
+        assert len(door.connections) == 4
 
 
 async def test_a_subscriber_slower_than_its_publisher_keeps_up_all_the_same() -> None:
