@@ -112,8 +112,11 @@ class Front:
 
     # Sessions ------------------------------------------------------------------------------------
 
-    def open(self, peer: str, *, ip: str = "", host: str = "", port: int = 0) -> NatsSession:
-        """A client has connected to this host and port, from this address."""
+    def open(
+        self, peer: str, *, ip: str = "", host: str = "", port: int = 0, is_early: bool = False
+    ) -> NatsSession:
+        """A client has connected to this host and port, from this address. If that is early,
+        something else comes before it may speak; then `start` says that it may."""
         settings, gate, client_id = self.settings, self.gate, self._next_client_id
         self._next_client_id += 1
         info = Info(
@@ -145,12 +148,17 @@ class Front:
             overflow=self._fell_behind,
         )
         session.is_connected = not gate.auth.required
-        session.heard_at = self.now
         self.sessions[client_id] = session
         session.send(info.line())
-        first = settings.limits.auth_seconds if self._asks else self._first_ping_seconds
-        heapq.heappush(self._due, (self.now + first, client_id))
+        if not is_early:
+            self.start(session)
         return session
+
+    def start(self, session: NatsSession) -> None:
+        """From now on it is measured how long the client says nothing."""
+        session.heard_at = self.now
+        first = self.settings.limits.auth_seconds if self._asks else self._first_ping_seconds
+        heapq.heappush(self._due, (self.now + first, session.client_id))
 
     def receive(self, session: NatsSession, buffer: ReceiveBuffer, count: int) -> None:
         """`count` fresh bytes of this session are in the buffer.

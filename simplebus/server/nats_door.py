@@ -95,7 +95,9 @@ class NatsDoor:
         self.front.now = trio.current_time()
         host, port = sock.getsockname()[:2]
         ip = peer.rpartition(":")[0].strip("[]")
-        session = self.front.open(peer, ip=ip, host=host, port=port)
+        session = self.front.open(
+            peer, ip=ip, host=host, port=port, is_early=self._tls is not None
+        )
         connection = self._connection(sock, session)
         self.connections[session.client_id] = connection
         self.start_soon(connection.run)
@@ -111,6 +113,7 @@ class NatsDoor:
             sock,
             session,
             self,
+            self.front,
             options=self._tls,
             context=self._tls_context,
             users=self._users,

@@ -1,7 +1,8 @@
 """A NATS client's connection that goes over to TLS, before INFO or behind it.
 
 Rule 1: between INFO and the end of the handshake nothing is sent in clear, nor is anything read.
-Rule 2: who makes no handshake is told nothing, as by the reference server: it waits for TLS, and
+Rule 2: the time in which it is to say who it is begins behind the handshake.
+Rule 3: who makes no handshake is told nothing, as by the reference server: it waits for TLS, and
 would not understand.
 """
 
@@ -18,6 +19,7 @@ import trio
 from simplebus.core.errors import Reason
 from simplebus.nats.certificates import user_of
 from simplebus.nats.errors import NatsError
+from simplebus.nats.front import Front
 from simplebus.nats.session import NatsSession
 from simplebus.server.connection import Connection
 from simplebus.server.tls import TlsOptions, TlsSocket
@@ -38,6 +40,7 @@ class TlsConnection(Connection[NatsSession]):
         sock: socket.socket,
         session: NatsSession,
         door: NatsDoor,
+        front: Front,
         *,
         options: TlsOptions,
         context: ssl.SSLContext,
@@ -46,6 +49,7 @@ class TlsConnection(Connection[NatsSession]):
     ) -> None:
         """`users` are the names of those who may be mapped to."""
         super().__init__(sock, session, door)
+        self._front = front
         self._options = options
         self._context = context
         self._users = users
@@ -61,6 +65,11 @@ class TlsConnection(Connection[NatsSession]):
         return not self._holds and super()._say_farewell()
 
     async def begin(self) -> None:
+        await self._secure()
+        self._front.now = trio.current_time()
+        self._front.start(self.session)
+
+    async def _secure(self) -> None:
         """Make the handshake. Raises NatsError when there is none in time."""
         if not self._options.handshake_first:
             self.flush()  # INFO, in clear.

@@ -49,12 +49,13 @@ async def tls_server(
     *,
     seconds: float = 2.0,
     max_pending: int = 64 << 20,
+    auth_seconds: float = 2.0,
     auth: NatsAuth | None = None,
     **more: object,
 ) -> AsyncIterator[Serving]:
     options = TlsOptions(own.cert, own.key, **more)  # type: ignore[arg-type]
     settings = NatsSettings(
-        NatsLimits(tls_seconds=seconds, max_pending=max_pending),
+        NatsLimits(tls_seconds=seconds, max_pending=max_pending, auth_seconds=auth_seconds),
         auth=auth or NatsAuth(),
         tls_required=not options.optional,
         tls_available=options.optional,
@@ -196,6 +197,22 @@ async def test_who_makes_no_handshake_is_closed_without_a_word(
         await until(lambda: server.engine.cut_off[Reason.TLS_HANDSHAKE] == 1)
         assert server.nats_door is not None
         assert not server.nats_door.connections
+
+
+async def test_the_time_to_say_who_one_is_begins_behind_the_handshake(
+    authority: Authority, own: Pair
+) -> None:
+    auth = NatsAuth((User(name="ada", password="x"),))
+    async with tls_server(own, auth=auth, seconds=0.2, auth_seconds=0.05) as server:
+        late = await nats(server)
+        await late.info()
+        assert await late.rest() == b""
+        assert server.engine.cut_off == {Reason.TLS_HANDSHAKE: 1}
+    async with tls_server(own, auth=auth, auth_seconds=0.05) as server:
+        silent = await nats(server)
+        await silent.info()
+        await silent.use_tls(trusting(authority))
+        assert await silent.rest() == b"-ERR 'Authentication Timeout'\r\n"
 
 
 @pytest.mark.parametrize("optional", [False, True])
