@@ -58,6 +58,10 @@ class Hold:
         self.sent_before = [session.outbox.sent_bytes for session in sessions]
         """What each had taken when it began."""
 
+    def shorten(self) -> None:
+        """It waits a moment, and for nobody but those who are about to be given up."""
+        self.others, self.seconds = True, STALL_SECONDS_MAX
+
 
 class Pace:
     """Of one front."""

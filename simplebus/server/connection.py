@@ -228,8 +228,12 @@ class Connection(Generic[S]):
     def push(self) -> None:
         """Send what can be sent though the system has not said that there is room: it does so only
         when there is much."""
-        if self._writing and self.socket.fileno() >= 0:
-            self._send()
+        left = -1
+        outbox = self.session.outbox
+        while self._writing and self.socket.fileno() >= 0 and left != outbox.pending_bytes:
+            left = outbox.pending_bytes
+            if self._send():
+                return
 
     def _send(self) -> bool:
         """Send until nothing is left (True), or until it is enough or too much (False)."""

@@ -62,7 +62,7 @@ class NatsDoor:
         self.connections: dict[int, Connection[NatsSession]] = {}
         """By client id."""
         self.accepted = 0
-        self._is_tidying = False
+        self._is_tidying = self._is_finishing = False
         self._freed = False
         """Whether much memory may be free since the last beat."""
         self._hold: Hold | None = None
@@ -95,9 +95,7 @@ class NatsDoor:
         self.front.now = trio.current_time()
         host, port = sock.getsockname()[:2]
         ip = peer.rpartition(":")[0].strip("[]")
-        session = self.front.open(
-            peer, ip=ip, host=host, port=port, is_early=self._tls is not None
-        )
+        session = self.front.open(peer, ip=ip, host=host, port=port, is_early=self._tls is not None)
         connection = self._connection(sock, session)
         self.connections[session.client_id] = connection
         self.start_soon(connection.run)
@@ -132,6 +130,8 @@ class NatsDoor:
     async def finish_publishers(self) -> None:
         """Stop reading from clients that have subscribed to nothing, each as soon as what it has
         sent so far is read."""
+        self._is_finishing = True
+        self._settled.unpark_all()
         last = trio.current_time() + _FINISH_SECONDS_MAX
         while publishers := [c for c in self.connections.values() if not c.session.subscriptions]:
             late = trio.current_time() > last
@@ -250,9 +250,13 @@ class NatsDoor:
     async def _wait(self, hold: Hold, publisher: Publisher) -> None:
         """Wait until those whom a publisher has filled have caught up, or long enough."""
         pace = self.front.pace
+        if self._is_finishing:
+            hold.shorten()
         with trio.move_on_after(hold.seconds):
             while pace.is_worth_it(hold):
                 await self._settled.park()
+                if self._is_finishing:
+                    hold.shorten()
             return
         for session in hold.sessions:
             if connection := self.connections.get(session.client_id):

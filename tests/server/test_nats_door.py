@@ -65,7 +65,7 @@ def test_sighup_and_sigusr1_are_said_to_be_useless_and_sigterm_flushes(
         reader.send(b"SUB a 1\r\nPING\r\n")
         assert reader.line() == b"PONG\r\n"
         publisher.greet()
-        count = 20_000
+        count = 10_000
         publisher.send(b"PUB a 1000\r\n%b\r\n" % bytes(1000) * count)  # More than sockets hold.
         for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGTERM):
             it.signal(number)

@@ -147,20 +147,23 @@ async def test_one_that_stops_reading_behind_tls_is_given_up_as_any_other(
     authority: Authority, own: Pair
 ) -> None:
     async with tls_server(own, optional=True, max_pending=4 << 20) as server:
-        publisher, stuck = await nats(server), await nats(server)
+        publisher, stuck, other = await nats(server), await nats(server), await nats(server)
         await publisher.hello()
+        await other.hello()
+        await other.send(b"SUB tick 1\r\n")  # The publisher does not wait for one alone, then.
+        await other.settled()
         await stuck.info()
         await stuck.use_tls(trusting(authority))
         await stuck.greet()
         await stuck.send(b"SUB a 1\r\n")
         await stuck.settled()
-        block = b"PUB a 1000\r\n%b\r\n" % bytes(1000) * 1000
+        block = b"PUB tick 0\r\n\r\n" + b"PUB a 1000\r\n%b\r\n" % bytes(1000) * 1000
         while not server.engine.cut_off:
             await publisher.send(block)
             await publisher.settled()
         assert server.engine.cut_off == {Reason.SLOW_CONSUMER: 1}
         assert server.nats_door is not None
-        await until(lambda: len(server.nats_door.connections) == 1)  # type: ignore[union-attr]
+        await until(lambda: len(server.nats_door.connections) == 2)  # type: ignore[union-attr]
         await publisher.settled()
 
 
