@@ -391,7 +391,6 @@ class Front:
 
     def _let_in(self, session: NatsSession, user: User | None) -> None:
         """It is known who it is."""
-        session.user = user
         session.grants = self.gate.grants(user)
         responses = session.grants.responses if session.grants else None
         session.replies = Replies(responses, self._read_clock) if responses else None

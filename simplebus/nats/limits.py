@@ -72,6 +72,9 @@ PACKED_ALONE_BYTES = 4 * 1024
 # them.
 READ_BYTES_FIRST = 16 * 1024
 
+# Combinations of queue groups with one name that are remembered; beyond, all are found again.
+JOINED_MAX = 1024
+
 # One event may need a number for each of its messages.
 assert MIX_MESSAGES_MAX <= SUBJECTS_MAX
 # What is looked for in vain costs about as much as what is taken one by one afterwards.

@@ -7,8 +7,10 @@ Rule 2: a large group costs its messages no more than a small one.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from itertools import accumulate, chain
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -43,6 +45,34 @@ class Dice:
         return self._generator.integers(below, size=count)
 
 
+class _Members(Protocol):
+    """Some subscriptions, by number."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, number: int, /) -> Subscription: ...
+    def __iter__(self) -> Iterator[Subscription]: ...
+
+
+class _Chained:
+    """The members of several groups: there are many such combinations, so none has its copy."""
+
+    __slots__ = ("_ends", "_lists")
+
+    def __init__(self, lists: list[list[Subscription]]) -> None:
+        self._lists = lists
+        self._ends = list(accumulate(map(len, lists)))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, number: int, /) -> Subscription:
+        at = bisect_right(self._ends, number)  # Counted from the end of the list that has it:
+        return self._lists[at][number - self._ends[at]]
+
+    def __iter__(self) -> Iterator[Subscription]:
+        return chain.from_iterable(self._lists)
+
+
 class _Sharing:
     """A sink that puts each message to one of its members."""
 
@@ -64,7 +94,7 @@ class _Sharing:
         """Grows when a member comes or goes."""
         raise NotImplementedError
 
-    def current(self) -> list[Subscription]:
+    def current(self) -> _Members:
         """Its members now."""
         raise NotImplementedError
 
@@ -89,7 +119,9 @@ class _Sharing:
             return True
         nobodys = 0
         for subject, rest in _by_subject(messages, left):
-            while rest.size and (takers := self._who_take(subject, origin)):
+            size = every.size + 1
+            while 0 < rest.size < size and (takers := self._who_take(subject, origin)):
+                size = rest.size
                 rest = self._share(takers, messages, rest, origin)
             nobodys += rest.size
         return nobodys < every.size
@@ -105,7 +137,7 @@ class _Sharing:
 
     def _share(
         self,
-        takers: list[Subscription],
+        takers: _Members,
         messages: Run | Mix,
         rows: Positions,
         origin: NatsSession | None,
@@ -124,7 +156,7 @@ class _Sharing:
 
     def _share_few(
         self,
-        takers: list[Subscription],
+        takers: _Members,
         messages: Run | Mix,
         rows: Positions,
         origin: NatsSession | None,
@@ -133,10 +165,12 @@ class _Sharing:
         chosen: dict[int, list[int]] = {}
         for row in rows.tolist():
             chosen.setdefault(self._dice.one(len(takers)), []).append(row)
+        # Found before any takes its part: with that it may end, and the others have other numbers.
+        whose = [(takers[number], part) for number, part in chosen.items()]
         left = [
             rest
-            for number, part in chosen.items()
-            if (rest := takers[number].part(messages, np.array(part), origin)).size
+            for member, part in whose
+            if (rest := member.part(messages, np.array(part), origin)).size
         ]
         return np.sort(np.concatenate(left)) if left else rows[:0]
 
@@ -170,10 +204,6 @@ class QueueGroup(_Sharing):
             self._at = {member: at for at, member in enumerate(self.members)}
         self._version += 1
 
-    def reconsider(self) -> None:
-        """A member may take what it did not, or no longer what it did."""
-        self._version += 1
-
     def remove(self, member: Subscription) -> None:
         """It leaves. The last one takes its place in the list."""
         at = self.members.index(member) if self._at is None else self._at.pop(member)
@@ -193,17 +223,17 @@ class JoinedGroup(_Sharing):
     def __init__(self, dice: Dice, groups: tuple[QueueGroup, ...]) -> None:
         super().__init__(dice)
         self._groups = groups
-        self._members: list[Subscription] = []
+        self._members = _Chained([])
         self._members_for = -1
 
     @property
     def version(self) -> int:
         return sum(group.version for group in self._groups)
 
-    def current(self) -> list[Subscription]:
+    def current(self) -> _Members:
         version = self.version
         if version != self._members_for:
-            self._members = [member for group in self._groups for member in group.members]
+            self._members = _Chained([group.members for group in self._groups])
             self._members_for = version
         return self._members
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from simplebus.core.sublist import Sublist
 from simplebus.nats import subjects
 from simplebus.nats.events import Mix, Positions, Run
-from simplebus.nats.limits import SCATTERED_PART, SUBJECTS_MAX, TIDIED_AT_ONCE
+from simplebus.nats.limits import JOINED_MAX, SCATTERED_PART, SUBJECTS_MAX, TIDIED_AT_ONCE
 from simplebus.nats.queue_group import Dice, JoinedGroup, QueueGroup
 from simplebus.nats.subscription import Sink, Subscription
 from simplebus.nats.table import SubjectTable
@@ -26,6 +26,7 @@ from simplebus.nats.table import SubjectTable
 Sinks: TypeAlias = tuple[Sink, ...]
 
 _UNKNOWN = -1
+_NEVER = (-1, -1)
 
 
 class Routes:
@@ -47,7 +48,7 @@ class Routes:
         self._results: dict[Sinks, int] = {}
         self._sinks: list[Sinks] = []
         self._result_of = np.full(SUBJECTS_MAX, _UNKNOWN, np.int32)
-        self._valid_for = (-1, -1)
+        self._valid_for = _NEVER
 
     @property
     def generation(self) -> int:
@@ -154,6 +155,9 @@ class Routes:
                 continue
             found = self._joined.get(key)
             if found is None:
+                if len(self._joined) >= JOINED_MAX:
+                    self._joined.clear()
+                    self._valid_for = _NEVER  # Results lead to them, too.
                 found = self._joined[key] = JoinedGroup(self._dice, key)
             joined.append(found)
         return tuple(joined)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from simplebus.core.limits import RECEIVE_BYTES, TRICKLE_BYTES
 from simplebus.nats import writing
-from simplebus.nats.auth import User
 from simplebus.nats.connect import Info, Options
 from simplebus.nats.events import Mix, Positions, Run
 from simplebus.nats.limits import (
@@ -61,8 +60,6 @@ class NatsSession:
         self.options = Options()
         self.info = info
         """What it was told of the server."""
-        self.user: User | None = None
-        """Who it is; None where nobody is asked."""
         self.certified = ""
         """Name of the user whose certificate it showed."""
         self.grants: Grants | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from inside import Client, Inside
 from numbered import numbered
 
+from simplebus.nats.limits import JOINED_MAX
 from simplebus.nats.queue_group import Dice, JoinedGroup, QueueGroup
 from simplebus.nats.routes import Routes
 from simplebus.nats.subscription import Sink, Subscription
@@ -95,6 +97,60 @@ def test_groups_of_one_name_count_as_one_whatever_they_subscribed_to() -> None:
     for subscription in subscriptions:
         routes.unsubscribe(subscription)
     assert routes.of(b"a.b") == ()
+
+
+def test_members_of_joined_groups_come_and_go() -> None:
+    house = Inside()
+    one, two, publisher = house.client(QUIET), house.client(QUIET), house.client(QUIET)
+    one.say(b"SUB a.* g 1\r\n")
+    two.say(b"SUB *.b g 1\r\n")
+    batch = b"PUB a.b 1\r\n0\r\n" * 60
+    heard = []
+    for said in (b"", b"UNSUB 1\r\n", b"SUB *.b g 1\r\nSUB a.* g 2\r\n"):
+        two.say(said)
+        publisher.say(batch)
+        heard.append((len(numbers(one)), len(numbers(two))))
+    assert [sum(counts) for counts in heard] == [60, 60, 60]
+    assert heard[0][1] > 0
+    assert heard[1][1] == 0
+    assert heard[2][1] > 30  # Two of three are its own.
+
+
+@pytest.mark.parametrize("subjects", [(b"a", b"a"), (b"a", b"*")], ids=["one", "joined"])
+@pytest.mark.parametrize("count", [12, 60])
+def test_members_may_end_with_their_parts_of_one_batch(
+    subjects: tuple[bytes, bytes], count: int
+) -> None:
+    house = Inside()
+    member, publisher = house.client(QUIET), house.client(QUIET)
+    for at in range(8):
+        sid = b"%d" % at
+        member.say(b"SUB %b g %b\r\nUNSUB %b 1\r\n" % (subjects[at % 2], sid, sid))
+    publisher.say(b"PUB a 1\r\n0\r\n" * count)
+    assert not publisher.closed
+    assert len(numbers(member)) == 8
+
+
+def test_of_many_combinations_of_groups_few_are_remembered() -> None:
+    routes = Routes(np.random.default_rng(0))
+    session = Inside().client(QUIET).session
+    words = 12
+    for at in range(words):
+        subject = b".".join(b"a" if at == word else b"*" for word in range(words))
+        routes.subscribe(Subscription(session, subject, b"g", b"%d" % at))
+    names = [
+        b".".join(b"a" if number >> word & 1 else b"b" for word in range(words))
+        for number in range(1 << words)
+    ]
+    numbers = numbered(routes.table, names)
+    found = [sinks for part in np.split(numbers, 4) for sinks in routes.each(part)]
+    assert [sum(len(sink.current()) for sink in sinks) for sinks in found] == [  # type: ignore[attr-defined]
+        number.bit_count() for number in range(1 << words)
+    ]
+    del found
+    routes.each(numbers[:1])
+    kept = sum(isinstance(thing, JoinedGroup) for thing in gc.get_referrers(JoinedGroup))
+    assert 0 < kept <= JOINED_MAX
 
 
 def test_members_come_and_go_and_each_message_goes_to_one_of_those_who_are_there() -> None:
