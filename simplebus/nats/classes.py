@@ -12,6 +12,7 @@ seen through the tap, what is acknowledged is the broker's.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from simplebus.core.broker import Broker
 from simplebus.core.errors import Reason, RemoteProtocolError
@@ -29,6 +30,7 @@ from simplebus.core.group import Member
 from simplebus.core.limits import MESSAGE_ID_MASK
 from simplebus.core.requests import UnsubscribeRequest
 from simplebus.core.session import Session
+from simplebus.core.store import Tap as StoreTap
 from simplebus.nats.acked import (
     ACKS,
     ASKS,
@@ -61,6 +63,7 @@ class Classes:
         deliver: Deliver,
         weigh: Callable[[int], None],
         cut: Callable[[NatsSession, NatsError], None],
+        fault: Callable[[Exception], None],
     ) -> None:
         self.broker = broker
         self.guests: dict[int, NatsSession] = {}
@@ -73,6 +76,8 @@ class Classes:
         """Called with work that was done, as bytes of output: who makes much is read less of."""
         self._cut = cut
         """Has a session closed."""
+        self._fault = fault
+        """Called with what went wrong, through a fault of ours, in showing what is stored."""
         self._acks = _Acks(self, routes.table.names)
         routes.add(ACKS, self._acks)
         self.bindings = Bindings(
@@ -84,12 +89,25 @@ class Classes:
         self._tap = Tap(
             broker.store, broker.alarms, routes, wanted=self._is_wanted, deliver=deliver
         )
-        broker.store.timed_tap = self._tap.note
+        broker.store.timed_tap = self._fenced(self._tap.note)
+        self._see = self._fenced(self._tap.see)
         routes.heard = self._hear
 
     def _hear(self, is_heard: bool) -> None:
         """The first client has subscribed to something, or the last one does no longer."""
-        self.broker.store.tap = self._tap.see if is_heard else None
+        self.broker.store.tap = self._see if is_heard else None
+
+    def _fenced(self, look: StoreTap) -> StoreTap:
+        """What is stored is stored: whatever goes wrong in looking at it costs its publisher, who
+        may be of another door, nothing."""
+
+        def look_safely(*stored: Any) -> None:
+            try:
+                look(*stored)
+            except Exception as error:
+                self._fault(error)
+
+        return look_safely
 
     def _is_wanted(self, subject: bytes) -> bool:
         """Whether a client has subscribed to what matches this subject."""

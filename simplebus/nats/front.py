@@ -99,10 +99,16 @@ class Front:
         self._made = 0
         """Bytes that were written of the read that is looked at."""
         self._cut: list[tuple[NatsSession, NatsError]] = []
+        self._faults: list[Exception] = []
         self.classes: Classes | None = None
         if broker is not None:
             self.classes = Classes(
-                broker, self.routes, deliver=self.deliver, weigh=self._weigh, cut=self.cut
+                broker,
+                self.routes,
+                deliver=self.deliver,
+                weigh=self._weigh,
+                cut=self.cut,
+                fault=self._note_fault,
             )
         self._due: list[tuple[float, int]] = []
         """When to look after which client: a heap, with each client once."""
@@ -252,6 +258,18 @@ class Front:
             denied=self.denied,
             slow_consumers=self.slow_consumers,
         )
+
+    def take_faults(self) -> list[Exception]:
+        """What went wrong through faults of ours, to be logged."""
+        faults, self._faults = self._faults, []
+        return faults
+
+    def _note_fault(self, error: Exception) -> None:
+        """Something went wrong within a batch: what is left of it goes to nobody."""
+        self._faults.append(error)
+        for session in self._gathering:
+            session.forget_gathered()
+        self._gathering.clear()
 
     def tick(self) -> None:
         """One beat: who is overdue, and what is to be forgotten?"""

@@ -195,9 +195,13 @@ class NatsSession:
 
     def forget_all(self) -> None:
         """Nothing of what waits for it is to be sent."""
+        self.forget_gathered()
+        self.outbox.clear()
+
+    def forget_gathered(self) -> None:
+        """Nothing of the batch that is looked at is to be sent."""
         self._gathered.clear()
         self._gathered_bytes = 0
-        self.outbox.clear()
 
     def write(self, messages: Run | Mix, written: Written) -> int:
         """Queue what was gathered of a batch. `written` is what others were sent of it. Returns how

@@ -182,6 +182,8 @@ class NatsDoor:
             if session.client_id in connections:
                 connections[session.client_id].cut(error)
             self._freed |= error.reason in (Reason.SLOW_CONSUMER, Reason.PENDING_LIMIT)
+        for fault in front.take_faults():
+            log.error("what is stored could not be shown to NATS clients", exc_info=fault)
         if front.routes.has_abandoned and not self._is_tidying:
             self._is_tidying = True
             self.start_soon(self._tidy)

@@ -128,5 +128,5 @@ def test_whatever_is_said_about_classes_harms_nobody(seed: int) -> None:
     doors.broker.check()
     assert doors.front.classes is not None
     assert doors.front.classes.guests == {}
-    tap = doors.broker.store.timed_tap.__self__  # type: ignore[union-attr]
+    tap = doors.front.classes._tap  # type: ignore[union-attr]
     assert all(verdicts.size < 64 for _, verdicts in tap._verdicts.values())

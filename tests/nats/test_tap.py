@@ -56,6 +56,22 @@ def test_headers_go_to_clients_that_take_them_and_a_reply_to_all() -> None:
     assert peer.errors() == []
 
 
+def test_a_fault_in_showing_what_is_stored_costs_its_publisher_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    doors = Doors()
+    client = doors.client(b"SUB a 1\r\n")
+    with monkeypatch.context() as broken:
+        broken.setattr(doors.front, "_write", lambda messages: 1 / 0)
+        peer = peer2(doors, enveloped(1, 0, *[on_channel("a", b"%d" % n) for n in range(60)]))
+    assert peer.errors() == []
+    assert doors.broker.classes[1].ring.head == 60
+    assert [type(fault) for fault in doors.front.take_faults()] == [ZeroDivisionError]
+    peer.say(enveloped(1, 60, *[on_channel("a", b"later")] * 60))
+    assert [message.payload for message in client.messages()] == [b"later"] * 60
+    assert doors.front.take_faults() == []
+
+
 def test_a_binary_subscriber_answers_a_nats_request() -> None:
     doors = Doors()
     doors.broker.store.bind("ask.>", 1)
@@ -195,7 +211,7 @@ def test_no_more_is_remembered_of_what_opens_later_than_is_stored() -> None:
     for at in range(0, 5000, 50):
         said = [timed(b"%d" % n, not_before_ms=1000) for n in range(at, at + 50)]
         peer.say(enveloped(1, at, *said))
-    tap = doors.broker.store.timed_tap.__self__  # type: ignore[union-attr]
+    tap = doors.front.classes._tap  # type: ignore[union-attr]
     assert len(tap._later) <= 1024
     doors.wait(2)
     assert client.payloads() == [b"%d" % n for n in range(4900, 5000)]
@@ -231,7 +247,7 @@ def test_where_nobody_wants_it_nothing_is_copied(
     client = doors.client(said)
     client.take()
     peer = peer2(doors)
-    tap = doors.broker.store.timed_tap.__self__  # type: ignore[union-attr]
+    tap = doors.front.classes._tap  # type: ignore[union-attr]
     monkeypatch.setattr(tap, "_send", lambda *what, **more: pytest.fail("it was copied"))
     peer.say(publish(1, 0, *numbered(30)))
     peer.say(enveloped(1, 30, *[on_channel(f"a.{n}", b"x") for n in range(30)]))
@@ -276,7 +292,7 @@ def test_no_more_is_remembered_of_channels_than_there_are() -> None:
     doors = Doors()
     client = doors.client(b"SUB other 1\r\n")
     peer = peer2(doors)
-    tap = doors.broker.store.timed_tap.__self__  # type: ignore[union-attr]
+    tap = doors.front.classes._tap  # type: ignore[union-attr]
     for number in range(100):
         client.say(b"UNSUB 2\r\nSUB another.%d 2\r\n" % number)
         peer.say(enveloped(1, number, on_channel("a", b"x")))

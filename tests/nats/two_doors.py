@@ -103,6 +103,7 @@ class Client:
 
     def take(self, pieces: int = 1 << 30) -> bytes:
         """What waits, or so many pieces of it."""
+        assert self.doors.front.take_faults() == []
         outbox, tick, taken = self.session.outbox, self.doors.broker.tick_number, b""
         while pieces and (piece := outbox.peek(tick)):
             taken += piece
