@@ -63,6 +63,8 @@ _FILTER = "filter"
 # So many durables that a client has left are remembered.
 _LEFT_MAX = 64
 _TOKEN_SAFE = "!\"#$&'()+,/:;<=?@[\\]^_`{|}~-"
+# Two of these, of any letters, fit into a line of any length that is likely.
+_TOKEN_CHARACTERS_MAX = 1000
 _DIGITS = re.compile(r"[0-9]{1,18}")
 
 
@@ -163,6 +165,12 @@ def token(text: str) -> str:
     return quote(text, safe=_TOKEN_SAFE).replace(".", "%2E")
 
 
+def _short_token(text: str, other: str) -> str:
+    """The same, or this one for a name that would make a line too long."""
+    found = token(text)
+    return found if 0 < len(found) <= _TOKEN_CHARACTERS_MAX else other
+
+
 # What is sent ------------------------------------------------------------------------------------
 
 
@@ -186,8 +194,10 @@ class AckedSubscription(Subscription):
         self.number = number
         """What the broker knows it by."""
         self.class_id = cls.class_id
-        consumer = asked.durable or asked.group or f"_{number}"
-        self.name = (token(cls.name or str(cls.class_id)), token(consumer))
+        self.name = (
+            _short_token(cls.name, str(cls.class_id)),
+            _short_token(asked.durable or asked.group or "", f"_{number}"),
+        )
         """Stream and consumer, as clients call a class and a position in it. No two positions of
         one client have the same."""
 

@@ -16,7 +16,8 @@ A block is kept whole when it does not end with an empty line, a line has no col
 is none, something is not UTF-8, nothing stands in it, or it holds one of these three names itself.
 What a client of the binary protocol puts into a header that NATS cannot carry (a colon, a blank, a
 letter beyond ASCII in a name; a line break or a NUL in a value) goes out as % and two hexadecimal
-digits for each byte.
+digits for each byte. Where an answer is to go stays a header if it is no subject, or a very long
+one. Times and keys are not seen.
 """
 
 from __future__ import annotations
@@ -54,6 +55,9 @@ _NO_NAME = re.compile(r"[^!-9;-~]")
 _NO_VALUE = re.compile(r"[\r\n\0]")
 _NO_SUBJECT = re.compile(rb"[\x00-\x20\x7f]")
 _OPEN = DELIMITER[:-1]
+# A longer reply subject would have to be answered in a line that is longer than is accepted: what
+# a binary client has put there stays among the headers.
+_REPLY_BYTES_MAX = 2048
 
 # So many subjects are remembered, with what envelopes begin with that have nothing but a channel,
 # if that is short.
@@ -326,7 +330,7 @@ def message_of(frame: bytes, class_subject: bytes, acks_to: bytes = b"") -> Pub:
     headers, reply = envelope.headers, acks_to
     if not acks_to and headers and headers[0][0] == REPLY:
         reply = headers[0][1].encode()
-        if reply and not _NO_SUBJECT.search(reply):
+        if 0 < len(reply) <= _REPLY_BYTES_MAX and not _NO_SUBJECT.search(reply):
             headers = headers[1:]
         else:
             reply = b""

@@ -84,6 +84,17 @@ def test_names_that_are_no_tokens_are_escaped_both_ways() -> None:
     assert doors.statistics(class_id).ring.messages == 0
 
 
+def test_who_has_names_that_are_very_long_is_sent_lines_that_it_can_answer() -> None:
+    doors, name = holding(), "\U0001f40c" * 200
+    client = doors.client(f"SUB $SB.SUB.{name}.{name} 1\r\n".encode())
+    class_id = doors.broker.store.names[name]
+    doors.peer(connect1(class_id), publish1(class_id, b"x"))
+    (message,) = client.messages()
+    assert fields(message)[:2] == [str(class_id), "_1"]
+    client.pub(message.reply)
+    assert doors.statistics(class_id).ring.messages == 0
+
+
 def test_a_client_without_headers_gets_the_payload_alone() -> None:
     doors = Doors()
     doors.broker.store.bind("a", 1)
