@@ -127,10 +127,6 @@ class TlsSocket:
         """Whether there may be more to read though nothing comes from the wire."""
         return self._full
 
-    def feed(self, data: bytes) -> None:
-        """These came already, before it was known that they are TLS."""
-        self._came.write(data)
-
     def handshake(self) -> None:
         """Go on with it. Returns when it is done; raises BlockingIOError when the client is to say
         more, `ssl.SSLError` when it cannot be done."""
