@@ -77,6 +77,8 @@ class Options(msgspec.Struct, frozen=True):
 
 DEFAULTS = Options()
 _FIELDS = {field.encode_name: (field.name, field.type) for field in msgspec.structs.fields(Options)}
+# The only other letter that is one of these fields' in lower case, for the reference server.
+_LONG_S = "\u017f"
 _NUMBER_MAX = (1 << 63) - 1
 
 
@@ -88,7 +90,7 @@ def options(text: bytes, before: Options = DEFAULTS) -> Options:
     changes: dict[str, object] = {}
     try:
         for name, value in _pairs(text):
-            field, expected = _FIELDS.get(name.lower(), ("", None))
+            field, expected = _FIELDS.get(name.lower().replace(_LONG_S, "s"), ("", None))
             if value is None or not field:
                 continue
             # A truth value is a number for Python, and for nobody else.

@@ -20,6 +20,7 @@ def test_what_is_not_said_stays_as_it_was() -> None:
     assert options(b'{"VERBOSE":true,"name":null}', said) == Options(
         verbose=True, name="n", protocol=1, password="p"
     )
+    assert options('{"verbo\u017fe":true}'.encode(), said).verbose
     assert options(b"{}") is DEFAULTS
     assert options(b"null", said) is said
 
