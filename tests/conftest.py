@@ -22,5 +22,11 @@ settings.register_profile("ci", settings.get_profile("dev"), max_examples=500)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Three at least: many tests wait for processes that they have started more than they compute,
+    and those that share a Spark session run one behind the other."""
+    return max(3, os.cpu_count() or 1)
+
+
 def pytest_report_header() -> str:
     return f"hypothesis: {settings().max_examples} examples each"
