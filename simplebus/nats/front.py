@@ -193,6 +193,10 @@ class Front:
         elif session.has_held:
             self._feeds_others(session)
 
+    def feeds_anybody(self) -> bool:
+        """Whether there is something new for anybody who is not behind."""
+        return not all(self.pace.is_behind(session) for session in self._ready)
+
     def _feeds_others(self, publisher: NatsSession) -> bool:
         """Whether anybody who is not behind was sent something by what was just looked at, or by
         what came a short time ago."""

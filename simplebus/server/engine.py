@@ -38,6 +38,9 @@ _WORDS = ("frames were refused", "acks were ignored")
 class Holder(Protocol):
     """A door whose clients may fall behind what is published at another."""
 
+    def feeds_anybody(self) -> bool:
+        """Whether what came last is for somebody there who is not behind."""
+
     def holds(self, *, others: bool) -> bool:
         """Whether somebody is behind whom to wait for; `others` are fed by the same publisher."""
 
@@ -66,7 +69,7 @@ class Engine:
         """Other doors, whose clients may be filled by what comes through this one."""
         self._held_by: Holder | None = None
         self._feeds_others = False
-        """Whether what came last was for sessions of this door, too."""
+        """Whether what came last was for others than those who are behind at another door."""
         self._nursery: trio.Nursery | None = None
         self._settled = trio.Event()
         self._said: Counter[str] = Counter()
@@ -200,7 +203,10 @@ class Engine:
         try:
             self.broker.receive(session, self.buffer, count)
         finally:
-            self._feeds_others = bool(self.holders) and self.broker.feeds_others(session.session_id)
+            self._feeds_others = bool(self.holders) and (
+                self.broker.feeds_others(session.session_id)
+                or any(holder.feeds_anybody() for holder in self.holders)
+            )
             self.settle()
 
     @property

@@ -237,6 +237,9 @@ class NatsDoor:
         if hold is not None:
             await self._wait(hold, session)
 
+    def feeds_anybody(self) -> bool:
+        return self.front.feeds_anybody()
+
     def holds(self, *, others: bool) -> bool:
         """Whether a publisher at another door is to wait for clients here that it has just filled:
         then `hold` is awaited. `others` says whether it has sent something to anybody there."""

@@ -18,6 +18,7 @@ from served import connect, message, serving, until
 from simplebus.core.errors import Reason
 from simplebus.nats.front import Front
 from simplebus.nats.limits import NatsLimits
+from simplebus.nats.pace import Hold, Publisher
 from simplebus.nats.settings import NatsSettings
 from simplebus.server.nats_door import NatsDoor
 from simplebus.server.serve import Serving
@@ -293,6 +294,36 @@ async def test_publishers_of_the_binary_door_wait_for_nats_subscribers_too() -> 
                 assert more, server.engine.cut_off
                 received += len(more)
         assert not server.engine.cut_off
+
+
+async def test_publishers_of_the_binary_door_do_not_wait_where_others_would_wait_with_them() -> (
+    None
+):
+    async with nats_server(max_pending=4 * MIB) as (server, door):
+        stuck, taking, publisher = (
+            await greeted(server),
+            await greeted(server),
+            await connect(server, [1]),
+        )
+        for peer in (stuck, taking):
+            await peer.send(b"SUB class.1 1\r\n")
+            await peer.settled()
+        waits = 0
+        wait = door.front.pace.waited_in_vain
+
+        def count(hold: Hold, waiting: Publisher) -> None:
+            nonlocal waits
+            waits += not hold.others
+            wait(hold, waiting)
+
+        door.front.pace.waited_in_vain = count  # type: ignore[method-assign]
+        while not server.engine.cut_off:
+            await publisher.send(message(bytes(1000)) * 100)
+            left = 100 * len(b"MSG class.1 1 1000\r\n%b\r\n" % bytes(1000))
+            while left:
+                left -= len(await taking.stream.receive_some(left))
+        assert server.engine.cut_off == {Reason.SLOW_CONSUMER: 1}
+        assert waits == 0
 
 
 async def test_one_connection_too_many_is_told_so() -> None:
