@@ -89,6 +89,8 @@ STALL_SECONDS_MAX = 0.01
 FED_SECONDS = 1.0
 # A begun message that is longer counts as kept for its client.
 KEPT_BYTES_MIN = 4 * 1024
+# Others wait so long together for one that is about to be given up.
+CHANCE_SECONDS = 0.1
 # It is not waited for any more when it has taken nothing for so long. What a slow one reads is seen
 # in steps: its system asks for more when a good part of what it keeps for it has been read.
 STUCK_SECONDS = 2.0

@@ -5,7 +5,7 @@ smaller pieces if that was too little: so a fast one does not drown a slower one
 nobody else is sent the same, or was sent something else lately: a slow client never slows another.
 And it does not wait long for one that takes nothing.
 Rule 2: for one that is about to be given up, every publisher waits a moment, as at the reference
-server: that is its last chance, and is soon over.
+server: that is its last chance, and is soon over. It has another one when it has caught up.
 Rule 3: a client is given up when more waits for it than may, or when it takes nothing for too long.
 It is told nothing: it would not read it.
 Rule 4: where too much is kept for all together, those go for whom the most is.
@@ -22,6 +22,7 @@ from simplebus.core.errors import Reason
 from simplebus.nats.errors import NatsError
 from simplebus.nats.limits import (
     BACKLOG_BYTES,
+    CHANCE_SECONDS,
     FED_SECONDS,
     STALL_SECONDS_ALONE,
     STALL_SECONDS_MAX,
@@ -122,11 +123,17 @@ class Pace:
         return any(self._needs(session, hold.others) for session in hold.sessions)
 
     def _needs(self, session: NatsSession, others: bool) -> bool:
-        if session.is_cut or not self.is_behind(session):
+        if session.is_cut:
             return False
-        if session.outbox.pending_bytes > self._brink:
+        if not self.is_behind(session):
+            session.chance_until = 0.0
+            return False
+        if not (others or self._is_stuck(session)):
             return True
-        return not (others or self._is_stuck(session))
+        if session.outbox.pending_bytes <= self._brink:
+            return False
+        session.chance_until = session.chance_until or self.now + CHANCE_SECONDS
+        return self.now <= session.chance_until
 
     def _is_stuck(self, session: NatsSession) -> bool:
         return (
@@ -158,7 +165,7 @@ class Pace:
     def overdue(self) -> list[tuple[NatsSession, NatsError]]:
         """One beat: who is to be given up, and why."""
         for session in [session for session in self._kept if session.closed or not session.weight]:
-            session.taken_bytes = -1
+            session.taken_bytes, session.chance_until = -1, 0.0
             del self._kept[session]
         return [*self._too_slow(), *self._too_heavy()]
 
@@ -167,6 +174,8 @@ class Pace:
         seconds = self._limits.write_seconds
         for session in self._kept:
             outbox = session.outbox
+            if not self.is_behind(session):
+                session.chance_until = 0.0
             if outbox.sent_bytes != session.taken_bytes or not outbox.pending_bytes:
                 session.taken_bytes, session.taking_since = outbox.sent_bytes, self.now
             elif self.now - session.taking_since > seconds and not session.is_cut:

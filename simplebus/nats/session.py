@@ -100,6 +100,9 @@ class NatsSession:
         """What it had taken when somebody waited for it in vain; -1 for never."""
         self.vain_since = 0.0
         """When that was, the first time with so much taken."""
+        self.chance_until = 0.0
+        """How long publishers wait for it though others would wait, too; 0 if it is not known yet:
+        it was not about to be given up since it was behind."""
         self.closed = False
         self.is_cut = False
         """Whether it is about to be closed: it is sent nothing more."""

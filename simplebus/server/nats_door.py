@@ -243,8 +243,10 @@ class NatsDoor:
     def holds(self, *, others: bool) -> bool:
         """Whether a publisher at another door is to wait for clients here that it has just filled:
         then `hold` is awaited. `others` says whether it has sent something to anybody there."""
-        pace = self.front.pace
-        self._hold = pace.hold(others=others) if pace.has_behind else None
+        pace, self._hold = self.front.pace, None
+        if pace.has_behind:
+            pace.now = trio.current_time()
+            self._hold = pace.hold(others=others)
         return self._hold is not None
 
     async def hold(self, publisher: Publisher) -> None:

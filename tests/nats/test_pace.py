@@ -8,7 +8,13 @@ from simplebus.core.broker import Broker, Settings
 from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
 from simplebus.nats.front import Front
-from simplebus.nats.limits import FED_SECONDS, READ_BYTES_MIN, STUCK_SECONDS, NatsLimits
+from simplebus.nats.limits import (
+    CHANCE_SECONDS,
+    FED_SECONDS,
+    READ_BYTES_MIN,
+    STUCK_SECONDS,
+    NatsLimits,
+)
 from simplebus.nats.session import NatsSession
 from simplebus.nats.settings import NatsSettings
 
@@ -101,6 +107,27 @@ def test_a_slow_client_never_slows_another_that_is_sent_the_same() -> None:
     assert publisher.read_bytes >= size
     say(house, publisher, publish(60))
     assert [session for session, _ in house.take_cut()] == [slow]
+
+
+def test_the_last_chance_is_soon_over_and_there_is_another_for_one_that_has_caught_up() -> None:
+    house = front()
+    slow, fast = client(house, b"SUB a 1\r\n"), client(house, b"SUB a 1\r\n")
+    publisher = client(house)
+
+    def is_held(kibibytes: int) -> bool:
+        for _ in range(kibibytes // 20):
+            say(house, publisher, publish(20))
+            take(fast, fast.outbox.pending_bytes)
+        return held(publisher) == [slow]
+
+    assert is_held(220)
+    take(slow, 100 * KIB)
+    assert not is_held(20)
+    house.now += 2 * CHANCE_SECONDS
+    assert not is_held(80)  # It hovers.
+    take(slow, slow.outbox.pending_bytes)
+    house.tick()
+    assert is_held(220)
 
 
 def test_where_all_are_behind_all_are_waited_for() -> None:
