@@ -186,26 +186,14 @@ class Front:
         session.took(count, made=self._made, events=events)
         if session.parser.tail_bytes > KEPT_BYTES_MIN:
             self.pace.keep(session)
-        if self.pace.has_behind:
-            others = self._feeds_others(session)
-            session.hold = self.pace.hold(others=others, is_alone=not others)
-            session.has_held = session.has_held or session.hold is not None
-        elif session.has_held:
-            self._feeds_others(session)
+        if self.pace.has_behind or session.has_held:
+            guest = session.deliveries.guest.session_id if session.deliveries else -1
+            elsewhere = self.classes is not None and self.classes.broker.feeds_others(guest)
+            session.hold = self.pace.hold_of(session, self._ready, elsewhere=elsewhere)
 
     def feeds_anybody(self) -> bool:
         """Whether there is something new for anybody who is not behind."""
         return not all(self.pace.is_behind(session) for session in self._ready)
-
-    def _feeds_others(self, publisher: NatsSession) -> bool:
-        """Whether anybody who is not behind was sent something by what was just looked at, or by
-        what came a short time ago."""
-        pace = self.pace
-        guest = publisher.deliveries.guest.session_id if publisher.deliveries else -1
-        others = (s for s in self._ready if s is not publisher and not pace.is_behind(s))
-        return pace.feeds(publisher, next(others, None)) or (
-            self.classes is not None and self.classes.broker.feeds_others(guest)
-        )
 
     def _begin(self, session: NatsSession, first: int) -> None:
         """A client of which it is not known who it is says something that begins with this byte.
@@ -415,13 +403,10 @@ class Front:
         """It is known who it is."""
         session.grants = self.gate.grants(user)
         responses = session.grants.responses if session.grants else None
-        session.replies = Replies(responses, self._read_clock) if responses else None
+        session.replies = Replies(responses, lambda: self.now) if responses else None
         if user is not None:
             session.has_said_connect = True
         session.is_connected = True
-
-    def _read_clock(self) -> float:
-        return self.now
 
     # Publishing ----------------------------------------------------------------------------------
 

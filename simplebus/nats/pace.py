@@ -31,7 +31,7 @@ from simplebus.nats.limits import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from simplebus.nats.session import NatsSession
 
@@ -104,11 +104,20 @@ class Pace:
         self._behind.clear()
         return hold if self.is_worth_it(hold) else None
 
-    def feeds(self, publisher: NatsSession, other: NatsSession | None) -> bool:
-        """A publisher has just sent something to this one, who is not behind; None for nobody.
-        Returns whether there is anybody who would wait with it: this one, or who was sent something
-        a short time ago and has caught up."""
-        if other is not None:
+    def hold_of(
+        self, publisher: NatsSession, fed: Iterable[NatsSession], *, elsewhere: bool
+    ) -> Hold | None:
+        """The same for a client, which has just sent something to these, and `elsewhere`."""
+        others = self._feeds_others(publisher, fed) or elsewhere
+        hold = self.hold(others=others, is_alone=not others)
+        publisher.has_held = publisher.has_held or hold is not None
+        return hold
+
+    def _feeds_others(self, publisher: NatsSession, sent: Iterable[NatsSession]) -> bool:
+        """Whether anybody would wait with it: one of those that were sent something, and is not
+        behind, or one that was a short time ago."""
+        others = (s for s in sent if s is not publisher and not self.is_behind(s))
+        if (other := next(others, None)) is not None:
             publisher.fed, publisher.fed_at = ref(other), self.now
             return True
         fed = publisher.fed() if self.now - publisher.fed_at <= FED_SECONDS else None
