@@ -248,17 +248,6 @@ def test_a_client_that_subscribed_to_very_much_leaves_little_by_little() -> None
     assert len(house.front.routes) == before + 1
 
 
-def test_that_nobody_is_there_is_not_told_where_the_asker_does_not_listen_any_more() -> None:
-    house = waiting()
-    hello = b'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\n'
-    subscribed = b"".join(b"SUB in.%d %d\r\n" % (n, n) for n in range(DROPPED_AT_ONCE + 1))
-    asks = house.client(hello + subscribed)
-    asks.say(b"PUB nobody in.3 0\r\n\r\n")
-    assert b"503" in asks.lines()
-    asks.say(hello + b"PUB nobody in.3 0\r\n\r\n")
-    assert b"503" not in asks.lines()
-
-
 @pytest.mark.parametrize("line", [b"SUB a.%d %d\r\n", b"PUB a.%d in.%d 1\r\nx\r\n"])
 def test_who_makes_much_work_is_read_in_small_pieces(line: bytes) -> None:
     client = waiting().client(QUIET)
