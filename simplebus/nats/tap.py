@@ -67,6 +67,7 @@ class Tap:
         deliver: Deliver,
     ) -> None:
         self.looked = 0
+        """Nothing: what it does at once is bounded. See `Waiter`."""
         self._store = store
         self._clock = store.clock
         self._alarms = alarms

@@ -238,6 +238,25 @@ def test_ack_seconds_are_the_client_s_own() -> None:
     assert deliveries(client.messages()) == [(b"a", 2)]
 
 
+@pytest.mark.parametrize("queue", ["", "g"])
+def test_what_comes_again_tells_what_lies_behind_and_what_is_done_may_be_said_twice(
+    queue: str,
+) -> None:
+    doors = holding(b"a", b"b", b"c")
+    client = doors.client(b"SUB in 2\r\n")
+    client.sub("$SB.SUB.1.-.in_flight=2", queue=queue)
+    first, second = client.messages()
+    assert [fields(m)[-1] for m in (first, second)] == ["2", "1"]
+    client.pub(first.reply, b"-NAK")
+    (first,) = client.messages()
+    assert (deliveries([first]), fields(first)[-1]) == ([(b"a", 2)], "1")
+    for _ in range(2):
+        client.pub(first.reply, b"+ACK", reply="in")
+    assert [m.subject for m in client.messages() if m.sid == "2"] == ["in"] * 2
+    assert doors.statistics(1).acknowledged == 1
+    assert doors.broker.refused == {}
+
+
 def test_a_nack_brings_it_again_at_once_or_when_it_says() -> None:
     doors = holding(b"a")
     client = doors.client(b"SUB $SB.SUB.1 1\r\n")
@@ -358,7 +377,9 @@ def test_many_acknowledgements_at_once() -> None:
     odd, even = messages[1::2], messages[::2]
     client.say(b"".join(b"PUB %b 0\r\n\r\n" % m.reply.encode() for m in odd))
     assert doors.statistics(1).acknowledged == 100
-    client.say(b"".join(b"PUB %b 4\r\n+ACK\r\n" % m.reply.encode() for m in even))
+    client.say(
+        b"".join(b"PUB %b 4\r\n+ACK\r\nPUB other 0\r\n\r\n" % m.reply.encode() for m in even)
+    )
     assert doors.statistics(1).ring.messages == 0
     assert doors.broker.refused == {}
 

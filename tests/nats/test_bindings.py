@@ -136,6 +136,8 @@ def test_answers_and_what_servers_say_are_nobody_s_class() -> None:
     client.say(pubs(*[("_INBOX.q", b"x")] * 20))
     client.say(pubs(*[("_INBOX.q", b"x"), ("$SRV.PING", b""), ("a", b"yy")] * 5))
     assert [e.channel for e, _ in stored(doors, 7)] == ["a"] * 5
+    client.say(pubs(*[("_INBOX.q", b"x"), ("a", b"yy")] * 40))  # By the batch.
+    assert [e.channel for e, _ in stored(doors, 7)] == ["a"] * 45
 
 
 # Headers -----------------------------------------------------------------------------------------

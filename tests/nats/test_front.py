@@ -311,6 +311,16 @@ def test_a_batch_is_answered_as_the_same_messages_one_by_one(script: Script) -> 
     assert Inside(NatsSettings(auth=USERS)).play(script, 97) == whole
 
 
+def test_who_hears_requests_by_the_batch_may_answer_them() -> None:
+    house = Inside(NatsSettings(auth=USERS))
+    who = b'CONNECT {"verbose":false,"pedantic":false,"user":"%b","pass":"p"}\r\n'
+    answerer = house.client(who % b"answerer" + b"SUB ask 1\r\n")
+    house.client(who % b"all" + b"PUB ask reply 1\r\nx\r\n" * 40)
+    assert answerer.lines().count(b"MSG ask 1 reply 1\r\n") == 40
+    answerer.say(b"PUB reply 0\r\n\r\n" * 4)
+    assert answerer.lines().count(b"Permissions Violation for Publish") == 1
+
+
 @pytest.mark.parametrize("options", [b"{}", b'{"verbose":false}', b'{"pedantic":false}'])
 def test_a_batch_of_a_client_that_is_told_of_each(options: bytes) -> None:
     said = b"CONNECT " + options + b"\r\nSUB a.> 1\r\n"
