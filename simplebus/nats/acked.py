@@ -52,8 +52,9 @@ ASKS = b"$SB.SUB."
 ACKS = b"$JS.ACK.>"
 """What acknowledgements are published on."""
 
+_STARTS = ("earliest", "new", "last", "waiting")
 _OPTIONS = {
-    "start": ("start", "earliest, new, last, waiting or a sequence"),
+    "start": ("start", f"{', '.join(_STARTS)} or a sequence"),
     "in_flight": ("max_in_flight", f"a whole number from 1 to {IN_FLIGHT_MAX}"),
     "ack_seconds": ("ack_seconds", "a number above 0 and up to 86400"),
     "max_deliveries": ("max_deliveries", "a whole number up to 65535, 0 for without end"),
@@ -113,9 +114,11 @@ def wish(subject: bytes, queue: bytes) -> Wish:
             raise _bad(f"the option {name} is there twice: {given[name]!r} and {value!r}")
         given[name] = value
         asked[_OPTIONS[name][0]] = value
-    start = asked.get("start")
-    if isinstance(start, str) and _DIGITS.fullmatch(start):
+    start = given.get("start", "waiting")
+    if _DIGITS.fullmatch(start):
         asked["start"] = {"sequence": start}
+    elif start not in _STARTS:
+        raise _bad(f"start is {_OPTIONS['start'][1]}, got {start!r}")
     if durable != "-":
         asked["durable"] = _name("durable", durable)
     if group:

@@ -332,6 +332,15 @@ def test_a_batch_of_a_client_that_is_told_of_each(options: bytes) -> None:
     assert whole.lines() == pieces.lines() != b""
 
 
+def test_who_has_connected_anew_hears_nothing_where_it_had_subscribed() -> None:
+    said = b'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\n'
+    client = Inside().client(said + b"SUB in 0\r\n" + b"PUB ask in 0\r\n\r\n")
+    assert client.lines().startswith(b"HMSG in 0 ")
+    client.say(b"".join(b"SUB in.%d %d\r\n" % (n, n) for n in range(1, DROPPED_AT_ONCE + 1)))
+    client.say(said + b"PUB ask in 0\r\n\r\n")
+    assert client.lines() == b""
+
+
 def test_messages_are_counted_whether_in_batches_or_not() -> None:
     said = QUIET + b"PUB a 3\r\nabc\r\n" * 40
     said += b"".join(b"PUB a.%d 3\r\nabc\r\n" % (n % 3) for n in range(60))
