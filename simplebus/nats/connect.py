@@ -8,11 +8,13 @@ say nothing, what is not said stays as it was, and a value of another type is an
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import msgspec
 
 from simplebus.core.errors import Reason
 from simplebus.nats.errors import NatsError
+from simplebus.nats.settings import NatsSettings
 
 PROTOCOL_VERSION = "2.15.1"
 """The reference server's whose behaviour is followed: clients judge by it what they may use."""
@@ -45,6 +47,22 @@ class Info(msgspec.Struct, frozen=True, omit_defaults=True):
     def line(self) -> bytes:
         """As it is sent."""
         return b"INFO " + msgspec.json.encode(self) + b"\r\n"
+
+
+def info(settings: NatsSettings, **about: Any) -> Info:
+    """What the server says to one client. `about` are the fields that are not the door's."""
+    return Info(
+        server_name=settings.server_name,
+        version=PROTOCOL_VERSION,
+        proto=1,
+        go="none",
+        headers=True,
+        max_payload=settings.limits.max_payload,
+        tls_required=settings.tls_required,
+        tls_available=settings.tls_available,
+        tls_verify=settings.tls_verify,
+        **about,
+    )
 
 
 class Options(msgspec.Struct, frozen=True):

@@ -22,7 +22,6 @@ from simplebus.nats import connect, subjects, writing
 from simplebus.nats.acked import AckedSubscription
 from simplebus.nats.auth import User
 from simplebus.nats.classes import Classes
-from simplebus.nats.connect import Info
 from simplebus.nats.errors import NatsError, error_line
 from simplebus.nats.events import (
     Connect,
@@ -125,22 +124,14 @@ class Front:
         something else comes before it may speak; then `start` says that it may."""
         settings, gate, client_id = self.settings, self.gate, self._next_client_id
         self._next_client_id += 1
-        info = Info(
+        info = connect.info(
+            settings,
             server_id=self.server_id,
-            server_name=settings.server_name,
-            version=connect.PROTOCOL_VERSION,
-            proto=1,
-            go="none",
             host=host,
             port=port,
-            headers=True,
-            max_payload=settings.limits.max_payload,
             client_id=client_id,
             client_ip=ip,
             auth_required=self._asks,
-            tls_required=settings.tls_required,
-            tls_available=settings.tls_available,
-            tls_verify=settings.tls_verify,
             nonce=gate.nonce(client_id),
         )
         session = NatsSession(
@@ -524,9 +515,7 @@ class Front:
     def _say_nobody(self, session: NatsSession, message: Pub) -> None:
         """Tell a requester that nobody is there to answer, where it waits for the answer. It does
         not count as a message there."""
-        status = b"NATS/1.0 503\r\nNats-Subject: " + message.subject + b"\r\n\r\n"
-        size = b"%d" % len(status)
-        answer = Pub(message.reply, b"", size, size, len(status), memoryview(status))
+        answer = writing.nobody(message)
         for sink in self.routes.of(message.reply):
             if isinstance(sink, Subscription) and sink.session is session and not sink.is_over:
                 session.send(writing.one(answer, sink.sid, headers=True))

@@ -41,6 +41,13 @@ def one(message: Pub, sid: bytes, *, headers: bool) -> bytes:
     return b"".join([line, message.body[skipped:], _CR_LF])
 
 
+def nobody(message: Pub) -> Pub:
+    """What a requester is told where nobody is there to answer."""
+    status = b"NATS/1.0 503\r\nNats-Subject: " + message.subject + b"\r\n\r\n"
+    size = b"%d" % len(status)
+    return Pub(message.reply, b"", size, size, len(status), memoryview(status))
+
+
 def _line(message: Pub, sid: bytes, *, headers: bool) -> tuple[bytes, int]:
     """What stands in front of a message, and how much of its body is left out."""
     words, skipped = [message.subject, sid], 0
