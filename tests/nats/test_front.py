@@ -14,7 +14,6 @@ from simplebus.core.limits import RECEIVE_BYTES
 from simplebus.nats.auth import NatsAuth, User
 from simplebus.nats.events import Mix, Run
 from simplebus.nats.limits import (
-    DROPPED_AT_ONCE,
     FIRST_PING_SECONDS,
     TIDIED_AT_ONCE,
     NatsLimits,
@@ -330,15 +329,6 @@ def test_a_batch_of_a_client_that_is_told_of_each(options: bytes) -> None:
     whole.say(said)
     pieces.say(said, 9)
     assert whole.lines() == pieces.lines() != b""
-
-
-def test_who_has_connected_anew_hears_nothing_where_it_had_subscribed() -> None:
-    said = b'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\n'
-    client = Inside().client(said + b"SUB in 0\r\n" + b"PUB ask in 0\r\n\r\n")
-    assert client.lines().startswith(b"HMSG in 0 ")
-    client.say(b"".join(b"SUB in.%d %d\r\n" % (n, n) for n in range(1, DROPPED_AT_ONCE + 1)))
-    client.say(said + b"PUB ask in 0\r\n\r\n")
-    assert client.lines() == b""
 
 
 def test_messages_are_counted_whether_in_batches_or_not() -> None:
