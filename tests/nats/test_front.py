@@ -126,11 +126,13 @@ def test_timers_of_clients_that_left_are_forgotten() -> None:
 def test_a_lame_duck_says_so_to_those_who_understand_it() -> None:
     house = waiting()
     old = house.client(b'CONNECT {"verbose":false}\r\n')
-    new = house.client(b'CONNECT {"verbose":false,"protocol":1}\r\n')
+    says = b'CONNECT {"verbose":false,"protocol":1}\r\n'
+    new, ungreeted = house.client(says + b"PING\r\n"), house.client(says)
     house.front.say_lame_duck()
     house.settle()
     assert old.lines() == b""
     assert b'"ldm":true' in new.lines()
+    assert ungreeted.lines() == b""  # It takes the first line that comes for its PONG.
 
 
 def test_info_names_the_client_and_where_it_came() -> None:
