@@ -107,6 +107,11 @@ class NatsDoor:
     def _connection(self, sock: socket.socket, session: NatsSession) -> Connection[NatsSession]:
         if self._tls is None or self._tls_context is None:
             return Connection(sock, session, self)
+        if len(self.connections) >= self.front.settings.limits.connections:
+            # One too many is told so in clear: it is not worth a handshake.
+            if self._tls.handshake_first:
+                session.forget_all()
+            return Connection(sock, session, self)
         return TlsConnection(
             sock,
             session,

@@ -117,8 +117,9 @@ def _but_sid(item: Item) -> Item:
 class Reference:
     """A running server, spoken to through sockets: nats-server, or ours to compare with it."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, process: subprocess.Popen[bytes] | None = None) -> None:
         self.port = port
+        self.process = process
 
     def play(self, script: Script, chunks: int = 0) -> dict[str, Heard]:
         """Say all of it, each step in pieces of so many bytes (0: whole)."""
@@ -228,7 +229,7 @@ def reference(config: str = "") -> Iterator[Reference]:
             stderr=subprocess.DEVNULL,
         ) as process:
             try:
-                yield Reference(_port(process, Path(folder)))
+                yield Reference(_port(process, Path(folder)), process)
             finally:
                 process.kill()
 
