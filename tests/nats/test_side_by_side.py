@@ -46,7 +46,7 @@ CONF = {
         max_connections: {clients}
         max_payload: 65536
         max_pending: {pending}
-        lame_duck_grace_period: "250ms"
+        lame_duck_grace_period: "600ms"
         lame_duck_duration: "30s"
     """,
 }
@@ -80,7 +80,7 @@ TOML = {
         max-connections = {clients}
         max-payload = 65536
         max-pending = {pending}
-        lame-duck-grace = 0.25
+        lame-duck-grace = 0.6
         lame-duck-time = 1
     """,
 }
@@ -300,38 +300,17 @@ def one_that_does_not_read(side: Side, papers: Papers) -> Any:
     )
 
 
-def one_that_alone_is_published_to(side: Side, papers: Papers) -> Any:
-    stuck, publisher = slow(side, b"b"), asking(side)
-    for _ in range(BATCHES):
-        publisher.say(much(b"b")).settle()
-    publisher.say(b"PUB q _INBOX.1 0\r\n\r\n").settle()
-    return publisher.story, b"-ERR" in stuck.rest().heard, stuck.ending
-
-
-def one_that_does_not_read_what_it_says(side: Side, papers: Papers) -> Any:
-    stuck, other = slow(side, b"c"), asking(side)
-    for _ in range(BATCHES):
-        stuck.say(much(b"c"))
-    until_it_is_gone(other)
-    return other.ending, b"-ERR" in stuck.rest().heard, stuck.ending
-
-
 def one_that_takes_nothing_for_too_long(side: Side, papers: Papers) -> Any:
     """Little enough waits for it."""
     stuck, publisher = slow(side, b"d"), asking(side)
     for _ in range(BATCHES):
         publisher.say(much(b"d")).settle()
-    until_it_is_gone(publisher)
-    return publisher.ending, b"-ERR" in stuck.rest().heard, stuck.ending
-
-
-def until_it_is_gone(asking: Peer) -> None:
-    """The slow one, which is a while before it hears the end of it."""
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while b"503" not in asking.heard:
+    while b"503" not in publisher.heard:
         assert time.monotonic() < deadline, "it is still there"
-        asking.say(b"PUB q _INBOX.1 0\r\n\r\n").settle()
+        publisher.say(b"PUB q _INBOX.1 0\r\n\r\n").settle()
         time.sleep(0.01)
+    return publisher.ending, b"-ERR" in stuck.rest().heard, stuck.ending
 
 
 # A full house ------------------------------------------------------------------------------------
@@ -367,8 +346,6 @@ DIALOGUES: dict[str, tuple[Callable[[Side, Papers], Any], ...]] = {
     ),
     "plain": (
         one_that_does_not_read,
-        one_that_alone_is_published_to,
-        one_that_does_not_read_what_it_says,
         one_client_too_many,
     ),
 }
