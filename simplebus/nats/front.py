@@ -313,8 +313,7 @@ class Front:
         return is_due and self.classes.keeps_little(session)
 
     def say_lame_duck(self) -> None:
-        """Tell those clients that understand it that this server will close. Who has not said its
-        first PING waits for nothing but PONG."""
+        """Tell clients that understand it, behind their first PONG, that this server will close."""
         for session in self.sessions.values():
             if session.is_informed and session.options.protocol:
                 session.send(msgspec.structs.replace(session.info, ldm=True).line())
