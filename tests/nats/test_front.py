@@ -14,6 +14,7 @@ from simplebus.core.limits import RECEIVE_BYTES
 from simplebus.nats.auth import NatsAuth, User
 from simplebus.nats.events import Mix, Run
 from simplebus.nats.limits import (
+    DROPPED_AT_ONCE,
     FIRST_PING_SECONDS,
     TIDIED_AT_ONCE,
     NatsLimits,
