@@ -48,18 +48,18 @@ class Binding:
             return False
         return self._store(origin, self.class_id, self._packer.one(message))
 
-    def many(self, messages: Run | Mix, rows: Positions | None, origin: NatsSession | None) -> bool:
+    def many(self, messages: Run | Mix, rows: Positions | None, origin: NatsSession | None) -> None:
         if origin is None:
-            return False
+            return
         if isinstance(messages, Run):
             if messages.head.subject.startswith(_RESERVED):
-                return False
+                return
         elif any(subject.startswith((b"*", b">")) for subject in self.subjects):
             rows = self._without_reserved(messages, rows)
             if not rows.size:
-                return False
+                return
         parcel = self._packer.many(messages, rows, self._names)
-        return self._store(origin, self.class_id, parcel)
+        self._store(origin, self.class_id, parcel)
 
     def _without_reserved(self, messages: Mix, rows: Positions | None) -> Positions:
         numbers = messages.subjects if rows is None else messages.subjects[rows]

@@ -295,11 +295,10 @@ class _Acks:
     def one(self, message: Pub, origin: NatsSession | None) -> bool:
         return origin is not None and self._classes.acknowledge(origin, message)
 
-    def many(self, messages: Run | Mix, rows: Positions | None, origin: NatsSession | None) -> bool:
+    def many(self, messages: Run | Mix, rows: Positions | None, origin: NatsSession | None) -> None:
         if origin is None:
-            return False
+            return
         chosen = None if rows is None else set(rows.tolist())
         for at, message in enumerate(singles(messages, self._names)):
             if chosen is None or at in chosen:
                 self._classes.acknowledge(origin, message)
-        return True

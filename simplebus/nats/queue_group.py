@@ -107,24 +107,20 @@ class _Sharing:
         takers = self._who_take(message.subject, origin)
         return bool(takers) and takers[self._dice.one(len(takers))].one(message, origin)
 
-    def many(self, messages: Run | Mix, rows: Positions | None, origin: NatsSession | None) -> bool:
+    def many(self, messages: Run | Mix, rows: Positions | None, origin: NatsSession | None) -> None:
         members = self.current()
-        if len(members) == 1:
-            return members[0].many(messages, rows, origin)
-        if not members:
-            return False
-        every = all_of(messages, rows)
-        left = self._share(members, messages, every, origin)
+        if len(members) <= 1:
+            for member in members:
+                member.many(messages, rows, origin)
+            return
+        left = self._share(members, messages, all_of(messages, rows), origin)
         if not left.size:
-            return True
-        nobodys = 0
+            return
         for subject, rest in _by_subject(messages, left):
-            size = every.size + 1
+            size = rest.size + 1
             while 0 < rest.size < size and (takers := self._who_take(subject, origin)):
                 size = rest.size
                 rest = self._share(takers, messages, rest, origin)
-            nobodys += rest.size
-        return nobodys < every.size
 
     def _who_take(self, subject: bytes, origin: NatsSession | None) -> list[Subscription]:
         """Members that take this client's messages on this subject."""

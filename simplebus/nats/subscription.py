@@ -35,7 +35,7 @@ class Sink(Protocol):
     def one(self, message: Pub, origin: NatsSession | None) -> bool:
         """Take a message. Returns whether anybody does."""
 
-    def many(self, messages: Run | Mix, rows: Positions | None, origin: NatsSession | None) -> bool:
+    def many(self, messages: Run | Mix, rows: Positions | None, origin: NatsSession | None) -> None:
         """Take these of the messages, in ascending order; None for all."""
 
 
@@ -91,9 +91,8 @@ class Subscription:
         self._count(1)
         return True
 
-    def many(self, messages: Run | Mix, rows: Positions | None, origin: NatsSession | None) -> bool:
-        count = messages.count if rows is None else len(rows)
-        return len(self.part(messages, rows, origin)) < count
+    def many(self, messages: Run | Mix, rows: Positions | None, origin: NatsSession | None) -> None:
+        self.part(messages, rows, origin)
 
     def part(
         self, messages: Run | Mix, rows: Positions | None, origin: NatsSession | None

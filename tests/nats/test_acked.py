@@ -71,6 +71,19 @@ def test_messages_come_with_what_clients_read_of_them() -> None:
     ]
 
 
+def test_what_comes_again_says_how_many_were_never_sent() -> None:
+    doors = holding(*numbered(5))
+    client = doors.client(b"SUB $SB.SUB.1.-.in_flight=3 1\r\n")
+    messages = client.messages()
+    assert [fields(message)[6] for message in messages] == ["4", "3", "2"]
+    for message in messages:
+        client.pub(message.reply, b"-NAK")
+        (again,) = client.messages()
+        assert fields(again)[2] == "2"
+        assert fields(again)[3] == fields(message)[3]
+        assert fields(again)[6] == "2"
+
+
 def test_names_that_are_no_tokens_are_escaped_both_ways() -> None:
     doors = holding()
     name = token("a.b *>%")
@@ -325,6 +338,19 @@ def test_an_acknowledgement_that_asks_for_an_answer_gets_one(word: bytes) -> Non
         assert [m.subject for m in client.messages()] == ["_INBOX.me.2"]
 
 
+@pytest.mark.parametrize("queue", ["", "g"])
+def test_what_is_done_may_be_said_to_be_done_once_more(queue: str) -> None:
+    doors = holding(b"a")
+    client = doors.client(b"SUB _INBOX.me.* 2\r\n")
+    client.sub("$SB.SUB.1.d", "1", queue)
+    (message,) = client.messages()
+    for reply in ("_INBOX.me.1", "_INBOX.me.2"):
+        client.pub(message.reply, b"+ACK", reply=reply)
+        assert client.messages() == [(reply, "2", "", b"", b"")]
+    assert doors.broker.refused == {}
+    assert doors.statistics(1).acknowledged == 1
+
+
 def test_what_nobody_here_was_sent_cannot_be_acknowledged() -> None:
     doors = holding(b"a", b"b")
     client = doors.client(b"SUB $SB.SUB.1.d.in_flight=1 1\r\n", b"SUB _INBOX.me.* 2\r\n")
@@ -381,6 +407,16 @@ def test_many_acknowledgements_at_once() -> None:
         b"".join(b"PUB %b 4\r\n+ACK\r\nPUB other 0\r\n\r\n" % m.reply.encode() for m in even)
     )
     assert doors.statistics(1).ring.messages == 0
+    assert doors.broker.refused == {}
+
+
+def test_what_is_said_between_acknowledgements_is_none() -> None:
+    doors = holding(*numbered(30))
+    doors.trusting = True
+    client = doors.client(b"SUB $SB.SUB.1 1\r\n")
+    acks = [b"PUB %b 4\r\n+ACK\r\n" % message.reply.encode() for message in client.messages()]
+    client.say(b"PUB noise 4\r\n+ACK\r\n".join(acks))
+    assert doors.statistics(1).acknowledged == 30
     assert doors.broker.refused == {}
 
 

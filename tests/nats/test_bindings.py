@@ -70,6 +70,23 @@ def test_one_that_several_of_a_class_s_subjects_match_is_kept_once_and_each_clas
     assert [len(stored(doors, class_id)) for class_id in (7, 8, 9)] == [32, 34, 5]
 
 
+@pytest.mark.parametrize("subject", [">", "*.a"])
+def test_what_clients_say_among_themselves_is_kept_nowhere(subject: str) -> None:
+    doors = bound((subject, 7))
+    client = doors.client(b"SUB > 1\r\n")
+    names = ("orders.a", "$KV.a", "_INBOX.a", "some.a", "$.a")
+    for name in names:
+        client.pub(name, b"one")
+        client.say(pubs(*[(name, b"run")] * 30))
+    client.say(pubs(*[(name, b"mix") for name in names] * 20))
+    client.say(pubs(*[(name, b"mix") for name in ("$KV.a", "_INBOX.a")] * 20))
+    client.say(pubs(*[(name, b"mix") for name in ("else", *names)] * 20))
+    assert len(client.messages()) == 5 * 31 + 100 + 40 + 120
+    kept = [envelope.channel for envelope, _ in stored(doors, 7) if envelope.channel != "else"]
+    mixes = ["orders.a", "some.a"] * 40
+    assert kept == ["orders.a"] * 31 + ["some.a"] * 31 + mixes
+
+
 def test_what_comes_by_the_batch_is_kept_in_order_whatever_is_in_it() -> None:
     doors = bound()
     client = doors.client()

@@ -250,6 +250,19 @@ def test_a_client_that_subscribed_to_very_much_leaves_little_by_little() -> None
     assert len(house.front.routes) == before + 1
 
 
+def test_who_says_connect_again_is_told_nothing_at_its_former_inboxes() -> None:
+    house = waiting()
+    connect = b'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\n'
+    count = DROPPED_AT_ONCE + 1
+    client = house.client(connect + b"".join(b"SUB in.%d %d\r\n" % (n, n) for n in range(count)))
+    client.say(b"PUB x in.5 0\r\n\r\n")
+    assert client.lines().startswith(b"HMSG in.5 5 33 33\r\n")
+    client.say(connect + b"PUB x in.5 0\r\n\r\n")
+    assert client.lines() == b""
+    client.say(b"SUB in.5 new\r\nPUB x in.5 0\r\n\r\n")
+    assert client.lines().startswith(b"HMSG in.5 new 33 33\r\n")
+
+
 @pytest.mark.parametrize("line", [b"SUB a.%d %d\r\n", b"PUB a.%d in.%d 1\r\nx\r\n"])
 def test_who_makes_much_work_is_read_in_small_pieces(line: bytes) -> None:
     client = waiting().client(QUIET)
@@ -321,6 +334,70 @@ def test_who_hears_requests_by_the_batch_may_answer_them() -> None:
     assert answerer.lines().count(b"MSG ask 1 reply 1\r\n") == 40
     answerer.say(b"PUB reply 0\r\n\r\n" * 4)
     assert answerer.lines().count(b"Permissions Violation for Publish") == 1
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_who_is_sent_requests_may_answer_them(count: int) -> None:
+    house = Inside(NatsSettings(auth=USERS))
+    asks, answers = (
+        house.client(b'CONNECT {"verbose":false,"user":"%b","pass":"p"}\r\n' % name)
+        for name in (b"all", b"answerer")
+    )
+    answers.say(b"SUB foo.x 1\r\n")
+    asks.say(b"SUB in 2\r\n" + b"PUB foo.x in 1\r\nx\r\n" * count)
+    assert answers.lines() == b"MSG foo.x 1 in 1\r\nx\r\n" * count
+    answers.say(b"PUB in 1\r\ny\r\n" * 3)
+    assert answers.lines() == b""
+    assert asks.lines() == b"MSG in 2 1\r\ny\r\n" * 3
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_who_asks_where_nobody_is_is_told_so_each_time(count: int) -> None:
+    connect = b'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\n'
+    client = Inside().client(connect + b"SUB in 1\r\n")
+    client.say(b"PUB x in 0\r\n\r\n" * count)
+    said = b"HMSG in 1 33 33\r\nNATS/1.0 503\r\nNats-Subject: x\r\n\r\n\r\n"
+    assert client.lines() == said * count
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_who_wants_to_be_told_is_told_of_each_subject_that_is_none(count: int) -> None:
+    client = Inside().client(b'CONNECT {"verbose":false,"pedantic":true}\r\n')
+    client.say(b"PUB a.* 0\r\n\r\n" * count)
+    assert client.lines() == b"-ERR 'Invalid Publish Subject'\r\n" * count
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_who_wants_answers_where_no_client_may_be_is_refused_each_time(count: int) -> None:
+    house = Inside()
+    listens, client = house.client(QUIET + b"SUB x 1\r\n"), house.client(QUIET)
+    client.say(b"PUB x _R_.a 0\r\n\r\n" * count)
+    said = b"-ERR 'Permissions Violation for Publish with Reply of \"_R_.a\"'\r\n"
+    assert client.lines() == said * count
+    assert listens.lines() == b""
+    assert house.front.denied == count
+
+
+@pytest.mark.parametrize("count", [1, 40])
+@pytest.mark.parametrize("queue", [b"", b"g "])
+def test_who_has_had_as_many_as_it_now_asks_for_is_sent_no_more(count: int, queue: bytes) -> None:
+    client = Inside().client(QUIET + b"SUB a %b1\r\n" % queue + b"PUB a 0\r\n\r\n" * count)
+    assert client.lines().count(b"MSG") == count
+    client.say(b"UNSUB 1 %d\r\nPUB a 0\r\n\r\n" % count)
+    assert client.lines() == b""
+    assert client.session.subscriptions == {}
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_headers_of_a_batch_go_to_those_alone_who_take_them(count: int) -> None:
+    house = Inside()
+    takes = [
+        house.client(b'CONNECT {"verbose":false,"headers":%b}\r\nSUB a 1\r\n' % word)
+        for word in (b"true", b"false", b"true")
+    ]
+    takes[0].say(b"HPUB a 12 13\r\nNATS/1.0\r\n\r\nx\r\n" * count)
+    headed = b"HMSG a 1 12 13\r\nNATS/1.0\r\n\r\nx\r\n" * count
+    assert [client.lines() for client in takes] == [headed, b"MSG a 1 1\r\nx\r\n" * count, headed]
 
 
 @pytest.mark.parametrize("options", [b"{}", b'{"verbose":false}', b'{"pedantic":false}'])

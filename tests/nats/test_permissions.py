@@ -73,6 +73,7 @@ def test_rules_about_members_of_a_queue_concern_them_alone() -> None:
     assert these.may_subscribe(b"a.y", b"g.1")
     assert not these.may_subscribe(b"a.x", b"g.1")
     assert these.may_subscribe(b"a.x", b"g.2")
+    assert not these.may_subscribe(b"a.>", b"g.2")
     assert not these.may_subscribe(b"a.y", b"h")
     assert not these.may_subscribe(b"a.y", b"")
     assert these.may_subscribe(b"b", b"h")
@@ -149,6 +150,16 @@ def test_what_may_be_answered_is_bounded_and_forgotten_when_its_time_is_over() -
     clock.now = 11.0
     replies.heard(b"x")
     assert len(replies) == 1
+
+
+def test_who_is_asked_again_may_answer_as_if_it_were_asked_the_first_time() -> None:
+    replies = Replies(Responses(), Clock())
+    for n in range(REPLIES_MAX - 1):
+        replies.heard(b"%d" % n)
+    for reply in (b"0", b"x", b"y"):
+        replies.heard(reply)
+    assert replies.may_answer(b"0")
+    assert not replies.may_answer(b"1")
 
 
 def test_with_leave_to_answer_nothing_else_may_be_published() -> None:

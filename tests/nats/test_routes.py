@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 from inside import Client, Inside
 from numbered import numbered
 
+from simplebus.nats.auth import NatsAuth, User
 from simplebus.nats.limits import JOINED_MAX
+from simplebus.nats.permissions import Permissions
 from simplebus.nats.queue_group import Dice, JoinedGroup, QueueGroup
 from simplebus.nats.routes import Routes
+from simplebus.nats.settings import NatsSettings
 from simplebus.nats.subscription import Sink, Subscription
 
 QUIET = b'CONNECT {"verbose":false,"pedantic":false}\r\n'
@@ -116,6 +119,19 @@ def test_members_of_joined_groups_come_and_go() -> None:
     assert heard[2][1] > 30  # Two of three are its own.
 
 
+def test_members_of_joined_groups_that_stay_are_joined_by_others_and_left_by_them() -> None:
+    house = Inside()
+    both = b"SUB a.* g 1\r\nSUB *.b g 2\r\n"
+    stays, goes, publisher = house.client(QUIET + both), house.client(QUIET), house.client(QUIET)
+    for said, shares in ((b"", 1), (both, 2), (b"UNSUB 1\r\nUNSUB 2\r\n", 1), (both, 2)):
+        goes.say(said)
+        publisher.say(b"PUB a.b 1\r\n0\r\n" * 60)
+        publisher.say(b"PUB a.b 1\r\n0\r\n" * 60, 16)
+        counts = [len(numbers(client)) for client in (stays, goes)]
+        assert sum(counts) == 120
+        assert sum(count > 20 for count in counts) == shares
+
+
 @pytest.mark.parametrize("subjects", [(b"a", b"a"), (b"a", b"*")], ids=["one", "joined"])
 @pytest.mark.parametrize("count", [12, 60])
 def test_members_may_end_with_their_parts_of_one_batch(
@@ -205,6 +221,59 @@ def test_a_member_that_ends_within_a_batch_leaves_the_rest_to_others() -> None:
     assert ends.session.subscriptions == {}
 
 
+@pytest.mark.parametrize("connect", [QUIET, b'CONNECT {"verbose":false,"pedantic":true}\r\n'])
+@pytest.mark.parametrize("names", [[b"a"], [b"a", b"b", b"c"]])
+def test_who_ends_within_a_batch_is_sent_the_first_of_it(
+    names: list[bytes], connect: bytes
+) -> None:
+    house = Inside()
+    ends = house.client(QUIET + b"SUB * 1\r\nUNSUB 1 5\r\n")
+    house.client(connect + mixed(90, names))
+    assert numbers(ends) == [0, 1, 2, 3, 4]
+
+
+def test_what_a_member_may_not_have_and_what_comes_behind_its_last_goes_to_others() -> None:
+    denied = User("some", "p", permissions=Permissions(subscribe_deny=("no.>",)))
+    auth = NatsAuth(users=(denied, User("all", "p")))
+    house = Inside(NatsSettings(auth=auth), seed=2)
+    some, everything, publisher = (
+        house.client(QUIET[:-3] + b',"user":"%b","pass":"p"}\r\n' % name)
+        for name in (b"some", b"all", b"all")
+    )
+    some.say(b"SUB > g 1\r\nUNSUB 1 5\r\n")
+    everything.say(b"SUB > g 1\r\n")
+    publisher.say(mixed(90, [b"no.a", b"ok.a", b"no.b"]))
+    heard = numbers(some), numbers(everything)
+    assert sorted(heard[0] + heard[1]) == list(range(90))
+    assert len(heard[0]) == 5
+    assert {number % 3 for number in heard[0]} == {1}
+
+
+@pytest.mark.parametrize("chunks", [0, 16])
+def test_who_takes_what_others_of_a_group_do_not_depends_on_all_there_is(chunks: int) -> None:
+    users = (
+        User("a", "p", permissions=Permissions(subscribe_deny=("no.a",))),
+        User("b", "p", permissions=Permissions(subscribe_deny=("no.b",))),
+    )
+    house = Inside(NatsSettings(auth=NatsAuth(users=users)))
+    one, other, third = (
+        house.client(DEAF[:-3] + b',"user":"%b","pass":"p"}\r\nSUB no.> g 1\r\n' % name)
+        for name in (b"a", b"b", b"a")
+    )
+    third.say(mixed(80, [b"no.a", b"no.b"]), chunks)  # By subject,
+    assert numbers(one) == list(range(1, 80, 2))
+    assert numbers(other) == list(range(0, 80, 2))
+    third.say(b"UNSUB 1\r\n")
+    for publisher, takes in ((one, other), (other, one)):  # by publisher,
+        publisher.say(mixed(80, [b"no.c"]), chunks)
+        assert numbers(takes) == list(range(80))
+    one.say(b"UNSUB 1\r\n")
+    third.say(b"SUB no.> g 1\r\n")
+    other.say(mixed(80, [b"no.c"]), chunks)  # and by who is there.
+    assert numbers(third) == list(range(80))
+    assert numbers(one) == numbers(other) == []
+
+
 def test_a_group_none_of_whose_members_takes_it_is_nobody() -> None:
     house = Inside()
     asks = b'CONNECT {"verbose":false,"echo":false,"headers":true,"no_responders":true}\r\n'
@@ -223,9 +292,8 @@ class Listed:
     def one(self, message: object, origin: object) -> bool:
         raise AssertionError("it was to be put a batch")
 
-    def many(self, messages: object, rows: object, origin: object) -> bool:
+    def many(self, messages: object, rows: object, origin: object) -> None:
         self.batches.append(list(range(64)) if rows is None else rows.tolist())  # type: ignore[attr-defined]
-        return True
 
 
 def test_who_keeps_the_order_is_put_all_of_a_batch_in_order() -> None:

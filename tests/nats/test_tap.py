@@ -218,6 +218,18 @@ def test_no_more_is_remembered_of_what_opens_later_than_is_stored(count: int) ->
     assert sorted(map(int, client.payloads())) == list(range(count - 1100, count))
 
 
+def test_what_opens_later_is_not_forgotten_however_much_there_is() -> None:
+    doors = Doors()
+    client = doors.client(b"SUB class.1 1\r\n")
+    peer = peer2(doors)
+    said = [timed(b"%d" % n, not_before_ms=1000 + 1000 * (n % 2)) for n in range(1100)]
+    peer.say(enveloped(1, 0, *said))
+    doors.wait(1)
+    assert client.payloads() == [b"%d" % n for n in range(0, 1100, 2)]
+    doors.wait(1)
+    assert client.payloads() == [b"%d" % n for n in range(1, 1100, 2)]
+
+
 # Dead letters ------------------------------------------------------------------------------------
 
 
