@@ -1,6 +1,6 @@
 """What all tests share: hypothesis profiles.
 
-`dev` is the default; HYPOTHESIS_PROFILE=ci tries ten times as many examples. A failure prints the
+`dev` is the default; HYPOTHESIS_PROFILE=ci tries far more examples. A failure prints the
 blob that reproduces it; `pytest --hypothesis-seed=N` replays a whole run.
 """
 
@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 # A state machine's first example pays for imports and numpy's warm-up: that is not slowness.
 settings.register_profile(
     "dev",
-    max_examples=50,
+    max_examples=30,
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],

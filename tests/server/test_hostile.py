@@ -174,16 +174,16 @@ async def test_one_connection_too_many_is_refused_and_the_others_stay() -> None:
         assert server.engine.cut_off == {Reason.TOO_MANY_CONNECTIONS: 1}
 
 
-async def test_ten_thousand_connections_in_a_row_leave_nothing_behind() -> None:
+async def test_three_thousand_connections_in_a_row_leave_nothing_behind() -> None:
     async with serving() as server, bystanders(server):
         host, _, port = server.addresses[0].rpartition(":")
-        for _ in range(100):
+        for _ in range(30):
             for _ in range(100):
                 stream = await trio.open_tcp_stream(host, int(port))
                 stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes([1, *bytes(7)]))
                 stream.socket.close()
             await until(lambda: len(server.engine.connections) == 2)
-        assert server.engine.accepted >= 10_000
+        assert server.engine.accepted >= 3_000
         assert len(server.engine.broker.sessions) == 2
 
 
