@@ -7,6 +7,7 @@ Rule 2: a large group costs its messages no more than a small one.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import accumulate, chain
@@ -73,7 +74,7 @@ class _Chained:
         return chain.from_iterable(self._lists)
 
 
-class _Sharing:
+class _Sharing(ABC):
     """A sink that puts each message to one of its members."""
 
     __slots__ = ("_dice", "_takers", "_takers_for")
@@ -90,13 +91,13 @@ class _Sharing:
         return False
 
     @property
+    @abstractmethod
     def version(self) -> int:
         """Grows when a member comes or goes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def current(self) -> _Members:
         """Its members now."""
-        raise NotImplementedError
 
     def one(self, message: Pub, origin: NatsSession | None) -> bool:
         members = self.current()
