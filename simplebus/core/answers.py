@@ -93,7 +93,7 @@ class Answers:
                 if former is not None:
                     self._take_over(former)  # From here on, what it has stored is known.
             dialect.begin(publisher)
-            session.confirmed = publisher.next
+            session.confirmed = session.claimed = publisher.next
             session.heartbeat_seconds = self._heartbeat(asked.heartbeat)
             if asked.client:
                 session.peer = f"{session.peer} ({asked.client!r})"

@@ -20,6 +20,7 @@ from simplebus.core.acks import nearest_sequence
 from simplebus.core.alarms import Alarms, Waiter
 from simplebus.core.answers import Answers
 from simplebus.core.classes import MessageClass
+from simplebus.core.confirming import Confirming
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.events import (
     Acked,
@@ -39,6 +40,7 @@ from simplebus.core.events import (
     UnsubscriptionAsked,
 )
 from simplebus.core.group import Group, Member
+from simplebus.core.ledger import Ledger
 from simplebus.core.limits import (
     ACK_REST_MESSAGES_MAX,
     MESSAGE_ID_MASK,
@@ -54,7 +56,7 @@ from simplebus.core.statistics import BrokerStatistics
 from simplebus.core.store import Store
 from simplebus.core.subscription import Subscription
 from simplebus.core.terms import Clock
-from simplebus.core.version2 import Version2
+from simplebus.core.version2 import Version2, publisher_of
 
 __all__ = ["Broker", "FullPolicy", "MessageClass", "Settings"]
 
@@ -65,8 +67,15 @@ _SESSION_ID_UNSENDABLE = int.from_bytes(frames.DELIMITER, "little")
 class Broker:
     """The engine. See the module's law for how it is driven."""
 
-    def __init__(self, settings: Settings | None = None, *, identity: str = "") -> None:
-        """`identity` tells this bus's memory from that of every other one."""
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        *,
+        identity: str = "",
+        ledger: Ledger | None = None,
+    ) -> None:
+        """`identity` tells this bus's memory from that of every other one. What it is to keep past
+        the process is noted in `ledger`."""
         self.settings = settings or Settings()
         self.clock = Clock()
         """The driver sets `now` before it brings anything."""
@@ -79,7 +88,11 @@ class Broker:
             ready=self._make_ready,
             refuse=self._refuse,
             end=self._end_slow,
+            ledger=ledger,
         )
+        self.ledger = ledger
+        self.confirming = Confirming(ledger, self.refused, self._make_ready)
+        self._confirm = self.confirming.confirm
         self.answers = Answers(
             self.store,
             identity=identity,
@@ -201,8 +214,9 @@ class Broker:
         """Remember how far its messages are stored. What is not will come again."""
         publisher, publishers = dialect.publisher, self.answers.publishers
         if publisher.name:
-            ahead = dialect.stored_ahead([batch for _, batch in session.parked])
-            publishers.note(publisher, dialect.stored, ahead)
+            said = session.confirmed if session.unsaid else dialect.stored
+            ahead = dialect.stored_ahead(said, [batch for _, batch in session.parked])
+            publishers.note(publisher, said, ahead)
         self.store.room.forget(session)
         if publisher.session_id == session.session_id:
             publishers.leave(publisher, self.clock.now)
@@ -325,6 +339,10 @@ class Broker:
     def _refuse(self, session: Session, refused: Refused) -> None:
         """Version 2: a frame has no effect, and its peer is told."""
         self.refused[refused.reason] += refused.count
+        if self.ledger is not None and refused.frame_type in (frames.MESSAGE, frames.ENVELOPE):
+            name = publisher_of(session)
+            if name:
+                self.ledger.refuse(name, refused.refers_to, refused.count)
         reply = ErrorReply(code=refused.reason, message=refused.sentence, count=refused.count)
         session.outbox.reply(
             frames.encode(
@@ -356,19 +374,6 @@ class Broker:
                     ),
                 )
         self.answers.end_slow(position)
-
-    def _confirm(self, session: Session) -> None:
-        """Tell a version 2 publisher how far its messages are stored, if that is news."""
-        dialect = session.dialect
-        if not isinstance(dialect, Version2) or session.closed:
-            return
-        stored = dialect.stored
-        if stored != session.confirmed or dialect.repeated:
-            self.refused.update({Reason.DUPLICATE: dialect.repeated} if dialect.repeated else {})
-            dialect.repeated = 0
-            session.confirmed = stored
-            session.outbox.confirm(stored)
-            self._make_ready(session.outbox)
 
     def _make_ready(self, outbox: Outbox) -> None:
         self._ready[outbox.session_id] = None

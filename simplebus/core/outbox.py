@@ -90,9 +90,10 @@ class Outbox:
         """Queue a frame that is no subscription's message."""
         self._replies += frame
 
-    def confirm(self, number: int) -> None:
-        """Say that all numbers before this one are stored, instead of what was to be said last."""
-        frame = frames.encode(frames.CONFIRM, message_id=number)
+    def confirm(self, number: int, level: int = 0) -> None:
+        """Say that all numbers before this one are stored, and how safely, instead of what was to
+        be said last."""
+        frame = frames.encode(frames.CONFIRM, message_id=number, timer_index=level)
         if self._confirm_at + len(frame) == len(self._replies):
             del self._replies[self._confirm_at :]
         self._confirm_at = len(self._replies)

@@ -67,6 +67,10 @@ class Session:
         """Messages that were stored, parked or refused."""
         self.confirmed = 0
         """Version 2: the peer was told that every number before it is stored."""
+        self.claimed = 0
+        """The same, or it is to be told so as soon as that is true."""
+        self.unsaid: deque[tuple[int, int]] = deque()
+        """What it is to be told: the mark in the ledger that is awaited, and the number."""
         self.heartbeat_seconds = 0.0
         """Version 2: how long either side may be silent; 0 for ever."""
         self.published_tick = -PUBLISHER_TICKS

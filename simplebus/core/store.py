@@ -7,8 +7,7 @@ Rule 2: the store says which feeds have something new; it sends nothing.
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import numpy as np
@@ -21,6 +20,7 @@ from simplebus.core.envelope import EnvelopeColumns
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.events import Refused
 from simplebus.core.frames import FrameBatch
+from simplebus.core.ledger import Ledger
 from simplebus.core.limits import (
     CHANNEL_NAMES_MAX,
     CLASS_ID_MAX,
@@ -28,13 +28,12 @@ from simplebus.core.limits import (
     DELIMITER_BYTES,
     EXPIRED_FIRST,
     EXPIRED_MESSAGES_MAX,
-    GIVEN_ID_MIN,
-    GIVEN_IDS_TRIED,
     HEADER_BYTES,
     LOOKED_MESSAGES_MAX,
     PLAIN_FRAMES_MAX,
     REDELIVERY_MESSAGES,
 )
+from simplebus.core.naming import given_ids, named_class
 from simplebus.core.outbox import Outbox
 from simplebus.core.requests import NamedClass
 from simplebus.core.ring import MemoryBudget, MemoryShare, Ring
@@ -64,9 +63,12 @@ class Store:
         ready: Callable[[Outbox], None],
         refuse: Callable[[Session, Refused], None],
         end: Callable[[Subscription], None],
+        ledger: Ledger | None = None,
     ) -> None:
         self.settings = settings
         self.clock = clock
+        self.ledger = ledger
+        """What is stored is noted in it; None where nothing is kept past the process."""
         self.classes: dict[int, MessageClass] = {}
         self.names: dict[str, int] = {}
         """Ids of the classes that have names."""
@@ -145,7 +147,7 @@ class Store:
 
         Raises RemoteProtocolError (bad_connect, class_name_conflict, too_many_classes).
         """
-        named = [_named_class(one) for one in asked]
+        named = [named_class(one) for one in asked]
         ids = {one.id for one in named}
         id_of: dict[str, int] = {}
         name_of: dict[int, str] = {}
@@ -240,6 +242,8 @@ class Store:
         if self.clock.now >= cls.times.next_time:
             cls.times.note(self.clock.now, cls.ring.head - 1)
         first = cls.ring.head - 1
+        if self.ledger is not None:
+            self._note(cls, first, 1, bytes(frame), session)
         tap = self.tap or (self.timed_tap if cls.ring.timed_until > first else None)
         if tap is not None:
             tap(session, cls, first, first + 1)
@@ -306,8 +310,25 @@ class Store:
 
     def _put(self, cls: MessageClass, session: Session, batch: FrameBatch) -> int:
         if batch.data[0] == frames.MESSAGE:
-            return cls.ring.append(batch, self.timer_index)
+            return self._fill(cls, batch, None, session)
         return self._put_envelopes(cls, batch, session)
+
+    def _fill(
+        self, cls: MessageClass, batch: FrameBatch, rows: Rows | None, session: Session | None
+    ) -> int:
+        """Put messages into the ring, as far as there is room, and into the ledger."""
+        first = cls.ring.head
+        taken = cls.ring.append(batch, self.timer_index, rows)
+        if taken and self.ledger is not None:
+            self._note(cls, first, taken, batch.data[: batch.bounds[taken]].tobytes(), session)
+        return taken
+
+    def _note(
+        self, cls: MessageClass, first: int, count: int, data: bytes, session: Session | None
+    ) -> None:
+        assert self.ledger is not None
+        publisher = "" if session is None else version2.publisher_of(session)
+        self.ledger.note(cls.class_id, first, count, data, publisher, self.clock.now)
 
     def _put_envelopes(self, cls: MessageClass, batch: FrameBatch, session: Session) -> int:
         """The same for a run of messages with envelopes. A bad one is refused, and dealt with."""
@@ -323,7 +344,7 @@ class Store:
                     most = some.count // 2
                     continue
                 good = some if read.count == some.count else some.slice(0, read.count)
-                taken = cls.ring.append(good, self.timer_index, rows)
+                taken = self._fill(cls, good, rows, session)
                 dealt += taken
                 if taken < read.count:
                     break
@@ -474,7 +495,7 @@ class Store:
 
         def put(rest: FrameBatch) -> int:
             those = rows.part(rows.count - rest.count, rows.count)
-            return dead.ring.append(rest, self.timer_index, those)
+            return self._fill(dead, rest, those, None)
 
         taken = self._append_by(put, None, dead, batch)
         if taken < batch.count:
@@ -560,23 +581,3 @@ class Store:
                 break
             many = min(4 * many, REDELIVERY_MESSAGES)
         return waiting.floor - first
-
-
-def given_ids(name: str) -> Iterator[int]:
-    """Ids for a class that has this name and no id, the best one first. They follow from the name,
-    so that buses that know nothing of one another mostly give it the same one."""
-    span = CLASS_ID_MAX + 1 - GIVEN_ID_MIN
-    first = zlib.crc32(name.encode())
-    return (GIVEN_ID_MIN + (first - n) % span for n in range(GIVEN_IDS_TRIED))
-
-
-def _named_class(one: int | str | NamedClass) -> NamedClass:
-    if isinstance(one, int):
-        return NamedClass(id=one)
-    if isinstance(one, str):
-        return NamedClass(name=one)
-    if one.id is None and one.name is None:
-        raise RemoteProtocolError(
-            Reason.BAD_CONNECT, "a class is named by its id, by its name or by both"
-        )
-    return one

@@ -12,7 +12,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator
 from itertools import chain, islice, pairwise
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,9 @@ from simplebus.core.limits import (
 )
 from simplebus.core.publishers import Ahead, Publisher
 from simplebus.core.version1 import Version1, content
+
+if TYPE_CHECKING:
+    from simplebus.core.session import Session
 
 _PUBLISHING = (frames.MESSAGE, frames.ENVELOPE)
 _NUMBER_AT = 3
@@ -88,16 +91,17 @@ class Version2(Version1):
             return self._parked[0]
         return self.next
 
-    def stored_ahead(self, parked: list[FrameBatch]) -> Ahead | None:
-        """The numbers behind `stored` that are stored too, while these messages are not."""
-        stored, numbers = self.stored, self._numbers_behind(self.stored)
+    def stored_ahead(self, first: int, parked: list[FrameBatch]) -> Ahead | None:
+        """Which numbers from `first` on are stored, while these messages are not; every number
+        before it is."""
+        numbers = self._numbers_behind(first)
         is_stored = np.ones(numbers.size, np.bool_)
-        beyond = (self.next - stored) & MESSAGE_ID_MASK
+        beyond = (self.next - first) & MESSAGE_ID_MASK
         if self.publisher.ahead is not None:
             is_stored[beyond:] = self.publisher.ahead.holds(numbers[beyond:])
         for batch in parked:
             is_stored &= ~np.isin(numbers, _numbers(batch, None))
-        return Ahead.of(stored, is_stored)
+        return Ahead.of(first, is_stored)
 
     def _numbers_behind(self, first: int) -> Integers:
         """All numbers from this one on before the last one of which something is known."""
@@ -399,6 +403,12 @@ def _follow(numbers: Integers, first: int) -> bool:
     else:
         expected = np.arange(first, last)
     return bool((numbers == expected).all())
+
+
+def publisher_of(session: Session) -> str:
+    """Whose numbers its messages carry; empty for nobody's that is remembered."""
+    dialect = session.dialect
+    return dialect.publisher.name if isinstance(dialect, Version2) else ""
 
 
 def first_number(batch: FrameBatch) -> int:

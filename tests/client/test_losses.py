@@ -21,8 +21,8 @@ from client.false_bus import FalseBus, confirm, false_bus, proxy, refuse
 from simplebus import BusConnectionError, Reason, RemoteProtocolError
 from simplebus.client.writer import WRITE_BYTES
 from simplebus.core import frames
+from simplebus.core.naming import given_ids
 from simplebus.core.requests import ConnectReply
-from simplebus.core.store import given_ids
 
 NUMBERED = [b"message %d" % number for number in range(50)]
 

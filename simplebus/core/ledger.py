@@ -1,0 +1,130 @@
+"""What is to be kept past the process and is not handed over yet; and how far it has come.
+
+Rule 1: bytes are copied when they are noted: what a ring does with its own afterwards is no concern
+here. Frames are as their publisher sent them, so their message ids are its numbers.
+Rule 2: what is noted lies in the next lot. Lots have numbers; a mark is the number of the lot that
+holds all that was noted so far.
+
+    note, note, refuse │ note            noted, in lot 9
+    lot 6 │ lot 7 │ lot 8                taken: somebody writes them
+    reached ──┘                          they are as safe as was asked for
+
+Invariant: reached <= taken <= mark <= taken + 1.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from simplebus.core.errors import Reason
+from simplebus.core.limits import TIMES_STEP_SECONDS
+
+
+class Level(enum.IntEnum):
+    """How safe a message is; the number is a Confirm's last field."""
+
+    MEMORY = 0
+    """The process has it."""
+    OS = 1
+    """The operating system has it: it outlives the process."""
+    DISK = 2
+    """It is on disk: it outlives the machine's next power cut."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """Messages first..first+count-1 of one class, in their order."""
+
+    class_id: int
+    first: int
+    time: float
+    """When they were accepted, to within TIMES_STEP_SECONDS."""
+    count: int = 0
+    frames: list[bytes] = field(default_factory=list)
+    """Whole frames back to back, as their publishers sent them."""
+    publishers: list[tuple[int, str]] = field(default_factory=list)
+    """How many messages in a row are whose: the name of a publisher whose numbers the frames carry,
+    or "" where they carry nobody's."""
+
+    def add(self, count: int, frames: bytes, publisher: str) -> None:
+        self.count += count
+        self.frames.append(frames)
+        if self.publishers and self.publishers[-1][1] == publisher:
+            count += self.publishers.pop()[0]
+        self.publishers.append((count, publisher))
+
+
+@dataclass(slots=True)
+class Lot:
+    """What is written together."""
+
+    number: int
+    entries: list[Entry]
+    refused: list[tuple[str, int, int]]
+    """Publisher, first number, count: these numbers are used up though nothing is stored."""
+    changes: bytes = b""
+    """What else has changed; empty for nothing."""
+    snapshot: bytes = b""
+    """Instead: everything that changes are about, as it is now."""
+
+
+class Ledger:
+    """Of one broker."""
+
+    def __init__(self, level: Level = Level.DISK) -> None:
+        self.level = level
+        """What a Confirm promises."""
+        self.taken = 0
+        self.reached = 0
+        """Lots up to this one have reached the level."""
+        self.failure: tuple[Reason, str] | None = None
+        """Why nothing can be kept now."""
+        self.noted_bytes = 0
+        """Bytes of frames noted since the last lot was taken."""
+        self._entries: list[Entry] = []
+        self._latest: dict[int, Entry] = {}
+        """Of each class, the entry that grows."""
+        self._refused: list[tuple[str, int, int]] = []
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was noted since the last lot was taken."""
+        return not (self._entries or self._refused)
+
+    @property
+    def mark(self) -> int:
+        """The number of the lot that holds all that was noted so far."""
+        return self.taken if self.is_empty else self.taken + 1
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether what was noted last has not reached the level that a Confirm waits for."""
+        return self.level is not Level.MEMORY and self.reached < self.mark
+
+    def note(
+        self, class_id: int, first: int, count: int, frames: bytes, publisher: str, now: float
+    ) -> None:
+        """Messages first..first+count-1 of a class were stored."""
+        entry = self._latest.get(class_id)
+        if entry is None or not 0 <= now - entry.time < TIMES_STEP_SECONDS:
+            entry = self._latest[class_id] = Entry(class_id, first, now)
+            self._entries.append(entry)
+        assert entry.first + entry.count == first, (entry.first, entry.count, first)
+        entry.add(count, frames, publisher)
+        self.noted_bytes += len(frames)
+
+    def refuse(self, publisher: str, first: int, count: int) -> None:
+        """Messages with these numbers were refused: they will not come again."""
+        self._refused.append((publisher, first, count))
+
+    def take(self, changes: bytes = b"", snapshot: bytes = b"") -> Lot | None:
+        """All that was noted, to be written together with `changes` or a snapshot; None when there
+        is none of it."""
+        if self.is_empty and not changes and not snapshot:
+            return None
+        self.taken += 1
+        lot = Lot(self.taken, self._entries, self._refused, changes, snapshot)
+        self._entries, self._refused, self.noted_bytes = [], [], 0
+        self._latest.clear()
+        return lot
