@@ -34,6 +34,7 @@ CLASS_MEMORY_MIN = 4 * RING_BYTES_MIN
 DEFAULT = Limits()
 
 MEMORY, PATIENCE, ACKNOWLEDGEMENT = "Memory", "Patience", "Acknowledgement"
+DURABILITY = "Durability"
 """Under which headings the help lists options."""
 
 LIMIT_FLAGS = {
@@ -77,6 +78,14 @@ class Full(enum.StrEnum):
     BLOCK = "block"
     DROP_OLDEST = "drop_oldest"
     DROP_NEWEST = "drop_newest"
+
+
+class Durability(enum.StrEnum):
+    """Where a message is when its publisher is told that it is stored."""
+
+    MEMORY = "memory"
+    OS = "os"
+    DISK = "disk"
 
 
 class LogLevel(enum.StrEnum):

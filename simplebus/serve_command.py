@@ -20,9 +20,11 @@ from simplebus.options import (
     ACKNOWLEDGEMENT,
     DEFAULT,
     DRAIN_SECONDS,
+    DURABILITY,
     HOSTS,
     MEMORY,
     PATIENCE,
+    Durability,
     Full,
     LogLevel,
     option,
@@ -40,7 +42,7 @@ HELP = (
     "Run the bus.\n\n"
     "It prints one line when it is ready, [bold]simplebus ready tcp=HOST:PORT nats=HOST:PORT"
     "[/bold], and serves until it is told to stop. Messages live in memory and end with the "
-    "server.\n\n\b\n"
+    "server, unless --data-dir keeps them.\n\n\b\n"
     "  simplebus serve\n"
     "  simplebus serve --host 0.0.0.0 --max-memory 4GiB --verbose\n"
     "  simplebus serve --config /etc/simplebus.toml\n\n" + FROM_ENVIRONMENT
@@ -229,6 +231,29 @@ def serve(
             panel=PATIENCE,
         ),
     ] = DEFAULT.stall_seconds,
+    data_dir: Annotated[
+        str | None,
+        option(
+            "--data-dir",
+            "A directory in which messages, durables and dead letters are kept, so that they are "
+            "there again when the server is. It is made if it is not there, and used by one server "
+            "at a time.",
+            panel=DURABILITY,
+            metavar="DIRECTORY",
+            show_default="nothing is kept",
+        ),
+    ] = None,
+    durability: Annotated[
+        Durability,
+        option(
+            "--durability",
+            "With --data-dir, where a message is when its publisher is told that it is stored. "
+            "disk: on disk, it outlives a power cut. os: with the operating system, it outlives "
+            "the server. memory: with the server, which writes it soon.",
+            panel=DURABILITY,
+            metavar="LEVEL",
+        ),
+    ] = Durability.DISK,
     drain_timeout: Annotated[
         float,
         seconds_option(
@@ -318,12 +343,15 @@ def serve(
     import logging
     import socket
     from functools import partial
+    from pathlib import Path
 
     import trio
 
     from simplebus.core.errors import RemoteProtocolError
+    from simplebus.core.ledger import Level
     from simplebus.server.serve import ServeOptions, configure_logging
     from simplebus.server.serve import serve as serve_until_stopped
+    from simplebus.storage.errors import JournalError
 
     try:
         chosen = settings(**context.params)
@@ -341,6 +369,8 @@ def serve(
         nats=door.settings,
         nats_tls=door.tls,
         classes=door.classes,
+        data_dir=Path(data_dir) if data_dir else None,
+        durability=Level[durability.name],
         drain_seconds=drain_timeout,
         verbose=verbose,
     )
@@ -348,6 +378,8 @@ def serve(
         trio.run(partial(serve_until_stopped, chosen, options, announce=_announce))
     except RemoteProtocolError as error:
         fail(error.sentence, status=2)
+    except JournalError as error:
+        fail(str(error))
     except socket.gaierror as error:
         fail(f"cannot listen on {' or '.join(hosts)}: {sentence(error)}")
 

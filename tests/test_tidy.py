@@ -31,7 +31,8 @@ LAYERS = {
     # Each folder, and what of simplebus it may import.
     "core": {"core"},
     "nats": {"core", "nats"},
-    "server": {"core", "nats", "server"},
+    "storage": {"core", "storage"},
+    "server": {"core", "nats", "server", "storage"},
     "client": {"core", "client"},
 }
 LINES_MAX = 600

@@ -176,6 +176,22 @@ class AckWindow:
             reached = max(reached, last)
         return joined
 
+    def marks(self) -> bytes:
+        """What is acknowledged from the floor on: a bit each, the first one highest."""
+        pieces = self._pieces(self.floor, self._furthest)
+        flags = [self._view[start:stop] for start, stop in pieces]
+        return np.packbits(np.concatenate(flags)).tobytes() if flags else b""
+
+    def set_marks(self, marks: bytes) -> None:
+        """Acknowledge what these say, in a window in which nothing is; up to the cursor."""
+        flags = np.unpackbits(np.frombuffer(marks, np.uint8))[: self.cursor - self.floor]
+        acked = np.flatnonzero(flags)
+        if acked.size:
+            self._reserve()
+            self._furthest = self.floor + int(acked[-1]) + 1
+            self._view[(acked + self.floor) & self._mask] = True
+            self._advance()
+
     def release_memory(self) -> None:
         """Give the marks' memory back when nothing is marked."""
         if self._furthest <= self.floor and self._marks:

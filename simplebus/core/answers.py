@@ -14,11 +14,14 @@ from collections.abc import Callable
 from functools import partial
 
 from simplebus.core import frames
+from simplebus.core.acks import AckWindow
+from simplebus.core.channel_table import Wanted
 from simplebus.core.channels import check_pattern
 from simplebus.core.classes import MessageClass
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.events import FetchAsked, Greeted, SubscriptionAsked, UnsubscriptionAsked
 from simplebus.core.group import Group, Member
+from simplebus.core.kept import KeptPosition
 from simplebus.core.limits import FETCH_BYTES_MAX, FETCH_TIMES_MAX, IN_FLIGHT_MESSAGES
 from simplebus.core.outbox import Outbox
 from simplebus.core.publishers import Publishers
@@ -29,6 +32,7 @@ from simplebus.core.requests import (
     SubscribeRequest,
 )
 from simplebus.core.session import Session
+from simplebus.core.spans import Span
 from simplebus.core.store import Store
 from simplebus.core.subscription import Subscription
 from simplebus.core.terms import Terms
@@ -90,6 +94,8 @@ class Answers:
                 publisher, former = self.publishers.claim(
                     asked.name, asked.instance or "", session.session_id
                 )
+                if store.ledger is not None and not (publisher.next or publisher.ahead):
+                    store.ledger.begin(asked.name)
                 if former is not None:
                     self._take_over(former)  # From here on, what it has stored is known.
             dialect.begin(publisher)
@@ -278,23 +284,62 @@ class Answers:
             if wanted is not None:
                 cls.channels.remove(wanted)
             raise RemoteProtocolError(Reason.BAD_REQUEST, str(error)) from None
-        durable, group = asked.durable or "", asked.group or ""
+        names = (asked.durable or "", asked.group or "")
+        return self._make(cls, names, wanted, self._terms(asked), window)
+
+    def restore(
+        self,
+        cls: MessageClass,
+        kept: KeptPosition,
+        terms: Terms,
+        window: AckWindow,
+        spans: list[Span],
+    ) -> Subscription | None:
+        """A durable that is known from before: nobody is connected to it. None when there is no
+        memory for its patterns."""
+        wanted = cls.channels.add(kept.channels) if kept.channels else None
+        if kept.channels and wanted is None:
+            return None
+        names = (kept.durable, kept.group)
+        position = self._make(cls, names, wanted, terms, window, spans)
+        position.idle_seconds = kept.idle_seconds
+        self._leave_alone(position)
+        return position
+
+    def _make(
+        self,
+        cls: MessageClass,
+        names: tuple[str, str],
+        wanted: Wanted | None,
+        terms: Terms,
+        window: AckWindow,
+        spans: list[Span] | None = None,
+    ) -> Subscription:
+        """A position. It is called `names`: its durable and its group, empty for none."""
+        store, (durable, group) = self._store, names
         kind = Group if group else Subscription
         position: Subscription = kind(
             ring=cls.ring,
             window=window,
-            terms=self._terms(asked),
+            terms=terms,
             timer_ticks=self._settings.ack_timeout,
             clock=store.clock,
             wanted=wanted,
             released=lambda: store.loosen(cls),
             bury=lambda *given_up: store.bury(cls, position, *given_up),
             put_off=lambda due: self._put_off(due, position),
+            spans=spans,
         )
         position.durable, position.group = durable, group
         cls.add(position)
-        self._set_terms(cls, position, position.terms)
+        self._set_terms(cls, position, terms)
+        self._changed(position)
         return position
+
+    def _changed(self, position: Subscription) -> None:
+        """A position has come or goes for good."""
+        if position.durable and self._store.ledger is not None:
+            self._store.ledger.hurries = True
 
     def _moved(
         self, cls: MessageClass, former: Subscription, asked: SubscribeRequest
@@ -419,6 +464,7 @@ class Answers:
         """A position is gone for good."""
         cls = self._store.classes[position.class_id]
         self._idle.pop(position, None)
+        self._changed(position)
         position.give_up_waiting()
         cls.remove(position)
         self._store.release(cls)

@@ -47,7 +47,11 @@ class Confirming:
             session.unsaid.clear()
             self._say(session, stored)
             return
-        mark = ledger.mark
+        # What was refused because nothing can be kept is to be known at once.
+        mark = ledger.mark if ledger.failure is None else session.kept_mark
+        if mark <= ledger.reached:
+            self._say(session, stored)
+            return
         if session.unsaid and session.unsaid[-1][0] == mark:
             session.unsaid.pop()
         session.unsaid.append((mark, stored))

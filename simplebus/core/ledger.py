@@ -61,8 +61,6 @@ class Lot:
 
     number: int
     entries: list[Entry]
-    refused: list[tuple[str, int, int]]
-    """Publisher, first number, count: these numbers are used up though nothing is stored."""
     changes: bytes = b""
     """What else has changed; empty for nothing."""
     snapshot: bytes = b""
@@ -80,17 +78,20 @@ class Ledger:
         """Lots up to this one have reached the level."""
         self.failure: tuple[Reason, str] | None = None
         """Why nothing can be kept now."""
+        self.hurries = False
+        """Whether something else has changed that what is noted next may depend on."""
         self.noted_bytes = 0
         """Bytes of frames noted since the last lot was taken."""
         self._entries: list[Entry] = []
         self._latest: dict[int, Entry] = {}
         """Of each class, the entry that grows."""
         self._refused: list[tuple[str, int, int]] = []
+        self._begun: list[str] = []
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing was noted since the last lot was taken."""
-        return not (self._entries or self._refused)
+        return not (self._entries or self._refused or self._begun or self.hurries)
 
     @property
     def mark(self) -> int:
@@ -118,13 +119,30 @@ class Ledger:
         """Messages with these numbers were refused: they will not come again."""
         self._refused.append((publisher, first, count))
 
-    def take(self, changes: bytes = b"", snapshot: bytes = b"") -> Lot | None:
+    def begin(self, publisher: str) -> None:
+        """A publisher of whom nothing is known has come under this name."""
+        self._begun.append(publisher)
+
+    def take_refused(self) -> list[tuple[str, int, int]]:
+        """Publisher, first number, count: these are used up though nothing is stored."""
+        refused, self._refused = self._refused, []
+        return refused
+
+    def take_begun(self) -> list[str]:
+        """The names under which a publisher has begun."""
+        begun, self._begun = self._begun, []
+        return begun
+
+    def take(
+        self, changes: bytes = b"", snapshot: bytes = b"", *, is_owed: bool = False
+    ) -> Lot | None:
         """All that was noted, to be written together with `changes` or a snapshot; None when there
-        is none of it."""
-        if self.is_empty and not changes and not snapshot:
+        is none of it. `is_owed`: the mark may have been given out, so there is a lot all the same.
+        """
+        if self.is_empty and not (changes or snapshot or is_owed):
             return None
         self.taken += 1
-        lot = Lot(self.taken, self._entries, self._refused, changes, snapshot)
-        self._entries, self._refused, self.noted_bytes = [], [], 0
+        lot = Lot(self.taken, self._entries, changes, snapshot)
+        self._entries, self.noted_bytes = [], 0
         self._latest.clear()
         return lot

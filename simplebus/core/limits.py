@@ -157,6 +157,12 @@ PUBLISHERS_MAX = 65_536
 # And which of their messages were stored though some before them were not, one bit for each number
 # up to the last one of them.
 PUBLISHERS_AHEAD_BYTES_MAX = 16 * 1024 * 1024
+# What is kept past the process, beside messages, is looked at so often; all of it is written anew
+# when what has changed takes as many bytes, and four times as many as all of it; and of so many
+# subscriptions that end with the process it is found out exactly what they leave behind.
+KEPT_SECONDS = 0.1
+KEPT_BYTES_MIN = 4 * 1024 * 1024
+KEPT_UNION_MAX = 16
 # When messages were accepted is known to within so many seconds, and for so many points in time.
 TIMES_STEP_SECONDS = 0.01
 TIMES_MAX = 65_536

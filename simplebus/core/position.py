@@ -16,7 +16,7 @@ from __future__ import annotations
 import heapq
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from simplebus.core.acks import AckWindow
@@ -52,7 +52,10 @@ class Position(ABC):
         released: Callable[[], None] = lambda: None,
         bury: Callable[[Ranges, Reason, int], None] = lambda ranges, reason, attempts: None,
         put_off: Callable[[float], None] = lambda due: None,
+        spans: Iterable[Span] | None = None,
     ) -> None:
+        """What the window has in flight is to be sent again: it lies in `spans`, or somebody else
+        was sent it."""
         self.class_id = ring.class_id
         self.ring = ring
         self.window = window
@@ -105,8 +108,9 @@ class Position(ABC):
         """What waits and was never sent, though the cursor has passed it."""
         self._resend = SequenceSet()
         """What waits to be sent again; kept where it matters how much is in flight."""
-        if window.floor < window.cursor:
-            span = Span(window.floor, window.cursor, INHERITED)
+        if spans is None and window.floor < window.cursor:
+            spans = [Span(window.floor, window.cursor, INHERITED)]
+        for span in spans or ():
             self._again.append(span)
             self._wait(span)
 
@@ -295,6 +299,16 @@ class Position(ABC):
     def attach(self, outbox: Outbox, number: int) -> None:
         """A session takes the position up."""
         self.outbox, self.number = outbox, number
+
+    def attempts(self) -> list[tuple[int, int, int]]:
+        """How often what is in flight, or waits behind the cursor, was sent, where that is not
+        once: messages first..last-1 of which it is said, ascending."""
+        floor = self.window.floor
+        return sorted(
+            (max(span.first, floor), span.last, span.attempts)
+            for span in self._spans()
+            if span.attempts != 1 and span.last > floor and span.first < span.last
+        )
 
     def _spans(self) -> Iterator[Span]:
         """Wherever they are kept."""

@@ -9,12 +9,13 @@ Rule 3: what is too much to remember of one name is forgotten of that one, never
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.frames import Flags, Integers
+from simplebus.core.frames import Flags, Integers, ranges_of
 from simplebus.core.limits import (
     MESSAGE_ID_MASK,
     PUBLISHER_SECONDS,
@@ -54,6 +55,11 @@ class Ahead:
     def size(self) -> int:
         """Bytes that it takes."""
         return self._bits.size
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """The numbers that are stored: the first of each row of them, and how many there are."""
+        flags = np.unpackbits(self._bits)[: self._count].view(np.bool_)
+        return [((self.first + a) & MESSAGE_ID_MASK, b - a) for a, b in ranges_of(flags)]
 
     def holds(self, numbers: Integers) -> Flags:
         """Which of these numbers are stored."""
@@ -113,6 +119,15 @@ class Publishers:
         publisher.instance = instance
         publisher.session_id = session_id
         return publisher, former
+
+    def __iter__(self) -> Iterator[Publisher]:
+        return iter(self._names.values())
+
+    def restore(self, name: str, following: int, ahead: Ahead | None, now: float) -> None:
+        """A name is known from before: so far its messages are stored."""
+        publisher = self._names[name] = Publisher(name)
+        self.note(publisher, following, ahead)
+        self.leave(publisher, now)
 
     def note(self, publisher: Publisher, following: int, ahead: Ahead | None) -> None:
         """So far its messages are stored. When all that are ahead take too much memory, those of

@@ -174,6 +174,11 @@ class Ring:
     def statistics(self) -> RingStatistics:
         return RingStatistics(self.floor, self.head, self.frame_bytes, self._memory())
 
+    def begin(self, sequence: int) -> None:
+        """Have the next message be given this sequence. Nothing is stored."""
+        assert self.floor == self.head <= sequence, (self.floor, self.head, sequence)
+        self.floor = self.head = self._wrap = self._stamped_from = sequence
+
     # Filling -------------------------------------------------------------------------------------
 
     def append(self, batch: FrameBatch, timer_index: int, rows: Rows | None = None) -> int:

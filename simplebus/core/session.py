@@ -71,6 +71,8 @@ class Session:
         """The same, or it is to be told so as soon as that is true."""
         self.unsaid: deque[tuple[int, int]] = deque()
         """What it is to be told: the mark in the ledger that is awaited, and the number."""
+        self.kept_mark = 0
+        """The mark of its last message that was noted in the ledger."""
         self.heartbeat_seconds = 0.0
         """Version 2: how long either side may be silent; 0 for ever."""
         self.published_tick = -PUBLISHER_TICKS

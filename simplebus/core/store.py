@@ -119,9 +119,13 @@ class Store:
             budget=self._dead_budget if dead_letters.are_kept_in(name) else self.budget,
         )
         self.classes[class_id] = MessageClass(ring, self.settings.keep, self.settings.full_policy)
+        if self.ledger is not None:
+            self.ledger.hurries = True
         self.opened(class_id)
 
     def _name_class(self, cls: MessageClass, name: str) -> None:
+        if self.ledger is not None and cls.name != name:
+            self.ledger.hurries = True
         cls.name = name
         self.names[name] = cls.class_id
         if dead_letters.are_kept_in(name):
@@ -234,6 +238,7 @@ class Store:
         if (
             session.parked
             or cls.blocked
+            or (self.ledger is not None and self.ledger.failure is not None)
             or (row is None and frame[0] != frames.MESSAGE)
             or not cls.ring.append_one(frame, self.timer_index, row)
         ):
@@ -267,6 +272,12 @@ class Store:
 
     def publish(self, session: Session, class_id: int, batch: FrameBatch) -> None:
         cls = self.classes[class_id]
+        if self.ledger is not None and self.ledger.failure is not None:
+            reason, sentence = self.ledger.failure
+            cls.dropped[reason] += batch.count
+            if isinstance(session.dialect, Version2):
+                self._refuse_messages(session, batch, reason, sentence)
+            return
         if session.parked or cls.blocked:
             self.room.park(session, cls, batch)
             return
@@ -327,7 +338,10 @@ class Store:
         self, cls: MessageClass, first: int, count: int, data: bytes, session: Session | None
     ) -> None:
         assert self.ledger is not None
-        publisher = "" if session is None else version2.publisher_of(session)
+        publisher = ""
+        if session is not None:
+            publisher = version2.publisher_of(session)
+            session.kept_mark = self.ledger.taken + 1
         self.ledger.note(cls.class_id, first, count, data, publisher, self.clock.now)
 
     def _put_envelopes(self, cls: MessageClass, batch: FrameBatch, session: Session) -> int:
@@ -337,7 +351,7 @@ class Store:
             some = batch.slice(dealt, min(dealt + most, batch.count))
             read = envelope.scan(some)
             if read.count:
-                rows = self._rows(cls, read)
+                rows = self.rows_of(cls, read, self.clock.now)
                 if rows is None:
                     if some.count == 1:
                         break
@@ -355,8 +369,9 @@ class Store:
                 most = PLAIN_FRAMES_MAX  # Where one is bad, others may be: look not far ahead.
         return dealt
 
-    def _rows(self, cls: MessageClass, read: envelope.EnvelopeColumns) -> Rows | None:
-        """What is known of these messages; None when there is no memory for their channels."""
+    def rows_of(self, cls: MessageClass, read: envelope.EnvelopeColumns, now: float) -> Rows | None:
+        """What is known of messages accepted now; None when there is no memory for their
+        channels."""
         numbers = cls.channels.numbers(read.names)
         if numbers is None:
             return None
@@ -364,7 +379,6 @@ class Store:
             channels: int | np.ndarray = numbers[read.channels] if numbers else 0
         else:
             channels = np.array(numbers, np.uint32)[read.channels]
-        now = self.clock.now
         return Rows(
             read.count,
             channels,
@@ -488,7 +502,7 @@ class Store:
 
     def _lay(self, dead: MessageClass, batch: FrameBatch, columns: EnvelopeColumns) -> None:
         """Store dead letters. Nobody has to look at them: they are the bus's own."""
-        rows = self._rows(dead, columns)
+        rows = self.rows_of(dead, columns, self.clock.now)
         if rows is None:
             self._drop_newest(None, dead, batch)
             return

@@ -100,7 +100,7 @@ class Version2(Version1):
         if self.publisher.ahead is not None:
             is_stored[beyond:] = self.publisher.ahead.holds(numbers[beyond:])
         for batch in parked:
-            is_stored &= ~np.isin(numbers, _numbers(batch, None))
+            is_stored &= ~np.isin(numbers, numbers_of(batch, None))
         return Ahead.of(first, is_stored)
 
     def _numbers_behind(self, first: int) -> Integers:
@@ -153,10 +153,10 @@ class Version2(Version1):
             if batch.data[0] not in _PUBLISHING:
                 yield from self._run(batch)
                 return
-            numbers = _numbers(batch, None)
+            numbers = numbers_of(batch, None)
         else:
             published = self._publishes(batch.keys() & 0xFF)
-            numbers = _numbers(batch, np.flatnonzero(published))
+            numbers = numbers_of(batch, np.flatnonzero(published))
             if not numbers.size:
                 yield from super().events(batch)
                 return
@@ -378,7 +378,7 @@ def _header(frame: FrameBatch) -> tuple[int, int, int, int]:
     return fields
 
 
-def _numbers(batch: FrameBatch, at: npt.NDArray[np.intp] | None) -> Integers:
+def numbers_of(batch: FrameBatch, at: npt.NDArray[np.intp] | None = None) -> Integers:
     """The numbers of a batch's messages; of all its frames, or of those at these indexes."""
     if at is None and batch.stride:
         words = frames.strided(batch.data, _NUMBER, _NUMBER_AT, batch.stride, batch.count)
@@ -391,7 +391,7 @@ def _numbers(batch: FrameBatch, at: npt.NDArray[np.intp] | None) -> Integers:
 def _numbers_of(event: Published | Refused) -> Iterable[int]:
     """The numbers of the messages that an event is about."""
     if isinstance(event, Published):
-        return cast(list[int], _numbers(event.frames, None).tolist())
+        return cast(list[int], numbers_of(event.frames, None).tolist())
     return ((event.refers_to + k) & MESSAGE_ID_MASK for k in range(event.published))
 
 
@@ -425,7 +425,7 @@ def refused_messages(
     if batch.count == 1:
         yield Refused(reason, sentence, frame_type, class_id, number, published=int(published))
         return
-    numbers, types = _numbers(batch, None), batch.data[batch.starts]
+    numbers, types = numbers_of(batch, None), batch.data[batch.starts]
     breaks = np.flatnonzero((np.diff(numbers) != 1) | (types[1:] != types[:-1])) + 1
     for first, last in pairwise([0, *breaks.tolist(), numbers.size]):
         yield Refused(

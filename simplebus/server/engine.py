@@ -20,10 +20,12 @@ import trio
 
 from simplebus.core.broker import Broker, Settings
 from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.ledger import Ledger
 from simplebus.core.limits import ACK_REST_SECONDS
 from simplebus.core.receive import ReceiveBuffer
 from simplebus.core.session import Session
 from simplebus.server.connection import Connection
+from simplebus.server.keeping import Keeping
 
 log = logging.getLogger("simplebus.server")
 
@@ -48,11 +50,25 @@ class Holder(Protocol):
         """Wait a little for who is behind."""
 
 
+def new_identity() -> str:
+    """Of a bus that knows nothing yet."""
+    return secrets.token_hex(8)
+
+
 class Engine:
     """Drives one broker. Enter `run` in a nursery; then `serve` each accepted socket."""
 
-    def __init__(self, settings: Settings | None = None) -> None:
-        self.broker = Broker(settings, identity=secrets.token_hex(8))
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        *,
+        identity: str = "",
+        ledger: Ledger | None = None,
+    ) -> None:
+        """See `Broker`; a bus that keeps nothing has an identity of its own."""
+        self.broker = Broker(settings, identity=identity or new_identity(), ledger=ledger)
+        self.keeping: Keeping | None = None
+        """What the broker's ledger is handed to."""
         self.buffer = ReceiveBuffer()
         self.connections: dict[int, Connection[Session]] = {}
         """By session id."""
@@ -130,6 +146,8 @@ class Engine:
     def tick(self) -> None:
         self.read_clock()
         self._say_what_was_lost()
+        if self.keeping is not None:
+            self.keeping.tick()
         for session, error in self.broker.tick():
             self._cut(session, error)
         if self.broker.tick_number % _UNANSWERED_CHECK_TICKS == 0:
@@ -247,6 +265,8 @@ class Engine:
         for session in broker.take_unblocked():
             if connection := self._connection(session.session_id):
                 connection.room()
+        if self.keeping is not None:
+            self.keeping.hand_over()
 
     def _connection(self, session_id: int) -> Connection[Any] | None:
         """Whose a session of the broker is, at whichever door it came in."""

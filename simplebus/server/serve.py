@@ -6,28 +6,34 @@ is up. Rule 2: what is lost by stopping is said.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import logging
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import trio
 
 from simplebus.core.broker import Settings
+from simplebus.core.ledger import Ledger, Level
 from simplebus.core.requests import NamedClass
 from simplebus.core.statistics import BrokerStatistics
 from simplebus.nats.settings import NatsSettings
 from simplebus.nats.statistics import FrontStatistics
 from simplebus.server import listeners, memory
-from simplebus.server.engine import Engine
+from simplebus.server.engine import Engine, new_identity
+from simplebus.server.keeping import Keeping, load
 from simplebus.server.nats_door import NatsDoor
 from simplebus.server.notify import notify
 from simplebus.server.signals import STOPPING, listen, say_ignored
 from simplebus.server.tls import TlsOptions
+from simplebus.storage.directory import take
 
 log = logging.getLogger("simplebus.server")
 
@@ -47,6 +53,10 @@ class ServeOptions:
     """None for NATS clients in clear."""
     classes: tuple[NamedClass, ...] = ()
     """Classes that are there from the start, and the subjects of the NATS door bound to them."""
+    data_dir: Path | None = None
+    """Where what the bus holds is kept past its process; None for nowhere."""
+    durability: Level = Level.DISK
+    """What a Confirm promises then."""
     drain_seconds: float = 10.0
     """How long SIGTERM waits for what is under way."""
     verbose: bool = False
@@ -75,9 +85,35 @@ async def serve(
     """Serve until SIGTERM or SIGINT (main thread only) or until cancelled.
 
     Task status: a `Serving` once every listener is up. Resources: all sockets are closed on return.
-    Raises OSError when no listener can be had, RemoteProtocolError for classes that cannot be.
+    Raises OSError when no listener can be had, RemoteProtocolError for classes that cannot be,
+    JournalError for a data directory that cannot be used.
     """
-    engine = Engine(settings)
+    with _engine(settings, options) as engine:
+        await _serve(engine, options, announce, task_status)
+
+
+@contextlib.contextmanager
+def _engine(settings: Settings, options: ServeOptions) -> Iterator[Engine]:
+    """An engine that holds what was kept, and keeps it."""
+    if options.data_dir is None:
+        yield Engine(settings)
+        return
+    with contextlib.closing(take(options.data_dir, new_bus=new_identity())) as directory:
+        engine = Engine(settings, identity=directory.bus, ledger=Ledger(options.durability))
+        engine.broker.clock.now = time.time()
+        load(engine.broker, directory)
+        engine.keeping = Keeping(engine.broker, directory, engine.settle)
+        with contextlib.closing(engine.keeping) as keeping:
+            keeping.start()
+            yield engine
+
+
+async def _serve(
+    engine: Engine,
+    options: ServeOptions,
+    announce: Callable[[str], None],
+    task_status: trio.TaskStatus[Serving],
+) -> None:
     engine.broker.store.name_classes(options.classes)
     nats_door = None
     if options.nats_port is not None:
@@ -260,10 +296,10 @@ def nats_rates(before: FrontStatistics, now: FrontStatistics) -> str:
 
 def _say_farewell(engine: Engine) -> None:
     for cls in engine.broker.statistics().classes:
-        lost = cls.ring.messages + cls.parked
+        lost = cls.parked + (cls.ring.messages if engine.keeping is None else 0)
         if lost:
             log.warning(
-                "class %d: %d stored messages are lost: nothing keeps them past the process",
+                "class %d: %d messages are lost: nothing keeps them past the process",
                 cls.class_id,
                 lost,
             )

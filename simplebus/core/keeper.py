@@ -1,0 +1,176 @@
+"""What has changed in a broker since it was looked at last, to be kept past the process.
+
+Rule 1: nothing here changes the broker. What is found lies in the ledger's next lot.
+Rule 2: new classes and names, and durables that come and go, are in the lot of the first message
+that is accepted after them; so one that is confirmed finds them again. How far a position is may be
+told later: what was acknowledged since comes once more.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from simplebus.core.acks import AckWindow
+from simplebus.core.classes import MessageClass
+from simplebus.core.kept import Changes, KeptClass, KeptPosition, KeptPublisher, KeptWindow
+from simplebus.core.ledger import Ledger, Lot
+from simplebus.core.limits import KEPT_BYTES_MIN, KEPT_SECONDS, KEPT_UNION_MAX
+from simplebus.core.subscription import Subscription
+from simplebus.core.version2 import Version2
+
+if TYPE_CHECKING:
+    from simplebus.core.broker import Broker
+
+_Key = tuple[int, str, str]
+
+
+class Keeper:
+    """Of one broker that has a ledger."""
+
+    def __init__(self, broker: Broker) -> None:
+        assert broker.ledger is not None
+        self._broker = broker
+        self._ledger: Ledger = broker.ledger
+        self._classes: dict[int, object] = {}
+        """What was seen of each class."""
+        self._positions: dict[_Key, tuple[Subscription, object]] = {}
+        """And of each durable."""
+        self._looked_at = float("-inf")
+        self._bytes = 0
+        """Of changes since the last snapshot."""
+        self._snapshot_bytes = 0
+        self.wants_snapshot = True
+        """Whether the next lot is to hold everything."""
+
+    def take(self) -> Lot | None:
+        """What is to be written next, if anything is."""
+        ledger, now = self._ledger, self._broker.clock.now
+        looks = ledger.hurries or now - self._looked_at >= KEPT_SECONDS or self.wants_snapshot
+        is_owed = not ledger.is_empty
+        if not looks and not is_owed:
+            return None
+        if self._bytes > max(KEPT_BYTES_MIN, 4 * self._snapshot_bytes):
+            self.wants_snapshot = looks = True
+        changes = self._look(now) if looks else Changes()
+        begun = [KeptPublisher(name, 0) for name in ledger.take_begun()]
+        refused = ledger.take_refused()
+        if self.wants_snapshot:
+            self.wants_snapshot = False
+            snapshot = self._everything().encode()
+            self._bytes, self._snapshot_bytes = 0, len(snapshot)
+            return ledger.take(snapshot=snapshot)
+        if not (changes.classes or changes.positions or changes.gone or begun or refused):
+            return ledger.take(is_owed=is_owed)
+        changes = Changes(changes.classes, changes.positions, changes.gone, begun, refused)
+        encoded = changes.encode()
+        self._bytes += len(encoded)
+        return ledger.take(encoded)
+
+    def _look(self, now: float) -> Changes:
+        self._looked_at, self._ledger.hurries = now, False
+        classes, positions = [], []
+        known, self._positions = self._positions, {}
+        for cls in self._broker.classes.values():
+            seen = _seen(cls)
+            if self._classes.get(cls.class_id) != seen:
+                self._classes[cls.class_id] = seen
+                classes.append(_class(cls))
+            for position in cls.named.values():
+                if not position.durable:
+                    continue
+                key = (cls.class_id, position.durable, position.group)
+                progress = _progress(position)
+                self._positions[key] = (position, progress)
+                if known.pop(key, None) != (position, progress):
+                    positions.append(_position(position))
+        return Changes(classes, positions, list(known))
+
+    def _everything(self) -> Changes:
+        broker = self._broker
+        return Changes(
+            [_class(cls) for cls in broker.classes.values()],
+            [_position(position) for position, _ in self._positions.values()],
+            publishers=self._publishers(),
+        )
+
+    def _publishers(self) -> list[KeptPublisher]:
+        kept = []
+        for publisher in self._broker.answers.publishers:
+            following, ahead = publisher.next, publisher.ahead
+            if publisher.session_id is not None:
+                session = self._broker.sessions[publisher.session_id]
+                dialect = session.dialect
+                assert isinstance(dialect, Version2)
+                following = dialect.stored
+                ahead = dialect.stored_ahead(following, [batch for _, batch in session.parked])
+            kept.append(KeptPublisher(publisher.name, following, ahead.ranges() if ahead else []))
+        return kept
+
+
+def _seen(cls: MessageClass) -> object:
+    """Another value when something has changed that is kept of a class."""
+    waiting, ring = cls.waiting, cls.ring
+    plain = [_progress(each) for each in cls.subscriptions if not each.durable]
+    return (
+        cls.name,
+        ring.floor,
+        ring.head,
+        waiting.floor,
+        waiting.cursor,
+        waiting.in_flight,
+        plain,
+    )
+
+
+def _progress(position: Subscription) -> object:
+    """The same of a position."""
+    window = position.window
+    return (
+        window.floor,
+        window.cursor,
+        position.acknowledged,
+        position.redelivered,
+        position.terms,
+        position.idle_seconds,
+    )
+
+
+def _class(cls: MessageClass) -> KeptClass:
+    ring = cls.ring
+    waiting = KeptWindow.of(_left_behind(cls))
+    return KeptClass(cls.class_id, cls.name, ring.floor, ring.head, waiting)
+
+
+def _left_behind(cls: MessageClass) -> AckWindow:
+    """What would wait in a class if every session ended now."""
+    if not cls.subscriptions or any(durable for durable, _ in cls.named):
+        return cls.waiting
+    windows = [position.window for position in cls.subscriptions]
+    if len(windows) > KEPT_UNION_MAX:
+        window = AckWindow(floor=cls.floor())
+        window.cursor = max(each.cursor for each in windows)
+        return window
+    if cls.waiting.floor < cls.waiting.cursor:
+        windows.append(cls.waiting)
+    window = windows[0]
+    for other in windows[1:]:
+        window = window.union(other)
+    return window
+
+
+def _position(position: Subscription) -> KeptPosition:
+    terms = position.terms
+    return KeptPosition(
+        position.class_id,
+        position.durable,
+        position.group,
+        list(position.wanted.patterns) if position.wanted else [],
+        KeptWindow.of(position.window),
+        position.attempts(),
+        terms.ack_ticks,
+        terms.in_flight_max,
+        terms.deliveries_max,
+        terms.pending_max,
+        terms.slow,
+        position.idle_seconds,
+    )

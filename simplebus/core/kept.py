@@ -1,0 +1,130 @@
+"""What of a bus outlives its process, beside the messages: what it looks like.
+
+Rule 1: plain values. How they are found in a broker, and put into one, stands elsewhere.
+Rule 2: a field that is added has a default and comes last: what was written before it is read.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from simplebus.core.acks import AckWindow
+
+
+class _Kept(msgspec.Struct, array_like=True, frozen=True):
+    pass
+
+
+class KeptWindow(_Kept, frozen=True):
+    """What was acknowledged."""
+
+    floor: int
+    cursor: int
+    marks: bytes = b""
+    """From the floor on, a bit for each message: whether it is acknowledged."""
+
+    @classmethod
+    def of(cls, window: AckWindow) -> KeptWindow:
+        return cls(window.floor, window.cursor, window.marks())
+
+    def window(self, *, floor: int, head: int) -> AckWindow:
+        """The same, as far as it is about messages floor..head-1."""
+        window = AckWindow(floor=min(self.floor, head))
+        window.cursor = min(self.cursor, head)
+        window.set_marks(self.marks)
+        window.skip_to(min(floor, head))
+        return window
+
+
+class KeptClass(_Kept, frozen=True):
+    """One class."""
+
+    class_id: int
+    name: str
+    floor: int
+    """The lowest sequence that was stored."""
+    head: int
+    """The next sequence to be given out."""
+    waiting: KeptWindow
+    """What the next subscription that asks for what waits takes over."""
+
+
+class KeptPosition(_Kept, frozen=True):
+    """A durable."""
+
+    class_id: int
+    durable: str
+    group: str
+    channels: list[str]
+    window: KeptWindow
+    attempts: list[tuple[int, int, int]]
+    """Of messages first..last-1 that were sent and not acknowledged, how often they were, where
+    that is not once; see `spans`."""
+    ack_ticks: int
+    in_flight_max: int | None
+    deliveries_max: int
+    pending_max: int | None
+    slow: str
+    idle_seconds: float | None
+
+    @property
+    def key(self) -> tuple[int, str, str]:
+        """By what it is found."""
+        return self.class_id, self.durable, self.group
+
+
+class KeptPublisher(_Kept, frozen=True):
+    """A publisher that has a name."""
+
+    name: str
+    next: int
+    """Every number before it is stored, or was refused."""
+    stored: list[tuple[int, int]] = []
+    """And so are these behind it: first number, count."""
+
+
+class Changes(_Kept, frozen=True):
+    """What has changed; or, in a snapshot, everything."""
+
+    classes: list[KeptClass] = []
+    positions: list[KeptPosition] = []
+    gone: list[tuple[int, str, str]] = []
+    """Keys of positions that are no more."""
+    publishers: list[KeptPublisher] = []
+    """In a snapshot."""
+    refused: list[tuple[str, int, int]] = []
+    """Publisher, first number, count: they are used up."""
+
+    def encode(self) -> bytes:
+        return msgspec.msgpack.encode(self)
+
+
+_decoder = msgspec.msgpack.Decoder(Changes)
+
+T = TypeVar("T")
+
+
+def decode(data: bytes | memoryview) -> Changes:
+    """The other way. Raises ValueError."""
+    return _decoder.decode(data)
+
+
+class Image:
+    """What follows from a snapshot and the changes behind it."""
+
+    def __init__(self) -> None:
+        self.classes: dict[int, KeptClass] = {}
+        self.positions: dict[tuple[int, str, str], KeptPosition] = {}
+        self.publishers: dict[str, KeptPublisher] = {}
+        self.refused: list[tuple[str, int, int]] = []
+
+    def apply(self, changes: Changes) -> None:
+        """These come next."""
+        self.classes.update((each.class_id, each) for each in changes.classes)
+        for key in changes.gone:
+            self.positions.pop(key, None)
+        self.positions.update((each.key, each) for each in changes.positions)
+        self.publishers.update((each.name, each) for each in changes.publishers)
+        self.refused += changes.refused

@@ -1,0 +1,195 @@
+"""A broker as it was: what was kept past a process, put into a fresh one.
+
+Rule 1: this happens before anybody connects, and in this order: classes, messages, positions,
+publishers.
+Rule 2: what does not fit is an error that says what would help: nothing that was kept is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+import numpy as np
+
+from simplebus.core import envelope, frames
+from simplebus.core.acks import AckWindow
+from simplebus.core.broker import Broker
+from simplebus.core.classes import MessageClass
+from simplebus.core.errors import BusError
+from simplebus.core.frames import FrameBatch
+from simplebus.core.kept import KeptClass, KeptPosition
+from simplebus.core.limits import (
+    MESSAGE_ID_BITS,
+    MESSAGE_ID_MASK,
+    PUBLISHERS_AHEAD_BYTES_MAX,
+    RECEIVE_BYTES,
+)
+from simplebus.core.publishers import Ahead
+from simplebus.core.spans import SequenceSet, Span
+from simplebus.core.split import Scratch, split
+from simplebus.core.terms import Terms
+from simplebus.core.version2 import numbers_of
+
+_HALF = 1 << (MESSAGE_ID_BITS - 1)
+
+Numbers = list[tuple[int, int]]
+"""A publisher's: of each row of them the first one, and how many there are."""
+
+
+class RestoreError(BusError):
+    """What was kept does not fit into this broker."""
+
+
+class Restoring:
+    """Of one fresh broker."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._scratch_bytes = RECEIVE_BYTES
+        self._scratch = Scratch(self._scratch_bytes)
+
+    def open_class(self, class_id: int, name: str) -> MessageClass:
+        """A class that is to be there. Raises RemoteProtocolError (too_many_classes)."""
+        self._broker.store.open_classes([(class_id, name)])
+        return self._broker.classes[class_id]
+
+    def split(self, buffer: bytearray, begin: int, end: int, count: int) -> list[FrameBatch]:
+        """The frames in buffer[begin:end], behind which SPARE_BYTES follow. Raises ValueError
+        unless that are `count`, and nothing else."""
+        if end - begin > self._scratch_bytes:
+            self._scratch_bytes = 1 << (end - begin).bit_length()
+            self._scratch = Scratch(self._scratch_bytes)
+        batches = []
+        while begin < end:
+            batch = split(buffer, begin, end, self._scratch)
+            if batch is None:
+                raise ValueError(f"{end - begin} bytes behind the last frame are none")
+            batches.append(batch)
+            begin += batch.data.size
+            count -= batch.count
+        if count:
+            raise ValueError(f"{abs(count)} frames are {'missing' if count > 0 else 'too many'}")
+        return batches
+
+    def put(self, cls: MessageClass, first: int, batch: FrameBatch, time: float) -> None:
+        """Messages that follow those that are there, the first one with sequence `first`, accepted
+        at this time. Raises RestoreError."""
+        assert cls.ring.head == first, (cls.ring.head, first)
+        types = batch.data[batch.starts]
+        breaks = np.flatnonzero(types[1:] != types[:-1]) + 1
+        bounds = [0, *breaks.tolist(), batch.count]
+        for begin, end in pairwise(bounds):
+            self._put_run(cls, batch.slice(begin, end), time)
+        cls.times.note(time, first)
+
+    def _put_run(self, cls: MessageClass, run: FrameBatch, time: float) -> None:
+        rows = None
+        if run.data[0] == frames.ENVELOPE:
+            read = envelope.scan(run)
+            if read.count < run.count:
+                raise RestoreError(f"class {cls.class_id}: an envelope cannot be read")
+            rows = self._broker.store.rows_of(cls, read, time)
+        taken = 0
+        if rows is not None or run.data[0] == frames.MESSAGE:
+            taken = cls.ring.append(run, 0, rows)
+        if taken < run.count:
+            ring = cls.ring.statistics()
+            raise RestoreError(
+                f"class {cls.class_id} holds more than fits: {ring.messages} messages in "
+                f"{ring.memory_bytes} bytes and further ones; more memory for the class or for "
+                "all classes is needed"
+            )
+
+    def set_waiting(self, cls: MessageClass, kept: KeptClass | None) -> None:
+        """What waits in a class whose messages are all there, and its head where it is further
+        than they tell."""
+        ring = cls.ring
+        if kept is not None and kept.head > ring.head and not len(ring):
+            ring.begin(kept.head)
+        cls.waiting = AckWindow(floor=ring.floor)
+        if kept is not None:
+            cls.waiting = kept.waiting.window(floor=ring.floor, head=ring.head)
+
+    def add_position(self, kept: KeptPosition) -> None:
+        """A durable, with nobody connected to it. What was in flight is to be sent again."""
+        broker = self._broker
+        cls = broker.classes[kept.class_id]
+        window = kept.window.window(floor=cls.ring.floor, head=cls.ring.head)
+        terms = Terms(
+            ack_ticks=kept.ack_ticks,
+            in_flight_max=kept.in_flight_max,
+            deliveries_max=kept.deliveries_max,
+            pending_max=kept.pending_max,
+            slow=kept.slow,
+            takes_envelopes=True,
+        )
+        spans = spans_of(window, kept.attempts)
+        position = broker.answers.restore(cls, kept, terms, window, spans)
+        if position is None:
+            raise RestoreError(
+                f"the durable {kept.durable!r} of class {kept.class_id} has "
+                f"{len(kept.channels)} patterns, for which there is no memory"
+            )
+
+    def release(self) -> None:
+        """All is there: let go of what nobody needs."""
+        for cls in self._broker.classes.values():
+            self._broker.store.release(cls)
+
+    def add_publisher(self, name: str, following: int, stored: Iterable[tuple[int, int]]) -> None:
+        """Every number of this publisher before `following` is stored, and these are."""
+        following, ahead = resolve(following, stored)
+        self._broker.answers.publishers.restore(name, following, ahead, self._broker.clock.now)
+
+
+def spans_of(window: AckWindow, attempts: Iterable[tuple[int, int, int]]) -> list[Span]:
+    """What a window has in flight, by how often it was sent: once, but for these messages."""
+    spans: list[Span] = []
+    reached = window.floor
+    for first, last, count in [*sorted(attempts), (window.cursor, window.cursor, 0)]:
+        first, last = max(first, reached), min(last, window.cursor)
+        if reached < first:
+            spans.append(Span(reached, first, 1))
+        if first < last:
+            spans.append(Span(first, last, count))
+        reached = max(reached, first, last)
+    return spans
+
+
+def numbers_in(
+    batches: Iterable[FrameBatch], publishers: list[tuple[int, str]]
+) -> dict[str, Numbers]:
+    """Which numbers the messages of each publisher carry. `publishers` says how many messages in a
+    row are whose."""
+    numbers = np.concatenate([numbers_of(batch) for batch in batches])
+    found: dict[str, Numbers] = {}
+    at = 0
+    for count, name in publishers:
+        if name:
+            some = numbers[at : at + count]
+            breaks = np.flatnonzero(np.diff(some) != 1) + 1
+            bounds = [0, *breaks.tolist(), some.size]
+            found.setdefault(name, []).extend(
+                (int(some[a]), b - a) for a, b in pairwise(bounds) if a < b
+            )
+        at += count
+    return found
+
+
+def resolve(following: int, stored: Iterable[tuple[int, int]]) -> tuple[int, Ahead | None]:
+    """Where a publisher goes on, of whom every number before `following` is stored, and these are;
+    and which numbers behind that are stored, too."""
+    ahead = SequenceSet()
+    for first, count in stored:
+        offset = ((first - following + _HALF) & MESSAGE_ID_MASK) - _HALF
+        ahead.add(max(0, offset), offset + count)
+    ranges = list(ahead)
+    begin = ranges.pop(0)[1] if ranges and ranges[0][0] == 0 else 0
+    number = (following + begin) & MESSAGE_ID_MASK
+    if not ranges or ranges[-1][1] - begin > 8 * PUBLISHERS_AHEAD_BYTES_MAX:
+        return number, None
+    flags = np.zeros(ranges[-1][1] - begin, np.bool_)
+    for first, last in ranges:
+        flags[first - begin : last - begin] = True
+    return number, Ahead.of(number, flags)

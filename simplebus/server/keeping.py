@@ -1,0 +1,116 @@
+"""A broker that keeps what it holds: between the event loop and the thread that writes.
+
+Rule 1: at most two lots are with the writer: one is written, one waits. What comes meanwhile grows
+into the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+
+import trio
+
+from simplebus.core.broker import Broker
+from simplebus.core.keeper import Keeper
+from simplebus.core.ledger import Ledger
+from simplebus.server.writer import Failure, Writer
+from simplebus.storage.directory import Directory
+from simplebus.storage.errors import JournalError
+from simplebus.storage.journal import Journal
+from simplebus.storage.recovery import give_up, recover
+
+log = logging.getLogger("simplebus.server")
+
+_LOTS_MAX = 2
+
+
+class Keeping:
+    """Of one broker with a ledger, in one directory."""
+
+    def __init__(self, broker: Broker, directory: Directory, settle: Callable[[], None]) -> None:
+        """`settle` is called when confirms have become due."""
+        assert broker.ledger is not None
+        self._broker = broker
+        self._ledger: Ledger = broker.ledger
+        self._settle = settle
+        self._keeper = Keeper(broker)
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._writer = Writer(
+            Journal(directory, level=broker.ledger.level),
+            reached=lambda lot: self._soon(self._has_reached, lot),
+            failed=lambda failure: self._soon(self._has_failed, failure),
+            snapshot=lambda: self._soon(self._want_snapshot),
+        )
+        self._floors: dict[int, int] = {}
+        self._written = 0
+        """The last lot that is written."""
+
+    def _soon(self, what: Callable[..., None], *given: object) -> None:
+        """Have it done in the event loop; when that has ended, nobody is there to be told."""
+        assert self._token is not None
+        with contextlib.suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(what, *given)
+
+    def start(self) -> None:
+        """Within the event loop."""
+        self._written = self._ledger.taken
+        self._token = trio.lowlevel.current_trio_token()
+        self._writer.start()
+
+    def hand_over(self) -> None:
+        """At the end of a turn: have written what has come, unless enough is under way."""
+        if self._ledger.taken - self._written < _LOTS_MAX:
+            lot = self._keeper.take()
+            if lot is not None:
+                self._writer.put(lot)
+
+    def tick(self) -> None:
+        """Once per tick: let go of segments that nobody needs."""
+        floors = {cls.class_id: cls.ring.floor for cls in self._broker.classes.values()}
+        if floors != self._floors and self._ledger.failure is None:
+            self._floors = floors
+            self._writer.put(dict(floors))
+
+    def close(self) -> None:
+        """Write all there is; blocks until it is done. Within the event loop, or behind it."""
+        self._keeper.wants_snapshot = True
+        lot = self._keeper.take()
+        if lot is not None:
+            self._writer.put(lot)
+        self._writer.stop()
+
+    def _has_reached(self, lot: int) -> None:
+        ledger = self._ledger
+        self._written = ledger.reached = lot
+        if ledger.failure is not None:
+            ledger.failure = None
+            log.warning("the journal is written again")
+        self._broker.confirming.reach()
+        self._settle()
+
+    def _has_failed(self, failure: Failure) -> None:
+        if self._ledger.failure is None:
+            log.error("%s; publishers are refused until it can be", failure[1])
+        self._ledger.failure = failure
+
+    def _want_snapshot(self) -> None:
+        self._keeper.wants_snapshot = True
+
+
+def load(broker: Broker, directory: Directory) -> None:
+    """Fill a fresh broker with what a directory holds. Raises JournalError."""
+    assert broker.ledger is not None
+    found = recover(directory, broker)
+    broker.ledger.taken = broker.ledger.reached = found.lot
+    for sentence in found.dropped:
+        log.warning("left out: %s", sentence)
+    try:
+        give_up(found)
+    except OSError as error:
+        raise JournalError(
+            f"{directory.path} cannot be used as a journal: {error.strerror}"
+        ) from None
+    if found.lot:
+        log.info("%d messages are back, from %s", found.messages, directory.path)

@@ -1,0 +1,125 @@
+"""The thread that writes and syncs: the event loop never waits for a disk.
+
+Rule 1: lots are written in their order. What comes during a sync shares the next one: the slower a
+disk, the more goes into each.
+Rule 2: what could not be written is written again, every second, until it is: nothing that was
+accepted is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import queue
+import threading
+from collections.abc import Callable
+
+from simplebus.core.errors import Reason
+from simplebus.core.ledger import Lot
+from simplebus.storage.journal import Journal
+
+log = logging.getLogger("simplebus.server")
+
+_RETRY_SECONDS = 1.0
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+
+Failure = tuple[Reason, str]
+Floors = dict[int, int]
+"""By class, the lowest sequence that is still needed."""
+
+
+class Writer:
+    """Of one journal. `start`, then `put`; `stop` ends it when all is written."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        *,
+        reached: Callable[[int], None],
+        failed: Callable[[Failure], None],
+        snapshot: Callable[[], None],
+    ) -> None:
+        """These are called in the thread: with the number of a lot up to which all have reached the
+        journal's level, with why nothing can be written now, and when segments wait for a snapshot
+        to be removed."""
+        self._journal = journal
+        self._reached = reached
+        self._failed = failed
+        self._snapshot = snapshot
+        self._queue: queue.SimpleQueue[Lot | Floors | None] = queue.SimpleQueue()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="simplebus journal", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def put(self, work: Lot | Floors) -> None:
+        """A lot to be written, or how far segments are not needed any more."""
+        self._queue.put(work)
+
+    def stop(self) -> None:
+        """Write what there is, and end; blocks until then. What cannot be written now is lost, and
+        the log says so."""
+        self._stopping.set()
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+        except Exception:
+            log.exception("the journal's thread failed")
+            self._failed((Reason.DISK_FAILED, "the journal has failed; the server's log says why"))
+        finally:
+            self._journal.close()
+
+    def _turn(self) -> bool:
+        """Write what waits. Returns whether there may be more."""
+        work: list[Lot | Floors | None] = [self._queue.get()]
+        with contextlib.suppress(queue.Empty):
+            while True:
+                work.append(self._queue.get_nowait())
+        lots = [each for each in work if isinstance(each, Lot)]
+        if lots and not self._write(lots):
+            return False
+        for each in work:
+            if isinstance(each, dict):
+                self._remove(each)
+        return None not in work
+
+    def _write(self, lots: list[Lot]) -> bool:
+        """Write and sync lots, however long it takes. Returns False when it was stopped before."""
+        is_withdrawn = True
+        while True:
+            try:
+                if not is_withdrawn:
+                    self._journal.withdraw()
+                    is_withdrawn = True
+                for lot in lots:
+                    self._journal.write(lot)
+                self._journal.sync()
+            except OSError as error:
+                is_withdrawn = False
+                self._failed(_failure(error))
+                if self._stopping.wait(_RETRY_SECONDS):
+                    count = sum(entry.count for lot in lots for entry in lot.entries)
+                    log.error("%d messages are lost: %s", count, _failure(error)[1])
+                    return False
+            else:
+                self._reached(lots[-1].number)
+                return True
+
+    def _remove(self, floors: Floors) -> None:
+        try:
+            if self._journal.remove(floors):
+                self._snapshot()
+        except OSError as error:
+            log.warning("a segment could not be removed: %s", error)
+
+
+def _failure(error: OSError) -> Failure:
+    reason = Reason.DISK_FULL if error.errno in _FULL else Reason.DISK_FAILED
+    where = f": {error.filename}" if error.filename else ""
+    return reason, f"the journal cannot be written: {error.strerror or error}{where}"

@@ -1,0 +1,1 @@
+"""Files behind the rings: what a bus keeps past its process."""

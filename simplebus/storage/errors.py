@@ -1,0 +1,9 @@
+"""Why a directory cannot be used."""
+
+from __future__ import annotations
+
+from simplebus.core.errors import BusError
+
+
+class JournalError(BusError):
+    """A directory, or a file in it, cannot be used as a journal; says where and why."""

@@ -1,0 +1,280 @@
+"""From the files of a journal to a broker as it was.
+
+Rule 1: a class goes on up to its first record that is not whole, and what lies behind that is said
+and left out; nothing here writes into a file.
+Rule 2: what nobody needs any longer is not read, but for the numbers that its publishers used.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from simplebus.core.broker import Broker
+from simplebus.core.classes import MessageClass
+from simplebus.core.errors import RemoteProtocolError
+from simplebus.core.frames import FrameBatch
+from simplebus.core.kept import Image, decode
+from simplebus.core.limits import SPARE_BYTES
+from simplebus.core.restoring import Numbers, RestoreError, Restoring, numbers_in
+from simplebus.storage import records
+from simplebus.storage.directory import Directory
+from simplebus.storage.errors import JournalError
+from simplebus.storage.names import (
+    CLASSES,
+    DROPPED,
+    STATE,
+    class_id_of,
+    file_name,
+    file_number,
+)
+from simplebus.storage.records import End, Kind, Record
+
+
+@dataclass(slots=True)
+class Recovered:
+    """What was found."""
+
+    messages: int = 0
+    lot: int = 0
+    """The highest number of a lot."""
+    dropped: list[str] = field(default_factory=list)
+    """What was left out and why, a sentence each."""
+    given_up: list[Path] = field(default_factory=list)
+    """Files of which nothing counts."""
+
+
+class Files:
+    """Reads files whole into one piece of memory, which is used again."""
+
+    def __init__(self) -> None:
+        self.buffer = bytearray()
+
+    def read(self, path: Path) -> memoryview:
+        """A file's content, until the next call; SPARE_BYTES follow it. Raises JournalError."""
+        try:
+            with path.open("rb", buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size
+                if len(self.buffer) < size + SPARE_BYTES:
+                    self.buffer = bytearray(size + SPARE_BYTES)
+                view = memoryview(self.buffer)
+                at = 0
+                while at < size and (count := file.readinto(view[at:size])):
+                    at += count
+        except OSError as error:
+            raise JournalError(f"{path} cannot be read: {error.strerror}") from None
+        return view[:at]
+
+
+def recover(directory: Directory, broker: Broker) -> Recovered:
+    """Fill a fresh broker with what is in a directory. Raises JournalError."""
+    found = Recovered()
+    files = Files()
+    image, since = read_state(directory.path / STATE, files, found)
+    reader = _Reader(broker, files, found, image, since)
+    try:
+        reader.read_classes(directory.path / CLASSES)
+        reader.finish()
+    except (RestoreError, RemoteProtocolError) as error:
+        sentence = error.sentence if isinstance(error, RemoteProtocolError) else str(error)
+        raise JournalError(f"{directory.path} does not fit: {sentence}") from None
+    return found
+
+
+def read_state(folder: Path, files: Files, found: Recovered) -> tuple[Image, dict[str, int]]:
+    """What the files of changes amount to, and by the name of each publisher the first lot that is
+    news of it; by "" that of all others."""
+    for number in sorted(_numbers(folder), reverse=True):
+        path = folder / file_name(number)
+        data = files.read(path)
+        record = records.read(data, 0)
+        if isinstance(record, End) or record.kind is not Kind.SNAPSHOT:
+            # The server was stopped before this one was whole: then the one before it counts.
+            if isinstance(record, Record) or record.problem:
+                found.dropped.append(f"{path}: it begins with no whole snapshot")
+            continue
+        image, since = Image(), {"": record.lot + 1}
+        while isinstance(record, Record):
+            found.lot = max(found.lot, record.lot)
+            try:
+                changes = decode(data[record.body_at : record.end])
+            except ValueError as error:
+                found.dropped.append(f"{path}: from byte {record.at} on: {error}")
+                break
+            image.apply(changes)
+            if record.kind is Kind.CHANGES:
+                since.update((each.name, record.lot) for each in changes.publishers)
+            record = records.read(data, record.end)
+        if isinstance(record, End) and record.problem:
+            found.dropped.append(f"{path}: from byte {record.at} on: {record.problem}")
+        return image, since
+    return Image(), {"": 0}
+
+
+class Segments:
+    """A class's segments, in order, as far as they follow one another."""
+
+    def __init__(self, folder: Path, class_id: int, files: Files, found: Recovered) -> None:
+        self.class_id = class_id
+        self.firsts = sorted(_numbers(folder))
+        self.head = self.firsts[0] if self.firsts else 0
+        """The sequence behind the last message, when all records were read."""
+        self._folder = folder
+        self._files = files
+        self._found = found
+
+    def records(self, *, skip: int = -1, lot: int = 0) -> Iterator[tuple[memoryview, Record]]:
+        """Each whole record, and the bytes of the file that it is in. Those below sequence `skip`
+        are left out where they may be; where their lot is `lot` or later they are not."""
+        expected = self.head
+        for at, first in enumerate(self.firsts):
+            following = self.firsts[at + 1] if at + 1 < len(self.firsts) else None
+            path = self._folder / file_name(first)
+            data = self._files.read(path)
+            position, problem = 0, ""
+            while following is None or expected < following:
+                record = records.read(data, position, whole=False)
+                if isinstance(record, End):
+                    problem = record.problem
+                    break
+                self._found.lot = max(self._found.lot, record.lot)
+                if record.kind is not Kind.MESSAGES or record.class_id != self.class_id:
+                    problem = f"a record of kind {record.kind}, class {record.class_id}"
+                    break
+                if record.first != expected or not record.count:
+                    problem = f"{record.count} messages from {record.first}, not from {expected}"
+                    break
+                if record.last > skip or (record.meta_bytes and record.lot >= lot):
+                    whole = records.read(data, position)
+                    if isinstance(whole, End):
+                        problem = whole.problem
+                        break
+                    yield data, record
+                expected, position = record.last, record.end
+                self.head = expected
+            if problem:
+                rest = len(data) - position
+                self._say(f"{path}: {rest} bytes from byte {position} on: {problem}")
+            if following is not None and expected < following:
+                lost = [self._folder / file_name(each) for each in self.firsts[at + 1 :]]
+                self._say(
+                    f"{lost[0]} and what follows it, {len(lost)} files: the messages from "
+                    f"{expected} to {following} are missing before it"
+                )
+                self._found.given_up += lost
+                break
+
+    def _say(self, sentence: str) -> None:
+        self._found.dropped.append(sentence)
+
+
+class _Reader:
+    """Puts one directory's classes into one broker."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        files: Files,
+        found: Recovered,
+        image: Image,
+        since: dict[str, int],
+    ) -> None:
+        self._files = files
+        self._found = found
+        self._image = image
+        self._since = since
+        self._numbers: dict[str, Numbers] = {}
+        """What records say of publishers."""
+        self._broker = broker
+        self._restoring = Restoring(broker)
+
+    def read_classes(self, folder: Path) -> None:
+        ids = {class_id_of(each.name) for each in folder.iterdir()} | set(self._image.classes)
+        for class_id in sorted(each for each in ids if each is not None):
+            kept = self._image.classes.get(class_id)
+            cls = self._restoring.open_class(class_id, kept.name if kept else "")
+            self._read_class(cls, folder / f"{class_id:05}", kept.floor if kept else 0)
+            self._restoring.set_waiting(cls, kept)
+            self._found.messages += len(cls.ring)
+
+    def _read_class(self, cls: MessageClass, folder: Path, floor: int) -> None:
+        if not folder.is_dir():
+            return
+        segments = Segments(folder, cls.class_id, self._files, self._found)
+        if not segments.firsts:
+            return
+        ring = cls.ring
+        ring.begin(segments.firsts[0])
+        earliest = min(self._since.values())
+        for data, record in segments.records(skip=floor, lot=earliest):
+            publishers = records.publishers_of(data, record)
+            batches = self._split(data, record)
+            if record.lot >= earliest:
+                self._note_numbers(record.lot, batches, publishers)
+            first = record.first
+            for batch in batches:
+                self._put(cls, first, batch, record.time, floor)
+                first += batch.count
+        if not len(ring) and ring.head < segments.head:
+            ring.begin(segments.head)
+
+    def _split(self, data: memoryview, record: Record) -> list[FrameBatch]:
+        try:
+            return self._restoring.split(
+                self._files.buffer, record.body_at, record.end, record.count
+            )
+        except ValueError as error:
+            raise JournalError(
+                f"class {record.class_id}: the record at byte {record.at} that holds the messages "
+                f"from {record.first} on is whole, and its frames are not: {error}"
+            ) from None
+
+    def _put(
+        self, cls: MessageClass, first: int, batch: FrameBatch, time: float, floor: int
+    ) -> None:
+        below = min(max(0, floor - first), batch.count)
+        if below == batch.count:
+            return
+        ring = cls.ring
+        if not len(ring) and ring.head < first + below:
+            ring.begin(first + below)
+        self._restoring.put(cls, first + below, batch.slice(below, batch.count), time)
+
+    def _note_numbers(
+        self, lot: int, batches: list[FrameBatch], publishers: list[tuple[int, str]]
+    ) -> None:
+        if all(not name for _, name in publishers):
+            return
+        for name, numbers in numbers_in(batches, publishers).items():
+            if lot >= self._since.get(name, self._since[""]):
+                self._numbers.setdefault(name, []).extend(numbers)
+
+    def finish(self) -> None:
+        """Positions and publishers, when all messages are there."""
+        image, restoring = self._image, self._restoring
+        for position in image.positions.values():
+            restoring.add_position(position)
+        stored: dict[str, Numbers] = {}
+        for name, first, count in image.refused:
+            stored.setdefault(name, []).append((first, count))
+        for name, numbers in self._numbers.items():
+            stored.setdefault(name, []).extend(numbers)
+        for name in dict.fromkeys([*image.publishers, *stored]):
+            kept = image.publishers.get(name)
+            numbers = stored.get(name, [])
+            following = kept.next if kept else 0
+            restoring.add_publisher(name, following, [*(kept.stored if kept else []), *numbers])
+        restoring.release()
+
+
+def give_up(found: Recovered) -> None:
+    """Rename the files of which nothing counts, so that they are not read again. Raises OSError."""
+    for path in found.given_up:
+        path.rename(path.with_name(path.name + DROPPED))
+
+
+def _numbers(folder: Path) -> list[int]:
+    found = (file_number(each.name) for each in folder.iterdir())
+    return [number for number in found if number is not None]
