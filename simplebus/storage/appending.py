@@ -66,6 +66,10 @@ class AppendFile:
         self.used = self._allocated = self.synced
         self.mark = self._synced_mark
 
+    def abandon(self) -> None:
+        """Leave it as it is."""
+        os.close(self._descriptor)
+
     def close(self) -> None:
         """Give back the space that was not needed."""
         try:

@@ -157,6 +157,8 @@ class Segments:
             if problem:
                 rest = len(data) - position
                 self._say(f"{path}: {rest} bytes from byte {position} on: {problem}")
+                if position == 0:  # The next segment will have its name.
+                    self._found.given_up.append(path)
             if following is not None and expected < following:
                 lost = [self._folder / file_name(each) for each in self.firsts[at + 1 :]]
                 self._say(

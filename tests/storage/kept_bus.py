@@ -1,0 +1,90 @@
+"""A broker that is kept in a directory, without a thread and without a socket.
+
+Rule 1: nothing is written before `write` and nothing is confirmed before `sync`; a bus that is
+dropped without either has crashed there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from core.talk import Bus
+
+from simplebus.core.broker import Broker, Settings
+from simplebus.core.keeper import Keeper
+from simplebus.core.ledger import Ledger, Level, Lot
+from simplebus.storage.directory import take
+from simplebus.storage.journal import Journal
+from simplebus.storage.recovery import Recovered, give_up, recover
+
+START = 1_700_000_000.0
+
+
+class KeptBus(Bus):
+    """What `serve` makes of a data directory."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        level: Level = Level.DISK,
+        segment_bytes: int = 1 << 20,
+        settings: Settings | None = None,
+        now: float = START,
+    ) -> None:
+        super().__init__(settings)
+        self.directory = take(path, new_bus="here")
+        try:
+            self.broker = Broker(
+                self.broker.settings, identity=self.directory.bus, ledger=Ledger(level)
+            )
+            self.broker.clock.now = now
+            self.found: Recovered = recover(self.directory, self.broker)
+            give_up(self.found)
+        except BaseException:
+            self.directory.close()
+            raise
+        self.broker.check()
+        assert self.broker.ledger is not None
+        self.ledger: Ledger = self.broker.ledger
+        self.ledger.taken = self.ledger.reached = self.found.lot
+        self.keeper = Keeper(self.broker)
+        self.journal = Journal(self.directory, level=level, segment_bytes=segment_bytes)
+        self.lots: list[Lot] = []
+
+    def write(self) -> None:
+        """Write what has come."""
+        lot = self.keeper.take()
+        if lot is not None:
+            self.lots.append(lot)
+            self.journal.write(lot)
+
+    def sync(self) -> None:
+        """Write and sync it, and say so."""
+        self.write()
+        self.journal.sync()
+        self.ledger.reached = self.ledger.taken
+        self.lots.clear()
+        self.broker.confirming.reach()
+        self.broker.check()
+
+    def remove(self) -> bool:
+        return self.journal.remove(
+            {cls.class_id: cls.ring.floor for cls in self.broker.classes.values()}
+        )
+
+    def crash(self) -> None:
+        """The process is gone: what was written stays, the system lets go of the lock."""
+        for cls in self.journal._classes.values():
+            if cls.file is not None:
+                cls.file.abandon()
+        if self.journal._state is not None:
+            self.journal._state.abandon()
+        self.directory.close()
+
+    def close(self) -> None:
+        """Stopped in peace."""
+        self.keeper.wants_snapshot = True
+        self.sync()
+        self.journal.close()
+        self.directory.close()

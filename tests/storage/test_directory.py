@@ -1,0 +1,61 @@
+"""Whose a directory is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from simplebus.storage.directory import look, take
+from simplebus.storage.errors import JournalError
+
+
+def test_a_directory_is_made_and_stays_the_same_bus(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "one"
+    first = take(path, new_bus="a")
+    first.close()
+    second = take(path, new_bus="b")
+    assert (first.bus, second.bus, look(path).bus) == ("a", "a", "a")
+    second.close()
+
+
+def test_two_servers_cannot_have_it(tmp_path: Path) -> None:
+    first = take(tmp_path, new_bus="a")
+    with pytest.raises(JournalError, match=f"used by another server, process {os.getpid()}"):
+        take(tmp_path, new_bus="b")
+    first.close()
+    take(tmp_path, new_bus="c").close()
+
+
+def test_a_directory_of_something_else_is_refused_and_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(JournalError, match=r"it holds 'thesis\.txt'"):
+        take(tmp_path, new_bus="a")
+    with pytest.raises(JournalError, match="holds no journal"):
+        look(tmp_path)
+    assert [each.name for each in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"format":"simplebus journal","version":2}', "a later one has written it"),
+        ('{"format":"other","version":1}', "is of the format 'other'"),
+        ('{"format":7}', "is no stamp of a journal"),
+        ("\udce4", "is no stamp of a journal"),
+        ("", "is no stamp of a journal"),
+    ],
+)
+def test_what_is_newer_or_foreign_is_refused(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "simplebus.json").write_text(text, errors="surrogateescape")
+    with pytest.raises(JournalError, match=says):
+        take(tmp_path, new_bus="a")
+
+
+def test_what_cannot_be_a_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(JournalError, match="cannot be used as a journal"):
+        take(tmp_path / "file", new_bus="a")
+    with pytest.raises(JournalError):
+        take(tmp_path / "file" / "below", new_bus="a")

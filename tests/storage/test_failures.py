@@ -1,0 +1,139 @@
+"""A disk that is full or fails: publishers are told, nothing accepted is lost, and it goes on."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from core.talk import numbered
+from core.talk2 import ack, peer2, publish, subscribe
+
+from simplebus.core.errors import Reason
+from simplebus.storage.appending import AppendFile
+from storage.kept_bus import KeptBus
+from storage.test_journal import confirms, next_number, payloads
+
+
+class Disk:
+    """Fails at the calls that it is told."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.fails_at: set[int] = set()
+        self.half = False
+        """Whether a write that fails has written half."""
+
+    def may(self) -> bool:
+        self.calls += 1
+        return self.calls not in self.fails_at
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    disk = Disk()
+    append, sync = AppendFile.append, AppendFile.sync
+
+    def failing_append(file: AppendFile, data: bytes, *, mark: int) -> None:
+        if not disk.may():
+            if disk.half:
+                append(file, data[: len(data) // 2], mark=file.mark)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file.path))
+        append(file, data, mark=mark)
+
+    def failing_sync(file: AppendFile) -> None:
+        if not disk.may():
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync(file)
+
+    monkeypatch.setattr(AppendFile, "append", failing_append)
+    monkeypatch.setattr(AppendFile, "sync", failing_sync)
+    return disk
+
+
+def write_until_it_succeeds(bus: KeptBus) -> int:
+    """As the writer does it. Returns how often that failed."""
+    failed = 0
+    lot = bus.keeper.take()
+    while True:
+        try:
+            if failed:
+                bus.journal.withdraw()
+            assert lot is not None
+            bus.journal.write(lot)
+            bus.journal.sync()
+        except OSError:
+            failed += 1
+            continue
+        bus.ledger.reached = bus.ledger.taken
+        bus.broker.confirming.reach()
+        return failed
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("is_rolling", [False, True])
+def test_wherever_it_fails_all_is_there_once_in_the_end(
+    tmp_path: Path, disk: Disk, half: bool, is_rolling: bool
+) -> None:
+    disk.half = half
+    for place in range(1, 15):
+        disk.fails_at.clear()
+        path = tmp_path / str(place)
+        bus = KeptBus(path, segment_bytes=1 if is_rolling else 1 << 20)
+        peer = peer2(bus, publish(1, 0, b"0"), publish(2, 1, b"0"), classes=(1, 2), name="till")
+        write_until_it_succeeds(bus)
+        peer2(bus, subscribe(1, 5, durable="billing", start="new"))
+        disk.calls, disk.fails_at = 0, {place, place + 1}
+        number = 2
+        for turn in range(1, 3):  # Two entries of each class: the clock goes on in between.
+            for class_id in (1, 2):
+                peer.say(publish(class_id, number, b"%d" % turn))
+                number += 1
+            bus.broker.clock.now += 1
+        bus.keeper.wants_snapshot = place % 2 == 0
+        write_until_it_succeeds(bus)
+        disk.fails_at.clear()
+        bus.crash()
+        bus = KeptBus(path)
+        assert bus.found.dropped == []
+        assert payloads(bus, 1) == payloads(bus, 2) == [b"0", b"1", b"2"], place
+        assert next_number(bus) == number
+        assert len(bus.broker.classes[1].named) == 1
+        bus.crash()
+
+
+def test_while_nothing_can_be_kept_publishers_are_told_and_acks_count(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    reader = peer2(bus, subscribe(1, 5))
+    peer = peer2(bus, publish(1, 0, b"a"), name="till")
+    bus.sync()
+    peer.told()
+    bus.ledger.failure = (Reason.DISK_FULL, "the journal cannot be written: no space")
+    peer.say(publish(1, 1, b"b"), publish(1, 2, b"c", b"d"))
+    told = peer.told()
+    assert [said.content["code"] for said in told if said.kind == "error"] == ["disk_full"] * 2
+    assert confirms(told)[-1] == (4, 2)
+    assert bus.broker.classes[1].dropped == {Reason.DISK_FULL: 3}
+    assert reader.ids() == [0]
+    reader.say(ack(5, 0, 1))
+    assert payloads(bus) == []
+    bus.ledger.failure = None
+    peer.say(publish(1, 4, b"e"))
+    bus.sync()
+    assert confirms(peer.told()) == [(5, 2)]
+    bus.crash()
+    bus = KeptBus(tmp_path)
+    assert next_number(bus) == 5
+
+
+def test_what_was_accepted_before_is_confirmed_when_it_is_written(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    peer = peer2(bus, publish(1, 0, *numbered(3)), name="till")
+    bus.ledger.failure = (Reason.DISK_FAILED, "the journal cannot be written: an error")
+    peer.say(publish(1, 3, b"refused"))
+    assert confirms(peer.told()) == []
+    bus.ledger.failure = None
+    bus.sync()
+    assert confirms(peer.told()) == [(4, 2)]

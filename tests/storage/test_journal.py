@@ -1,0 +1,364 @@
+"""What a bus holds is there again when it comes back: messages, numbers, positions, names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from core.talk import numbered
+from core.talk2 import (
+    Peer2,
+    Said,
+    ack,
+    enveloped,
+    nack,
+    on_channel,
+    peer2,
+    publish,
+    subscribe,
+    timed,
+    unsubscribe,
+)
+
+from simplebus.core.ledger import Level
+from simplebus.core.settings import Keep, Settings
+from storage.kept_bus import START, KeptBus
+
+
+def confirms(told: list[Said]) -> list[tuple[int, int]]:
+    return [(said.message_id, said.last_field) for said in told if said.kind == "confirm"]
+
+
+def payloads(bus: KeptBus, class_id: int = 1) -> list[bytes]:
+    ring = bus.broker.classes[class_id].ring
+    return [ring.frame(sequence)[9:-4] for sequence in range(ring.floor, ring.head)]
+
+
+def again(bus: KeptBus, path: Path, **more: object) -> KeptBus:
+    """After a crash."""
+    bus.crash()
+    return KeptBus(path, **more)  # type: ignore[arg-type]
+
+
+# Messages ----------------------------------------------------------------------------------------
+
+
+def test_a_confirm_waits_for_the_disk_and_says_so(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    peer = peer2(bus, publish(1, 0, b"a", b"b"), name="till")
+    assert confirms(peer.told()) == []
+    bus.write()
+    assert confirms(peer.told()) == []
+    peer.say(publish(1, 2, b"c"))
+    bus.sync()
+    assert confirms(peer.told()) == [(3, 2)]
+
+
+def test_a_subscriber_does_not_wait_for_the_disk(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    reader = peer2(bus, subscribe(1, 5))
+    peer2(bus, publish(1, 0, b"a"))
+    assert [message.content for message in reader.got()] == [b"a"]
+
+
+def test_a_confirm_at_the_level_memory_waits_for_nothing(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path, level=Level.MEMORY)
+    assert confirms(peer2(bus, publish(1, 0, b"a")).told()) == [(1, 0)]
+
+
+def test_confirmed_messages_are_there_after_a_crash(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    sent = numbered(500, size=40)
+    peer = peer2(bus, name="till")
+    for at in range(0, 500, 100):
+        peer.say(publish(1, at, *sent[at : at + 100]))
+        bus.sync()
+    bus = again(bus, tmp_path)
+    assert payloads(bus) == sent
+    assert bus.found.dropped == []
+    assert bus.broker.answers.identity == "here"
+    reader = peer2(bus, subscribe(1, 5))
+    assert [message.content for message in reader.got()] == sent
+
+
+def test_what_was_not_written_is_gone_and_sequences_go_on(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    peer = peer2(bus, publish(1, 0, b"a"))
+    bus.sync()
+    peer.say(publish(1, 1, b"lost"))
+    bus = again(bus, tmp_path)
+    peer2(bus, publish(1, 0, b"b"))
+    bus.sync()
+    bus = again(bus, tmp_path)
+    assert payloads(bus) == [b"a", b"b"]
+
+
+def test_messages_with_envelopes_keep_channel_and_expiry(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    peer2(
+        bus,
+        enveloped(1, 0, on_channel("orders.eu", b"a"), timed(b"soon too late", expires_ms=1000)),
+        publish(1, 2, b"plain"),
+        enveloped(1, 3, timed(b"later", not_before_ms=60_000), on_channel("orders.us", b"c")),
+    )
+    bus.sync()
+    bus = again(bus, tmp_path, now=START + 2)
+    reader = peer2(bus, subscribe(1, 5), subscribe(1, 6, channels=["orders.*"], start="earliest"))
+    got = reader.got()
+    assert [message.message_id for message in got if message.number == 5] == [0, 2, 4]
+    assert [message.message_id for message in got if message.number == 6] == [0, 4]
+    bus.broker.clock.now = START + 61
+    bus.broker.wake_due()
+    assert reader.ids() == [3]
+
+
+def test_names_are_known_again(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    peer2(bus, classes=["orders", {"id": 3, "name": "bills"}])
+    known = dict(bus.broker.store.names)
+    bus.sync()
+    bus = again(bus, tmp_path)
+    assert bus.broker.store.names == known
+
+
+def test_what_nobody_needs_goes_with_its_segments(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path, segment_bytes=2000)
+    reader = peer2(bus, subscribe(1, 5))
+    peer = peer2(bus, name="till")
+    for at in range(0, 200, 20):
+        peer.say(publish(1, at, *numbered(20, size=40, start=at)))
+        bus.sync()
+    reader.ids()
+    folder = tmp_path / "classes" / "00001"
+    assert len(list(folder.iterdir())) == 10
+    reader.say(ack(5, 0, 190))
+    bus.sync()
+    assert bus.remove(), "only the first lot's numbers of the publisher are in a snapshot"
+    assert len(list(folder.iterdir())) == 9
+    bus.keeper.wants_snapshot = True
+    bus.sync()
+    assert not bus.remove()
+    assert [each.name for each in folder.iterdir()] == ["00000000000000000180.log"]
+    assert len(list((tmp_path / "state").iterdir())) == 1
+    bus = again(bus, tmp_path)
+    assert payloads(bus) == numbered(10, size=40, start=190)
+    peer = peer2(bus, publish(1, 199, b"a duplicate"), publish(1, 200, b"new"), name="till")
+    assert payloads(bus)[-1] == b"new"
+    assert len(payloads(bus)) == 11
+
+
+def test_a_class_that_is_empty_goes_on_where_it_was(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    reader = peer2(bus, subscribe(1, 5), publish(1, 0, b"a", b"b"))
+    reader.ids()
+    reader.say(ack(5, 0, 2))
+    bus.close()
+    bus = KeptBus(tmp_path)
+    assert bus.broker.classes[1].ring.head == 2
+    assert payloads(bus) == []
+
+
+def test_what_is_kept_longer_is_there_again(tmp_path: Path) -> None:
+    settings = Settings(keep=Keep(messages=2))
+    bus = KeptBus(tmp_path, settings=settings)
+    reader = peer2(bus, subscribe(1, 5), publish(1, 0, *numbered(5)))
+    reader.ids()
+    reader.say(ack(5, 0, 5))
+    bus.close()
+    bus = KeptBus(tmp_path, settings=settings)
+    assert payloads(bus) == [b"3.", b"4."]
+    assert peer2(bus, subscribe(1, 5)).ids() == []
+
+
+# Numbers -----------------------------------------------------------------------------------------
+
+
+def next_number(bus: KeptBus, name: str = "till") -> int:
+    publisher = {each.name: each for each in bus.broker.answers.publishers}[name]
+    return publisher.next
+
+
+def test_a_publishers_numbers_outlive_a_crash(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    peer2(bus, publish(1, 0, b"a", b"b"), publish(2, 2, b"c"), classes=(1, 2), name="till")
+    bus.sync()
+    bus = again(bus, tmp_path)
+    assert next_number(bus) == 3
+    peer2(bus, publish(1, 1, b"b"), publish(1, 3, b"d"), name="till")
+    assert payloads(bus) == [b"a", b"b", b"d"]
+
+
+def test_what_one_class_has_lost_comes_again_and_is_stored_once(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    peer = peer2(bus, classes=(1, 2), name="till")
+    bus.sync()
+    for number in range(6):
+        peer.say(publish(1 + number % 2, number, b"%d" % number))
+    bus.write()
+    bus.crash()
+    segment = tmp_path / "classes" / "00001" / "00000000000000000000.log"
+    segment.write_bytes(b"")  # The pages of one file had reached the disk, those of the other not.
+    bus = KeptBus(tmp_path)
+    assert next_number(bus) == 0
+    peer2(
+        bus,
+        *(publish(1 + number % 2, number, b"%d" % number) for number in range(7)),
+        classes=(1, 2),
+        name="till",
+    )
+    assert payloads(bus, 1) == [b"0", b"2", b"4", b"6"]
+    assert payloads(bus, 2) == [b"1", b"3", b"5"]
+
+
+def test_numbers_that_were_refused_are_used_up_after_a_crash(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    peer2(bus, publish(1, 0, b"a"), publish(99, 1, b"no class"), publish(1, 2, b"b"), name="till")
+    bus.sync()
+    bus = again(bus, tmp_path)
+    assert next_number(bus) == 3
+
+
+def test_who_comes_back_is_told_what_was_confirmed_and_nothing_is_stored_twice(
+    tmp_path: Path,
+) -> None:
+    bus = KeptBus(tmp_path)
+    peer = peer2(bus, publish(1, 0, b"a"), name="till", instance="one")
+    bus.sync()
+    peer.say(publish(1, 1, b"b", b"c"))
+    peer.leave()
+    assert next_number(bus) == 1
+    peer = peer2(bus, publish(1, 1, b"b", b"c", b"d"), name="till", instance="one")
+    assert confirms(peer.told()) == []
+    bus.sync()
+    assert confirms(peer.told()) == [(4, 2)]
+    assert payloads(bus) == [b"a", b"b", b"c", b"d"]
+
+
+def test_a_publisher_that_was_forgotten_begins_anew(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    peer2(bus, publish(1, 0, *numbered(5)), name="till").leave()
+    bus.sync()
+    bus.keeper.wants_snapshot = True
+    bus.sync()
+    bus.broker.clock.now += 4000
+    bus.tick()
+    peer2(bus, publish(1, 0, b"new"), name="till")
+    bus.sync()
+    bus = again(bus, tmp_path)
+    assert next_number(bus) == 1
+
+
+# Positions ---------------------------------------------------------------------------------------
+
+
+def test_a_durable_goes_on_where_it_was(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    reader = peer2(bus, subscribe(1, 5, durable="billing", max_in_flight=4))
+    peer2(bus, publish(1, 0, *numbered(8)))
+    assert reader.ids() == [0, 1, 2, 3]
+    reader.say(ack(5, 0, 1), ack(5, 2, 3))
+    reader.take(0)
+    bus.sync()
+    bus.broker.clock.now += 1
+    bus.sync()
+    bus = again(bus, tmp_path)
+    reader = peer2(bus, subscribe(1, 5, durable="billing"))
+    assert [(m.message_id, m.attempt) for m in reader.got()] == [
+        (1, 2), (3, 2), (4, 1), (5, 1), (6, 1), (7, 1),
+    ]  # fmt: skip
+
+
+def test_attempts_are_counted_on(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    reader = peer2(bus, subscribe(1, 5, durable="billing", max_deliveries=3))
+    peer2(bus, publish(1, 0, b"poison", b"good"))
+    reader.ids()
+    reader.say(nack(5, 0, 1, 0), ack(5, 1, 2))
+    assert [message.attempt for message in reader.got()] == [2]
+    bus.broker.clock.now += 1
+    bus.sync()
+    bus = again(bus, tmp_path)
+    reader = peer2(bus, subscribe(1, 5, durable="billing", max_deliveries=3))
+    assert [(m.message_id, m.attempt) for m in reader.got()] == [(0, 3)]
+    reader.say(nack(5, 0, 1, 0))
+    assert reader.ids() == []
+    bus.sync()
+    bus = again(bus, tmp_path)
+    dead = bus.broker.store.names["dead.1"]
+    assert len(bus.broker.classes[dead].ring) == 1
+
+
+def test_a_durable_is_there_for_the_first_message_that_is_confirmed_after_it(
+    tmp_path: Path,
+) -> None:
+    bus = KeptBus(tmp_path)
+    peer = peer2(bus)
+    bus.sync()
+    peer2(bus, subscribe(1, 5, durable="billing", start="new", channels=["a.*"]))
+    peer.say(enveloped(1, 0, on_channel("a.b", b"x"), on_channel("b.b", b"y")))
+    bus.sync()
+    bus = again(bus, tmp_path)
+    reader = peer2(bus, subscribe(1, 5, durable="billing", channels=["a.*"]))
+    assert [message.content for message in reader.got()] == [on_channel("a.b", b"x")]
+
+
+def test_a_durable_that_was_forgotten_stays_forgotten(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    reader = peer2(bus, subscribe(1, 5, durable="billing"))
+    bus.sync()
+    reader.say(unsubscribe(5, forget=True))
+    bus.sync()
+    bus = again(bus, tmp_path)
+    assert not bus.broker.classes[1].subscriptions
+
+
+def test_a_durable_group_has_its_members_messages_again(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    members = [
+        peer2(bus, subscribe(1, 5, durable="billing", group="tills", max_in_flight=2))
+        for _ in range(2)
+    ]
+    peer2(bus, publish(1, 0, *numbered(6)))
+    held = [member.ids() for member in members]
+    assert sorted(held[0] + held[1]) == [0, 1, 2, 3]
+    members[0].say(ack(5, held[0][0], held[0][0] + 1))
+    bus.broker.clock.now += 1
+    bus.sync()
+    bus = again(bus, tmp_path)
+    reader = peer2(bus, subscribe(1, 5, durable="billing", group="tills"))
+    assert sorted(reader.ids()) == sorted({0, 1, 2, 3, 4, 5} - {held[0][0]})
+
+
+def test_what_plain_subscribers_left_waits_for_the_next_one(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    first, second = (peer2(bus, subscribe(1, 5)) for _ in range(2))
+    peer2(bus, publish(1, 0, *numbered(6)))
+    first.ids(), second.ids()
+    first.say(ack(5, 0, 4))
+    second.say(ack(5, 0, 2), ack(5, 3, 5))
+    bus.broker.clock.now += 1
+    bus.sync()
+    bus = again(bus, tmp_path)
+    assert peer2(bus, subscribe(1, 5)).ids() == [2, 4, 5]
+
+
+def test_an_ack_that_was_not_written_is_asked_for_again(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    reader = peer2(bus, subscribe(1, 5, durable="billing"), publish(1, 0, b"a"))
+    bus.sync()
+    reader.ids()
+    reader.say(ack(5, 0, 1))
+    bus = again(bus, tmp_path)
+    assert peer2(bus, subscribe(1, 5, durable="billing")).ids() == [0]
+
+
+def test_it_comes_back_again_and_again(tmp_path: Path) -> None:
+    sent: list[bytes] = []
+    for life in range(6):
+        bus = KeptBus(tmp_path, segment_bytes=500)
+        assert payloads(bus) == sent if sent else True
+        peer: Peer2 = peer2(bus, name="till")
+        more = numbered(7, start=7 * life)
+        peer.say(publish(1, next_number(bus), *more))
+        sent += more
+        bus.sync()
+        bus.close() if life % 2 else bus.crash()

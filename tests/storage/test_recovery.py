@@ -1,0 +1,181 @@
+"""Whatever became of the files: what is whole comes back, what is not is said, in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from core.talk import numbered
+from core.talk2 import ack, peer2, publish, subscribe
+
+from simplebus.core.limits import Limits
+from simplebus.core.settings import Settings
+from simplebus.storage import records
+from simplebus.storage.errors import JournalError
+from simplebus.storage.records import HEADER_BYTES, Record
+from storage.kept_bus import KeptBus
+from storage.test_journal import next_number, payloads
+
+LOTS, EACH = 6, 3
+
+
+def made(path: Path, *, segment_bytes: int = 1 << 20) -> list[bytes]:
+    """A journal of a few lots, as a crash leaves it; returns what was published."""
+    bus = KeptBus(path, segment_bytes=segment_bytes)
+    reader = peer2(bus, subscribe(1, 5, durable="billing"))
+    peer = peer2(bus, name="till")
+    sent = []
+    for lot in range(LOTS):
+        sent += (more := numbered(EACH, start=EACH * lot))
+        peer.say(publish(1, EACH * lot, *more))
+        bus.sync()
+    reader.ids()
+    reader.say(ack(5, 0, 1))
+    bus.broker.clock.now += 1
+    bus.sync()
+    bus.crash()
+    return sent
+
+
+def segments(path: Path) -> list[Path]:
+    return sorted((path / "classes" / "00001").glob("*.log"))
+
+
+def ends(data: bytes) -> list[int]:
+    """Where the records of a file end."""
+    found = [0]
+    while isinstance(record := records.read(memoryview(data), found[-1]), Record):
+        found.append(record.end)
+    return found
+
+
+def come_back(path: Path) -> tuple[list[bytes], int, list[str]]:
+    """What is there, at which number the publisher goes on, and what was left out."""
+    bus = KeptBus(path)
+    there = payloads(bus), next_number(bus), bus.found.dropped
+    bus.crash()
+    return there
+
+
+def test_cut_off_at_every_byte_the_whole_records_come_back(tmp_path: Path) -> None:
+    sent = made(tmp_path)
+    (path,) = segments(tmp_path)
+    data = path.read_bytes()
+    bounds = ends(data)
+    for size in range(bounds[-3], bounds[-1] + 1):
+        path.write_bytes(data[:size])
+        whole = EACH * sum(bound <= size for bound in bounds[1:])
+        there, following, dropped = come_back(tmp_path)
+        assert there == sent[1:whole], size
+        assert following == whole
+        assert bool(dropped) == (size not in bounds), dropped
+
+
+def test_with_a_bit_flipped_anywhere_in_a_header_what_is_before_it_comes_back(
+    tmp_path: Path,
+) -> None:
+    sent = made(tmp_path)
+    (path,) = segments(tmp_path)
+    data = path.read_bytes()
+    bounds = ends(data)
+    for record in (1, LOTS - 1):
+        for at in range(bounds[record], bounds[record] + HEADER_BYTES):
+            bad = bytearray(data)
+            bad[at] ^= 1 << at % 8
+            path.write_bytes(bad)
+            there, following, dropped = come_back(tmp_path)
+            assert there == sent[1 : EACH * record], at
+            assert following == EACH * record
+            assert len(dropped) == 1
+            assert str(path) in dropped[0]
+
+
+def test_changes_cut_off_or_spoilt_anywhere_leave_the_messages_there(tmp_path: Path) -> None:
+    sent = made(tmp_path)
+    (path,) = (tmp_path / "state").iterdir()
+    data = path.read_bytes()
+    end = ends(data)[-1]
+
+    def cut(at: int) -> bytes:
+        return data[:at]
+
+    def spoil(at: int) -> bytes:
+        return data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
+
+    ways: list[Callable[[int], bytes]] = [cut, spoil]
+    for way in ways:
+        for at in range(0, end, 7):
+            path.write_bytes(way(at))
+            bus = KeptBus(tmp_path)
+            assert payloads(bus) in (sent, sent[1:])
+            assert next_number(bus) == len(sent)
+            bus.crash()
+
+
+def test_after_a_cut_it_goes_on_in_a_new_file(tmp_path: Path) -> None:
+    sent = made(tmp_path)
+    (path,) = segments(tmp_path)
+    data = path.read_bytes()
+    path.write_bytes(data[: ends(data)[-1] - 1])
+    bus = KeptBus(tmp_path)
+    peer2(bus, publish(1, next_number(bus), b"new"), name="till")
+    bus.sync()
+    bus.crash()
+    there, following, dropped = come_back(tmp_path)
+    assert there == [*sent[1:-EACH], b"new"]
+    assert following == len(sent) - EACH + 1
+    assert dropped == []
+    assert len(segments(tmp_path)) == 2
+
+
+def test_what_lies_behind_a_hole_is_set_aside_and_said(tmp_path: Path) -> None:
+    sent = made(tmp_path, segment_bytes=1)
+    files = segments(tmp_path)
+    assert len(files) == LOTS
+    bad = bytearray(files[2].read_bytes())
+    bad[HEADER_BYTES + 3] ^= 1
+    files[2].write_bytes(bad)
+    there, _, dropped = come_back(tmp_path)
+    assert there == sent[1 : 2 * EACH]
+    assert len(dropped) == 2
+    assert "the messages from 6 to 9 are missing" in dropped[1]
+    assert len(segments(tmp_path)) == 2
+    assert len(list(files[0].parent.glob("*.dropped"))) == LOTS - 2
+
+
+def test_a_segment_that_is_missing_is_a_hole(tmp_path: Path) -> None:
+    sent = made(tmp_path, segment_bytes=1)
+    segments(tmp_path)[3].unlink()
+    there, _, dropped = come_back(tmp_path)
+    assert there == sent[1 : 3 * EACH]
+    assert "the messages from 9 to 12 are missing" in dropped[0]
+
+
+def test_other_files_in_it_are_left_alone(tmp_path: Path) -> None:
+    sent = made(tmp_path)
+    for name in ("classes/notes.txt", "classes/00001/00000000000000000000.log.bak", "state/x.log"):
+        (tmp_path / name).write_text("not ours")
+    there, _, dropped = come_back(tmp_path)
+    assert (there, dropped) == (sent[1:], [])
+
+
+def test_a_later_state_that_is_not_whole_leaves_the_one_before_it(tmp_path: Path) -> None:
+    sent = made(tmp_path)
+    (path,) = (tmp_path / "state").iterdir()
+    later = path.with_name("00000000000000000002.log")
+    later.write_bytes(path.read_bytes()[:40])
+    there, following, dropped = come_back(tmp_path)
+    assert (there, following) == (sent[1:], len(sent))
+    assert "begins with no whole snapshot" in dropped[0]
+
+
+def test_a_bus_with_too_little_memory_says_so(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    peer2(bus, publish(1, 0, *numbered(400, size=4000)))
+    bus.sync()
+    bus.crash()
+    small = Settings(limits=Limits(frame_bytes=10_000, class_bytes=1 << 20))
+    with pytest.raises(JournalError, match="class 1 holds more than fits"):
+        KeptBus(tmp_path, settings=small)
+    KeptBus(tmp_path).crash()
