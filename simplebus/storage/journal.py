@@ -115,13 +115,14 @@ class Journal:
 
     def _write_entry(self, entry: Entry, lot: int) -> None:
         cls = self._class(entry.class_id)
-        data, last = records.of_entry(entry, lot), entry.first + entry.count
-        file = cls.file
+        file, last = cls.file, entry.first + entry.count
         if last <= (cls.mark if file is None else file.mark):
             return
-        if file is None or (file.used and file.used + len(data) > self.segment_bytes):
+        pieces = records.of_entry(entry, lot)
+        size = sum(map(len, pieces))
+        if file is None or (file.used and file.used + size > self.segment_bytes):
             file = self._begin_segment(cls, entry.first)
-        file.append(data, mark=last)
+        file.append(pieces, mark=last)
         cls.segments[max(cls.segments)] = lot
 
     def _class(self, class_id: int) -> _Class:

@@ -124,8 +124,8 @@ def publishers_of(data: memoryview, record: Record) -> list[tuple[int, str]]:
     return _publishers.decode(data[record.at + HEADER_BYTES : record.body_at])
 
 
-def of_entry(entry: Entry, lot: int) -> bytes:
-    """Messages as a record."""
+def of_entry(entry: Entry, lot: int) -> list[bytes]:
+    """Messages as a record, in pieces."""
     meta = b""
     if any(name for _, name in entry.publishers):
         meta = msgspec.msgpack.encode(entry.publishers)
@@ -134,7 +134,7 @@ def of_entry(entry: Entry, lot: int) -> bytes:
     )
 
 
-def of_changes(changes: bytes, lot: int, *, is_snapshot: bool = False) -> bytes:
+def of_changes(changes: bytes, lot: int, *, is_snapshot: bool = False) -> list[bytes]:
     """What has changed, or a snapshot, as a record."""
     kind = Kind.SNAPSHOT if is_snapshot else Kind.CHANGES
     return _record(kind, [changes], lot=lot)
@@ -149,14 +149,14 @@ def _record(
     lot: int = 0,
     first: int = 0,
     time: float = 0.0,
-) -> bytes:
+) -> list[bytes]:
     size = sum(map(len, body))
     assert size <= BODY_BYTES_MAX, size
     checksum = _crc([meta, *body])
     header = _HEADER.pack(
         MAGIC, kind, 0, class_id, len(meta), size, count, lot, first, time, checksum
     )
-    return b"".join([header, _CHECKSUM.pack(zlib.crc32(header)), meta, *body])
+    return [header + _CHECKSUM.pack(zlib.crc32(header)) + meta, *body]
 
 
 def _crc(parts: Iterable[bytes]) -> int:

@@ -36,10 +36,11 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     disk = Disk()
     append, sync = AppendFile.append, AppendFile.sync
 
-    def failing_append(file: AppendFile, data: bytes, *, mark: int) -> None:
+    def failing_append(file: AppendFile, data: list[bytes], *, mark: int) -> None:
         if not disk.may():
             if disk.half:
-                append(file, data[: len(data) // 2], mark=file.mark)
+                whole = b"".join(data)
+                append(file, [whole[: len(whole) // 2]], mark=file.mark)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file.path))
         append(file, data, mark=mark)
 
