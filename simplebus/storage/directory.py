@@ -94,8 +94,7 @@ def _lock(path: Path) -> int:
         raise JournalError(
             f"{path} is used by another server" + (f", process {holder}" if holder else "")
         ) from None
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, b"%d\n" % os.getpid(), 0)
+    os.pwrite(lock, b"%-10d\n" % os.getpid(), 0)
     return lock
 
 

@@ -1,0 +1,106 @@
+"""A server with a data directory: what is there again, and what a failing disk does."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+import trio
+import trio.lowlevel
+from programs import program
+from served import class_statistics, connect, message, serving, until
+
+import simplebus
+from simplebus.core.errors import RefusedError
+from simplebus.core.ledger import Level
+from simplebus.server import writer
+from simplebus.storage.appending import AppendFile
+
+PAYLOADS = [b"%06d" % number for number in range(3000)]
+
+
+@pytest.mark.parametrize("level", Level)
+async def test_a_server_that_was_stopped_has_its_messages_again(
+    tmp_path: Path, level: Level
+) -> None:
+    async with serving(data_dir=tmp_path, durability=level) as server:
+        peer = await connect(server, [1])
+        await peer.send(message(b"a") + message(b"b"))
+        await until(lambda: class_statistics(server).published == 2)
+        identity = server.engine.broker.answers.identity
+    async with serving(data_dir=tmp_path) as server:
+        assert class_statistics(server).ring.messages == 2
+        assert server.engine.broker.answers.identity == identity
+
+
+async def test_a_full_disk_refuses_publishers_until_there_is_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_full = trio.Event()
+    append = AppendFile.append
+
+    def full(file: AppendFile, pieces: list[bytes], *, mark: int) -> None:
+        if is_full.is_set():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        append(file, pieces, mark=mark)
+
+    monkeypatch.setattr(AppendFile, "append", full)
+    monkeypatch.setattr(writer, "_RETRY_SECONDS", 0.01)
+    async with serving(data_dir=tmp_path) as server:
+        ledger = server.engine.broker.ledger
+        assert ledger is not None
+        async with simplebus.connect(f"simplebus://{server.addresses[0]}") as bus:
+            await bus.publish(b"before", class_id=1)
+            is_full.set()
+            await bus.publish(b"accepted", class_id=1, confirm=False)
+            await until(lambda: ledger.failure is not None)
+            await bus.publish(b"refused", class_id=1, confirm=False)
+            await until(lambda: class_statistics(server).dropped != {})
+            is_full = trio.Event()
+            await until(lambda: ledger.failure is None)
+            with pytest.raises(ExceptionGroup) as caught:
+                await bus.flush()
+            assert caught.group_contains(RefusedError, match=r"disk_full: .*[Nn]o space")
+            await bus.publish(b"after", class_id=1)
+    async with serving(data_dir=tmp_path) as server:
+        async with simplebus.connect(f"simplebus://{server.addresses[0]}") as bus:
+            found = [each.payload for each in await bus.fetch(1)]
+        assert found == [b"before", b"accepted", b"after"]
+
+
+async def test_what_was_published_through_kills_is_there_once_and_in_order(
+    tmp_path: Path,
+) -> None:
+    arguments = ["serve", "--host", "127.0.0.1", "--no-nats", "--data-dir", str(tmp_path)]
+
+    def port_of(line: str) -> str:
+        found = re.search(r"tcp=127\.0\.0\.1:(\d+)", line)
+        assert found, line
+        return found[1]
+
+    with program(*arguments, "--port", "0") as first:
+        port = port_of(first.line())
+        async with simplebus.connect(f"simplebus://127.0.0.1:{port}", name="till") as bus:
+            half = len(PAYLOADS) // 2
+            for payload in PAYLOADS[:half]:
+                await bus.publish(payload, class_id=1, confirm=False)
+            await (
+                trio.lowlevel.checkpoint()
+            )  # Some are under way, some are written, some are confirmed.
+            first.signal(signal.SIGKILL)
+            first.end()
+            with program(*arguments, "--port", port) as second:
+                second.line()
+                for payload in PAYLOADS[half:]:
+                    await bus.publish(payload, class_id=1, confirm=False)
+                await bus.flush()
+                second.signal(signal.SIGKILL)
+                second.end()
+    async with serving(data_dir=tmp_path) as server:
+        assert class_statistics(server).ring.messages == len(PAYLOADS)
+        async with simplebus.connect(f"simplebus://{server.addresses[0]}") as bus:
+            assert [each.payload for each in await bus.fetch(1)] == PAYLOADS
