@@ -479,9 +479,13 @@ class Answers:
 
     def _answer_fetch(self, session: Session, asked: FetchAsked, cls: MessageClass) -> None:
         ring, wish = cls.ring, asked.asked
-        first = wish.first if wish.time is None else cls.times.find(wish.time, ring.head)
-        first = min(max(first, ring.floor), ring.head)
-        last = min(first + wish.count, ring.head)
+        head, ledger = ring.head, self._store.ledger
+        if ledger is not None:
+            # What may be gone after a crash is shown to nobody who asks: he would not ask again.
+            head = max(ledger.safe(cls.class_id, head), ring.floor)
+        first = wish.first if wish.time is None else cls.times.find(wish.time, head)
+        first = min(max(first, ring.floor), head)
+        last = min(first + wish.count, head)
         times: list[tuple[int, float]] = []
         if wish.times:
             times = cls.times.steps(first, last, most=FETCH_TIMES_MAX + 1)
@@ -497,7 +501,7 @@ class Answers:
             session.outbox.answer(asked.class_id, b"".join(pieces))
         while times and times[-1][0] >= at:
             times.pop()
-        reply = FetchReply(first=first, next=at, floor=ring.floor, head=ring.head, times=times)
+        reply = FetchReply(first=first, next=at, floor=ring.floor, head=head, times=times)
         self._reply(
             session,
             frames.encode(

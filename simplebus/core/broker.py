@@ -254,6 +254,18 @@ class Broker:
                 self._unblocked[session] = None
         self._let_in.clear()
 
+    def reach(self, lot: int) -> None:
+        """What the ledger has given out, up to this lot, is as safe as was asked for."""
+        ledger = self.ledger
+        assert ledger is not None
+        ledger.reach(lot)
+        self.confirming.reach()
+        if not ledger.is_behind:
+            for session in ledger.lagging:
+                session.lags = False
+                self._unblocked[session] = None
+            ledger.lagging.clear()
+
     def take_cut(self) -> list[tuple[Session, RemoteProtocolError]]:
         """Sessions to be cut off, and why."""
         cut, self._cut = self._cut, []

@@ -15,10 +15,15 @@ Invariant: reached <= taken <= mark <= taken + 1.
 from __future__ import annotations
 
 import enum
+from collections import deque
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from simplebus.core.errors import Reason
-from simplebus.core.limits import TIMES_STEP_SECONDS
+from simplebus.core.limits import LEDGER_BYTES_MAX, TIMES_STEP_SECONDS
+
+if TYPE_CHECKING:
+    from simplebus.core.session import Session
 
 
 class Level(enum.IntEnum):
@@ -80,8 +85,16 @@ class Ledger:
         """Why nothing can be kept now."""
         self.hurries = False
         """Whether something else has changed that what is noted next may depend on."""
-        self.noted_bytes = 0
+        self.held_bytes = 0
+        """Bytes of frames noted that have not reached the level."""
+        self.lagging: dict[Session, None] = {}
+        """Who is not read from while too much is held."""
+        self._noted_bytes = 0
         """Bytes of frames noted since the last lot was taken."""
+        self._under_way: deque[tuple[int, int]] = deque()
+        """Lots that were taken and have not reached the level, and how many bytes are in each."""
+        self._unsafe: dict[int, deque[tuple[int, int]]] = {}
+        """Of each class: the lots that have not reached it, and the first message in each."""
         self._entries: list[Entry] = []
         self._latest: dict[int, Entry] = {}
         """Of each class, the entry that grows."""
@@ -101,7 +114,19 @@ class Ledger:
     @property
     def is_awaited(self) -> bool:
         """Whether what was noted last has not reached the level that a Confirm waits for."""
-        return self.level is not Level.MEMORY and self.reached < self.mark
+        return (self.level is not Level.MEMORY or self.is_behind) and self.reached < self.mark
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether nothing more should come: what has come is held up."""
+        return self.failure is not None or self.held_bytes > LEDGER_BYTES_MAX
+
+    def safe(self, class_id: int, head: int) -> int:
+        """The first message of a class that has not reached the level; `head` where all have."""
+        unsafe = self._unsafe.get(class_id)
+        if self.level is Level.MEMORY or not unsafe:
+            return head
+        return unsafe[0][1]
 
     def note(
         self, class_id: int, first: int, count: int, frames: bytes, publisher: str, now: float
@@ -111,9 +136,13 @@ class Ledger:
         if entry is None or not 0 <= now - entry.time < TIMES_STEP_SECONDS:
             entry = self._latest[class_id] = Entry(class_id, first, now)
             self._entries.append(entry)
+            unsafe = self._unsafe.setdefault(class_id, deque())
+            if not unsafe or unsafe[-1][0] <= self.taken:
+                unsafe.append((self.taken + 1, first))
         assert entry.first + entry.count == first, (entry.first, entry.count, first)
         entry.add(count, frames, publisher)
-        self.noted_bytes += len(frames)
+        self._noted_bytes += len(frames)
+        self.held_bytes += len(frames)
 
     def refuse(self, publisher: str, first: int, count: int) -> None:
         """Messages with these numbers were refused: they will not come again."""
@@ -143,6 +172,19 @@ class Ledger:
             return None
         self.taken += 1
         lot = Lot(self.taken, self._entries, changes, snapshot)
-        self._entries, self.noted_bytes = [], 0
+        self._under_way.append((self.taken, self._noted_bytes))
+        self._entries, self._noted_bytes = [], 0
         self._latest.clear()
         return lot
+
+    def reach(self, lot: int) -> None:
+        """Lots up to this one have reached the level."""
+        self.reached = lot
+        self.failure = None
+        while self._under_way and self._under_way[0][0] <= lot:
+            self.held_bytes -= self._under_way.popleft()[1]
+        for class_id, unsafe in list(self._unsafe.items()):
+            while unsafe and unsafe[0][0] <= lot:
+                unsafe.popleft()
+            if not unsafe:
+                del self._unsafe[class_id]

@@ -157,6 +157,8 @@ PUBLISHERS_MAX = 65_536
 # And which of their messages were stored though some before them were not, one bit for each number
 # up to the last one of them.
 PUBLISHERS_AHEAD_BYTES_MAX = 16 * 1024 * 1024
+# A publisher whose credit does not hold it waits while so much is to be written.
+LEDGER_BYTES_MAX = 64 * 1024 * 1024
 # What is kept past the process, beside messages, is looked at so often; all of it is written anew
 # when what has changed takes as many bytes, and four times as many as all of it; and of so many
 # subscriptions that end with the process it is found out exactly what they leave behind.

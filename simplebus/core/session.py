@@ -71,6 +71,8 @@ class Session:
         """The same, or it is to be told so as soon as that is true."""
         self.unsaid: deque[tuple[int, int]] = deque()
         """What it is to be told: the mark in the ledger that is awaited, and the number."""
+        self.lags = False
+        """Whether so much is to be written that it is not read from: a peer without credit."""
         self.kept_mark = 0
         """The mark of its last message that was noted in the ledger."""
         self.heartbeat_seconds = 0.0
@@ -124,7 +126,7 @@ class Session:
     @property
     def must_wait(self) -> bool:
         """Whether reading is to pause. A version 2 peer is held by its credit instead."""
-        return bool(self.parked) and not isinstance(self.dialect, Version2)
+        return self.lags or (bool(self.parked) and not isinstance(self.dialect, Version2))
 
     def enter(self) -> None:
         """Its bytes are another door's business."""

@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from simplebus.core import dead_letters, envelope, frames, picking, version2
+from simplebus.core import dead_letters, envelope, frames, noting, picking, version2
 from simplebus.core.bound import Bound
 from simplebus.core.classes import MessageClass
 from simplebus.core.columns import AT_ONCE, NEVER, Row, Rows
@@ -238,7 +238,7 @@ class Store:
         if (
             session.parked
             or cls.blocked
-            or (self.ledger is not None and self.ledger.failure is not None)
+            or noting.failure(self.ledger, session)
             or (row is None and frame[0] != frames.MESSAGE)
             or not cls.ring.append_one(frame, self.timer_index, row)
         ):
@@ -248,7 +248,7 @@ class Store:
             cls.times.note(self.clock.now, cls.ring.head - 1)
         first = cls.ring.head - 1
         if self.ledger is not None:
-            self._note(cls, first, 1, bytes(frame), session)
+            noting.note(self.ledger, session, class_id, first, 1, bytes(frame), self.clock.now)
         tap = self.tap or (self.timed_tap if cls.ring.timed_until > first else None)
         if tap is not None:
             tap(session, cls, first, first + 1)
@@ -272,11 +272,10 @@ class Store:
 
     def publish(self, session: Session, class_id: int, batch: FrameBatch) -> None:
         cls = self.classes[class_id]
-        if self.ledger is not None and self.ledger.failure is not None:
-            reason, sentence = self.ledger.failure
-            cls.dropped[reason] += batch.count
-            if isinstance(session.dialect, Version2):
-                self._refuse_messages(session, batch, reason, sentence)
+        failure = noting.failure(self.ledger, session)
+        if failure:
+            cls.dropped[failure[0]] += batch.count
+            self._refuse_messages(session, batch, *failure)
             return
         if session.parked or cls.blocked:
             self.room.park(session, cls, batch)
@@ -331,18 +330,9 @@ class Store:
         first = cls.ring.head
         taken = cls.ring.append(batch, self.timer_index, rows)
         if taken and self.ledger is not None:
-            self._note(cls, first, taken, batch.data[: batch.bounds[taken]].tobytes(), session)
+            data = batch.data[: batch.bounds[taken]].tobytes()
+            noting.note(self.ledger, session, cls.class_id, first, taken, data, self.clock.now)
         return taken
-
-    def _note(
-        self, cls: MessageClass, first: int, count: int, data: bytes, session: Session | None
-    ) -> None:
-        assert self.ledger is not None
-        publisher = ""
-        if session is not None:
-            publisher = version2.publisher_of(session)
-            session.kept_mark = self.ledger.taken + 1
-        self.ledger.note(cls.class_id, first, count, data, publisher, self.clock.now)
 
     def _put_envelopes(self, cls: MessageClass, batch: FrameBatch, session: Session) -> int:
         """The same for a run of messages with envelopes. A bad one is refused, and dealt with."""

@@ -82,12 +82,10 @@ class Keeping:
         self._writer.stop()
 
     def _has_reached(self, lot: int) -> None:
-        ledger = self._ledger
-        self._written = ledger.reached = lot
-        if ledger.failure is not None:
-            ledger.failure = None
+        if self._ledger.failure is not None:
             log.warning("the journal is written again")
-        self._broker.confirming.reach()
+        self._written = lot
+        self._broker.reach(lot)
         self._settle()
 
     def _has_failed(self, failure: Failure) -> None:

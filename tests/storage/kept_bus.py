@@ -63,9 +63,8 @@ class KeptBus(Bus):
         """Write and sync it, and say so."""
         self.write()
         self.journal.sync()
-        self.ledger.reached = self.ledger.taken
         self.lots.clear()
-        self.broker.confirming.reach()
+        self.broker.reach(self.ledger.taken)
         self.broker.check()
 
     def remove(self) -> bool:

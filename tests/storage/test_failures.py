@@ -8,10 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from core.talk import numbered
-from core.talk2 import ack, peer2, publish, subscribe
+from core.talk import connect, numbered
+from core.talk import publish as said
+from core.talk2 import FETCH, ack, asked, peer2, publish, subscribe
 
+from simplebus.core import ledger
 from simplebus.core.errors import Reason
+from simplebus.core.ledger import Level
 from simplebus.storage.appending import AppendFile
 from storage.kept_bus import KeptBus
 from storage.test_journal import confirms, next_number, payloads
@@ -68,8 +71,7 @@ def write_until_it_succeeds(bus: KeptBus) -> int:
         except OSError:
             failed += 1
             continue
-        bus.ledger.reached = bus.ledger.taken
-        bus.broker.confirming.reach()
+        bus.broker.reach(bus.ledger.taken)
         return failed
 
 
@@ -138,3 +140,51 @@ def test_what_was_accepted_before_is_confirmed_when_it_is_written(tmp_path: Path
     bus.ledger.failure = None
     bus.sync()
     assert confirms(peer.told()) == [(4, 2)]
+
+
+def test_who_cannot_be_told_is_not_read_from_until_it_can_be_kept(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    plain = bus.peer(connect(1))
+    bus.ledger.failure = (Reason.DISK_FULL, "the journal cannot be written: no space")
+    plain.say(said(1, b"a"))
+    assert plain.session.must_wait
+    assert payloads(bus) == [b"a"]
+    assert bus.broker.take_unblocked() == []
+    bus.sync()
+    assert bus.broker.take_unblocked() == [plain.session]
+    assert not plain.session.must_wait
+
+
+def test_who_publishes_faster_than_the_disk_writes_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "LEDGER_BYTES_MAX", 1000)
+    bus = KeptBus(tmp_path, level=Level.MEMORY)
+    plain = bus.peer(connect(1))
+    told = peer2(bus, publish(1, 0, b"a"))
+    assert confirms(told.told()) == [(1, 0)]
+    plain.say(said(1, bytes(900)))
+    assert not plain.session.must_wait
+    plain.say(said(1, bytes(900)))
+    assert plain.session.must_wait
+    told.say(publish(1, 1, b"b"))
+    assert confirms(told.told()) == []
+    bus.sync()
+    assert not plain.session.must_wait
+    assert confirms(told.told()) == [(2, 0)]
+
+
+def test_what_is_not_safe_yet_is_not_fetched(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    peer = peer2(bus, publish(1, 0, b"a"))
+    bus.sync()
+    peer.told()
+    for turn in range(2):
+        peer.say(publish(1, 1 + turn, b"b"), asked(FETCH, 1, 3))
+        bus.write()
+        messages, rest = peer.listen()
+        assert [message.content for message in messages] == [b"a"]
+        assert (rest[-1].content["next"], rest[-1].content["head"]) == (1, 1)
+    bus.sync()
+    peer.say(asked(FETCH, 1, 3))
+    assert len(peer.got()) == 3
