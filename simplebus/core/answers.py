@@ -115,6 +115,7 @@ class Answers:
             heartbeat=session.heartbeat_seconds,
             frame_bytes=settings.limits.frame_bytes,
             ack_seconds=settings.ack_timeout * settings.tick_seconds,
+            level=store.ledger.level if store.ledger is not None else 0,
         )
         self._reply(
             session,

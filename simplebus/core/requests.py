@@ -86,6 +86,8 @@ class ConnectReply(_Object, frozen=True):
     """The longest frame accepted."""
     ack_seconds: float = 0.0
     """How long a message may be unacknowledged before it is sent again, the first time."""
+    level: int = 0
+    """What a Confirm promises: 0 memory, 1 os, 2 disk."""
 
 
 class Start(_Request, frozen=True):
