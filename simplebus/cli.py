@@ -14,7 +14,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from simplebus import serve_command
+from simplebus import journal_command, serve_command
 from simplebus.complaints import fail, sentence
 from simplebus.config import in_keys
 from simplebus.core.errors import BusError
@@ -101,6 +101,7 @@ def _top(
 
 
 app.command(help=serve_command.HELP)(serve_command.serve)
+app.add_typer(journal_command.app, name="journal")
 app.add_typer(pipeline.app, name="pipeline")
 
 

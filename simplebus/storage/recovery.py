@@ -32,6 +32,9 @@ from simplebus.storage.names import (
 )
 from simplebus.storage.records import End, Kind, Record
 
+_NO_LOT = 1 << 63
+"""Later than every lot."""
+
 
 @dataclass(slots=True)
 class Recovered:
@@ -125,9 +128,15 @@ class Segments:
         self._files = files
         self._found = found
 
-    def records(self, *, skip: int = -1, lot: int = 0) -> Iterator[tuple[memoryview, Record]]:
+    def records(self, *, skip: int = -1, lot: int = _NO_LOT) -> Iterator[tuple[memoryview, Record]]:
         """Each whole record, and the bytes of the file that it is in. Those below sequence `skip`
         are left out where they may be; where their lot is `lot` or later they are not."""
+        for data, record in self.headers(skip=skip, lot=lot):
+            if _is_wanted(record, skip, lot):
+                yield data, record
+
+    def headers(self, *, skip: int = -1, lot: int = _NO_LOT) -> Iterator[tuple[memoryview, Record]]:
+        """The same with those that are left out, of which only the header was looked at."""
         expected = self.head
         for at, first in enumerate(self.firsts):
             following = self.firsts[at + 1] if at + 1 < len(self.firsts) else None
@@ -146,12 +155,12 @@ class Segments:
                 if record.first != expected or not record.count:
                     problem = f"{record.count} messages from {record.first}, not from {expected}"
                     break
-                if record.last > skip or (record.meta_bytes and record.lot >= lot):
+                if _is_wanted(record, skip, lot):
                     whole = records.read(data, position)
                     if isinstance(whole, End):
                         problem = whole.problem
                         break
-                    yield data, record
+                yield data, record
                 expected, position = record.last, record.end
                 self.head = expected
             if problem:
@@ -170,6 +179,10 @@ class Segments:
 
     def _say(self, sentence: str) -> None:
         self._found.dropped.append(sentence)
+
+
+def _is_wanted(record: Record, skip: int, lot: int) -> bool:
+    return record.last > skip or (record.meta_bytes > 0 and record.lot >= lot)
 
 
 class _Reader:

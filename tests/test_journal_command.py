@@ -1,0 +1,86 @@
+"""What people see of a journal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from core.talk2 import ack, enveloped, on_channel, peer2, publish, subscribe
+from storage.kept_bus import KeptBus
+from typer.testing import CliRunner, Result
+
+from simplebus.journal_command import app
+from simplebus.storage.errors import JournalError
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    """Of a bus that was killed."""
+    bus = KeptBus(tmp_path)
+    reader = peer2(bus, classes=[{"id": 1, "name": "orders"}, 2])
+    reader.say(subscribe(1, 5, durable="billing"))
+    peer = peer2(bus, publish(1, 0, b"plain", b"\xff\n"), name="till")
+    peer.say(enveloped(1, 2, on_channel("orders.eu", b"with a channel")))
+    reader.ids()
+    reader.say(ack(5, 0, 1))
+    bus.sync()
+    bus.crash()
+    return tmp_path
+
+
+def run(*arguments: object) -> Result:
+    done = CliRunner().invoke(app, [str(each) for each in arguments])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done
+
+
+def test_classes_and_durables_are_listed(journal: Path) -> None:
+    lines = run("ls", journal).stdout.splitlines()
+    assert lines[0] == "bus here"
+    assert lines[1].startswith(
+        "class 1 orders: 3 messages, 0 to 2, of which 2 are still needed; 1 segments, 64KiB; "
+        "2023-11-14T22:13:20"
+    )
+    assert lines[2] == "  durable billing: all below 1 acknowledged, 0 not sent yet"
+    assert lines[3] == "class 2: 0 messages, of which 0 are still needed; 0 segments, 0"
+
+
+def test_messages_are_shown(journal: Path) -> None:
+    lines = run("dump", journal, "orders").stdout.splitlines()
+    assert [line.split("  ", 2)[2] for line in lines] == [
+        "till#0  plain",
+        "till#1  \\xff\\n",
+        "till#2  orders.eu  with a channel",
+    ]
+    assert len(run("dump", journal, 1, "--first", 1, "--count", 1).stdout.splitlines()) == 1
+
+
+def test_messages_are_exported(journal: Path) -> None:
+    found = [json.loads(line) for line in run("export", journal, "orders").stdout.splitlines()]
+    assert [each["sequence"] for each in found] == [0, 1, 2]
+    assert [each.get("payload") for each in found] == ["plain", None, "with a channel"]
+    assert found[1]["payload_base64"] == "/wo="
+    assert found[2]["channel"] == "orders.eu"
+
+
+def test_what_is_not_whole_is_said(journal: Path) -> None:
+    done = run("verify", journal)
+    assert (done.exit_code, done.stdout) == (0, "whole: 3 messages in 65,536 bytes\n")
+    segment = journal / "classes" / "00001" / "00000000000000000000.log"
+    data = bytearray(segment.read_bytes())
+    data[70] ^= 1
+    segment.write_bytes(data)
+    done = run("verify", journal)
+    assert done.exit_code == 1
+    assert (
+        "00000000000000000000.log: 65536 bytes from byte 0 on: a record's checksum" in done.output
+    )
+
+
+def test_what_is_no_journal_is_refused(journal: Path, tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match="holds no class 'invoices'"):
+        run("dump", journal, "invoices")
+    with pytest.raises(JournalError, match="holds no journal"):
+        run("ls", journal / "classes")
