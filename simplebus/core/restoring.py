@@ -8,6 +8,7 @@ Rule 2: what does not fit is an error that says what would help: nothing that wa
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -16,8 +17,9 @@ from simplebus.core import envelope, frames
 from simplebus.core.acks import AckWindow
 from simplebus.core.broker import Broker
 from simplebus.core.classes import MessageClass
+from simplebus.core.columns import Times
 from simplebus.core.errors import BusError
-from simplebus.core.frames import FrameBatch
+from simplebus.core.frames import FrameBatch, Integers
 from simplebus.core.kept import KeptClass, KeptPosition
 from simplebus.core.limits import (
     MESSAGE_ID_BITS,
@@ -26,15 +28,12 @@ from simplebus.core.limits import (
     RECEIVE_BYTES,
 )
 from simplebus.core.publishers import Ahead
-from simplebus.core.spans import SequenceSet, Span
+from simplebus.core.spans import Span
 from simplebus.core.split import Scratch, split
 from simplebus.core.terms import Terms
 from simplebus.core.version2 import numbers_of
 
 _HALF = 1 << (MESSAGE_ID_BITS - 1)
-
-Numbers = list[tuple[int, int]]
-"""A publisher's: of each row of them the first one, and how many there are."""
 
 
 class RestoreError(BusError):
@@ -72,24 +71,23 @@ class Restoring:
             raise ValueError(f"{abs(count)} frames are {'missing' if count > 0 else 'too many'}")
         return batches
 
-    def put(self, cls: MessageClass, first: int, batch: FrameBatch, time: float) -> None:
-        """Messages that follow those that are there, the first one with sequence `first`, accepted
-        at this time. Raises RestoreError."""
+    def put(self, cls: MessageClass, first: int, batch: FrameBatch, times: Times) -> None:
+        """Messages that follow those that are there, the first one with sequence `first`, and when
+        each was accepted. Raises RestoreError."""
         assert cls.ring.head == first, (cls.ring.head, first)
         types = batch.data[batch.starts]
         breaks = np.flatnonzero(types[1:] != types[:-1]) + 1
         bounds = [0, *breaks.tolist(), batch.count]
         for begin, end in pairwise(bounds):
-            self._put_run(cls, batch.slice(begin, end), time)
-        cls.times.note(time, first)
+            self._put_run(cls, batch.slice(begin, end), times[begin:end])
 
-    def _put_run(self, cls: MessageClass, run: FrameBatch, time: float) -> None:
+    def _put_run(self, cls: MessageClass, run: FrameBatch, times: Times) -> None:
         rows = None
         if run.data[0] == frames.ENVELOPE:
             read = envelope.scan(run)
             if read.count < run.count:
                 raise RestoreError(f"class {cls.class_id}: an envelope cannot be read")
-            rows = self._broker.store.rows_of(cls, read, time)
+            rows = self._broker.store.rows_of(cls, read, times)
         taken = 0
         if rows is not None or run.data[0] == frames.MESSAGE:
             taken = cls.ring.append(run, 0, rows)
@@ -137,7 +135,7 @@ class Restoring:
         for cls in self._broker.classes.values():
             self._broker.store.release(cls)
 
-    def add_publisher(self, name: str, following: int, stored: Iterable[tuple[int, int]]) -> None:
+    def add_publisher(self, name: str, following: int, stored: Numbers) -> None:
         """Every number of this publisher before `following` is stored, and these are."""
         following, ahead = resolve(following, stored)
         self._broker.answers.publishers.restore(name, following, ahead, self._broker.clock.now)
@@ -157,39 +155,58 @@ def spans_of(window: AckWindow, attempts: Iterable[tuple[int, int, int]]) -> lis
     return spans
 
 
-def numbers_in(
-    batches: Iterable[FrameBatch], publishers: list[tuple[int, str]]
-) -> dict[str, Numbers]:
-    """Which numbers the messages of each publisher carry. `publishers` says how many messages in a
-    row are whose."""
+@dataclass(slots=True)
+class Numbers:
+    """Of one publisher, those of which it is known that they are stored: in rows, which may overlap
+    and come in any order."""
+
+    firsts: list[Integers] = field(default_factory=list)
+    counts: list[Integers] = field(default_factory=list)
+
+    def add(self, first: int, count: int) -> None:
+        self.firsts.append(np.array([first]))
+        self.counts.append(np.array([count]))
+
+    def add_all(self, numbers: Integers) -> None:
+        """Shape (n,), one at least, in the order in which they came."""
+        bounds = np.r_[0, np.flatnonzero(np.diff(numbers) != 1) + 1, numbers.size]
+        self.firsts.append(numbers[bounds[:-1]])
+        self.counts.append(np.diff(bounds))
+
+
+def add_numbers(
+    known: dict[str, Numbers], batches: Iterable[FrameBatch], publishers: list[tuple[int, str]]
+) -> None:
+    """Add the numbers that messages carry to those of their publishers. `publishers` says how many
+    messages in a row are whose; "" is for nobody's."""
     numbers = np.concatenate([numbers_of(batch) for batch in batches])
-    found: dict[str, Numbers] = {}
     at = 0
     for count, name in publishers:
         if name:
-            some = numbers[at : at + count]
-            breaks = np.flatnonzero(np.diff(some) != 1) + 1
-            bounds = [0, *breaks.tolist(), some.size]
-            found.setdefault(name, []).extend(
-                (int(some[a]), b - a) for a, b in pairwise(bounds) if a < b
-            )
+            known.setdefault(name, Numbers()).add_all(numbers[at : at + count])
         at += count
-    return found
 
 
-def resolve(following: int, stored: Iterable[tuple[int, int]]) -> tuple[int, Ahead | None]:
+def resolve(following: int, stored: Numbers) -> tuple[int, Ahead | None]:
     """Where a publisher goes on, of whom every number before `following` is stored, and these are;
     and which numbers behind that are stored, too."""
-    ahead = SequenceSet()
-    for first, count in stored:
-        offset = ((first - following + _HALF) & MESSAGE_ID_MASK) - _HALF
-        ahead.add(max(0, offset), offset + count)
-    ranges = list(ahead)
-    begin = ranges.pop(0)[1] if ranges and ranges[0][0] == 0 else 0
+    if not stored.firsts:
+        return following, None
+    firsts = np.concatenate(stored.firsts)
+    begins = ((firsts - following + _HALF) & MESSAGE_ID_MASK) - _HALF
+    order = np.argsort(begins, kind="stable")
+    ends = (begins + np.concatenate(stored.counts))[order]
+    begins = begins[order]
+    reached = np.maximum.accumulate(np.r_[0, ends])
+    gaps = np.flatnonzero(begins > reached[:-1])
+    if not gaps.size:
+        return (following + int(reached[-1])) & MESSAGE_ID_MASK, None
+    gap = int(gaps[0])
+    begin, end = int(reached[gap]), int(reached[-1])
     number = (following + begin) & MESSAGE_ID_MASK
-    if not ranges or ranges[-1][1] - begin > 8 * PUBLISHERS_AHEAD_BYTES_MAX:
+    if end - begin > 8 * PUBLISHERS_AHEAD_BYTES_MAX:
         return number, None
-    flags = np.zeros(ranges[-1][1] - begin, np.bool_)
-    for first, last in ranges:
-        flags[first - begin : last - begin] = True
-    return number, Ahead.of(number, flags)
+    steps = np.zeros(end - begin + 1, np.int32)
+    np.add.at(steps, begins[gap:] - begin, 1)
+    np.subtract.at(steps, ends[gap:] - begin, 1)
+    return number, Ahead.of(number, np.cumsum(steps[:-1]) > 0)

@@ -15,7 +15,7 @@ import numpy as np
 from simplebus.core import dead_letters, envelope, frames, noting, picking, version2
 from simplebus.core.bound import Bound
 from simplebus.core.classes import MessageClass
-from simplebus.core.columns import AT_ONCE, NEVER, Row, Rows
+from simplebus.core.columns import AT_ONCE, NEVER, Row, Rows, Times
 from simplebus.core.envelope import EnvelopeColumns
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.events import Refused
@@ -359,9 +359,11 @@ class Store:
                 most = PLAIN_FRAMES_MAX  # Where one is bad, others may be: look not far ahead.
         return dealt
 
-    def rows_of(self, cls: MessageClass, read: envelope.EnvelopeColumns, now: float) -> Rows | None:
-        """What is known of messages accepted now; None when there is no memory for their
-        channels."""
+    def rows_of(
+        self, cls: MessageClass, read: envelope.EnvelopeColumns, now: float | Times
+    ) -> Rows | None:
+        """What is known of messages accepted now, or each at its time; None when there is no memory
+        for their channels."""
         numbers = cls.channels.numbers(read.names)
         if numbers is None:
             return None

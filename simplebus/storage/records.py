@@ -17,6 +17,7 @@ import struct
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -30,6 +31,9 @@ _CHECKSUM = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size + _CHECKSUM.size
 BODY_BYTES_MAX = (1 << 32) - 1
 
+WRONG_CHECKSUM = "a record's checksum is wrong"
+
+_KINDS = frozenset((1, 2, 3))
 _publishers = msgspec.msgpack.Decoder(list[tuple[int, str]])
 
 
@@ -43,19 +47,19 @@ class Kind(enum.IntEnum):
     """All that changes are about."""
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """One record's header, and where it stands."""
 
     at: int
     """Where it begins."""
-    kind: Kind
+    kind: int
+    """One of `Kind`."""
     class_id: int
     meta_bytes: int
     body_bytes: int
     """Of frames, or of what has changed."""
-    count: int
-    """Messages."""
+    messages: int
+    """How many."""
     lot: int
     first: int
     """Sequence of the first message."""
@@ -67,7 +71,7 @@ class Record:
     @property
     def last(self) -> int:
         """The sequence behind its last message."""
-        return self.first + self.count
+        return self.first + self.messages
 
     @property
     def body_at(self) -> int:
@@ -102,25 +106,28 @@ def read(data: memoryview, at: int, *, whole: bool = True) -> Record | End:
         if not any(header):
             return End(at)
         return End(at, "a header's checksum is wrong")
-    if magic != MAGIC or flags or kind not in Kind.__members__.values():
+    if magic != MAGIC or flags or kind not in _KINDS:
         return End(
             at,
             f"a record of the format {magic!r}, kind {kind}, flags {flags} is none that is known",
         )
-    record = Record(
-        at, Kind(kind), class_id, meta_bytes, body_bytes, count, lot, first, time, checksum
-    )
+    record = Record(at, kind, class_id, meta_bytes, body_bytes, count, lot, first, time, checksum)
     if record.end > len(data):
         return End(at, f"a record of {record.end - at} bytes is cut off after {len(data) - at}")
-    if whole and zlib.crc32(data[at + HEADER_BYTES : record.end]) != checksum:
-        return End(at, "a record's checksum is wrong")
+    if whole and not is_whole(data, record):
+        return End(at, WRONG_CHECKSUM)
     return record
+
+
+def is_whole(data: memoryview, record: Record) -> bool:
+    """Whether a record's body is what was written."""
+    return zlib.crc32(data[record.at + HEADER_BYTES : record.end]) == record.checksum
 
 
 def publishers_of(data: memoryview, record: Record) -> list[tuple[int, str]]:
     """How many messages in a row are whose, as in `Entry.publishers`. The record is whole."""
     if not record.meta_bytes:
-        return [(record.count, "")]
+        return [(record.messages, "")]
     return _publishers.decode(data[record.at + HEADER_BYTES : record.body_at])
 
 

@@ -12,13 +12,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from simplebus.core.broker import Broker
 from simplebus.core.classes import MessageClass
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.frames import FrameBatch
 from simplebus.core.kept import Image, decode
 from simplebus.core.limits import SPARE_BYTES
-from simplebus.core.restoring import Numbers, RestoreError, Restoring, numbers_in
+from simplebus.core.restoring import Numbers, RestoreError, Restoring, add_numbers
 from simplebus.storage import records
 from simplebus.storage.directory import Directory
 from simplebus.storage.errors import JournalError
@@ -32,6 +34,8 @@ from simplebus.storage.names import (
 )
 from simplebus.storage.records import End, Kind, Record
 
+# So much is dealt with together.
+_GROUP_BYTES = 1024 * 1024
 _NO_LOT = 1 << 63
 """Later than every lot."""
 
@@ -93,7 +97,7 @@ def read_state(folder: Path, files: Files, found: Recovered) -> tuple[Image, dic
         path = folder / file_name(number)
         data = files.read(path)
         record = records.read(data, 0)
-        if isinstance(record, End) or record.kind is not Kind.SNAPSHOT:
+        if isinstance(record, End) or record.kind != Kind.SNAPSHOT:
             # The server was stopped before this one was whole: then the one before it counts.
             if isinstance(record, Record) or record.problem:
                 found.dropped.append(f"{path}: it begins with no whole snapshot")
@@ -107,7 +111,7 @@ def read_state(folder: Path, files: Files, found: Recovered) -> tuple[Image, dic
                 found.dropped.append(f"{path}: from byte {record.at} on: {error}")
                 break
             image.apply(changes)
-            if record.kind is Kind.CHANGES:
+            if record.kind == Kind.CHANGES:
                 since.update((each.name, record.lot) for each in changes.publishers)
             record = records.read(data, record.end)
         if isinstance(record, End) and record.problem:
@@ -149,17 +153,15 @@ class Segments:
                     problem = record.problem
                     break
                 self._found.lot = max(self._found.lot, record.lot)
-                if record.kind is not Kind.MESSAGES or record.class_id != self.class_id:
+                if record.kind != Kind.MESSAGES or record.class_id != self.class_id:
                     problem = f"a record of kind {record.kind}, class {record.class_id}"
                     break
-                if record.first != expected or not record.count:
-                    problem = f"{record.count} messages from {record.first}, not from {expected}"
+                if record.first != expected or not record.messages:
+                    problem = f"{record.messages} messages from {record.first}, not from {expected}"
                     break
-                if _is_wanted(record, skip, lot):
-                    whole = records.read(data, position)
-                    if isinstance(whole, End):
-                        problem = whole.problem
-                        break
+                if _is_wanted(record, skip, lot) and not records.is_whole(data, record):
+                    problem = records.WRONG_CHECKSUM
+                    break
                 yield data, record
                 expected, position = record.last, record.end
                 self.head = expected
@@ -183,6 +185,39 @@ class Segments:
 
 def _is_wanted(record: Record, skip: int, lot: int) -> bool:
     return record.last > skip or (record.meta_bytes > 0 and record.lot >= lot)
+
+
+class _Group:
+    """Records of one class that follow one another, to be dealt with together: arrays are worth it
+    where there are many messages."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.publishers: list[tuple[int, int, str]] = []
+        """Lot, count, name: how many messages in a row are whose."""
+        self.size = 0
+        """Bytes of frames."""
+        self._pieces: list[bytes | memoryview] = []
+
+    def add(self, data: memoryview, record: Record) -> None:
+        """One more, whose bytes are copied."""
+        self.records.append(record)
+        self.publishers += [
+            (record.lot, count, name) for count, name in records.publishers_of(data, record)
+        ]
+        self.size += record.body_bytes
+        self._pieces.append(bytes(data[record.body_at : record.end]))
+
+    def lots_since(self, lot: int) -> bool:
+        """Whether they are of this lot or later ones; either all of them are, or none."""
+        return self.records[0].lot >= lot
+
+    def joined(self) -> tuple[bytearray, int]:
+        """The frames, SPARE_BYTES behind them, and how many bytes they have."""
+        return bytearray().join([*self._pieces, bytes(SPARE_BYTES)]), self.size
+
+    def clear(self) -> None:
+        self.records, self.publishers, self._pieces, self.size = [], [], [], 0
 
 
 class _Reader:
@@ -223,64 +258,74 @@ class _Reader:
         ring = cls.ring
         ring.begin(segments.firsts[0])
         earliest = min(self._since.values())
+        group = _Group()
         for data, record in segments.records(skip=floor, lot=earliest):
-            publishers = records.publishers_of(data, record)
-            batches = self._split(data, record)
-            if record.lot >= earliest:
-                self._note_numbers(record.lot, batches, publishers)
-            first = record.first
-            for batch in batches:
-                self._put(cls, first, batch, record.time, floor)
-                first += batch.count
+            if group.records and group.lots_since(earliest) != (record.lot >= earliest):
+                self._put(cls, group, floor, earliest)
+            group.add(data, record)
+            if group.size >= _GROUP_BYTES:
+                self._put(cls, group, floor, earliest)
+        if group.records:
+            self._put(cls, group, floor, earliest)
         if not len(ring) and ring.head < segments.head:
             ring.begin(segments.head)
 
-    def _split(self, data: memoryview, record: Record) -> list[FrameBatch]:
+    def _put(self, cls: MessageClass, group: _Group, floor: int, earliest: int) -> None:
+        """Put a group's messages from `floor` on into the ring, and empty it."""
+        batches = self._split(group)
+        if group.lots_since(earliest):
+            self._note_numbers(group, batches)
+        for record in group.records:
+            if record.last > floor:
+                cls.times.note(record.time, max(record.first, floor))
+        counts = np.array([record.messages for record in group.records])
+        times = np.repeat(np.array([record.time for record in group.records]), counts)
+        first = at = group.records[0].first
+        for batch in batches:
+            begin, end = max(at, floor), at + batch.count
+            if begin < end:
+                if not len(cls.ring) and cls.ring.head < begin:
+                    cls.ring.begin(begin)
+                part = batch.slice(begin - at, batch.count)
+                self._restoring.put(cls, begin, part, times[begin - first : end - first])
+            at = end
+        group.clear()
+
+    def _split(self, group: _Group) -> list[FrameBatch]:
+        first, last = group.records[0], group.records[-1]
+        buffer, size = group.joined()
         try:
-            return self._restoring.split(
-                self._files.buffer, record.body_at, record.end, record.count
-            )
+            return self._restoring.split(buffer, 0, size, last.last - first.first)
         except ValueError as error:
             raise JournalError(
-                f"class {record.class_id}: the record at byte {record.at} that holds the messages "
-                f"from {record.first} on is whole, and its frames are not: {error}"
+                f"class {first.class_id}: the records of the messages from {first.first} to "
+                f"{last.last} are whole, and their frames are not: {error}"
             ) from None
 
-    def _put(
-        self, cls: MessageClass, first: int, batch: FrameBatch, time: float, floor: int
-    ) -> None:
-        below = min(max(0, floor - first), batch.count)
-        if below == batch.count:
+    def _note_numbers(self, group: _Group, batches: list[FrameBatch]) -> None:
+        if all(not name for _, _, name in group.publishers):
             return
-        ring = cls.ring
-        if not len(ring) and ring.head < first + below:
-            ring.begin(first + below)
-        self._restoring.put(cls, first + below, batch.slice(below, batch.count), time)
-
-    def _note_numbers(
-        self, lot: int, batches: list[FrameBatch], publishers: list[tuple[int, str]]
-    ) -> None:
-        if all(not name for _, name in publishers):
-            return
-        for name, numbers in numbers_in(batches, publishers).items():
-            if lot >= self._since.get(name, self._since[""]):
-                self._numbers.setdefault(name, []).extend(numbers)
+        news = self._since[""]
+        publishers = [
+            (count, name if lot >= self._since.get(name, news) else "")
+            for lot, count, name in group.publishers
+        ]
+        add_numbers(self._numbers, batches, publishers)
 
     def finish(self) -> None:
         """Positions and publishers, when all messages are there."""
         image, restoring = self._image, self._restoring
         for position in image.positions.values():
             restoring.add_position(position)
-        stored: dict[str, Numbers] = {}
+        stored = self._numbers
         for name, first, count in image.refused:
-            stored.setdefault(name, []).append((first, count))
-        for name, numbers in self._numbers.items():
-            stored.setdefault(name, []).extend(numbers)
+            stored.setdefault(name, Numbers()).add(first, count)
+        for kept in image.publishers.values():
+            for first, count in kept.stored:
+                stored.setdefault(kept.name, Numbers()).add(first, count)
         for name in dict.fromkeys([*image.publishers, *stored]):
-            kept = image.publishers.get(name)
-            numbers = stored.get(name, [])
-            following = kept.next if kept else 0
-            restoring.add_publisher(name, following, [*(kept.stored if kept else []), *numbers])
+            following = image.publishers[name].next if name in image.publishers else 0
+            restoring.add_publisher(name, following, stored.get(name, Numbers()))
         restoring.release()
 
 

@@ -27,7 +27,7 @@ def test_what_is_written_is_read() -> None:
     data = memoryview(of_entry(entry(), 9) + b"".join(records.of_changes(b"names", 10)))
     first = records.read(data, 0)
     assert isinstance(first, Record)
-    assert (first.kind, first.class_id, first.count, first.lot) == (Kind.MESSAGES, 7, 3, 9)
+    assert (first.kind, first.class_id, first.messages, first.lot) == (Kind.MESSAGES, 7, 3, 9)
     assert (first.first, first.last, first.time) == (40, 43, 1.5)
     assert bytes(data[first.body_at : first.end]) == b"frame 0frame 1frame 2"
     assert records.publishers_of(data, first) == [(3, "till")]
