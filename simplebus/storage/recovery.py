@@ -306,10 +306,13 @@ class _Reader:
         if all(not name for _, _, name in group.publishers):
             return
         news = self._since[""]
-        publishers = [
-            (count, name if lot >= self._since.get(name, news) else "")
-            for lot, count, name in group.publishers
-        ]
+        publishers: list[tuple[int, str]] = []
+        for lot, count, name in group.publishers:
+            if lot < self._since.get(name, news):
+                name = ""
+            if publishers and publishers[-1][1] == name:
+                count += publishers.pop()[0]
+            publishers.append((count, name))
         add_numbers(self._numbers, batches, publishers)
 
     def finish(self) -> None:
