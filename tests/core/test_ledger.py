@@ -1,0 +1,99 @@
+"""What is noted lies in the next lot, and nobody waits for a lot that never comes."""
+
+from __future__ import annotations
+
+import pytest
+
+from simplebus.core import ledger as module
+from simplebus.core.errors import Reason
+from simplebus.core.ledger import Ledger, Level
+from simplebus.core.limits import TIMES_STEP_SECONDS
+
+
+def note(ledger: Ledger, first: int, count: int = 1, publisher: str = "", **more: float) -> None:
+    ledger.note(1, first, count, b"frame" * count, publisher, more.get("now", 5.0))
+
+
+def test_what_is_noted_in_a_row_is_one_entry() -> None:
+    ledger = Ledger()
+    note(ledger, 10, 2, "till")
+    note(ledger, 12, 1, "till")
+    note(ledger, 13, 1, "shop")
+    lot = ledger.take()
+    assert lot is not None
+    (entry,) = lot.entries
+    assert (entry.first, entry.count, b"".join(entry.frames)) == (10, 4, b"frame" * 4)
+    assert entry.publishers == [(3, "till"), (1, "shop")]
+
+
+def test_another_time_or_class_is_another_entry() -> None:
+    ledger = Ledger()
+    note(ledger, 0)
+    note(ledger, 1, now=5.0 + 2 * TIMES_STEP_SECONDS)
+    ledger.note(2, 0, 1, b"frame", "", 5.0)
+    lot = ledger.take()
+    assert lot is not None
+    assert [(each.class_id, each.first) for each in lot.entries] == [(1, 0), (1, 1), (2, 0)]
+
+
+def test_the_mark_is_the_lot_that_holds_all_that_was_noted() -> None:
+    ledger = Ledger()
+    assert (ledger.mark, ledger.is_awaited) == (0, False)
+    note(ledger, 0)
+    assert (ledger.mark, ledger.is_awaited) == (1, True)
+    assert ledger.take() is not None
+    assert (ledger.mark, ledger.is_awaited) == (1, True)
+    ledger.reach(1)
+    assert (ledger.mark, ledger.is_awaited) == (1, False)
+    assert ledger.take() is None
+
+
+def test_a_mark_that_was_given_out_gets_its_lot() -> None:
+    ledger = Ledger()
+    ledger.refuse("till", 3, 2)
+    assert ledger.mark == 1
+    assert ledger.take_refused() == [("till", 3, 2)]
+    lot = ledger.take(is_owed=True)
+    assert lot is not None
+    assert (lot.number, lot.entries) == (1, [])
+
+
+def test_what_is_safe_ends_where_the_first_lot_that_is_not_begins() -> None:
+    ledger = Ledger()
+    note(ledger, 10)
+    ledger.take()
+    note(ledger, 11)
+    ledger.take()
+    note(ledger, 12)
+    assert ledger.safe(1, 13) == 10
+    ledger.reach(1)
+    assert ledger.safe(1, 13) == 11
+    ledger.reach(2)
+    assert ledger.safe(1, 13) == 12
+    assert ledger.safe(2, 7) == 7
+    ledger.take()
+    ledger.reach(3)
+    assert ledger.safe(1, 13) == 13
+
+
+def test_too_much_that_is_held_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEDGER_BYTES_MAX", 10)
+    ledger = Ledger(Level.MEMORY)
+    note(ledger, 0, 2)
+    assert not ledger.is_behind
+    ledger.take()
+    note(ledger, 2)
+    assert ledger.is_behind
+    assert ledger.is_awaited, "not even memory is promised at will"
+    ledger.reach(1)
+    assert (ledger.held_bytes, ledger.is_behind) == (5, False)
+
+
+def test_a_failure_is_over_when_something_is_reached() -> None:
+    ledger = Ledger()
+    note(ledger, 0)
+    ledger.take()
+    ledger.failure = (Reason.DISK_FULL, "no space")
+    assert ledger.is_behind
+    ledger.reach(1)
+    assert (ledger.failure, ledger.is_behind) == (None, False)
