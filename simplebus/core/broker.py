@@ -15,7 +15,7 @@ from collections import Counter
 
 import numpy as np
 
-from simplebus.core import frames
+from simplebus.core import frames, noting
 from simplebus.core.acks import nearest_sequence
 from simplebus.core.alarms import Alarms, Waiter
 from simplebus.core.answers import Answers
@@ -56,7 +56,7 @@ from simplebus.core.statistics import BrokerStatistics
 from simplebus.core.store import Store
 from simplebus.core.subscription import Subscription
 from simplebus.core.terms import Clock
-from simplebus.core.version2 import Version2, publisher_of
+from simplebus.core.version2 import Version2
 
 __all__ = ["Broker", "FullPolicy", "MessageClass", "Settings"]
 
@@ -351,10 +351,8 @@ class Broker:
     def _refuse(self, session: Session, refused: Refused) -> None:
         """Version 2: a frame has no effect, and its peer is told."""
         self.refused[refused.reason] += refused.count
-        if self.ledger is not None and refused.frame_type in (frames.MESSAGE, frames.ENVELOPE):
-            name = publisher_of(session)
-            if name:
-                self.ledger.refuse(name, refused.refers_to, refused.count)
+        if self.ledger is not None:
+            noting.refuse(self.ledger, session, refused)
         reply = ErrorReply(code=refused.reason, message=refused.sentence, count=refused.count)
         session.outbox.reply(
             frames.encode(

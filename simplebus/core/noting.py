@@ -6,7 +6,9 @@ is not read from meanwhile, so nothing of it is lost.
 
 from __future__ import annotations
 
+from simplebus.core import frames
 from simplebus.core.errors import Reason
+from simplebus.core.events import Refused
 from simplebus.core.ledger import Ledger
 from simplebus.core.session import Session
 from simplebus.core.version2 import Version2, publisher_of
@@ -37,3 +39,11 @@ def failure(ledger: Ledger | None, session: Session) -> tuple[Reason, str] | Non
     if ledger is None or not isinstance(session.dialect, Version2):
         return None
     return ledger.failure
+
+
+def refuse(ledger: Ledger, session: Session, refused: Refused) -> None:
+    """A frame had no effect. If it was a message, its number is used up all the same."""
+    if refused.frame_type in (frames.MESSAGE, frames.ENVELOPE):
+        publisher = publisher_of(session)
+        if publisher:
+            ledger.refuse(publisher, refused.refers_to, refused.count)
