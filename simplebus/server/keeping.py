@@ -14,12 +14,12 @@ import trio
 
 from simplebus.core.broker import Broker
 from simplebus.core.keeper import Keeper
-from simplebus.core.ledger import Ledger
+from simplebus.core.ledger import Ledger, Level
 from simplebus.server.writer import Failure, Writer
 from simplebus.storage.directory import Directory
 from simplebus.storage.errors import JournalError
 from simplebus.storage.journal import Journal
-from simplebus.storage.recovery import give_up, recover
+from simplebus.storage.recovery import recover, settle
 
 log = logging.getLogger("simplebus.server")
 
@@ -105,7 +105,7 @@ def load(broker: Broker, directory: Directory) -> None:
     for sentence in found.dropped:
         log.warning("left out: %s", sentence)
     try:
-        give_up(found)
+        settle(directory, found, to_disk=broker.ledger.level is Level.DISK)
     except OSError as error:
         raise JournalError(
             f"{directory.path} cannot be used as a journal: {error.strerror}"

@@ -100,7 +100,12 @@ class AppendFile:
 
 def sync_folder(path: Path) -> None:
     """Have the names in a folder on disk. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    sync_file(path)
+
+
+def sync_file(path: Path) -> None:
+    """Have on disk what is in a file that is there. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

@@ -22,6 +22,7 @@ from simplebus.core.kept import Image, decode
 from simplebus.core.limits import SPARE_BYTES
 from simplebus.core.restoring import Numbers, RestoreError, Restoring, add_numbers
 from simplebus.storage import records
+from simplebus.storage.appending import sync_file, sync_folder
 from simplebus.storage.directory import Directory
 from simplebus.storage.errors import JournalError
 from simplebus.storage.names import (
@@ -332,10 +333,20 @@ class _Reader:
         restoring.release()
 
 
-def give_up(found: Recovered) -> None:
-    """Rename the files of which nothing counts, so that they are not read again. Raises OSError."""
+def settle(directory: Directory, found: Recovered, *, to_disk: bool) -> None:
+    """Rename the files of which nothing counts, so that they are not read again. `to_disk`: have
+    the others on disk; a server that was killed may have left them with the system. Raises OSError.
+    """
     for path in found.given_up:
         path.rename(path.with_name(path.name + DROPPED))
+    if to_disk:
+        folders = [directory.path / STATE, *(directory.path / CLASSES).iterdir()]
+        for folder in folders:
+            if folder.is_dir():
+                for number in _numbers(folder):
+                    sync_file(folder / file_name(number))
+                sync_folder(folder)
+        sync_folder(directory.path / CLASSES)
 
 
 def _numbers(folder: Path) -> list[int]:

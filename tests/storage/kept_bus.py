@@ -15,7 +15,7 @@ from simplebus.core.keeper import Keeper
 from simplebus.core.ledger import Ledger, Level, Lot
 from simplebus.storage.directory import take
 from simplebus.storage.journal import Journal
-from simplebus.storage.recovery import Recovered, give_up, recover
+from simplebus.storage.recovery import Recovered, recover, settle
 
 START = 1_700_000_000.0
 
@@ -40,7 +40,7 @@ class KeptBus(Bus):
             )
             self.broker.clock.now = now
             self.found: Recovered = recover(self.directory, self.broker)
-            give_up(self.found)
+            settle(self.directory, self.found, to_disk=False)  # Nothing here cuts the power.
         except BaseException:
             self.directory.close()
             raise
