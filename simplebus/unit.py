@@ -20,6 +20,8 @@ _STOP_MARGIN_SECONDS = 10
 # Listeners, standard streams, the event loop's own.
 _SPARE_DESCRIPTORS = 256
 
+STATE_DIRECTORY = Path("/var/lib/simplebus")
+"""What the unit's StateDirectory amounts to."""
 _HOMES = (Path("/home"), Path("/root"), Path("/run/user"))
 _PRIVILEGED_PORTS = range(1, 1024)
 
@@ -67,10 +69,16 @@ def installation() -> tuple[Path, ...]:
     return tuple(dict.fromkeys((python, python.resolve(), package, package.resolve())))
 
 
-def complaints(installed_in: Sequence[Path], files: Sequence[Path] = ()) -> list[str]:
-    """Why a service of this installation, which reads these files, could not run, one sentence
-    each."""
+def complaints(
+    installed_in: Sequence[Path], files: Sequence[Path] = (), data_dir: Path | None = None
+) -> list[str]:
+    """Why a service of this installation, which reads these files and writes into this directory,
+    could not run, one sentence each."""
     found = []
+    if data_dir is not None and STATE_DIRECTORY not in (data_dir, *data_dir.parents):
+        found.append(
+            f"{data_dir} is closed to the service: it may write only in {STATE_DIRECTORY} and below"
+        )
     for file in files:
         if not file.is_absolute():
             found.append(f"{file} is not found by the service: write the whole path")

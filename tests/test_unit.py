@@ -134,3 +134,11 @@ def test_files_that_the_service_cannot_read_are_complained_of(tmp_path: Path) ->
     assert closed.startswith(f"{secret} is closed to other users, and so to the service: give it")
     assert complaints([], [Path("a.toml")])[0].startswith("a.toml is not found by the service")
     assert complaints([], [tmp_path / "none"])[0] == f"{tmp_path / 'none'} does not exist"
+
+
+def test_a_directory_that_the_service_may_not_write_into_is_told() -> None:
+    assert complaints([], data_dir=Path("/srv/bus"))[0] == (
+        "/srv/bus is closed to the service: it may write only in /var/lib/simplebus and below"
+    )
+    for path in ("/var/lib/simplebus", "/var/lib/simplebus/one"):
+        assert not any("write only" in each for each in complaints([], data_dir=Path(path)))
