@@ -119,9 +119,12 @@ class Image:
         self.positions: dict[tuple[int, str, str], KeptPosition] = {}
         self.publishers: dict[str, KeptPublisher] = {}
         self.refused: list[tuple[str, int, int]] = []
+        self.lot = 0
+        """Of the last changes: they know nothing of later ones."""
 
-    def apply(self, changes: Changes) -> None:
-        """These come next."""
+    def apply(self, changes: Changes, lot: int) -> None:
+        """These come next, and are in this lot."""
+        self.lot = lot
         self.classes.update((each.class_id, each) for each in changes.classes)
         for key in changes.gone:
             self.positions.pop(key, None)

@@ -99,21 +99,24 @@ class Restoring:
                 "all classes is needed"
             )
 
-    def set_waiting(self, cls: MessageClass, kept: KeptClass | None) -> None:
-        """What waits in a class whose messages are all there, and its head where it is further
-        than they tell."""
+    def set_waiting(
+        self, cls: MessageClass, kept: KeptClass | None, known_head: int | None
+    ) -> None:
+        """What waits in a class whose messages are all there. What is kept is about messages below
+        `known_head`, if that is given."""
         ring = cls.ring
-        if kept is not None and kept.head > ring.head and not len(ring):
-            ring.begin(kept.head)
         cls.waiting = AckWindow(floor=ring.floor)
         if kept is not None:
-            cls.waiting = kept.waiting.window(floor=ring.floor, head=ring.head)
+            head = ring.head if known_head is None else known_head
+            cls.waiting = kept.waiting.window(floor=ring.floor, head=head)
 
-    def add_position(self, kept: KeptPosition) -> None:
-        """A durable, with nobody connected to it. What was in flight is to be sent again."""
+    def add_position(self, kept: KeptPosition, known_head: int | None) -> None:
+        """A durable, with nobody connected to it. What was in flight is to be sent again. What is
+        kept is about messages below `known_head`, if that is given."""
         broker = self._broker
         cls = broker.classes[kept.class_id]
-        window = kept.window.window(floor=cls.ring.floor, head=cls.ring.head)
+        head = cls.ring.head if known_head is None else known_head
+        window = kept.window.window(floor=cls.ring.floor, head=head)
         terms = Terms(
             ack_ticks=kept.ack_ticks,
             in_flight_max=kept.in_flight_max,

@@ -103,8 +103,7 @@ class Inspection:
         firsts = segments.firsts if segments else []
         times: list[float] = []
         if segments is not None:
-            skip = -1 if whole else 1 << 63
-            for data, record in segments.headers(skip=skip):
+            for data, record in segments.headers(lambda record: whole):
                 times = [*times[:1], record.time]
                 if whole:
                     self._frames(data, record)
@@ -128,7 +127,7 @@ class Inspection:
         if segments is None:
             return
         last = first + count
-        for data, record in segments.records(skip=first):
+        for data, record in segments.records(lambda record: record.last > first):
             if record.first >= last:
                 return
             names = [name for n, name in publishers_of(data, record) for _ in range(n)]

@@ -8,7 +8,7 @@ Rule 2: what nobody needs any longer is not read, but for the numbers that its p
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,8 +37,6 @@ from simplebus.storage.records import End, Kind, Record
 
 # So much is dealt with together.
 _GROUP_BYTES = 1024 * 1024
-_NO_LOT = 1 << 63
-"""Later than every lot."""
 
 
 @dataclass(slots=True)
@@ -111,7 +109,7 @@ def read_state(folder: Path, files: Files, found: Recovered) -> tuple[Image, dic
             except ValueError as error:
                 found.dropped.append(f"{path}: from byte {record.at} on: {error}")
                 break
-            image.apply(changes)
+            image.apply(changes, record.lot)
             if record.kind == Kind.CHANGES:
                 since.update((each.name, record.lot) for each in changes.publishers)
             record = records.read(data, record.end)
@@ -133,15 +131,14 @@ class Segments:
         self._files = files
         self._found = found
 
-    def records(self, *, skip: int = -1, lot: int = _NO_LOT) -> Iterator[tuple[memoryview, Record]]:
-        """Each whole record, and the bytes of the file that it is in. Those below sequence `skip`
-        are left out where they may be; where their lot is `lot` or later they are not."""
-        for data, record in self.headers(skip=skip, lot=lot):
-            if _is_wanted(record, skip, lot):
+    def records(self, wanted: Callable[[Record], bool]) -> Iterator[tuple[memoryview, Record]]:
+        """Each whole record that is wanted, and the bytes of the file that it is in."""
+        for data, record in self.headers(wanted):
+            if wanted(record):
                 yield data, record
 
-    def headers(self, *, skip: int = -1, lot: int = _NO_LOT) -> Iterator[tuple[memoryview, Record]]:
-        """The same with those that are left out, of which only the header was looked at."""
+    def headers(self, wanted: Callable[[Record], bool]) -> Iterator[tuple[memoryview, Record]]:
+        """The same with the others, of which only the header was looked at."""
         expected = self.head
         for at, first in enumerate(self.firsts):
             following = self.firsts[at + 1] if at + 1 < len(self.firsts) else None
@@ -160,7 +157,7 @@ class Segments:
                 if record.first != expected or not record.messages:
                     problem = f"{record.messages} messages from {record.first}, not from {expected}"
                     break
-                if _is_wanted(record, skip, lot) and not records.is_whole(data, record):
+                if wanted(record) and not records.is_whole(data, record):
                     problem = records.WRONG_CHECKSUM
                     break
                 yield data, record
@@ -184,10 +181,6 @@ class Segments:
         self._found.dropped.append(sentence)
 
 
-def _is_wanted(record: Record, skip: int, lot: int) -> bool:
-    return record.last > skip or (record.meta_bytes > 0 and record.lot >= lot)
-
-
 class _Group:
     """Records of one class that follow one another, to be dealt with together: arrays are worth it
     where there are many messages."""
@@ -208,10 +201,6 @@ class _Group:
         ]
         self.size += record.body_bytes
         self._pieces.append(bytes(data[record.body_at : record.end]))
-
-    def lots_since(self, lot: int) -> bool:
-        """Whether they are of this lot or later ones; either all of them are, or none."""
-        return self.records[0].lot >= lot
 
     def joined(self) -> tuple[bytearray, int]:
         """The frames, SPARE_BYTES behind them, and how many bytes they have."""
@@ -238,6 +227,8 @@ class _Reader:
         self._since = since
         self._numbers: dict[str, Numbers] = {}
         """What records say of publishers."""
+        self._known_heads: dict[int, int] = {}
+        """By class: the first message that is later than what is known beside messages."""
         self._broker = broker
         self._restoring = Restoring(broker)
 
@@ -247,7 +238,7 @@ class _Reader:
             kept = self._image.classes.get(class_id)
             cls = self._restoring.open_class(class_id, kept.name if kept else "")
             self._read_class(cls, folder / f"{class_id:05}", kept.floor if kept else 0)
-            self._restoring.set_waiting(cls, kept)
+            self._restoring.set_waiting(cls, kept, self._known_heads.get(class_id))
             self._found.messages += len(cls.ring)
 
     def _read_class(self, cls: MessageClass, folder: Path, floor: int) -> None:
@@ -258,23 +249,42 @@ class _Reader:
             return
         ring = cls.ring
         ring.begin(segments.firsts[0])
-        earliest = min(self._since.values())
+
+        def is_wanted(record: Record) -> bool:
+            return record.last > floor or self._is_later(record) or self._has_news(record)
+
         group = _Group()
-        for data, record in segments.records(skip=floor, lot=earliest):
-            if group.records and group.lots_since(earliest) != (record.lot >= earliest):
-                self._put(cls, group, floor, earliest)
+        for data, record in segments.records(is_wanted):
+            later = self._is_later(record)
+            if later:
+                self._known_heads.setdefault(cls.class_id, record.first)
+            if group.records and (
+                group.size >= _GROUP_BYTES
+                or later != self._is_later(group.records[0])
+                or self._has_news(record) != self._has_news(group.records[0])
+            ):
+                self._put(cls, group, floor)
             group.add(data, record)
-            if group.size >= _GROUP_BYTES:
-                self._put(cls, group, floor, earliest)
         if group.records:
-            self._put(cls, group, floor, earliest)
+            self._put(cls, group, floor)
         if not len(ring) and ring.head < segments.head:
             ring.begin(segments.head)
 
-    def _put(self, cls: MessageClass, group: _Group, floor: int, earliest: int) -> None:
+    def _is_later(self, record: Record) -> bool:
+        """Whether what is known beside messages is older than it. Should it speak of such messages,
+        it means others, which a crash has taken: these have their sequences now."""
+        return record.lot > self._image.lot
+
+    def _has_news(self, record: Record) -> bool:
+        """Whether it may tell numbers of publishers that are not known otherwise."""
+        return record.meta_bytes > 0 and record.lot >= self._since[""]
+
+    def _put(self, cls: MessageClass, group: _Group, floor: int) -> None:
         """Put a group's messages from `floor` on into the ring, and empty it."""
+        if self._is_later(group.records[0]):
+            floor = 0
         batches = self._split(group)
-        if group.lots_since(earliest):
+        if any(self._has_news(record) for record in group.records):
             self._note_numbers(group, batches)
         for record in group.records:
             if record.last > floor:
@@ -320,7 +330,7 @@ class _Reader:
         """Positions and publishers, when all messages are there."""
         image, restoring = self._image, self._restoring
         for position in image.positions.values():
-            restoring.add_position(position)
+            restoring.add_position(position, self._known_heads.get(position.class_id))
         stored = self._numbers
         for name, first, count in image.refused:
             stored.setdefault(name, Numbers()).add(first, count)

@@ -179,3 +179,33 @@ def test_a_bus_with_too_little_memory_says_so(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="class 1 holds more than fits"):
         KeptBus(tmp_path, settings=small)
     KeptBus(tmp_path).crash()
+
+
+def test_what_is_known_of_lost_messages_is_not_said_of_those_that_have_their_sequences(
+    tmp_path: Path,
+) -> None:
+    bus = KeptBus(tmp_path)
+    peer = peer2(bus, publish(1, 0, b"a"), name="till")
+    reader = peer2(bus, subscribe(1, 5, durable="billing"))
+    bus.sync()
+    peer.say(publish(1, 1, b"lost"))
+    reader.ids()
+    reader.say(ack(5, 0, 2))
+    bus.broker.clock.now += 1
+    bus.write()
+    bus.crash()
+    (path,) = segments(tmp_path)  # Of the last lot, the acknowledgements reached the disk alone.
+    data = path.read_bytes()
+    path.write_bytes(data[: ends(data)[-2]])
+    bus = KeptBus(tmp_path)
+    peer2(bus, publish(1, 1, b"b"), name="till")
+    bus.write()
+    bus.crash()
+    later = tmp_path / "state" / "00000000000000000002.log"
+    later.write_bytes(b"")  # And of this one, the messages.
+    bus = KeptBus(tmp_path)
+    assert next_number(bus) == 2
+    assert payloads(bus) == [b"b"]
+    reader = peer2(bus, subscribe(1, 5, durable="billing"))
+    assert [message.content for message in reader.got()] == [b"b"]
+    bus.crash()
