@@ -169,7 +169,8 @@ class Journal:
         for class_id, floor in floors.items():
             cls = self._class(class_id)
             for first in unneeded(cls.segments, floor):
-                if cls.segments[first] > self._snapshot_lot:
+                # Of a segment from before, it is not known what was in the snapshot then.
+                if not self._snapshot_lot or cls.segments[first] > self._snapshot_lot:
                     is_waiting = True
                     continue
                 (cls.folder / file_name(first)).unlink(missing_ok=True)
