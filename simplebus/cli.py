@@ -447,8 +447,6 @@ def check_config(
     ),
 )
 def systemd_unit(context: typer.Context) -> None:
-    from pathlib import Path
-
     from simplebus.unit import complaints, installation, unit
 
     command = typer.main.get_group(app).commands["serve"]
@@ -463,8 +461,7 @@ def systemd_unit(context: typer.Context) -> None:
     files = [values["config"].path] if values["config"] else []
     if door.tls is not None:
         files += [path for path in (door.tls.cert, door.tls.key, door.tls.ca) if path is not None]
-    data_dir = Path(values["data_dir"]) if values["data_dir"] else None
-    for complaint in complaints(places, files, data_dir):
+    for complaint in complaints(places, files, values["data_dir"]):
         typer.echo(f"simplebus: {complaint}", err=True)
     text = unit(
         context.args,

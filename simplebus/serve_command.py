@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -232,13 +233,14 @@ def serve(
         ),
     ] = DEFAULT.stall_seconds,
     data_dir: Annotated[
-        str | None,
+        Path | None,
         option(
             "--data-dir",
             "A directory in which messages, durables and dead letters are kept, so that they are "
             "there again when the server is. It is made if it is not there, and used by one server "
             "at a time.",
             panel=DURABILITY,
+            parser=Path,
             metavar="DIRECTORY",
             show_default="nothing is kept",
         ),
@@ -343,7 +345,6 @@ def serve(
     import logging
     import socket
     from functools import partial
-    from pathlib import Path
 
     import trio
 
@@ -369,7 +370,7 @@ def serve(
         nats=door.settings,
         nats_tls=door.tls,
         classes=door.classes,
-        data_dir=Path(data_dir) if data_dir else None,
+        data_dir=data_dir,
         durability=Level[durability.name],
         drain_seconds=drain_timeout,
         verbose=verbose,

@@ -40,6 +40,7 @@ def test_any_option_can_stand_in_it(file: Path) -> None:
         tick = 0.5
         verbose = true
         full = "drop_oldest"
+        data-dir = "kept"
         [nats]
         port = 7
         max-payload = 8388608
@@ -53,6 +54,7 @@ def test_any_option_can_stand_in_it(file: Path) -> None:
     assert (values["max_memory"], values["max_class_messages"]) == (4 << 30, 1000)
     assert (values["tick"], values["verbose"]) == (0.5, True)
     assert values["full"] is options.Full.DROP_OLDEST
+    assert values["data_dir"] == file.parent / "kept"
     assert door.tls is not None
     assert (door.port, door.settings.limits.max_payload) == (7, 8 << 20)
     assert (door.tls.cert, door.tls.key) == (file.parent / "server.pem", Path("/etc/key.pem"))
