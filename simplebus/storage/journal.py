@@ -2,8 +2,8 @@
 
 Rule 1: all that belongs to a lot is written before anything says so. When writing or syncing fails,
 what was not synced is withdrawn, and all of it is to be written again; what was is left out then.
-Rule 2: numbers that publishers have used stand in segments until a snapshot has them; a segment
-that nobody needs goes when that one is safe, not before.
+Rule 2: what a snapshot speaks of is safe before it is written. Numbers that publishers have used
+stand in segments until a snapshot has them; a segment that nobody needs goes when that one is safe.
 """
 
 from __future__ import annotations
@@ -68,8 +68,10 @@ class Journal:
         """Append what is in a lot."""
         for entry in lot.entries:
             self._write_entry(entry, lot.number)
-        if lot.snapshot and lot.number != self._new_snapshot_lot:
-            self._begin_state(lot.number)
+        if lot.snapshot:
+            self._sync_files()  # It speaks of messages, and must not be there without them.
+            if lot.number != self._new_snapshot_lot:
+                self._begin_state(lot.number)
         changes, state = lot.snapshot or lot.changes, self._state
         if changes:
             assert state is not None, "changes before the first snapshot"
@@ -79,6 +81,13 @@ class Journal:
 
     def sync(self) -> None:
         """Have all that is written as safe as the level says."""
+        self._sync_files()
+        if self._is_snapshot_new:
+            self._is_snapshot_new = False
+            self._snapshot_lot = self._new_snapshot_lot
+            self._remove_old_states()
+
+    def _sync_files(self) -> None:
         is_to_disk = self.level is Level.DISK
         for file in self._files():
             if file.is_dirty:
@@ -90,10 +99,6 @@ class Journal:
             for folder in list(self._folders):
                 sync_folder(folder)
         self._folders.clear()
-        if self._is_snapshot_new:
-            self._is_snapshot_new = False
-            self._snapshot_lot = self._new_snapshot_lot
-            self._remove_old_states()
 
     def withdraw(self) -> None:
         """Forget what was written since the last sync."""

@@ -75,13 +75,12 @@ def write_until_it_succeeds(bus: KeptBus) -> int:
         return failed
 
 
-@pytest.mark.parametrize("half", [False, True])
-@pytest.mark.parametrize("is_rolling", [False, True])
+@pytest.mark.parametrize(("half", "is_rolling"), [(False, True), (True, False)])
 def test_wherever_it_fails_all_is_there_once_in_the_end(
     tmp_path: Path, disk: Disk, half: bool, is_rolling: bool
 ) -> None:
     disk.half = half
-    for place in range(1, 15):
+    for place in range(1, 13):
         disk.fails_at.clear()
         path = tmp_path / str(place)
         bus = KeptBus(path, segment_bytes=1 if is_rolling else 1 << 20)

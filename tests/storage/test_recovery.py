@@ -63,7 +63,7 @@ def test_cut_off_at_every_byte_the_whole_records_come_back(tmp_path: Path) -> No
     (path,) = segments(tmp_path)
     data = path.read_bytes()
     bounds = ends(data)
-    for size in range(bounds[-3], bounds[-1] + 1):
+    for size in range(bounds[-2] - 1, bounds[-1] + 1):
         path.write_bytes(data[:size])
         whole = EACH * sum(bound <= size for bound in bounds[1:])
         there, following, dropped = come_back(tmp_path)
@@ -79,8 +79,8 @@ def test_with_a_bit_flipped_anywhere_in_a_header_what_is_before_it_comes_back(
     (path,) = segments(tmp_path)
     data = path.read_bytes()
     bounds = ends(data)
-    for record in (1, LOTS - 1):
-        for at in range(bounds[record], bounds[record] + HEADER_BYTES):
+    for record, step in ((1, 5), (LOTS - 1, 1)):
+        for at in range(bounds[record], bounds[record] + HEADER_BYTES, step):
             bad = bytearray(data)
             bad[at] ^= 1 << at % 8
             path.write_bytes(bad)
@@ -105,7 +105,7 @@ def test_changes_cut_off_or_spoilt_anywhere_leave_the_messages_there(tmp_path: P
 
     ways: list[Callable[[int], bytes]] = [cut, spoil]
     for way in ways:
-        for at in range(0, end, 7):
+        for at in range(0, end, 23):
             path.write_bytes(way(at))
             bus = KeptBus(tmp_path)
             assert payloads(bus) in (sent, sent[1:])
@@ -208,4 +208,15 @@ def test_what_is_known_of_lost_messages_is_not_said_of_those_that_have_their_seq
     assert payloads(bus) == [b"b"]
     reader = peer2(bus, subscribe(1, 5, durable="billing"))
     assert [message.content for message in reader.got()] == [b"b"]
+    bus.crash()
+
+
+def test_a_snapshot_is_not_there_without_the_messages_that_it_speaks_of(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    peer2(bus, publish(1, 0, b"a"), name="till")
+    bus.write()  # The first lot is a snapshot: it knows the publisher's numbers.
+    (path,) = segments(tmp_path)
+    (file,) = (cls.file for cls in bus.journal._classes.values())
+    assert file is not None
+    assert (file.path, file.synced) == (path, file.used)
     bus.crash()
