@@ -262,7 +262,7 @@ def serve(
             "--drain-timeout",
             "How long a server that was told to stop, by SIGTERM or Ctrl-C, waits for subscribers "
             "to take and acknowledge what is stored for them. What is left then is lost, and the "
-            "log says so. A second signal stops at once.",
+            "log says so, unless --data-dir keeps it. A second signal stops at once.",
             DRAIN_SECONDS,
             panel=PATIENCE,
         ),
