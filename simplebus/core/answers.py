@@ -340,7 +340,7 @@ class Answers:
     def _changed(self, position: Subscription) -> None:
         """A position has come or goes for good."""
         if position.durable and self._store.ledger is not None:
-            self._store.ledger.hurries = True
+            self._store.ledger.hurries[position.class_id] = None
 
     def _moved(
         self, cls: MessageClass, former: Subscription, asked: SubscribeRequest

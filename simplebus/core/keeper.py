@@ -14,7 +14,7 @@ from simplebus.core.acks import AckWindow
 from simplebus.core.classes import MessageClass
 from simplebus.core.kept import Changes, KeptClass, KeptPosition, KeptPublisher, KeptWindow
 from simplebus.core.ledger import Ledger, Lot
-from simplebus.core.limits import KEPT_BYTES_MIN, KEPT_SECONDS, KEPT_UNION_MAX
+from simplebus.core.limits import KEPT_BYTES_MIN, KEPT_POSITIONS, KEPT_SECONDS, KEPT_UNION_MAX
 from simplebus.core.subscription import Subscription
 from simplebus.core.version2 import Version2
 
@@ -33,9 +33,10 @@ class Keeper:
         self._ledger: Ledger = broker.ledger
         self._classes: dict[int, object] = {}
         """What was seen of each class."""
-        self._positions: dict[_Key, tuple[Subscription, object]] = {}
-        """And of each durable."""
-        self._looked_at = float("-inf")
+        self._positions: dict[int, dict[_Key, tuple[Subscription, object]]] = {}
+        """And, by class, of each durable."""
+        self._due = float("-inf")
+        """When all is to be looked at again."""
         self._bytes = 0
         """Of changes since the last snapshot."""
         self._snapshot_bytes = 0
@@ -45,13 +46,13 @@ class Keeper:
     def take(self) -> Lot | None:
         """What is to be written next, if anything is."""
         ledger, now = self._ledger, self._broker.clock.now
-        looks = ledger.hurries or now - self._looked_at >= KEPT_SECONDS or self.wants_snapshot
         is_owed = not ledger.is_empty
-        if not looks and not is_owed:
-            return None
         if self._bytes > max(KEPT_BYTES_MIN, 4 * self._snapshot_bytes):
-            self.wants_snapshot = looks = True
-        changes = self._look(now) if looks else Changes()
+            self.wants_snapshot = True
+        at_all = self.wants_snapshot or now >= self._due
+        if not at_all and not is_owed:
+            return None
+        changes = self._look(now, at_all=at_all)
         begun = [KeptPublisher(name, 0) for name in ledger.take_begun()]
         refused = ledger.take_refused()
         if self.wants_snapshot:
@@ -66,30 +67,45 @@ class Keeper:
         self._bytes += len(encoded)
         return ledger.take(encoded)
 
-    def _look(self, now: float) -> Changes:
-        self._looked_at, self._ledger.hurries = now, False
-        classes, positions = [], []
-        known, self._positions = self._positions, {}
-        for cls in self._broker.classes.values():
-            seen = _seen(cls)
-            if self._classes.get(cls.class_id) != seen:
-                self._classes[cls.class_id] = seen
-                classes.append(_class(cls))
-            for position in cls.named.values():
-                if not position.durable:
-                    continue
+    def _look(self, now: float, *, at_all: bool) -> Changes:
+        """What has changed in all classes, or in those that hurry."""
+        broker, ledger = self._broker, self._ledger
+        looked_at = list(broker.classes) if at_all else list(ledger.hurries)
+        ledger.hurries.clear()
+        changes = Changes([], [], [])
+        looked = 0
+        for class_id in looked_at:
+            cls = broker.classes[class_id]
+            self._look_at(cls, changes)
+            looked += 1 + len(cls.subscriptions)
+        if at_all:
+            self._due = now + KEPT_SECONDS * max(1.0, looked / KEPT_POSITIONS)
+        return changes
+
+    def _look_at(self, cls: MessageClass, changes: Changes) -> None:
+        seen = _seen(cls)
+        if self._classes.get(cls.class_id) != seen:
+            self._classes[cls.class_id] = seen
+            changes.classes.append(_class(cls))
+        known, found = self._positions.get(cls.class_id, {}), {}
+        for position in cls.named.values():
+            if position.durable:
                 key = (cls.class_id, position.durable, position.group)
-                progress = _progress(position)
-                self._positions[key] = (position, progress)
-                if known.pop(key, None) != (position, progress):
-                    positions.append(_position(position))
-        return Changes(classes, positions, list(known))
+                found[key] = here = (position, _progress(position))
+                if known.pop(key, None) != here:
+                    changes.positions.append(_position(position))
+        changes.gone.extend(known)
+        self._positions[cls.class_id] = found
 
     def _everything(self) -> Changes:
         broker = self._broker
         return Changes(
             [_class(cls) for cls in broker.classes.values()],
-            [_position(position) for position, _ in self._positions.values()],
+            [
+                _position(position)
+                for positions in self._positions.values()
+                for position, _ in positions.values()
+            ],
             publishers=self._publishers(),
         )
 

@@ -83,8 +83,8 @@ class Ledger:
         """Lots up to this one have reached the level."""
         self.failure: tuple[Reason, str] | None = None
         """Why nothing can be kept now."""
-        self.hurries = False
-        """Whether something else has changed that what is noted next may depend on."""
+        self.hurries: dict[int, None] = {}
+        """The classes of which something else has changed that what is noted next may depend on."""
         self.held_bytes = 0
         """Bytes of frames noted that have not reached the level."""
         self.lagging: dict[Session, None] = {}

@@ -159,10 +159,12 @@ PUBLISHERS_MAX = 65_536
 PUBLISHERS_AHEAD_BYTES_MAX = 16 * 1024 * 1024
 # A publisher whose credit does not hold it waits while so much is to be written.
 LEDGER_BYTES_MAX = 64 * 1024 * 1024
-# What is kept past the process, beside messages, is looked at so often; all of it is written anew
-# when what has changed takes as many bytes, and four times as many as all of it; and of so many
-# subscriptions that end with the process it is found out exactly what they leave behind.
+# What is kept past the process, beside messages, is looked at so often, less often where it is more
+# than so many positions and classes. All of it is written anew when what has changed takes so many
+# bytes, and four times as many as all of it. And of so many subscriptions that end with the process
+# it is found out exactly what they leave behind.
 KEPT_SECONDS = 0.1
+KEPT_POSITIONS = 1000
 KEPT_BYTES_MIN = 4 * 1024 * 1024
 KEPT_UNION_MAX = 16
 # When messages were accepted is known to within so many seconds, and for so many points in time.

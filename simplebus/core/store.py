@@ -120,12 +120,12 @@ class Store:
         )
         self.classes[class_id] = MessageClass(ring, self.settings.keep, self.settings.full_policy)
         if self.ledger is not None:
-            self.ledger.hurries = True
+            self.ledger.hurries[class_id] = None
         self.opened(class_id)
 
     def _name_class(self, cls: MessageClass, name: str) -> None:
         if self.ledger is not None and cls.name != name:
-            self.ledger.hurries = True
+            self.ledger.hurries[cls.class_id] = None
         cls.name = name
         self.names[name] = cls.class_id
         if dead_letters.are_kept_in(name):
