@@ -1,0 +1,145 @@
+"""The thread that writes: what waits together goes together, what failed goes again, all ends."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from simplebus.core.errors import Reason
+from simplebus.core.kept import Changes
+from simplebus.core.ledger import Ledger, Level
+from simplebus.server import writer as module
+from simplebus.server.writer import Failure, Writer
+from simplebus.storage.directory import take
+from simplebus.storage.journal import Journal
+
+PATIENCE_SECONDS = 20.0
+
+
+class Gated(Journal):
+    """Syncs only when it may, and fails as it is told."""
+
+    may_sync = threading.Semaphore(0)
+    syncs = 0
+    fails: Callable[[], None] = staticmethod(lambda: None)
+
+    def sync(self) -> None:
+        assert self.may_sync.acquire(timeout=PATIENCE_SECONDS)
+        self.fails()
+        super().sync()
+        self.syncs += 1
+
+
+class Running:
+    """A writer, and what it has said."""
+
+    def __init__(self, path: Path) -> None:
+        self.directory = take(path, new_bus="here")
+        self.journal = Gated(self.directory, level=Level.DISK)
+        self.journal.may_sync = threading.Semaphore(0)
+        self.said: list[object] = []
+        self.heard = threading.Semaphore(0)
+        self.ledger = Ledger()
+        self.writer = Writer(
+            self.journal, reached=self.say, failed=self.say, snapshot=lambda: self.say("snapshot")
+        )
+        self.writer.start()
+
+    def say(self, what: int | Failure | str) -> None:
+        self.said.append(what)
+        self.heard.release()
+
+    def hear(self, count: int) -> list[object]:
+        for _ in range(count):
+            assert self.heard.acquire(timeout=PATIENCE_SECONDS)
+        return self.said
+
+    def put(self, first: int) -> None:
+        self.ledger.note(1, first, 1, b"0" * 13, "", 1.0)
+        snapshot = b"" if self.ledger.taken else Changes().encode()
+        lot = self.ledger.take(snapshot=snapshot)
+        assert lot is not None
+        self.writer.put(lot)
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    running = Running(tmp_path)
+    try:
+        yield running
+    finally:
+        running.journal.fails = lambda: None
+        running.journal.may_sync.release(100)
+        running.writer.stop()
+        running.directory.close()
+
+
+def test_what_comes_during_a_sync_shares_the_next_one(running: Running) -> None:
+    running.put(0)
+    running.journal.may_sync.release()
+    assert running.hear(1) == [1]
+    running.put(1)
+    for first in range(2, 6):
+        running.put(first)
+    running.journal.may_sync.release(2)
+    assert running.hear(1)[-1] in (2, 3, 4, 5, 6)
+    while running.said[-1] != 6:
+        running.hear(1)
+    assert running.journal.syncs <= 3
+
+
+def test_what_could_not_be_written_is_written_again(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_RETRY_SECONDS", 0.0)
+    errors = [OSError(errno.ENOSPC, "No space"), OSError(errno.EIO, "I/O error")]
+
+    def fail() -> None:
+        if errors:
+            raise errors.pop(0)
+
+    running.journal.fails = fail
+    running.put(0)
+    running.journal.may_sync.release(3)
+    said = running.hear(3)
+    assert [each[0] for each in said[:2] if isinstance(each, tuple)] == [
+        Reason.DISK_FULL,
+        Reason.DISK_FAILED,
+    ]
+    assert said[2] == 1
+
+
+def test_it_ends_though_nothing_can_be_written_and_says_what_is_lost(
+    running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise OSError(errno.ENOSPC, "No space")
+
+    running.journal.fails = fail
+    running.put(0)
+    running.journal.may_sync.release(100)
+    running.hear(1)
+    with caplog.at_level(logging.ERROR):
+        running.writer.stop()
+    assert "1 messages are lost: the journal cannot be written: No space" in caplog.text
+
+
+def test_a_fault_of_ours_refuses_publishers_and_is_logged(
+    running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    running.journal.fails = fail
+    running.put(0)
+    running.journal.may_sync.release()
+    assert running.hear(1) == [
+        (Reason.DISK_FAILED, "the journal has failed; the server's log says why")
+    ]
+    running.writer.stop()
+    assert "ZeroDivisionError" in caplog.text
