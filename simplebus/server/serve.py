@@ -296,12 +296,15 @@ def nats_rates(before: FrontStatistics, now: FrontStatistics) -> str:
 
 def _say_farewell(engine: Engine) -> None:
     for cls in engine.broker.statistics().classes:
-        lost = cls.parked + (cls.ring.messages if engine.keeping is None else 0)
-        if lost:
+        if engine.keeping is None and cls.ring.messages + cls.parked:
             log.warning(
-                "class %d: %d messages are lost: nothing keeps them past the process",
+                "class %d: %d stored messages are lost: nothing keeps them past the process",
                 cls.class_id,
-                lost,
+                cls.ring.messages + cls.parked,
+            )
+        elif cls.parked:
+            log.warning(
+                "class %d: %d messages that waited for room are lost", cls.class_id, cls.parked
             )
     notify("STATUS=stopped")
 
