@@ -8,7 +8,7 @@ Rule 2: a mistake is a sentence with the file, the key and what was expected. No
     [nats]                      the NATS door:  max-payload = "8MiB"     --nats-max-payload
     [nats.tls]                                  cert = "server.pem"      --nats-tls-cert
     [[nats.users]]              who may come in, and what they may do
-    [classes.orders]            id = 7, subjects = ["orders.>"]
+    [classes.orders]            id = 7, subjects = ["orders.>"], keep-seconds = 3600
 
 Paths are relative to the file's folder. In names `_` may stand for `-`.
 """
@@ -32,6 +32,7 @@ from simplebus.options import option
 
 if TYPE_CHECKING:
     from simplebus.core.requests import NamedClass
+    from simplebus.core.settings import ClassSettings
     from simplebus.nats.auth import NatsAuth
 
 _OWN_TABLES = ("serve", "nats", "classes")
@@ -54,6 +55,8 @@ class Config:
     """Who may come in through the NATS door."""
     classes: Mapping[str, NamedClass]
     """Classes by their names."""
+    class_settings: Mapping[int | str, ClassSettings]
+    """What they do in their own way."""
     warnings: tuple[str, ...] = ()
 
 
@@ -104,10 +107,13 @@ def read(path: Path, context: typer.Context) -> Config:
         parts = {"serve": _taken(raw, "serve"), "nats": nats, "nats.tls": tls}
         options, nats = _options(parts, NatsTable.keys(), path, context)
         users = table(NatsTable, nats, "nats")
-        classes = {
-            name: table(ClassTable, _named(text, where), where).made(name, where)
+        tables = {
+            name: table(ClassTable, _named(text, f"classes.{name}"), f"classes.{name}")
             for name, text in _taken(raw, "classes").items()
-            for where in (f"classes.{name}",)
+        }
+        classes = {name: each.made(name, f"classes.{name}") for name, each in tables.items()}
+        own: dict[int | str, ClassSettings] = {
+            name: each.settings(f"classes.{name}") for name, each in tables.items()
         }
         _check_ids(classes)
         auth = users.auth("nats")
@@ -116,7 +122,7 @@ def read(path: Path, context: typer.Context) -> Config:
     warnings = []
     if users.has_secrets and mode & stat.S_IROTH:
         warnings.append(f"{path} holds passwords or tokens, and every user may read it")
-    return Config(path, options, auth, classes, tuple(warnings))
+    return Config(path, options, auth, classes, own, tuple(warnings))
 
 
 def in_keys(error: ValueError, context: typer.Context) -> ValueError:

@@ -17,9 +17,10 @@ from simplebus.core.bound import check_subject
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.limits import BINDINGS_MAX, CLASS_ID_MAX
 from simplebus.core.requests import NamedClass
+from simplebus.core.settings import ClassSettings, FullPolicy, Keep
 from simplebus.nats.auth import NatsAuth, User
 from simplebus.nats.permissions import Permissions, Responses
-from simplebus.options import parse_class
+from simplebus.options import Full, parse_class, parse_size
 
 R = TypeVar("R")
 T = TypeVar("T", bound="_Table")
@@ -121,6 +122,28 @@ class ClassTable(_Table, frozen=True):
     """None for one that the bus gives it."""
     subjects: Annotated[list[str], msgspec.Meta(max_length=BINDINGS_MAX)] = []
     """Of the NATS door, those that are bound to it; patterns perhaps."""
+    full: Full | None = None
+    max_messages: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    max_memory: int | str | None = None
+    """Bytes, or with a unit."""
+    keep_messages: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    keep_memory: int | str | None = None
+    keep_seconds: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    """What it keeps that nobody needs any more; none of the three for what all classes do."""
+
+    def settings(self, where: str) -> ClassSettings:
+        """What it does in its own way. Raises ConfigError for a size that is none."""
+        keep = None
+        asked = (self.keep_messages, self.keep_memory, self.keep_seconds)
+        if asked != (None, None, None):
+            keep = Keep(
+                self.keep_messages or 0,
+                _size(self.keep_memory, f"{where}.keep_memory") or 0,
+                self.keep_seconds or 0.0,
+            )
+        most = _size(self.max_memory, f"{where}.max_memory")
+        policy = None if self.full is None else FullPolicy(self.full)
+        return _or_complaint(where, lambda: ClassSettings(keep, policy, self.max_messages, most))
 
     def made(self, name: str, where: str) -> NamedClass:
         """The class. Raises ConfigError for a name or a subject that is none."""
@@ -164,6 +187,14 @@ def table(kind: type[T], raw: dict[str, Any], where: str) -> T:
         if name := _MISSING.fullmatch(found["what"]):
             raise ConfigError(f"{at}: {name[1]!r} is missing") from None
         raise ConfigError(f"{at}: {_in_words(found['what'])}") from None
+
+
+def _size(given: int | str | None, where: str) -> int | None:
+    """Bytes. Raises ConfigError for what is no size."""
+    try:
+        return None if given is None else parse_size(given)
+    except typer.BadParameter as error:
+        raise ConfigError(f"{where}: {error.message}") from None
 
 
 def _or_complaint(where: str, made: Callable[[], R]) -> R:

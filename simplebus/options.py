@@ -24,6 +24,7 @@ from simplebus.core.limits import (
 )
 
 if TYPE_CHECKING:
+    from simplebus.config import Config
     from simplebus.core.settings import Settings
 
 HOSTS = ("127.0.0.1", "::1")
@@ -242,6 +243,7 @@ def settings(
     max_subscriptions: int,
     max_durables: int,
     max_dead_letters: int,
+    config: Config | None = None,
     **_: Any,
 ) -> Settings:
     """What the options of `serve` amount to, those that are not given fitted to those that are.
@@ -284,6 +286,7 @@ def settings(
             full_policy=FullPolicy(full),
             keep=Keep(messages=keep_messages, bytes=keep_memory, seconds=keep_seconds),
             heartbeat_seconds=heartbeat,
+            classes=config.class_settings if config else {},
         )
     except ValueError as error:
         raise ValueError(in_options(str(error))) from None

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from simplebus import cli, options
 from simplebus.config import Config
+from simplebus.core.settings import ClassSettings, FullPolicy, Keep
 from simplebus.nats.auth import NatsAuth, User
 from simplebus.nats.permissions import Permissions, Responses
 from simplebus.nats_flags import NatsOptions
@@ -138,6 +139,18 @@ def test_classes_and_the_subjects_bound_to_them(file: Path) -> None:
     assert (classes["logs"].id, classes["logs"].subjects) == (None, [])
 
 
+def test_what_a_class_does_in_its_own_way(file: Path) -> None:
+    file.write_text(
+        "[classes.orders]\nfull = 'drop_oldest'\nmax-messages = 9\nmax-memory = '1MiB'\n"
+        "keep-seconds = 60\n[classes.logs]"
+    )
+    settings = options.settings(**given(file)[0])
+    assert settings.of_class(3, "orders") == ClassSettings(
+        Keep(seconds=60), FullPolicy.DROP_OLDEST, 9, 1 << 20
+    )
+    assert settings.of_class(3, "logs") == settings.of_class(3) == ClassSettings()
+
+
 @pytest.mark.parametrize("text", ['[nats]\ntoken = "x"', '[nats]\nuser = "x"\npassword = "y"'])
 def test_secrets_that_everybody_may_read_are_warned_of(file: Path, text: str) -> None:
     file.write_text(text)
@@ -202,6 +215,9 @@ USER = '[[nats.users]]\nuser = "x"\n'
         ("[classes.x]\nid = 70000", ": classes.x.id: expected a whole number up to 65535"),
         ("[classes.x]\nid = -1", ": classes.x.id: expected a whole number from 0"),
         ("[classes.x]\nid = 7\n[classes.y]\nid = 7", ": classes.y.id: 7 is the id of 'x' too"),
+        ("[classes.x]\nmax-memory = 'much'", ": classes.x.max_memory: 'much' is no size; "),
+        ("[classes.x]\nmax-memory = 9", ": classes.x: bytes_max must be at least 262144, got 9"),
+        ("[classes.x]\nfull = 'never'", ": classes.x.full: "),
         ("[classes.'a b']", ": classes.a b: 'a b' is no class; write its id, "),
         ("[classes.7]", ": classes.7: '7' is an id, expected a name"),
         ("[classes.x]\nsubjects = ['a', 'a..b']", ": classes.x.subjects[1]: "),

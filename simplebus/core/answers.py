@@ -56,7 +56,7 @@ class Answers:
         self.identity = identity
         self.publishers = Publishers()
         self._store = store
-        store.opened = self._begin_early
+        store.table.opened = self._begin_early
         self._settings = store.settings
         self._ready = ready
         self._put_off = put_off
@@ -72,7 +72,7 @@ class Answers:
 
     def connect(self, session: Session, class_ids: tuple[int, ...]) -> None:
         """Version 1: name classes, answer with the session's id."""
-        self._store.open_classes((class_id, "") for class_id in class_ids)
+        self._store.table.open_classes((class_id, "") for class_id in class_ids)
         content = session.session_id.to_bytes(4, "little")
         self._reply(session, frames.encode(frames.CONNECT, content=content))
 
@@ -87,7 +87,7 @@ class Answers:
         dialect, asked = session.dialect, greeted.asked
         assert isinstance(dialect, Version2)
         store = self._store
-        store.check_classes(asked.classes)
+        store.table.check_classes(asked.classes)
         if not dialect.is_greeted:
             publisher = dialect.publisher
             if asked.name is not None:
@@ -103,7 +103,7 @@ class Answers:
             session.heartbeat_seconds = self._heartbeat(asked.heartbeat)
             if asked.client:
                 session.peer = f"{session.peer} ({asked.client!r})"
-        found = store.name_classes(asked.classes)
+        found = store.table.name_classes(asked.classes)
         settings = self._settings
         reply = ConnectReply(
             session=session.session_id,

@@ -13,10 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-import numpy as np
-
 from simplebus.core import frames, noting
-from simplebus.core.acks import nearest_sequence
 from simplebus.core.alarms import Alarms, Waiter
 from simplebus.core.answers import Answers
 from simplebus.core.classes import MessageClass
@@ -39,12 +36,11 @@ from simplebus.core.events import (
     Terminated,
     UnsubscriptionAsked,
 )
-from simplebus.core.group import Group, Member
+from simplebus.core.group import Group
 from simplebus.core.ledger import Ledger
 from simplebus.core.limits import (
     ACK_REST_MESSAGES_MAX,
     MESSAGE_ID_MASK,
-    PLAIN_FRAMES_MAX,
     PUBLISHER_TICKS,
 )
 from simplebus.core.outbox import Outbox
@@ -56,6 +52,7 @@ from simplebus.core.statistics import BrokerStatistics
 from simplebus.core.store import Store
 from simplebus.core.subscription import Subscription
 from simplebus.core.terms import Clock
+from simplebus.core.verdicts import Verdicts
 from simplebus.core.version2 import Version2
 
 __all__ = ["Broker", "FullPolicy", "MessageClass", "Settings"]
@@ -100,6 +97,7 @@ class Broker:
             put_off=self.alarms.put_off,
             take_over=self._take_over,
         )
+        self._verdicts = Verdicts(self.store, self.refused, self._make_ready)
         self.classes = self.store.classes
         self.budget = self.store.budget
         self._loose = self.store.loose
@@ -290,13 +288,13 @@ class Broker:
                 self.store.publish_one(session, event.class_id, event.frame)
                 session.handled += 1
             case AckedOne():
-                self._ack_one(session, event.key, event.first, event.last)
+                self._verdicts.ack_one(session, event.key, event.first, event.last)
             case Published():
                 session.published_tick = self.clock.tick
                 self.store.publish(session, event.class_id, event.frames)
                 session.handled += event.frames.count
             case Acked():
-                self._ack(session, event)
+                self._verdicts.ack(session, event)
             case Connected():
                 self.answers.connect(session, event.class_ids)
             case Subscribed():
@@ -304,7 +302,7 @@ class Broker:
             case Greeted():
                 self._greet(session, event)
             case Nacked() | StillWorking() | Terminated():
-                self._not_yet(session, event)
+                self._verdicts.not_yet(session, event)
             case SubscriptionAsked() | UnsubscriptionAsked() | FetchAsked():
                 self._ask(session, event)
             case Refused():
@@ -388,118 +386,6 @@ class Broker:
     def _make_ready(self, outbox: Outbox) -> None:
         self._ready[outbox.session_id] = None
 
-    # Acknowledgements ----------------------------------------------------------------------------
-
-    def _ack(self, session: Session, event: Acked) -> None:
-        """What `_ack_one` does, for many ranges at once."""
-        subscription = session.subscriptions.get(event.key)
-        if event.firsts.size <= PLAIN_FRAMES_MAX or isinstance(subscription, Member):
-            for first, last in zip(event.firsts.tolist(), event.lasts.tolist(), strict=True):
-                self._ack_one(session, event.key, first, last)
-            return
-        if subscription is None:
-            self.refused[Reason.ACK_UNSUBSCRIBED] += event.firsts.size
-            return
-        session.acknowledged += int((event.lasts - event.firsts).sum())
-        window = subscription.window
-        firsts, lasts = window.sequences(event.firsts, event.lasts)
-        unsent = int(np.count_nonzero(lasts > window.cursor))
-        if unsent:
-            self.refused[Reason.ACK_UNSENT] += unsent
-            lasts = lasts.clip(max=window.cursor)
-            firsts = firsts.clip(max=window.cursor)
-        before = window.floor
-        if subscription.has_waiting:
-            for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
-                subscription.ack(first, last)
-        else:
-            window.ack(firsts, lasts)
-        if window.floor != before:
-            self.store.release(self.classes[subscription.class_id])
-        self._go_on(subscription)
-
-    def _ack_one(self, session: Session, key: int, first_id: int, last_id: int) -> None:
-        session.acknowledged += last_id - first_id
-        subscription = session.subscriptions.get(key)
-        if subscription is None:
-            self.refused[Reason.ACK_UNSUBSCRIBED] += 1
-            return
-        if isinstance(subscription, Member):
-            self._ack_member(subscription, first_id, last_id)
-            return
-        window = subscription.window
-        before = window.floor
-        first = nearest_sequence(first_id, before)
-        last = first + last_id - first_id
-        if last > window.cursor:
-            self.refused[Reason.ACK_UNSENT] += 1
-            last = window.cursor
-        if first < last:
-            if subscription.has_waiting:
-                subscription.ack(first, last)
-            else:
-                window.ack_range(first, last)
-            if window.floor != before:
-                self.store.release(self.classes[subscription.class_id])
-        self._go_on(subscription)
-
-    def _ack_member(self, member: Member, first_id: int, last_id: int) -> None:
-        group = member.group
-        first, last = self._sequences(group, first_id, last_id)
-        before = group.window.floor
-        group.acknowledge(member, first, last)
-        if group.window.floor != before:
-            self.store.release(self.classes[group.class_id])
-        self._hand_out(group)
-
-    def _not_yet(self, session: Session, event: Nacked | StillWorking | Terminated) -> None:
-        subscription = session.subscriptions.get(event.number)
-        if subscription is None:
-            self.refused[Reason.ACK_UNSUBSCRIBED] += 1
-            return
-        tick = self.clock.tick
-        if isinstance(subscription, Member):
-            group = subscription.group
-            first, last = self._sequences(group, event.first, event.last)
-            if isinstance(event, Nacked):
-                group.refuse(subscription, first, last, event.delay, tick)
-            elif isinstance(event, Terminated):
-                group.terminate_held(subscription, first, last)
-            else:
-                group.extend(subscription, first, last, tick)
-            self._hand_out(group)
-            return
-        first, last = self._sequences(subscription, event.first, event.last)
-        if isinstance(event, Nacked):
-            subscription.nack(first, last, event.delay, tick)
-            self._make_ready(subscription.outbox)
-        elif isinstance(event, Terminated):
-            subscription.terminate(first, last)
-        else:
-            subscription.working(first, last, tick)
-        self._go_on(subscription)
-
-    def _sequences(self, position: Subscription, first_id: int, last_id: int) -> tuple[int, int]:
-        """A range of ids as sequences, as far as they were sent."""
-        window = position.window
-        first = nearest_sequence(first_id, window.floor)
-        last = first + last_id - first_id
-        if last > window.cursor:
-            self.refused[Reason.ACK_UNSENT] += 1
-            last = window.cursor
-        return max(first, window.floor), last
-
-    def _go_on(self, subscription: Subscription) -> None:
-        """An acknowledgement may have made room for more to be in flight."""
-        limited = subscription.terms.in_flight_max is not None
-        if limited and not subscription.queued and subscription.has_work:
-            subscription.outbox.wake(subscription)
-            self._make_ready(subscription.outbox)
-
-    def _hand_out(self, group: Group) -> None:
-        for member in group.share():
-            self._make_ready(member.outbox)
-
     # Time ----------------------------------------------------------------------------------------
 
     def tick(self) -> list[tuple[Session, RemoteProtocolError]]:
@@ -512,7 +398,7 @@ class Broker:
                 if subscription.queued:
                     self._make_ready(subscription.outbox)
             for group in cls.groups:
-                self._hand_out(group)
+                self._verdicts.hand_out(group)
         self.store.tick()
         self.answers.tick()
         limits, seconds = self.settings.limits, self.settings.tick_seconds
@@ -541,7 +427,7 @@ class Broker:
     def _woken(self, waiter: Waiter) -> int:
         """Somebody has something to send that was put off. Returns how much that took."""
         if isinstance(waiter, Group):
-            self._hand_out(waiter)
+            self._verdicts.hand_out(waiter)
             return waiter.looked
         if isinstance(waiter, Subscription) and waiter.is_connected:
             self._make_ready(waiter.outbox)

@@ -34,8 +34,7 @@ class MessageClass:
         self.policy = policy
         """What happens when it is full."""
         self.ring = ring
-        self.keep = keep
-        self._keeps = bool(keep)
+        self.is_to_keep(keep)
         self.channels = ChannelTable(ring)
         self.times = TimeIndex()
         self.subscriptions: dict[Subscription, None] = {}
@@ -55,6 +54,11 @@ class MessageClass:
         self.dropped: Counter[Reason] = Counter()
         self.delivered = self.redelivered = self.acknowledged = 0
         """Of subscriptions that are gone."""
+
+    def is_to_keep(self, keep: Keep) -> None:
+        """So long it keeps what nobody needs any more."""
+        self.keep = keep
+        self._keeps = bool(keep)
 
     @property
     def has_backlog(self) -> bool:

@@ -50,7 +50,7 @@ class Restoring:
 
     def open_class(self, class_id: int, name: str) -> MessageClass:
         """A class that is to be there. Raises RemoteProtocolError (too_many_classes)."""
-        self._broker.store.open_classes([(class_id, name)])
+        self._broker.store.table.open_classes([(class_id, name)])
         return self._broker.classes[class_id]
 
     def split(self, buffer: bytearray, begin: int, end: int, count: int) -> list[FrameBatch]:

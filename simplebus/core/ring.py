@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from simplebus.core.budget import MemoryBudget
 from simplebus.core.columns import AT_ONCE, NEVER, Columns, Row, Rows
 from simplebus.core.frames import DELIMITER, FrameBatch, Integers, Item, stamp, unaligned
 from simplebus.core.limits import (
@@ -39,52 +40,6 @@ _WORD: np.dtype[np.uint64] = np.dtype(np.uint64)
 _TIMER: np.dtype[np.uint16] = np.dtype(">u2")
 _PLAIN = Row()
 _NO_ID_OVERFLOW = np.uint64(~((MESSAGE_ID_MASK + 1) << 16) & 0xFFFFFFFFFFFFFFFF)
-
-
-class MemoryBudget:
-    """Bytes that all classes together may hold. Invariant: 0 <= used <= limit."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.used = 0
-
-    @property
-    def left(self) -> int:
-        """Bytes not taken."""
-        return self.limit - self.used
-
-    def take(self, size: int) -> bool:
-        """Take size bytes, if they are left."""
-        if self.used + size > self.limit:
-            return False
-        self.used += size
-        return True
-
-    def give(self, size: int) -> None:
-        self.used -= size
-        assert self.used >= 0, self.used
-
-
-class MemoryShare(MemoryBudget):
-    """A part of a budget: what is taken of it is taken of the whole."""
-
-    def __init__(self, limit: int, whole: MemoryBudget) -> None:
-        super().__init__(limit)
-        self._whole = whole
-
-    @property
-    def left(self) -> int:
-        return min(super().left, self._whole.left)
-
-    def take(self, size: int) -> bool:
-        if self.used + size > self.limit or not self._whole.take(size):
-            return False
-        self.used += size
-        return True
-
-    def give(self, size: int) -> None:
-        super().give(size)
-        self._whole.give(size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from simplebus.core.budget import MemoryBudget
 from simplebus.core.classes import MessageClass
 from simplebus.core.errors import Reason
 from simplebus.core.frames import FrameBatch
 from simplebus.core.limits import PARKED_PIECE_BYTES
-from simplebus.core.ring import MemoryBudget
 from simplebus.core.session import Session
 
 

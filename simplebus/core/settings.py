@@ -6,9 +6,10 @@ Rule 1: what is only a bound is a field of `Limits`; what changes what happens s
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from simplebus.core.limits import HEARTBEAT_SECONDS, Limits
+from simplebus.core.limits import HEARTBEAT_SECONDS, RING_BYTES_MIN, Limits
 
 
 class FullPolicy(enum.StrEnum):
@@ -44,6 +45,30 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True)
+class ClassSettings:
+    """What one class does in its own way; None for as every class does.
+
+    Raises ValueError for what makes no sense.
+    """
+
+    keep: Keep | None = None
+    full_policy: FullPolicy | None = None
+    messages_max: int | None = None
+    """Messages that it may hold."""
+    bytes_max: int | None = None
+    """Memory that it may hold."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("messages_max", 1), ("bytes_max", 4 * RING_BYTES_MIN)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+_AS_ALL = ClassSettings()
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """How a broker behaves.
 
@@ -59,6 +84,8 @@ class Settings:
     """What every class keeps that nobody needs any more."""
     heartbeat_seconds: float = HEARTBEAT_SECONDS
     """The longest that a version 2 peer may be silent; 0 for ever."""
+    classes: Mapping[int | str, ClassSettings] = field(default_factory=dict)
+    """Of classes that do something in their own way, by id or by name."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.ack_timeout <= 0xFFFF:
@@ -67,3 +94,7 @@ class Settings:
             raise ValueError(f"tick_seconds must be above 0, got {self.tick_seconds}")
         if not self.heartbeat_seconds >= 0:
             raise ValueError(f"heartbeat_seconds must be 0 or more, got {self.heartbeat_seconds}")
+
+    def of_class(self, class_id: int, name: str = "") -> ClassSettings:
+        """What this class does in its own way. What is said of its name wins."""
+        return self.classes.get(name) or self.classes.get(class_id, _AS_ALL)

@@ -7,13 +7,13 @@ Rule 2: the store says which feeds have something new; it sends nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 
 from simplebus.core import dead_letters, envelope, frames, noting, picking, version2
-from simplebus.core.bound import Bound
+from simplebus.core.class_table import ClassTable
 from simplebus.core.classes import MessageClass
 from simplebus.core.columns import AT_ONCE, NEVER, Row, Rows, Times
 from simplebus.core.envelope import EnvelopeColumns
@@ -23,8 +23,6 @@ from simplebus.core.frames import FrameBatch
 from simplebus.core.ledger import Ledger
 from simplebus.core.limits import (
     CHANNEL_NAMES_MAX,
-    CLASS_ID_MAX,
-    DEAD_LETTERS_PART,
     DELIMITER_BYTES,
     EXPIRED_FIRST,
     EXPIRED_MESSAGES_MAX,
@@ -33,10 +31,7 @@ from simplebus.core.limits import (
     PLAIN_FRAMES_MAX,
     REDELIVERY_MESSAGES,
 )
-from simplebus.core.naming import given_ids, named_class
 from simplebus.core.outbox import Outbox
-from simplebus.core.requests import NamedClass
-from simplebus.core.ring import MemoryBudget, MemoryShare, Ring
 from simplebus.core.room import Room
 from simplebus.core.session import Session
 from simplebus.core.settings import FullPolicy, Settings
@@ -69,13 +64,12 @@ class Store:
         self.clock = clock
         self.ledger = ledger
         """What is stored is noted in it; None where nothing is kept past the process."""
-        self.classes: dict[int, MessageClass] = {}
-        self.names: dict[str, int] = {}
-        """Ids of the classes that have names."""
-        self.budget = MemoryBudget(settings.limits.total_bytes)
-        self._dead_budget = MemoryShare(self.budget.limit // DEAD_LETTERS_PART, self.budget)
-        """Of all dead letters."""
-        self.room = Room(self.classes, self.budget, self._append, self._dead_budget)
+        self.table = ClassTable(settings, ledger)
+        self.classes = self.table.classes
+        self.names = self.table.names
+        self.bound = self.table.bound
+        self.budget = self.table.budget
+        self.room = Room(self.classes, self.budget, self._append, self.table.dead_budget)
         self.timer_index = 0
         self._ready = ready
         """Called with outboxes that have something new."""
@@ -83,149 +77,12 @@ class Store:
         """Called with what cannot be stored."""
         self._end = end
         """Called with a subscription that is to be cut off, because it is too slow."""
-        self.bound = Bound()
         self.tap: Tap | None = None
         """Who else is to see what is stored; None while nobody is."""
         self.timed_tap: Tap | None = None
         """Who is to see it then, if it opens later or expires."""
-        self.opened: Callable[[int], None] = lambda class_id: None
-        """Called with the id of a class that is new."""
         self.loose: dict[MessageClass, None] = {}
         """Classes whose floor may have moved by itself, or some of whose positions are too slow."""
-
-    # Classes -------------------------------------------------------------------------------------
-
-    def open_classes(self, found: Iterable[tuple[int, str]]) -> None:
-        """Have the classes with these ids and names, as `find_ids` has found them; "" is for no
-        name, or for the one that it has.
-
-        Raises RemoteProtocolError (too_many_classes), and has none of them then.
-        """
-        names: dict[int, str] = {}
-        for class_id, name in found:
-            names[class_id] = name or names.get(class_id, "")
-        for class_id in self.new_classes(names):
-            self._open_class(class_id, names[class_id])
-        for class_id, name in names.items():
-            if name:
-                self._name_class(self.classes[class_id], name)
-
-    def _open_class(self, class_id: int, name: str) -> None:
-        limits = self.settings.limits
-        ring = Ring(
-            class_id=class_id,
-            messages_max=limits.class_messages,
-            bytes_max=limits.class_bytes,
-            budget=self._dead_budget if dead_letters.are_kept_in(name) else self.budget,
-        )
-        self.classes[class_id] = MessageClass(ring, self.settings.keep, self.settings.full_policy)
-        if self.ledger is not None:
-            self.ledger.hurries[class_id] = None
-        self.opened(class_id)
-
-    def _name_class(self, cls: MessageClass, name: str) -> None:
-        if self.ledger is not None and cls.name != name:
-            self.ledger.hurries[cls.class_id] = None
-        cls.name = name
-        self.names[name] = cls.class_id
-        if dead_letters.are_kept_in(name):
-            limits = self.settings.limits
-            cls.policy = FullPolicy.DROP_OLDEST
-            cls.ring.bytes_max = min(limits.dead_letter_bytes, limits.class_bytes)
-
-    def new_classes(self, class_ids: Iterable[int]) -> list[int]:
-        """Those of these classes that do not exist yet. Raises as `open_classes` does."""
-        new = [class_id for class_id in dict.fromkeys(class_ids) if class_id not in self.classes]
-        most = self.settings.limits.classes
-        if len(self.classes) + len(new) > most:
-            raise RemoteProtocolError(
-                Reason.TOO_MANY_CLASSES,
-                f"a Connect named {len(new)} new classes; {len(self.classes)} exist, "
-                f"{most} may exist",
-            )
-        return new
-
-    def find_ids(self, asked: Iterable[int | str | NamedClass]) -> list[tuple[int, str]]:
-        """The id of each class that is asked for, and its name, if it is asked for by name. Who has
-        a new name and no id is given one. Changes nothing.
-
-        Raises RemoteProtocolError (bad_connect, class_name_conflict, too_many_classes).
-        """
-        named = [named_class(one) for one in asked]
-        ids = {one.id for one in named}
-        id_of: dict[str, int] = {}
-        name_of: dict[int, str] = {}
-
-        def is_free(class_id: int) -> bool:
-            return class_id not in self.classes and class_id not in ids and class_id not in name_of
-
-        others = filter(is_free, range(CLASS_ID_MAX, -1, -1))
-        found: list[tuple[int, str]] = []
-        for one in named:
-            name = one.name or ""
-            known = self.names.get(name, id_of.get(name)) if name else None
-            class_id = one.id if one.id is not None else known
-            if class_id is None:
-                class_id = next(filter(is_free, given_ids(name)), None)
-                class_id = next(others, None) if class_id is None else class_id
-            if class_id is None:
-                raise RemoteProtocolError(
-                    Reason.TOO_MANY_CLASSES, f"no class id is left for the class {name!r}"
-                )
-            if name:
-                there = name_of.get(class_id, "")
-                if class_id in self.classes:
-                    there = self.classes[class_id].name or there
-                if (known is not None and known != class_id) or there not in ("", name):
-                    raise RemoteProtocolError(
-                        Reason.CLASS_NAME_CONFLICT,
-                        f"the class {name!r} was named with id {class_id}; "
-                        + (f"that one is {there!r}" if there else f"it has id {known}"),
-                    )
-                id_of[name], name_of[class_id] = class_id, name
-            found.append((class_id, name))
-        return found
-
-    def bind(self, subject: str, class_: int | str) -> int:
-        """Have what NATS clients publish on a subject stored in a class, too; the class, given by
-        id or name, is made if it is not there. Returns its id.
-
-        Raises RemoteProtocolError as `name_classes` does.
-        """
-        if isinstance(class_, int):
-            asked = NamedClass(id=class_, subjects=[subject])
-        else:
-            asked = NamedClass(name=class_, subjects=[subject])
-        [(class_id, _)] = self.name_classes([asked])
-        return class_id
-
-    def name_classes(self, asked: Sequence[int | str | NamedClass]) -> list[tuple[int, str]]:
-        """Have these classes, bound to these subjects. Returns what `find_ids` does.
-
-        Raises RemoteProtocolError as `find_ids`, `new_classes` and `Bound.check` do, and has none
-        of them then.
-        """
-        found, bound = self.check_classes(asked)
-        self.open_classes(found)
-        for class_id, subject in bound:
-            self.bound.bind(class_id, subject)
-        return found
-
-    def check_classes(
-        self, asked: Sequence[int | str | NamedClass]
-    ) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
-        """Raise what `name_classes` would. Returns what `find_ids` does, and which subjects are
-        bound then to which ids."""
-        found = self.find_ids(asked)
-        self.new_classes(class_id for class_id, _ in found)
-        bound = [
-            (class_id, subject)
-            for (class_id, _), one in zip(found, asked, strict=True)
-            if isinstance(one, NamedClass)
-            for subject in one.subjects
-        ]
-        self.bound.check(bound)
-        return found, bound
 
     # Publishing ----------------------------------------------------------------------------------
 
@@ -468,7 +325,7 @@ class Store:
             return
         of = cls.name or str(cls.class_id)
         try:
-            dead = self._dead_class(dead_letters.class_name(of))
+            dead = self.table.dead_class(of)
         except RemoteProtocolError:
             cls.dropped[Reason.NO_DEAD_LETTER] += picking.total(ranges)
             return
@@ -506,15 +363,6 @@ class Store:
         taken = self._append_by(put, None, dead, batch)
         if taken < batch.count:
             self._append_dropping_oldest(put, None, dead, batch.slice(taken, batch.count))
-
-    def _dead_class(self, name: str) -> MessageClass:
-        """The class of this name, made if it is not there. Raises RemoteProtocolError."""
-        class_id = self.names.get(name)
-        if class_id is None:
-            found = self.find_ids([name])
-            self.open_classes(found)
-            [(class_id, _)] = found
-        return self.classes[class_id]
 
     def release(self, cls: MessageClass) -> None:
         """Let go of what nobody needs any longer, and let the blocked ones in."""

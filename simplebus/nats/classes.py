@@ -182,7 +182,7 @@ class Classes:
         try:
             wanted = wish(event.subject, event.queue)
             _check_grants(session, event.queue, wanted)
-            [(class_id, _)] = store.name_classes([wanted.class_])
+            [(class_id, _)] = store.table.name_classes([wanted.class_])
             deliveries = self._enter(session)
             number = deliveries.number()
             subscription = AckedSubscription(

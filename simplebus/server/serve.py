@@ -114,7 +114,7 @@ async def _serve(
     announce: Callable[[str], None],
     task_status: trio.TaskStatus[Serving],
 ) -> None:
-    engine.broker.store.name_classes(options.classes)
+    engine.broker.store.table.name_classes(options.classes)
     nats_door = None
     if options.nats_port is not None:
         nats_door = NatsDoor(engine, options.nats, options.nats_tls)

@@ -75,13 +75,13 @@ def test_so_many_may_be_bound_and_no_more() -> None:
 
 def test_a_class_that_subjects_are_bound_to_is_made() -> None:
     broker = Broker()
-    assert broker.store.bind("orders.>", 7) == 7
-    named = broker.store.bind("orders.eu.>", "orders")
+    assert broker.store.table.bind("orders.>", 7) == 7
+    named = broker.store.table.bind("orders.eu.>", "orders")
     assert named == broker.store.names["orders"]
-    assert broker.store.bind("more", "orders") == named
+    assert broker.store.table.bind("more", "orders") == named
     assert broker.store.bound.subjects(named) == ("orders.eu.>", "more")
     with pytest.raises(RemoteProtocolError):
-        broker.store.bind("#", "never")
+        broker.store.table.bind("#", "never")
     assert "never" not in broker.store.names
 
 
@@ -93,7 +93,7 @@ def test_classes_that_contradict_each_other_are_not_made() -> None:
         [NamedClass(id=1, subjects=["x"]), NamedClass()],
     ):
         with pytest.raises(RemoteProtocolError):
-            broker.store.name_classes(two)
+            broker.store.table.name_classes(two)
     assert not broker.classes
     assert len(broker.store.bound) == 0
 

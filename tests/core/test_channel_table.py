@@ -13,9 +13,10 @@ from core.channel_oracle import is_match
 from core.talk import batch_of
 from core.talk2 import enveloped
 from simplebus.core import channel_table
+from simplebus.core.budget import MemoryBudget
 from simplebus.core.channel_table import ChannelTable, Wanted
 from simplebus.core.columns import Rows
-from simplebus.core.ring import MemoryBudget, Ring
+from simplebus.core.ring import Ring
 
 NAMES = ["", "a", "b", "a.x", "a.y", "c", "d", "e", "f"]
 PATTERNS = ["#", "a", "a.*", ">", "c", "*", "x.y"]

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from core.talk import batch_of
 from core.talk2 import enveloped, publish
 from simplebus.core import columns as module
+from simplebus.core.budget import MemoryBudget
 from simplebus.core.columns import AT_ONCE, NEVER, Columns, Rows
 from simplebus.core.limits import RING_IDLE_TICKS
-from simplebus.core.ring import MemoryBudget, Ring
+from simplebus.core.ring import Ring
 
 Row = tuple[int, float, float]
 PLAIN: Row = (0, NEVER, AT_ONCE)

@@ -40,10 +40,11 @@ from strategies import (
 from core.talk import Bus, ack, batch_of, connect, heartbeat, numbered, publish, subscribe
 from simplebus.core import frames as wire
 from simplebus.core.acks import AckWindow
+from simplebus.core.budget import MemoryBudget
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.frames import FrameBatch, ack_ranges
 from simplebus.core.limits import PLAIN_FRAMES_MAX, RING_IDLE_TICKS, RING_SLOTS_MIN
-from simplebus.core.ring import MemoryBudget, Ring
+from simplebus.core.ring import Ring
 from simplebus.core.split import Scratch, find_delimiters, split
 
 MANY = 4 * PLAIN_FRAMES_MAX

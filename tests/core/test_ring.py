@@ -7,8 +7,9 @@ from oracles import ID_COUNT, build_frame, parse_frame, split_frames
 from strategies import MESSAGE
 
 from core.talk import batch_of
+from simplebus.core.budget import MemoryBudget
 from simplebus.core.limits import RING_BYTES_MIN, RING_IDLE_TICKS, RING_SLOTS_MIN
-from simplebus.core.ring import MemoryBudget, Ring
+from simplebus.core.ring import Ring
 
 SLOT_BYTES = 8
 """Of the column that says where a frame begins."""

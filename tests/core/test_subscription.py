@@ -12,6 +12,7 @@ from core.talk import Bus, batch_of, numbered
 from core.talk2 import Got, enveloped, hello, on_channel, peer2, subscribe
 from simplebus.core import picking
 from simplebus.core.acks import AckWindow
+from simplebus.core.budget import MemoryBudget
 from simplebus.core.limits import (
     LOOKED_MESSAGES_MAX,
     REDELIVERY_BYTES,
@@ -20,7 +21,7 @@ from simplebus.core.limits import (
 )
 from simplebus.core.outbox import Outbox
 from simplebus.core.picking import Picked
-from simplebus.core.ring import MemoryBudget, Ring
+from simplebus.core.ring import Ring
 from simplebus.core.subscription import Subscription
 from simplebus.core.terms import Terms
 

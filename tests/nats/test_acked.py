@@ -110,7 +110,7 @@ def test_who_has_names_that_are_very_long_is_sent_lines_that_it_can_answer() -> 
 
 def test_a_client_without_headers_gets_the_payload_alone() -> None:
     doors = Doors()
-    doors.broker.store.bind("a", 1)
+    doors.broker.store.table.bind("a", 1)
     client = doors.client(b"SUB $SB.SUB.1 1\r\n", headers=False)
     doors.client().pub("a", b"pay", headers=b"NATS/1.0\r\nA: b\r\n\r\n")
     (message,) = client.messages()
@@ -425,7 +425,7 @@ def test_what_is_said_between_acknowledgements_is_none() -> None:
 
 def test_every_kind_of_subscriber_gets_what_every_kind_of_publisher_says() -> None:
     doors = Doors()
-    doors.broker.store.bind("orders.>", 1)
+    doors.broker.store.table.bind("orders.>", 1)
     acked, plain = doors.client(b"SUB $SB.SUB.1 1\r\n"), doors.client(b"SUB > 1\r\n")
     one, two = doors.peer(connect1(1), subscribe1(1)), peer2(doors, subscribe(1, 5))
     doors.client().pub("orders.a", b"nats")

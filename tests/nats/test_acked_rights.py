@@ -17,7 +17,7 @@ def one_with(permissions: Permissions) -> tuple[Doors, Client]:
     `all` may do everything."""
     users = User("one", "p", permissions=permissions), User("all", "p")
     doors = Doors(nats=NatsSettings(auth=NatsAuth(users)))
-    doors.broker.store.bind("orders.>", 1)
+    doors.broker.store.table.bind("orders.>", 1)
     return doors, doors.client(user="one", **{"pass": "p"})
 
 

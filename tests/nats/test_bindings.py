@@ -18,7 +18,7 @@ from simplebus.nats.limits import ACK_BYTES, HELD_SECONDS, PACKED_ALONE_BYTES, P
 def bound(*pairs: tuple[str, int], settings: Settings | None = None, **limits: float) -> Doors:
     doors = Doors(settings, **limits)
     for subject, class_id in pairs or [("orders.>", 7)]:
-        doors.broker.store.bind(subject, class_id)
+        doors.broker.store.table.bind(subject, class_id)
     return doors
 
 

@@ -86,8 +86,8 @@ def test_whatever_is_said_about_classes_harms_nobody(seed: int) -> None:
     doors = Doors(class_messages=room, classes=50, durables=10, subscriptions=5)
     doors.trusting = True
     for bound in ("orders.>", "*.a"):
-        doors.broker.store.bind(bound, 1)
-    doors.broker.store.bind(">", 7)
+        doors.broker.store.table.bind(bound, 1)
+    doors.broker.store.table.bind(">", 7)
     one, two = doors.peer(connect1(1)), peer2(doors, subscribe(1, 5, durable="binary"))
     clients: list[Client] = [doors.client() for _ in range(3)]
     number = 0

@@ -74,7 +74,7 @@ def test_a_fault_in_showing_what_is_stored_costs_its_publisher_nothing(
 
 def test_a_binary_subscriber_answers_a_nats_request() -> None:
     doors = Doors()
-    doors.broker.store.bind("ask.>", 1)
+    doors.broker.store.table.bind("ask.>", 1)
     client = doors.client(b"SUB _INBOX.me.* 1\r\n")
     worker = peer2(doors, subscribe(1, 5), classes=[1, 2])
     client.pub("ask.time", b"?", reply="_INBOX.me.7")
@@ -86,7 +86,7 @@ def test_a_binary_subscriber_answers_a_nats_request() -> None:
 
 def test_what_nats_clients_publish_is_seen_once() -> None:
     doors = Doors(class_messages=1)
-    doors.broker.store.bind("orders.>", 1)
+    doors.broker.store.table.bind("orders.>", 1)
     client = doors.client(b"SUB > 1\r\n")
     for payload in (b"a", b"b", b"c"):
         client.pub("orders.eu", payload)
@@ -101,7 +101,7 @@ def test_what_nats_clients_publish_is_seen_once() -> None:
 
 def test_what_binary_clients_publish_goes_into_no_other_class() -> None:
     doors = Doors()
-    doors.broker.store.bind("orders.>", 2)
+    doors.broker.store.table.bind("orders.>", 2)
     client = doors.client(b"SUB $SB.SUB.1 1\r\n")
     peer2(doors, enveloped(1, 0, on_channel("orders.eu", b"x")))
     peer2(doors, enveloped(1, 0, on_channel("$JS.ACK.1._1.1.0.1.1.1", b"+ACK")))
@@ -272,7 +272,7 @@ def test_where_nobody_wants_it_nothing_is_copied(
 
 def test_where_nobody_has_subscribed_nothing_is_looked_at() -> None:
     doors = Doors()
-    doors.broker.store.bind("orders.>", 1)
+    doors.broker.store.table.bind("orders.>", 1)
     client = doors.client(b"SUB $SB.SUB.1 2\r\n")
     assert doors.broker.store.tap is None
     client.say(b"SUB > 1\r\n", b"SUB a q 3\r\n")

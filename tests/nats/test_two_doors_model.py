@@ -36,7 +36,7 @@ class World:
     def __init__(self) -> None:
         self.doors = Doors(class_messages=8)
         self.doors.trusting = True  # Each step is checked at its end.
-        self.doors.broker.store.bind("orders.>", 1)
+        self.doors.broker.store.table.bind("orders.>", 1)
         self.said: dict[bytes, int] = defaultdict(int)
         """How much each publisher has said."""
         self.one = self.doors.peer(connect1(1))

@@ -1,0 +1,194 @@
+"""Which classes there are, by id and by name, and which subjects are bound to them.
+
+Rule 1: a class that is there stays; what cannot be had whole is refused whole, and changes nothing.
+Rule 2: this file makes classes; what happens in them is the store's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from simplebus.core import dead_letters
+from simplebus.core.bound import Bound
+from simplebus.core.budget import MemoryBudget, MemoryShare
+from simplebus.core.classes import MessageClass
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.ledger import Ledger
+from simplebus.core.limits import CLASS_ID_MAX, DEAD_LETTERS_PART
+from simplebus.core.naming import given_ids, named_class
+from simplebus.core.requests import NamedClass
+from simplebus.core.ring import Ring
+from simplebus.core.settings import FullPolicy, Settings
+
+
+class ClassTable:
+    """See the module's law."""
+
+    def __init__(self, settings: Settings, ledger: Ledger | None = None) -> None:
+        self.settings = settings
+        self.ledger = ledger
+        """New classes and names are noted in it; None where nothing is kept past the process."""
+        self.classes: dict[int, MessageClass] = {}
+        self.names: dict[str, int] = {}
+        """Ids of the classes that have names."""
+        self.bound = Bound()
+        self.budget = MemoryBudget(settings.limits.total_bytes)
+        self.dead_budget = MemoryShare(self.budget.limit // DEAD_LETTERS_PART, self.budget)
+        """Of all dead letters."""
+        self.opened: Callable[[int], None] = lambda class_id: None
+        """Called with the id of a class that is new."""
+
+    def open_classes(self, found: Iterable[tuple[int, str]]) -> None:
+        """Have the classes with these ids and names, as `find_ids` has found them; "" is for no
+        name, or for the one that it has.
+
+        Raises RemoteProtocolError (too_many_classes), and has none of them then.
+        """
+        names: dict[int, str] = {}
+        for class_id, name in found:
+            names[class_id] = name or names.get(class_id, "")
+        for class_id in self.new_classes(names):
+            self._open_class(class_id, names[class_id])
+        for class_id, name in names.items():
+            if name:
+                self._name_class(self.classes[class_id], name)
+
+    def _open_class(self, class_id: int, name: str) -> None:
+        limits = self.settings.limits
+        ring = Ring(
+            class_id=class_id,
+            messages_max=limits.class_messages,
+            bytes_max=limits.class_bytes,
+            budget=self.dead_budget if dead_letters.are_kept_in(name) else self.budget,
+        )
+        cls = MessageClass(ring, self.settings.keep, self.settings.full_policy)
+        self.classes[class_id] = cls
+        self._obey(cls)
+        if self.ledger is not None:
+            self.ledger.hurries[class_id] = None
+        self.opened(class_id)
+
+    def _name_class(self, cls: MessageClass, name: str) -> None:
+        if self.ledger is not None and cls.name != name:
+            self.ledger.hurries[cls.class_id] = None
+        cls.name = name
+        self.names[name] = cls.class_id
+        self._obey(cls)
+
+    def _obey(self, cls: MessageClass) -> None:
+        """Have a class do what the settings say of it, by the name that it has now."""
+        settings, limits = self.settings, self.settings.limits
+        own = settings.of_class(cls.class_id, cls.name)
+        cls.is_to_keep(settings.keep if own.keep is None else own.keep)
+        cls.policy = own.full_policy or settings.full_policy
+        ring = cls.ring
+        ring.messages_max = min(own.messages_max or limits.class_messages, limits.class_messages)
+        ring.bytes_max = min(own.bytes_max or limits.class_bytes, limits.class_bytes)
+        if dead_letters.are_kept_in(cls.name):
+            cls.policy = FullPolicy.DROP_OLDEST
+            ring.bytes_max = min(limits.dead_letter_bytes, ring.bytes_max)
+
+    def new_classes(self, class_ids: Iterable[int]) -> list[int]:
+        """Those of these classes that do not exist yet. Raises as `open_classes` does."""
+        new = [class_id for class_id in dict.fromkeys(class_ids) if class_id not in self.classes]
+        most = self.settings.limits.classes
+        if len(self.classes) + len(new) > most:
+            raise RemoteProtocolError(
+                Reason.TOO_MANY_CLASSES,
+                f"a Connect named {len(new)} new classes; {len(self.classes)} exist, "
+                f"{most} may exist",
+            )
+        return new
+
+    def find_ids(self, asked: Iterable[int | str | NamedClass]) -> list[tuple[int, str]]:
+        """The id of each class that is asked for, and its name, if it is asked for by name. Who has
+        a new name and no id is given one. Changes nothing.
+
+        Raises RemoteProtocolError (bad_connect, class_name_conflict, too_many_classes).
+        """
+        named = [named_class(one) for one in asked]
+        ids = {one.id for one in named}
+        id_of: dict[str, int] = {}
+        name_of: dict[int, str] = {}
+
+        def is_free(class_id: int) -> bool:
+            return class_id not in self.classes and class_id not in ids and class_id not in name_of
+
+        others = filter(is_free, range(CLASS_ID_MAX, -1, -1))
+        found: list[tuple[int, str]] = []
+        for one in named:
+            name = one.name or ""
+            known = self.names.get(name, id_of.get(name)) if name else None
+            class_id = one.id if one.id is not None else known
+            if class_id is None:
+                class_id = next(filter(is_free, given_ids(name)), None)
+                class_id = next(others, None) if class_id is None else class_id
+            if class_id is None:
+                raise RemoteProtocolError(
+                    Reason.TOO_MANY_CLASSES, f"no class id is left for the class {name!r}"
+                )
+            if name:
+                there = name_of.get(class_id, "")
+                if class_id in self.classes:
+                    there = self.classes[class_id].name or there
+                if (known is not None and known != class_id) or there not in ("", name):
+                    raise RemoteProtocolError(
+                        Reason.CLASS_NAME_CONFLICT,
+                        f"the class {name!r} was named with id {class_id}; "
+                        + (f"that one is {there!r}" if there else f"it has id {known}"),
+                    )
+                id_of[name], name_of[class_id] = class_id, name
+            found.append((class_id, name))
+        return found
+
+    def bind(self, subject: str, class_: int | str) -> int:
+        """Have what NATS clients publish on a subject stored in a class, too; the class, given by
+        id or name, is made if it is not there. Returns its id.
+
+        Raises RemoteProtocolError as `name_classes` does.
+        """
+        if isinstance(class_, int):
+            asked = NamedClass(id=class_, subjects=[subject])
+        else:
+            asked = NamedClass(name=class_, subjects=[subject])
+        [(class_id, _)] = self.name_classes([asked])
+        return class_id
+
+    def name_classes(self, asked: Sequence[int | str | NamedClass]) -> list[tuple[int, str]]:
+        """Have these classes, bound to these subjects. Returns what `find_ids` does.
+
+        Raises RemoteProtocolError as `find_ids`, `new_classes` and `Bound.check` do, and has none
+        of them then.
+        """
+        found, bound = self.check_classes(asked)
+        self.open_classes(found)
+        for class_id, subject in bound:
+            self.bound.bind(class_id, subject)
+        return found
+
+    def check_classes(
+        self, asked: Sequence[int | str | NamedClass]
+    ) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
+        """Raise what `name_classes` would. Returns what `find_ids` does, and which subjects are
+        bound then to which ids."""
+        found = self.find_ids(asked)
+        self.new_classes(class_id for class_id, _ in found)
+        bound = [
+            (class_id, subject)
+            for (class_id, _), one in zip(found, asked, strict=True)
+            if isinstance(one, NamedClass)
+            for subject in one.subjects
+        ]
+        self.bound.check(bound)
+        return found, bound
+
+    def dead_class(self, of: str) -> MessageClass:
+        """The class of this one's dead letters, made if it is not there. Raises
+        RemoteProtocolError as `find_ids` does."""
+        name = dead_letters.class_name(of)
+        class_id = self.names.get(name)
+        if class_id is None:
+            found = self.find_ids([name])
+            self.open_classes(found)
+            [(class_id, _)] = found
+        return self.classes[class_id]
