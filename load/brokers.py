@@ -6,6 +6,7 @@ Rule 2: a peer whose program is not there is skipped with a note, never a failur
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import socket
@@ -16,7 +17,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from load.processes import LoadError, Process
@@ -54,9 +55,11 @@ def is_available(kind: str) -> bool:
     return kind in OURS or find_program(PROGRAMS[kind]) is not None
 
 
-OURS = ("simplebus", "simplebus-nats")
-"""Doors of the same server: the binary one, and that for NATS clients."""
-PROGRAMS = {"nats": "nats-server", "redis": "redis-server"}
+OURS = ("simplebus", "simplebus-nats", "simplebus-os", "simplebus-disk")
+"""Doors of the same server: the binary one, and that for NATS clients; and the binary one of a
+server that keeps what it holds, with that durability."""
+PROGRAMS = {"nats": "nats-server", "nats-always": "nats-server", "redis": "redis-server"}
+"""`nats-always` syncs whatever JetStream writes into a file before it confirms it."""
 
 
 @contextmanager
@@ -83,6 +86,13 @@ def _start_simplebus(directory: Path, server_args: Sequence[str]) -> tuple[Proce
     return process, _port_of(process, "simplebus ready", rf"tcp={re.escape(HOST)}:(\d+)")
 
 
+def _start_with_journal(
+    durability: str, directory: Path, server_args: Sequence[str]
+) -> tuple[Process, int]:
+    where = ("--data-dir", str(directory / "data"), "--durability", durability)
+    return _start_simplebus(directory, [*where, *server_args])
+
+
 def _start_simplebus_nats(directory: Path, server_args: Sequence[str]) -> tuple[Process, int]:
     closed = [flag for flag in _closed_doors() if flag != "--no-nats"]
     command = [*SERVE, "--port", "0", "--nats-port", "0", *closed, *server_args]
@@ -93,6 +103,16 @@ def _start_simplebus_nats(directory: Path, server_args: Sequence[str]) -> tuple[
 def _start_nats(directory: Path, server_args: Sequence[str]) -> tuple[Process, int]:
     program = find_program("nats-server")
     command = [program, "-a", HOST, "-p", "-1", "-js", "-sd", directory]
+    process = Process("nats-server", [str(word) for word in command])
+    port = _port_of(process, "Listening for client connections", rf"{re.escape(HOST)}:(\d+)")
+    return process, port
+
+
+def _start_nats_always(directory: Path, server_args: Sequence[str]) -> tuple[Process, int]:
+    config = directory / "nats.conf"
+    store = json.dumps(str(directory / "store"))
+    config.write_text(f"jetstream {{ store_dir: {store}, sync_interval: always }}")
+    command = [find_program("nats-server"), "-a", HOST, "-p", "-1", "-c", config]
     process = Process("nats-server", [str(word) for word in command])
     port = _port_of(process, "Listening for client connections", rf"{re.escape(HOST)}:(\d+)")
     return process, port
@@ -110,7 +130,10 @@ def _start_redis(directory: Path, server_args: Sequence[str]) -> tuple[Process, 
 STARTERS = {
     "simplebus": _start_simplebus,
     "simplebus-nats": _start_simplebus_nats,
+    "simplebus-os": partial(_start_with_journal, "os"),
+    "simplebus-disk": partial(_start_with_journal, "disk"),
     "nats": _start_nats,
+    "nats-always": _start_nats_always,
     "redis": _start_redis,
 }
 

@@ -1,4 +1,4 @@
-"""Makes and removes the memory stream and push consumer that a JetStream measurement needs.
+"""Makes and removes the stream and push consumer that a JetStream measurement needs.
 
 Rule 1: plain requests to the JetStream API over a socket: no client library is measured here.
 """
@@ -21,14 +21,16 @@ REPLY_S = 10.0
 
 
 @contextmanager
-def stream(broker: Broker, *, subjects: list[str], ack_all: bool | None = None) -> Iterator[None]:
-    """A stream in memory, gone at the end of the block, with one push consumer that acknowledges
-    all up to a message, or each; with none for `ack_all` None."""
+def stream(
+    broker: Broker, *, subjects: list[str], ack_all: bool | None = None, storage: str = "memory"
+) -> Iterator[None]:
+    """A stream in "memory" or in a "file", gone at the end of the block, with one push consumer
+    that acknowledges all up to a message, or each; with none for `ack_all` None."""
     with _connection(broker) as peer:
         _request(
             peer,
             f"STREAM.CREATE.{STREAM}",
-            {"name": STREAM, "subjects": subjects, "storage": "memory", "num_replicas": 1},
+            {"name": STREAM, "subjects": subjects, "storage": storage, "num_replicas": 1},
         )
         try:
             if ack_all is not None:

@@ -40,6 +40,8 @@ class Flow:
     """NATS: each message's subject is one of so many, at random, and subscribers take all."""
     pace: int = 0
     """Messages a second, evenly; 0 for as many as it takes."""
+    storage: str = "memory"
+    """JetStream: where its stream is, "memory" or "file"."""
 
     def shape(self) -> dict[str, object]:
         """What both sides must agree on."""
@@ -105,7 +107,7 @@ def measure(
         return _round_trips(broker, protocol, work, count=count, tracer=tracer)
     with _prepared(broker, protocol, work):
         sample = _flow(broker, protocol, work, count=count, tracer=tracer)
-    if broker.kind == "simplebus" and work.acks != "none":
+    if broker.kind in ("simplebus", "simplebus-os", "simplebus-disk") and work.acks != "none":
         probe_nothing_in_flight(broker, work.classes)
     return sample
 
@@ -120,7 +122,7 @@ def _prepared(broker: Broker, protocol: str, flow: Flow) -> Any:
     if protocol != "nats-jetstream":
         return nullcontext()
     subjects = [f"load.js.{class_id}" for class_id in flow.classes]
-    return stream(broker, subjects=subjects, ack_all=flow.ack_every > 1)
+    return stream(broker, subjects=subjects, ack_all=flow.ack_every > 1, storage=flow.storage)
 
 
 def _subscriber_options(protocol: str, flow: Flow, index: int) -> dict[str, object]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from load import memory, nats_door, sdk, spark
+from load import durable, memory, nats_door, sdk, spark
 from load.measure import Flow, Manner, RoundTrips
 from load.report import Row, Target
 
@@ -106,6 +106,43 @@ def _one_to_one(size_bytes: int, at_least: float, reach: float) -> Scenario:
         title=f"{size_bytes} B, one publisher, one subscriber",
         variants=(_simplebus("simplebus", flow), _nats(flow), *_peers(flow, PEER_S)),
         targets=tuple(targets),
+    )
+
+
+def _journal(size_bytes: int) -> Scenario:
+    """Confirmed publishing by where a message is when it is confirmed; each variant with the acks
+    that suit it best."""
+    flow = Flow(size_bytes=size_bytes)
+    files = replace(flow, ack_every=500, storage="file")
+    title = f"{size_bytes} B, confirmed"
+    return Scenario(
+        f"journal-{size_bytes}",
+        f"{size_bytes} B, one publisher that is told where its messages are, one subscriber",
+        (
+            _version_2("in memory", flow),
+            Variant("with the system", "simplebus-os", "simplebus-2", flow),
+            Variant("on disk", "simplebus-disk", "simplebus-2", flow),
+            Variant("JetStream, file", "nats", "nats-jetstream", files, PEER_S),
+            Variant("JetStream, file, synced", "nats-always", "nats-jetstream", files, PEER_S),
+        ),
+        (
+            Target(f"{title} by the system against memory", "with the system", "in memory", 0.5, 1),
+            Target(f"{title} on disk against memory", "on disk", "in memory", None, None),
+            Target(
+                f"{title} on disk against JetStream, synced",
+                "on disk",
+                "JetStream, file, synced",
+                10,
+                None,
+            ),
+            Target(
+                f"{title} on disk against JetStream as it ships",
+                "on disk",
+                "JetStream, file",
+                3,
+                None,
+            ),
+        ),
     )
 
 
@@ -239,6 +276,10 @@ SCENARIOS = (
     ),
     Scenario("nats-idle", "NATS clients that say nothing", special=nats_door.idle),
     Scenario("nats-matching", "many NATS subscriptions", special=nats_door.matching),
+    _journal(16),
+    _journal(128),
+    Scenario("journal-latency", "how long a confirm takes", special=durable.latency),
+    Scenario("backlog", "messages that nobody acknowledges", special=durable.backlog),
     Scenario("sdk", "Python programs, beside those of nats-py", special=sdk.run),
     Scenario("memory", "memory of the server", special=memory.run),
     Scenario("spark", "into Spark and out of it, beside Parquet files", special=spark.run),

@@ -315,3 +315,37 @@ void run_latency(const Options *options, const Protocol *protocol) {
            trips[options->count * 99 / 100] * 1e6, trips[options->count - 1] * 1e6);
     free(trips);
 }
+
+/* ---- confirm ---- */
+
+/* From a message's sending to its confirmation, one message at a time; nobody subscribes. */
+void run_confirm(const Options *options, const Protocol *protocol) {
+    static Pieces block, wire;
+    static Peer publisher;
+    block_build(&block, options);
+    peer_start(&publisher, options, protocol, &block);
+    encode_block(&wire, &publisher);
+    protocol->open(&publisher, PUBLISHER);
+    double *waits = allocate(options->count * sizeof *waits);
+    for (uint64_t n = 0; n < options->count; n++) {
+        uint64_t begun = clock_ns();
+        if (protocol->number) number_ahead(&publisher, &wire, position(&wire, n), n + 1);
+        bytes_append(&publisher.out, piece(&wire, n % wire.count), piece_size(&wire, n % wire.count));
+        publisher.sent = n + 1;
+        send_all(&publisher);
+        while (publisher.confirmed == n) {
+            if (receive_some(&publisher, true) == 0)
+                fail(EXIT_CONNECTION, "the broker closed the connection, %llu confirmed",
+                     (unsigned long long)n);
+            hear(&publisher, protocol->hear_reply);
+        }
+        waits[n] = (double)(clock_ns() - begun) * 1e-9;
+    }
+    close(publisher.socket);
+    qsort(waits, options->count, sizeof *waits, by_value);
+    printf("{\"mode\": \"confirm\", \"protocol\": \"%s\", \"messages\": %llu, "
+           "\"p50_us\": %.2f, \"p99_us\": %.2f, \"max_us\": %.2f}\n",
+           protocol->name, (unsigned long long)options->count, waits[options->count / 2] * 1e6,
+           waits[options->count * 99 / 100] * 1e6, waits[options->count - 1] * 1e6);
+    free(waits);
+}

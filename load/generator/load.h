@@ -144,6 +144,7 @@ void run_block(const Options *options);
 void run_publish(const Options *options, const Protocol *protocol);
 void run_subscribe(const Options *options, const Protocol *protocol);
 void run_latency(const Options *options, const Protocol *protocol);
+void run_confirm(const Options *options, const Protocol *protocol);
 
 /* trace.c: nothing happens unless a trace is asked for. `upto`: all messages below it. */
 void trace_start(const Options *options);

@@ -18,7 +18,7 @@
 
 static const char usage[] =
     "usage: generator MODE PROTOCOL --port N --count N [options]\n"
-    "  MODE      publish | subscribe | latency | block (the payloads, to stdout)\n"
+    "  MODE      publish | subscribe | latency | confirm | block (the payloads, to stdout)\n"
     "            | probe (simplebus: is anything left in flight?)\n"
     "  PROTOCOL  simplebus | simplebus-2 | nats | nats-jetstream | redis | redis-stream | raw\n"
     "  --host A        127.0.0.1\n"
@@ -141,6 +141,7 @@ int main(int count, char **words) {
     if (strcmp(mode, "publish") == 0) run_publish(&options, protocol);
     else if (strcmp(mode, "subscribe") == 0) run_subscribe(&options, protocol);
     else if (strcmp(mode, "latency") == 0) run_latency(&options, protocol);
+    else if (strcmp(mode, "confirm") == 0) run_confirm(&options, protocol);
     else misuse("unknown mode", mode);
     trace_end(&options);
     return 0;

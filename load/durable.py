@@ -1,0 +1,245 @@
+"""How long a confirm takes beside the disk's own time; what a backlog costs, and what comes again.
+
+Rule 1: the disk is asked in the same directory, in the same round, in the same way: append, sync.
+Rule 2: what a backlog takes is measured in this process, on the broker itself: a tick could not be
+seen through a socket. What comes again comes through one.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from load.brokers import HOST, Broker, running
+from load.generators import Generator
+from load.measure import TIMEOUT_S, Manner
+from load.memory import CONNECT_REPLY_BYTES
+from load.processes import LoadError
+from load.report import Row
+from simplebus.core.broker import Broker as Core
+from simplebus.core.limits import READ_BYTES, Limits
+from simplebus.core.receive import ReceiveBuffer
+from simplebus.core.session import Session
+from simplebus.core.settings import Settings
+
+CONFIRMS = 4_000
+SYNC_BYTES = 128  # About what one message is in a journal.
+HELD = 20_000_000
+WINDOW = 1_000_000
+QUICK_PART = 10
+BLOCK = 10_000  # Frames that are brought together.
+FRAME_BYTES = 29
+
+
+# Confirms ----------------------------------------------------------------------------------------
+
+
+def latency(manner: Manner) -> list[Row]:
+    """How long a publisher waits for a confirm, one message in flight, beside a sync."""
+    count = CONFIRMS // (QUICK_PART if manner.quick else 1)
+    found: dict[str, list[float]] = {}
+    with (
+        tempfile.TemporaryDirectory(prefix="simplebus-load-") as directory,
+        running("simplebus", server_args=manner.server_args) as memory,
+        running("simplebus-disk", server_args=manner.server_args) as disk,
+    ):
+        for _ in range(manner.rounds):
+            found.setdefault("sync", []).append(_sync_us(Path(directory), count))
+            for name, broker in (("memory", memory), ("disk", disk)):
+                found.setdefault(name, []).append(_confirm_us(broker, count))
+    more = [a - b for a, b in zip(found["disk"], found["memory"], strict=True)]
+    ratio = [a / b for a, b in zip(found["disk"], found["sync"], strict=True)]
+    added = [a / b for a, b in zip(more, found["sync"], strict=True)]
+
+    def row(title: str, values: list[float], unit: str, wish: float | None = None) -> Row:
+        return Row("journal-latency", title, values, unit, wish, None, less_is_better=True)
+
+    return [
+        row("one append and sync of a file, p50", found["sync"], "us"),
+        row("confirm from memory, p50", found["memory"], "us"),
+        row("confirm from disk, p50", found["disk"], "us"),
+        row("confirm from disk against one sync", ratio, "x", 1.5),
+        row("what the disk adds to a confirm, against one sync", added, "x"),
+    ]
+
+
+def _confirm_us(broker: Broker, count: int) -> float:
+    options = {"size": 16, "classes": 1, "count": count}
+    with Generator("confirm", "simplebus-2", broker.port, timeout_s=TIMEOUT_S, **options) as one:
+        found: float = one.result()["p50_us"]
+    return found
+
+
+def _sync_us(directory: Path, count: int) -> float:
+    """The middle of how long it takes to append to a file and sync it."""
+    record, taken = bytes(SYNC_BYTES), []
+    file = os.open(directory / "synced", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    try:
+        os.posix_fallocate(file, 0, count * SYNC_BYTES)
+        for _ in range(count):
+            begun = time.perf_counter()
+            os.write(file, record)
+            os.fdatasync(file)
+            taken.append(time.perf_counter() - begun)
+    finally:
+        os.close(file)
+    return median(taken) * 1e6
+
+
+# Backlogs ----------------------------------------------------------------------------------------
+
+
+class Held:
+    """A broker in this process, and one subscriber that has been sent everything."""
+
+    def __init__(self, count: int) -> None:
+        limits = Limits(class_bytes=1 << 32, total_bytes=1 << 32)
+        self.core = Core(Settings(limits=limits))
+        self.core.clock.now = time.time()
+        self.count = count
+        self._buffer = ReceiveBuffer()
+        self.publisher, self.subscriber = self.core.open(), self.core.open()
+        self._say(self.subscriber, _frame(b"4", b"[1]") + _frame(b"2", b""))
+        self.take()
+
+    def fill(self) -> None:
+        """Publish and deliver everything."""
+        block = b"".join(_frame(b"1", b"%016d" % n) for n in range(BLOCK))
+        for _ in range(self.count // BLOCK):
+            self._say(self.publisher, block)
+            got = self.take()
+            if got != len(block):
+                raise LoadError(f"{got} bytes were delivered, expected {len(block)}")
+
+    def tick(self) -> float:
+        """Seconds that a tick takes."""
+        self.core.clock.now += 1.0
+        begun = time.perf_counter()
+        cut = self.core.tick()
+        taken = time.perf_counter() - begun
+        if cut:
+            raise LoadError(f"the broker cut off {len(cut)} sessions: {cut[0][1]}")
+        return taken
+
+    def acknowledge(self, ranges: Iterable[tuple[int, int]]) -> float:
+        """Seconds that it takes to take in these acks."""
+        frames = [_frame(b"3", b"%d-%d" % pair) for pair in ranges]
+        blocks = [b"".join(frames[at : at + 1_000]) for at in range(0, len(frames), 1_000)]
+        begun = time.perf_counter()
+        for block in blocks:
+            self._say(self.subscriber, block)
+        return time.perf_counter() - begun
+
+    def left(self) -> int:
+        """Messages that are not acknowledged."""
+        return self.core.classes[1].statistics().in_flight
+
+    def take(self) -> int:
+        """Have the subscriber take all that there is for it. Returns how many bytes."""
+        outbox, total = self.subscriber.outbox, 0
+        self.core.take_ready()
+        while piece := outbox.peek(self.core.tick_number):
+            total += len(piece)
+            outbox.sent(len(piece), self.core.tick_number)
+        return total
+
+    def _say(self, session: Session, data: bytes) -> None:
+        for at in range(0, len(data), READ_BYTES):
+            count = self._buffer.fill(data[at : at + READ_BYTES])
+            self.core.receive(session, self._buffer, count)
+
+
+def _frame(kind: bytes, content: bytes) -> bytes:
+    class_id = b"\0\0" if kind == b"4" else b"\0\1"
+    return kind + class_id + bytes(6) + content + b"<\r\n>"
+
+
+def backlog(manner: Manner) -> list[Row]:
+    """What messages cost that were delivered and not acknowledged."""
+    part = QUICK_PART if manner.quick else 1
+    note = f"with a {part}th of it" if manner.quick else ""
+
+    def row(title: str, values: list[float], unit: str, wish: float, *, less: bool = True) -> Row:
+        return Row("backlog", title, values, unit, wish, None, less_is_better=less, note=note)
+
+    before = _resident_bytes()
+    held = Held(HELD // part)
+    held.fill()
+    grown = (_resident_bytes() - before) / held.count - FRAME_BYTES
+    ticks = [held.tick() * 1e3 for _ in range(5)]  # The ack timeout is 6: nothing is due.
+    if held.take():
+        raise LoadError("something came again before its time")
+    del held
+    again = _again_ratios(manner.rounds, part)
+    return [
+        row("one of 20 M unacked messages, beyond its frame", [grown], "bytes", 30.0),
+        row("a tick over them, nothing due", ticks, "ms", 1.0),
+        row("acks at random, of a million against a quarter", [_ack_ratio(part)], "x each", 1.5),
+        row("a million delivered again, against the first time", again, "x", 0.5, less=False),
+    ]
+
+
+def _ack_ratio(part: int) -> float:
+    """How much longer an ack takes in a window of a million than in one of a quarter of it."""
+    each = []
+    for count in (WINDOW // 4 // part, WINDOW // part):
+        held = Held(count)
+        held.fill()
+        order = random.Random(1).sample(range(count), count)
+        each.append(held.acknowledge((n, n + 1) for n in order) / count)
+        if held.left():
+            raise LoadError(f"{held.left()} messages are left, expected none")
+    return each[1] / each[0]
+
+
+def _again_ratios(rounds: int, part: int) -> list[float]:
+    """At which part of the first delivery's rate messages are delivered again, through a socket."""
+    count, found = WINDOW // part, []
+    beat = ("--tick", "0.1", "--ack-timeout", "20")  # Again after two seconds.
+    with running("simplebus", server_args=beat) as broker:
+        for turn in range(rounds):
+            options = {"timeout_s": TIMEOUT_S, "count": count, "size": 16, "classes": 1}
+            with Generator("publish", "simplebus", broker.port, **options) as publisher:
+                publisher.result()
+            with socket.create_connection((HOST, broker.port), timeout=TIMEOUT_S) as peer:
+                peer.sendall(_frame(b"4", b"[1]") + _frame(b"2", b""))
+                peer.recv(CONNECT_REPLY_BYTES, socket.MSG_WAITALL)
+                first = _ids_per_s(peer, range(turn * count, (turn + 1) * count))
+                again = _ids_per_s(peer, range(turn * count, (turn + 1) * count))
+                peer.sendall(_frame(b"3", b"%d-%d" % (turn * count, (turn + 1) * count)))
+                peer.shutdown(socket.SHUT_WR)
+                while peer.recv(READ_BYTES):
+                    pass
+            found.append(again / first)
+    return found
+
+
+def _ids_per_s(peer: socket.socket, ids: range) -> float:
+    """At which rate messages with just these ids come, once the first of them is there."""
+    data = np.empty(len(ids) * FRAME_BYTES, np.uint8)
+    begun, got, view = 0.0, 0, memoryview(data)
+    while got < data.size:
+        count = peer.recv_into(view[got:])
+        if not count:
+            raise LoadError(f"the server closed the connection behind {got} bytes")
+        begun = begun or time.perf_counter()
+        got += count
+    seconds = time.perf_counter() - begun
+    frames = data.reshape(-1, FRAME_BYTES)
+    found = frames[:, 3:7].copy().view(">u4").ravel()
+    if not np.array_equal(found, np.arange(ids.start, ids.stop)):
+        raise LoadError(f"ids from {found[0]} to {found[-1]} came, expected {ids}")
+    return len(ids) / seconds
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
