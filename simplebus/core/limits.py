@@ -41,6 +41,11 @@ SEND_BYTES = 2 * 1024 * 1024
 REDELIVERY_BYTES = 256 * 1024
 # And from so many sequences at a time, so that a window full of holes does not hold the loop.
 REDELIVERY_MESSAGES = 4096
+# Of messages that nothing is special about, of which all are wanted, more at a time: they are
+# copied in few pieces. Of a window full of holes, so many pieces.
+REDELIVERY_PLAIN_BYTES = 1024 * 1024
+REDELIVERY_PLAIN_MESSAGES = 32_768
+REDELIVERY_PIECES = 2048
 
 # How many messages are looked at at once to find out whether all are for a subscription.
 LOOK_AHEAD_MESSAGES = 16_384

@@ -21,6 +21,9 @@ from simplebus.core.limits import (
     PLAIN_FRAMES_MAX,
     REDELIVERY_BYTES,
     REDELIVERY_MESSAGES,
+    REDELIVERY_PIECES,
+    REDELIVERY_PLAIN_BYTES,
+    REDELIVERY_PLAIN_MESSAGES,
     SEND_BYTES,
 )
 from simplebus.core.picking import Picked, Ranges
@@ -62,7 +65,7 @@ class Subscription(Position):
         return True
 
     def _take_again(self, tick: int) -> bytes:
-        pieces = Pieces(REDELIVERY_BYTES)
+        pieces = Pieces(REDELIVERY_PLAIN_BYTES if self._is_plain() else REDELIVERY_BYTES)
         while not pieces.count and (room := self._room()):
             found = self._look_again(room)
             if found is None:
@@ -91,9 +94,14 @@ class Subscription(Position):
         while self._again and self.looked < self.looked_max:
             span = self._again[0]
             first = max(span.first, self.window.floor)
-            last = min(span.last, first + REDELIVERY_MESSAGES)
-            self.looked += max(0, last - first)
+            is_plain = self._is_plain()
+            many = REDELIVERY_PLAIN_MESSAGES if is_plain else REDELIVERY_MESSAGES
+            last = min(span.last, first + many)
             ranges = self.window.unacked(first, last)
+            if len(ranges) > REDELIVERY_PIECES:
+                last = ranges[REDELIVERY_PIECES][0]
+                del ranges[REDELIVERY_PIECES:]
+            self.looked += max(0, last - first)
             if self.terms.deliveries_max and span.attempts >= self.terms.deliveries_max:
                 last = self._give_up_front(ranges, last, span.attempts)
                 ranges = []
@@ -106,6 +114,10 @@ class Subscription(Position):
                 return span, last, picked
             self._settle(span, last, picked)
         return None
+
+    def _is_plain(self) -> bool:
+        """Whether nothing is special about what waits to be sent again, and all is wanted."""
+        return self.wanted is None and self._again[0].first >= self.ring.special_until
 
     def _settle(self, span: Span, last: int, picked: Picked) -> None:
         """The front of what is to be sent again, up to `last`, is dealt with; or sent, if it is."""

@@ -14,9 +14,12 @@ from simplebus.core import picking
 from simplebus.core.acks import AckWindow
 from simplebus.core.budget import MemoryBudget
 from simplebus.core.limits import (
+    FRAME_BYTES_MIN,
     LOOKED_MESSAGES_MAX,
-    REDELIVERY_BYTES,
     REDELIVERY_PAUSE_TICKS_MAX,
+    REDELIVERY_PIECES,
+    REDELIVERY_PLAIN_BYTES,
+    REDELIVERY_PLAIN_MESSAGES,
     SEND_BYTES,
 )
 from simplebus.core.outbox import Outbox
@@ -272,13 +275,39 @@ def test_a_redelivered_frame_differs_in_its_timer_index_only() -> None:
 
 def test_redeliveries_go_before_new_messages_and_in_bounded_copies() -> None:
     line = Line()
-    line.publish(*numbered(10, size=100_000))
-    assert line.ids() == list(range(10))
+    line.publish(*numbered(20, size=100_000))
+    assert line.ids() == list(range(20))
     line.tick(6)
     line.publish(b"new")
     piece = line.outbox.peek(line.tick_number)
-    assert len(piece) <= REDELIVERY_BYTES + 100_013
-    assert line.ids() == [*range(10), 10]
+    assert len(piece) <= REDELIVERY_PLAIN_BYTES + 100_013
+    assert line.ids() == [*range(20), 20]
+
+
+def test_of_a_window_full_of_holes_little_is_copied_at_a_time() -> None:
+    line = Line()
+    count = 2 * REDELIVERY_PIECES + 100
+    line.publish(*[b""] * 2 * count)
+    assert len(line.ids()) == 2 * count
+    for number in range(0, 2 * count, 2):
+        line.subscription.window.ack_range(number, number + 1)
+    line.tick(6)
+    sizes = []
+    while piece := line.outbox.peek(line.tick_number):
+        sizes.append(len(piece) // FRAME_BYTES_MIN)
+        line.outbox.sent(len(piece), line.tick_number)
+    assert sizes == [REDELIVERY_PIECES, REDELIVERY_PIECES, 100]
+
+
+def test_of_plain_messages_many_are_copied_at_a_time() -> None:
+    line = Line()
+    count = REDELIVERY_PLAIN_MESSAGES + 5
+    line.publish(*[b""] * count)
+    assert line.ids() == list(range(count))
+    line.tick(6)
+    piece = line.outbox.peek(line.tick_number)
+    assert len(piece) == REDELIVERY_PLAIN_MESSAGES * FRAME_BYTES_MIN
+    assert line.ids() == list(range(count))
 
 
 def test_a_redelivery_cut_at_any_byte_goes_on_behind_it() -> None:
