@@ -7,6 +7,7 @@ Rule 2: a peer whose program is not there is skipped with a note, never a failur
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import socket
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
+from load.generators import slow_disk
 from load.processes import LoadError, Process
 
 HOST = "127.0.0.1"
@@ -63,14 +65,35 @@ PROGRAMS = {"nats": "nats-server", "nats-always": "nats-server", "redis": "redis
 
 
 @contextmanager
-def running(kind: str, *, server_args: Sequence[str] = ()) -> Iterator[Broker]:
-    """A broker of this kind, listening, until the block ends."""
+def running(kind: str, *, server_args: Sequence[str] = (), sync_us: int = 0) -> Iterator[Broker]:
+    """A broker of this kind, listening, until the block ends. Every sync of a file takes it
+    `sync_us` longer."""
     with tempfile.TemporaryDirectory(prefix="simplebus-load-") as directory:
-        process, port = STARTERS[kind](Path(directory), server_args)
+        with _slow_disk(sync_us):
+            process, port = STARTERS[kind](Path(directory), server_args)
         try:
             yield Broker(kind, port, process)
         finally:
             process.stop()
+
+
+@contextmanager
+def _slow_disk(sync_us: int) -> Iterator[None]:
+    """What is started in the block has a disk that takes so much longer for a sync."""
+    if not sync_us:
+        yield
+        return
+    more = {"LD_PRELOAD": str(slow_disk()), "SLOW_SYNC_US": str(sync_us)}
+    before = {name: os.environ.get(name) for name in more}
+    os.environ.update(more)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @cache

@@ -7,6 +7,7 @@ seen through a socket. What comes again comes through one.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import socket
@@ -19,7 +20,7 @@ from statistics import median
 import numpy as np
 
 from load.brokers import HOST, Broker, running
-from load.generators import Generator
+from load.generators import Generator, slow_disk
 from load.measure import TIMEOUT_S, Manner
 from load.memory import CONNECT_REPLY_BYTES
 from load.processes import LoadError
@@ -31,6 +32,7 @@ from simplebus.core.session import Session
 from simplebus.core.settings import Settings
 
 CONFIRMS = 4_000
+SLOW_US = 1_000  # What a sync takes longer on a machine that has a disk, not a cache of one.
 SYNC_BYTES = 128  # About what one message is in a journal.
 HELD = 20_000_000
 WINDOW = 1_000_000
@@ -45,29 +47,36 @@ FRAME_BYTES = 29
 def latency(manner: Manner) -> list[Row]:
     """How long a publisher waits for a confirm, one message in flight, beside a sync."""
     count = CONFIRMS // (QUICK_PART if manner.quick else 1)
-    found: dict[str, list[float]] = {}
+    args = manner.server_args
+    memory, disk, slow = list[float](), list[float](), list[float]()
+    sync, slow_sync = list[float](), list[float]()
     with (
         tempfile.TemporaryDirectory(prefix="simplebus-load-") as directory,
-        running("simplebus", server_args=manner.server_args) as memory,
-        running("simplebus-disk", server_args=manner.server_args) as disk,
+        running("simplebus", server_args=args) as in_memory,
+        running("simplebus-disk", server_args=args) as on_disk,
+        running("simplebus-disk", server_args=args, sync_us=SLOW_US) as on_slow_disk,
     ):
         for _ in range(manner.rounds):
-            found.setdefault("sync", []).append(_sync_us(Path(directory), count))
-            for name, broker in (("memory", memory), ("disk", disk)):
-                found.setdefault(name, []).append(_confirm_us(broker, count))
-    more = [a - b for a, b in zip(found["disk"], found["memory"], strict=True)]
-    ratio = [a / b for a, b in zip(found["disk"], found["sync"], strict=True)]
-    added = [a / b for a, b in zip(more, found["sync"], strict=True)]
+            memory.append(_confirm_us(in_memory, count))
+            sync.append(_sync_us(Path(directory), count))
+            disk.append(_confirm_us(on_disk, count))
+            slow_sync.append(_sync_us(Path(directory), count // 4, SLOW_US))
+            slow.append(_confirm_us(on_slow_disk, count // 4))
 
     def row(title: str, values: list[float], unit: str, wish: float | None = None) -> Row:
         return Row("journal-latency", title, values, unit, wish, None, less_is_better=True)
 
+    def ratio(of: list[float], to: list[float]) -> list[float]:
+        return [a / b for a, b in zip(of, to, strict=True)]
+
+    longer = f"when each takes {SLOW_US} us longer"
     return [
-        row("one append and sync of a file, p50", found["sync"], "us"),
-        row("confirm from memory, p50", found["memory"], "us"),
-        row("confirm from disk, p50", found["disk"], "us"),
-        row("confirm from disk against one sync", ratio, "x", 1.5),
-        row("what the disk adds to a confirm, against one sync", added, "x"),
+        row("one append and sync of a file, p50", sync, "us"),
+        row("confirm from memory, p50", memory, "us"),
+        row("confirm from disk, p50", disk, "us"),
+        row("confirm from disk against one sync", ratio(disk, sync), "x", 1.5),
+        row(f"one append and sync of a file, p50, {longer}", slow_sync, "us"),
+        row(f"confirm from disk against one sync, {longer}", ratio(slow, slow_sync), "x", 1.5),
     ]
 
 
@@ -78,18 +87,21 @@ def _confirm_us(broker: Broker, count: int) -> float:
     return found
 
 
-def _sync_us(directory: Path, count: int) -> float:
+def _sync_us(directory: Path, count: int, longer_us: int = 0) -> float:
     """The middle of how long it takes to append to a file and sync it."""
     record, taken = bytes(SYNC_BYTES), []
     file = os.open(directory / "synced", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     try:
         os.posix_fallocate(file, 0, count * SYNC_BYTES)
+        sync = ctypes.CDLL(str(slow_disk())).fdatasync
+        os.environ["SLOW_SYNC_US"] = str(longer_us)
         for _ in range(count):
             begun = time.perf_counter()
             os.write(file, record)
-            os.fdatasync(file)
+            sync(file)
             taken.append(time.perf_counter() - begun)
     finally:
+        del os.environ["SLOW_SYNC_US"]
         os.close(file)
     return median(taken) * 1e6
 

@@ -16,6 +16,7 @@ from typing import Any
 from load.processes import LoadError, Process
 
 SOURCES = Path(__file__).resolve().parent / "generator"
+SLOW_DISK = Path(__file__).resolve().parent / "slow_disk"
 BUILD = Path(__file__).resolve().parent / ".build"
 FLAGS = ("-O2", "-march=native", "-std=gnu11", "-Wall", "-Wextra")
 READY_S = 20.0
@@ -24,23 +25,32 @@ GRACE_S = 10.0  # Beyond the generator's own time limit, which says more.
 
 def program() -> Path:
     """The compiled generator. A changed source or flag compiles a new one."""
-    sources = sorted(SOURCES.glob("*.c"))
-    digest = hashlib.sha256(" ".join(FLAGS).encode())
-    for path in [*sources, *SOURCES.glob("*.h")]:
+    return _built("generator", SOURCES, FLAGS)
+
+
+def slow_disk() -> Path:
+    """A library that, preloaded, lets every sync take SLOW_SYNC_US microseconds more."""
+    return _built("slow_disk", SLOW_DISK, (*FLAGS, "-shared", "-fPIC"))
+
+
+def _built(name: str, folder: Path, flags: tuple[str, ...]) -> Path:
+    sources = sorted(folder.glob("*.c"))
+    digest = hashlib.sha256(" ".join(flags).encode())
+    for path in [*sources, *folder.glob("*.h")]:
         digest.update(path.read_bytes())
-    target = BUILD / f"generator-{digest.hexdigest()[:16]}"
+    target = BUILD / f"{name}-{digest.hexdigest()[:16]}"
     if not target.exists():
-        _compile(sources, target)
+        _compile(sources, flags, target)
     return target
 
 
-def _compile(sources: list[Path], target: Path) -> None:
+def _compile(sources: list[Path], flags: tuple[str, ...], target: Path) -> None:
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise LoadError("the load generator is written in C, and no compiler (cc) was found")
     target.parent.mkdir(exist_ok=True)
     unfinished = target.with_suffix(f".{os.getpid()}")  # Others may compile it too.
-    command = [compiler, *FLAGS, "-o", str(unfinished), *map(str, sources)]
+    command = [compiler, *flags, "-o", str(unfinished), *map(str, sources)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     if done.returncode != 0:
         raise LoadError(f"the load generator does not compile: {done.stderr.strip()[-600:]}")
