@@ -15,7 +15,6 @@ Paths are relative to the file's folder. In names `_` may stand for `-`.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import stat
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from simplebus.complaints import fail
+from simplebus.config_mistakes import ConfigError, once, unknown
 from simplebus.options import option
 
 if TYPE_CHECKING:
@@ -38,10 +38,6 @@ if TYPE_CHECKING:
 _OWN_TABLES = ("serve", "nats", "classes")
 _NO_OPTIONS = {"config", "help"}
 _FLAG = re.compile(r"--[a-z][a-z-]*")
-
-
-class ConfigError(ValueError):
-    """The file cannot be used; says where and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +84,7 @@ def _read_for(context: typer.Context, path: Path | None) -> Config | None:
 
 def read(path: Path, context: typer.Context) -> Config:
     """Read and check a file. `context` is that of `serve`. Raises ConfigError."""
-    from simplebus.config_tables import ClassTable, NatsTable, table
+    from simplebus.config_tables import ClassTable, NatsTable, table  # It takes a while.
 
     try:
         with open(path, "rb") as file:
@@ -223,28 +219,12 @@ def _known(given: Iterable[str], known: Iterable[str], where: str) -> None:
             raise ConfigError(unknown(name, known, where))
 
 
-def once(given: Iterable[str], where: str) -> None:
-    """Raise ConfigError for a name that is there with `-` and with `_`."""
-    seen: dict[str, str] = {}
-    for name in given:
-        other = seen.setdefault(name.replace("-", "_"), name)
-        if other != name:
-            raise ConfigError(f"{where}: {other!r} and {name!r} are the same, expected either")
-
-
 def _check_ids(classes: Mapping[str, NamedClass]) -> None:
     """Raise ConfigError for an id that two classes have."""
     whose: dict[int, str] = {}
     for name, each in classes.items():
         if each.id is not None and whose.setdefault(each.id, name) != name:
             raise ConfigError(f"classes.{name}.id: {each.id} is the id of {whose[each.id]!r} too")
-
-
-def unknown(name: str, known: Iterable[str], where: str) -> str:
-    """That a name is none, and which one may have been meant."""
-    near = difflib.get_close_matches(name.replace("-", "_"), list(known), n=1)
-    meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(known))}"
-    return f"{where + ': ' if where else ''}{name!r} is unknown; {meant}"
 
 
 def _kind(value: Any) -> str:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import typer
 
-from simplebus.config import ConfigError, once, unknown
+from simplebus.config_mistakes import ConfigError, once, unknown
 from simplebus.core.bound import check_subject
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.limits import BINDINGS_MAX, CLASS_ID_MAX

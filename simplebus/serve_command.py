@@ -15,7 +15,8 @@ import typer
 
 from simplebus import nats_flags as nats
 from simplebus.complaints import fail, sentence
-from simplebus.config import Config, ConfigError, config_option, in_keys
+from simplebus.config import Config, config_option, in_keys
+from simplebus.config_mistakes import ConfigError
 from simplebus.core.limits import HEARTBEAT_SECONDS
 from simplebus.options import (
     ACKNOWLEDGEMENT,
