@@ -14,7 +14,7 @@ from typing import Any, Unpack
 
 from simplebus.client.blocking_wire import BlockingWire
 from simplebus.client.confirms import group
-from simplebus.client.outbound import About, BusFullError, Outbound, Route
+from simplebus.client.outbound import DURABILITIES, About, BusFullError, Durability, Outbound, Route
 from simplebus.client.registry import Binding, Registry
 from simplebus.core.client.core import ClientStatistics
 from simplebus.core.envelope import Envelope
@@ -31,6 +31,11 @@ class BlockingPublisher:
         self._registry = registry
         self._outbound = Outbound(wire.core, registry)
         self._routes = self._outbound.routes
+
+    @property
+    def durability(self) -> Durability:
+        """Where a message is when it is confirmed, by the bus that was connected to last."""
+        return DURABILITIES[self._core.level]
 
     def publish(
         self,

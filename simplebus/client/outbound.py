@@ -9,7 +9,7 @@ Rule 3: a message of which nothing is said but its class has no envelope: it cos
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from simplebus.client.registry import Binding, Registry
 from simplebus.core import arguments
@@ -18,6 +18,7 @@ from simplebus.core.client.asking import Request
 from simplebus.core.client.core import ClientCore
 from simplebus.core.envelope import Envelope
 from simplebus.core.errors import BusError
+from simplebus.core.ledger import Level
 from simplebus.core.requests import NamedClass
 
 Headers = Mapping[str, str] | Iterable[tuple[str, str]]
@@ -37,6 +38,16 @@ class About(TypedDict, total=False):
     delay: float | None
     """Seconds from its acceptance by the bus before which nobody gets it."""
 
+
+Durability = Literal["memory", "os", "disk"]
+"""Where a message is when it is confirmed: in the bus's memory, with its operating system, or on
+its disk."""
+
+DURABILITIES: dict[Level, Durability] = {
+    Level.MEMORY: "memory",
+    Level.OS: "os",
+    Level.DISK: "disk",
+}
 
 Route = tuple[Callable[[Any], bytes], int]
 """How values of a type become payloads, and of which class they are."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import anyio.lowlevel
 
 from simplebus.client.confirms import group
-from simplebus.client.outbound import About, BusFullError, Outbound, Route
+from simplebus.client.outbound import DURABILITIES, About, BusFullError, Durability, Outbound, Route
 from simplebus.client.registry import Binding, Registry
 from simplebus.client.wire import Wire
 from simplebus.core.client.core import ClientStatistics
@@ -40,6 +40,11 @@ class Publisher:
         self._routes, self._envelope = self._outbound.routes, self._outbound.envelope
         self._put = wire.core.publish
         self._handled: list[Handling] = []
+
+    @property
+    def durability(self) -> Durability:
+        """Where a message is when it is confirmed, by the bus that was connected to last."""
+        return DURABILITIES[self._core.level]
 
     async def publish(
         self,

@@ -23,6 +23,11 @@ from simplebus.storage.appending import AppendFile
 PAYLOADS = [b"%06d" % number for number in range(3000)]
 
 
+def blocking_durability(url: str) -> str:
+    with simplebus.connect_blocking(url) as bus:
+        return bus.durability
+
+
 @pytest.mark.parametrize("level", Level)
 async def test_a_server_that_was_stopped_has_its_messages_again(
     tmp_path: Path, level: Level
@@ -32,6 +37,10 @@ async def test_a_server_that_was_stopped_has_its_messages_again(
         await peer.send(message(b"a") + message(b"b"))
         await until(lambda: class_statistics(server).published == 2)
         identity = server.engine.broker.answers.identity
+        url = f"simplebus://{server.addresses[0]}"
+        async with simplebus.connect(url) as bus:
+            assert bus.durability == level.name.lower()
+        assert await trio.to_thread.run_sync(blocking_durability, url) == level.name.lower()
     async with serving(data_dir=tmp_path) as server:
         assert class_statistics(server).ring.messages == 2
         assert server.engine.broker.answers.identity == identity

@@ -25,6 +25,7 @@ from simplebus.core.client.outgoing import Outgoing
 from simplebus.core.client.publishing import Publisher
 from simplebus.core.client.runs import Run
 from simplebus.core.errors import BusConnectionError, Reason, RefusedError, RemoteProtocolError
+from simplebus.core.ledger import Level
 from simplebus.core.limits import MESSAGE_ID_MASK
 from simplebus.core.requests import (
     ConnectReply,
@@ -62,6 +63,8 @@ class Conversation:
         self.heartbeat = Heartbeat()
         self.bus_id = ""
         """Whose memory knows us; empty before the first answer."""
+        self.level = Level.MEMORY
+        """Where a message is when it is confirmed."""
         self.session_id: int | None = None
         """What the bus calls the connection; None while there is none, or no answer."""
         self.greetings = 0
@@ -116,6 +119,7 @@ class Conversation:
         )
         self.bus_id, self._same_bus = reply.bus, same_bus
         self.session_id = reply.session
+        self.level = Level(min(reply.level, max(Level)))
         self.greetings += 1
         self.heartbeat.begin(reply.heartbeat, now)
         outgoing = self.outgoing

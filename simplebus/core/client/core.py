@@ -28,6 +28,7 @@ from simplebus.core.client.inbox import Inbox
 from simplebus.core.client.runs import Run, runs
 from simplebus.core.client.statistics import ClientStatistics as ClientStatistics
 from simplebus.core.errors import BusError, RefusedError
+from simplebus.core.ledger import Level
 from simplebus.core.limits import ACKS_MAX, Limits
 from simplebus.core.receive import FrameReceiver, ReceiveBuffer
 from simplebus.core.requests import (
@@ -71,6 +72,11 @@ class ClientCore:
         self._received_bytes = 0
 
     # Connections ---------------------------------------------------------------------------------
+
+    @property
+    def level(self) -> Level:
+        """Where a message is when it is confirmed, by the bus that has answered last."""
+        return self._talk.level
 
     @property
     def is_ready(self) -> bool:
