@@ -260,6 +260,7 @@ class _Reader:
                 self._known_heads.setdefault(cls.class_id, record.first)
             if group.records and (
                 group.size >= _GROUP_BYTES
+                or record.first != group.records[-1].last
                 or later != self._is_later(group.records[0])
                 or self._has_news(record) != self._has_news(group.records[0])
             ):

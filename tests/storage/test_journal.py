@@ -209,6 +209,23 @@ def test_what_one_class_has_lost_comes_again_and_is_stored_once(tmp_path: Path) 
     assert payloads(bus, 2) == [b"1", b"3", b"5"]
 
 
+def test_numbers_are_found_on_both_sides_of_what_is_nobodys(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    reader = peer2(bus, subscribe(1, 5, durable="billing"))
+    named, nameless = peer2(bus, name="till"), peer2(bus)
+    for peer, number in [(named, 0), (named, 1), (nameless, 0), (named, 2)]:
+        peer.say(publish(1, number, b"%d" % number))
+        bus.sync()
+    reader.say(ack(5, reader.ids()[0], 4))
+    bus.broker.clock.now += 1
+    bus.sync()
+    named.say(publish(1, 3, b"new"))
+    bus.sync()
+    bus = again(bus, tmp_path)
+    assert payloads(bus) == [b"new"]
+    assert next_number(bus) == 4
+
+
 def test_numbers_that_were_refused_are_used_up_after_a_crash(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     peer2(bus, publish(1, 0, b"a"), publish(99, 1, b"no class"), publish(1, 2, b"b"), name="till")
