@@ -289,9 +289,9 @@ class _Reader:
             self._note_numbers(group, batches)
         for record in group.records:
             if record.last > floor:
-                cls.times.note(record.time, max(record.first, floor))
+                cls.times.note(self._time_of(record), max(record.first, floor))
         counts = np.array([record.messages for record in group.records])
-        times = np.repeat(np.array([record.time for record in group.records]), counts)
+        times = np.repeat(np.array([self._time_of(record) for record in group.records]), counts)
         first = at = group.records[0].first
         for batch in batches:
             begin, end = max(at, floor), at + batch.count
@@ -302,6 +302,10 @@ class _Reader:
                 self._restoring.put(cls, begin, part, times[begin - first : end - first])
             at = end
         group.clear()
+
+    def _time_of(self, record: Record) -> float:
+        """When its messages were accepted: not later than now, though the clock was set back."""
+        return min(record.time, self._broker.clock.now)
 
     def _split(self, group: _Group) -> list[FrameBatch]:
         first, last = group.records[0], group.records[-1]

@@ -111,6 +111,19 @@ def test_messages_with_envelopes_keep_channel_and_expiry(tmp_path: Path) -> None
     assert reader.ids() == [3]
 
 
+def test_a_clock_that_was_set_back_delays_nothing(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    contents = timed(b"later", not_before_ms=1000), timed(b"brief", expires_ms=2000), timed(b"now")
+    peer2(bus, enveloped(1, 0, *contents))
+    bus.sync()
+    bus = again(bus, tmp_path, now=START - 3600)
+    reader = peer2(bus, subscribe(1, 5))
+    assert reader.ids() == [1, 2]
+    bus.broker.clock.now += 1
+    bus.broker.wake_due()
+    assert reader.ids() == [0]
+
+
 def test_names_are_known_again(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     peer2(bus, classes=["orders", {"id": 3, "name": "bills"}])
