@@ -94,10 +94,10 @@ class Answers:
                 publisher, former = self.publishers.claim(
                     asked.name, asked.instance or "", session.session_id
                 )
-                if store.ledger is not None and not (publisher.next or publisher.ahead):
-                    store.ledger.begin(asked.name)
                 if former is not None:
                     self._take_over(former)  # From here on, what it has stored is known.
+                if store.ledger is not None and not (publisher.next or publisher.ahead):
+                    store.ledger.begin(asked.name)
             dialect.begin(publisher)
             session.confirmed = session.claimed = publisher.next
             session.heartbeat_seconds = self._heartbeat(asked.heartbeat)

@@ -263,6 +263,17 @@ def test_who_comes_back_is_told_what_was_confirmed_and_nothing_is_stored_twice(
     assert payloads(bus) == [b"a", b"b", b"c", b"d"]
 
 
+def test_who_takes_over_from_itself_does_not_begin_anew(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    bus.sync()
+    peer2(bus, publish(1, 0, b"a", b"b"), name="till", instance="one")
+    bus.sync()
+    peer2(bus, publish(1, 2, b"c"), name="till", instance="one")
+    bus.sync()
+    bus = again(bus, tmp_path)
+    assert next_number(bus) == 3
+
+
 def test_a_publisher_that_was_forgotten_begins_anew(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     peer2(bus, publish(1, 0, *numbered(5)), name="till").leave()
