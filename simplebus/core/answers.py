@@ -22,6 +22,7 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.events import FetchAsked, Greeted, SubscriptionAsked, UnsubscriptionAsked
 from simplebus.core.group import Group, Member
 from simplebus.core.kept import KeptPosition
+from simplebus.core.key_group import KeyGroup
 from simplebus.core.limits import FETCH_BYTES_MAX, FETCH_TIMES_MAX, IN_FLIGHT_MESSAGES
 from simplebus.core.outbox import Outbox
 from simplebus.core.publishers import Publishers
@@ -36,7 +37,7 @@ from simplebus.core.spans import Span
 from simplebus.core.store import Store
 from simplebus.core.subscription import Subscription
 from simplebus.core.terms import Terms
-from simplebus.core.version2 import Version2
+from simplebus.core.version2 import Version2, publisher_of
 
 _SLOW = ("block", "drop_oldest", "drop_newest", "disconnect")
 
@@ -188,7 +189,8 @@ class Answers:
             position.idle_seconds = wish.idle_seconds
         self._idle.pop(position, None)
         if isinstance(position, Group):
-            member = position.join(session.outbox, number, wish.max_in_flight)
+            name = publisher_of(session)
+            member = position.join(session.outbox, number, wish.max_in_flight, name)
             session.subscriptions[number] = member
         else:
             position.attach(session.outbox, number)
@@ -229,6 +231,10 @@ class Answers:
                 'seek is for a durable without a group, and a start that is not "waiting"; got '
                 f"durable {asked.durable!r}, group {asked.group!r}, start {asked.start!r}",
             )
+        if asked.by_key and asked.group is None:
+            raise RemoteProtocolError(
+                Reason.BAD_REQUEST, "by_key is for a group, so a group must be given"
+            )
         if asked.idle_seconds is not None and asked.durable is None:
             raise RemoteProtocolError(
                 Reason.BAD_REQUEST,
@@ -262,6 +268,13 @@ class Answers:
                 f"{durable or group!r} exists for the channels {list(there)}, and was asked for "
                 f"with {list(asked.channels)}",
             )
+        if position.by_key != asked.by_key:
+            is_by_key = {True: "by key", False: "not by key"}
+            raise RemoteProtocolError(
+                Reason.SUBSCRIPTION_MISMATCH,
+                f"the group {group!r} exists {is_by_key[position.by_key]}, and was asked for "
+                f"{is_by_key[asked.by_key]}",
+            )
         if position.is_connected:
             raise RemoteProtocolError(
                 Reason.DURABLE_IN_USE,
@@ -286,7 +299,8 @@ class Answers:
                 cls.channels.remove(wanted)
             raise RemoteProtocolError(Reason.BAD_REQUEST, str(error)) from None
         names = (asked.durable or "", asked.group or "")
-        return self._make(cls, names, wanted, self._terms(asked), window)
+        kind = _kind(asked.group, by_key=asked.by_key)
+        return self._make(kind, cls, names, wanted, self._terms(asked), window)
 
     def restore(
         self,
@@ -302,13 +316,15 @@ class Answers:
         if kept.channels and wanted is None:
             return None
         names = (kept.durable, kept.group)
-        position = self._make(cls, names, wanted, terms, window, spans)
+        kind = _kind(kept.group, by_key=kept.by_key)
+        position = self._make(kind, cls, names, wanted, terms, window, spans)
         position.idle_seconds = kept.idle_seconds
         self._leave_alone(position)
         return position
 
     def _make(
         self,
+        kind: type[Subscription],
         cls: MessageClass,
         names: tuple[str, str],
         wanted: Wanted | None,
@@ -316,9 +332,9 @@ class Answers:
         window: AckWindow,
         spans: list[Span] | None = None,
     ) -> Subscription:
-        """A position. It is called `names`: its durable and its group, empty for none."""
+        """A position of this kind. It is called `names`: its durable and its group, empty for
+        none."""
         store, (durable, group) = self._store, names
-        kind = Group if group else Subscription
         position: Subscription = kind(
             ring=cls.ring,
             window=window,
@@ -532,3 +548,10 @@ class Answers:
     def _reply(self, session: Session, frame: bytes) -> None:
         session.outbox.reply(frame)
         self._ready(session.outbox)
+
+
+def _kind(group: str | None, *, by_key: bool) -> type[Subscription]:
+    """What a position is that has this group."""
+    if not group:
+        return Subscription
+    return KeyGroup if by_key else Group

@@ -143,6 +143,16 @@ class EnvelopeReader:
             numbers = np.fromiter(map(found.__getitem__, texts), np.uint32, len(texts))
         return names, numbers
 
+    def keys(self) -> tuple[Integers, Integers]:
+        """Where in the batch's data the key of each begins and ends, where nothing was read yet."""
+        starts = self._batch.starts + HEADER_BYTES
+        if self._fields & CHANNEL:
+            self._next_places()
+        if not self._fields & KEY:
+            return starts, starts
+        begins, ends = self._next_places()
+        return starts + begins + 2, starts + ends
+
     def skip_key(self) -> None:
         if self._fields & KEY:
             self._next_places()

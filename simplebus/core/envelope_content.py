@@ -247,6 +247,20 @@ def payload_of(content: bytes) -> bytes:
     return data[at:]
 
 
+def key_of(content: bytes) -> bytes:
+    """The key in a stuffed content that is known to be good; empty for none."""
+    fields = content[0]
+    if not fields & KEY:
+        return b""
+    at = 1 + TIMES_BYTES[fields & TIMES]
+    if fields & CHANNEL:
+        at += 2 + int.from_bytes(content[at : at + 2], "big")
+    end = at + 2 + int.from_bytes(content[at : at + 2], "big")
+    if content.find(STUFFED, 0, end) >= 0:
+        return decode(content)[0].key
+    return content[at + 2 : end]
+
+
 def times(data: bytes, fields: int, at: int = 1) -> tuple[int | None, int | None, int | None]:
     """The three times of which the fields byte speaks, that begin at `at`."""
     published = expires_ms = not_before_ms = None

@@ -23,6 +23,7 @@ from typing import Any
 from simplebus.core import picking
 from simplebus.core.acks import AckWindow
 from simplebus.core.errors import Reason
+from simplebus.core.frames import Integers
 from simplebus.core.limits import (
     GROUP_IN_FLIGHT_MESSAGES,
     IN_FLIGHT_BYTES,
@@ -38,7 +39,7 @@ from simplebus.core.takers import Takers
 from simplebus.core.terms import Pieces
 
 # Handed out to one member at once, if it has room for as many.
-_SHARE_MAX = 64
+SHARE_MAX = 64
 
 # Looked at before a group puts off looking further: it has no outbox whose turn it were, and others
 # wait for it. When it is its turn it looks at REDELIVERY_MESSAGES.
@@ -94,6 +95,15 @@ class Member:
             return 0
         return max(0, self.in_flight_max - self.held)
 
+    def parts(self) -> Iterator[Span]:
+        """All that it has."""
+        yield from self.spans
+        yield from self.wheel
+
+    def holds(self, sequence: int) -> bool:
+        """Whether it was sent this message, and has it still."""
+        return self.wheel.holds(sequence)
+
     def hand(self, spans: list[Span], tick: int) -> None:
         """These are to be sent to it."""
         if not self.spans:
@@ -108,6 +118,10 @@ class Member:
         self.spans.clear()
         self._hold(spans, -1)
         return spans
+
+    def give_up(self) -> list[Span]:
+        """It is gone. Returns all that it had."""
+        return [*self.give_back(), *self.wheel.clear()]
 
     def pass_over(self, first: int, last: int) -> None:
         """It is not to be sent first..last-1, of what it was handed out."""
@@ -190,14 +204,19 @@ class Group(Subscription):
 
     # Members -------------------------------------------------------------------------------------
 
-    def join(self, outbox: Outbox, number: int, in_flight_max: int | None) -> Member:
-        """One more member."""
+    def join(
+        self, outbox: Outbox, number: int, in_flight_max: int | None, name: str = ""
+    ) -> Member:
+        """One more member. Its session is called `name`; empty for one without a name."""
         most = GROUP_IN_FLIGHT_MESSAGES if in_flight_max is None else in_flight_max
-        member = Member(self, outbox, number, most)
+        member = self._member(outbox, number, most, name)
         self.members[member] = None
         self._next_turn(member)
         self.offer(member)
         return member
+
+    def _member(self, outbox: Outbox, number: int, in_flight_max: int, name: str) -> Member:
+        return Member(self, outbox, number, in_flight_max)
 
     def offer(self, member: Member) -> None:
         """What a member has, or may have, has changed."""
@@ -214,8 +233,7 @@ class Group(Subscription):
         """A member is gone. What it had is to be handed out again."""
         del self.members[member]
         member.outbox.forget(member)
-        self._again += member.give_back()
-        self._again += member.wheel.clear()
+        self._again += member.give_up()
         self._has_come_back = True
 
     # Handing out ---------------------------------------------------------------------------------
@@ -234,7 +252,7 @@ class Group(Subscription):
             member = takers.first()
             fair = -(-self._waiting() // len(takers))
             space = IN_FLIGHT_BYTES - member.held_bytes
-            spans = self._next(min(member.room, _SHARE_MAX, max(1, fair)), space)
+            spans = self._next(min(member.room, SHARE_MAX, max(1, fair)), space)
             if not spans:
                 break
             self.looked -= _total(spans)
@@ -260,7 +278,7 @@ class Group(Subscription):
     def _waiting(self) -> int:
         """About how many messages are to be handed out, if they are few."""
         count = self.ring.head - self.window.cursor
-        return count + _total(islice(self._again, _SHARE_MAX))
+        return count + _total(islice(self._again, SHARE_MAX))
 
     def _next(self, most: int, space: int) -> list[Span]:
         """Up to `most` messages that nobody has, one or as many as have space: again first, then
@@ -329,6 +347,11 @@ class Group(Subscription):
         for span in member.lose(first, last):
             self.window.ack_range(span.first, span.last)
 
+    def acknowledge_all(self, member: Member, firsts: Integers, lasts: Integers) -> None:
+        """The same for many ranges."""
+        for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+            self.acknowledge(member, first, last)
+
     def refuse(self, member: Member, first: int, last: int, delay: float | None, tick: int) -> None:
         """A member could not process what it holds of first..last-1: see `nack`."""
         for span in member.lose(first, last):
@@ -354,9 +377,13 @@ class Group(Subscription):
                 self._wheel.put(tick, span.first, span.last, span.attempts)
         super().tick(tick)
         for member in self.members:
-            if member.spans and member.handed_tick + self.terms.ack_ticks <= tick:
-                member.is_late = True
-                self._again += member.give_back()
+            if member.has_work and member.handed_tick + self.terms.ack_ticks <= tick:
+                self._is_late(member)
+
+    def _is_late(self, member: Member) -> None:
+        """A member does not take what it was handed out: that is for others."""
+        member.is_late = True
+        self._again += member.give_back()
 
     def _skip(self, floor: int) -> int:
         for member in self.members:
@@ -369,18 +396,17 @@ class Group(Subscription):
     def _spans(self) -> Iterator[Span]:
         yield from super()._spans()
         for member in self.members:
-            yield from member.spans
-            yield from member.wheel
+            yield from member.parts()
 
     def check(self) -> None:
         super().check()
         for member in self.members:
-            held = _total(member.wheel) + _total(member.spans)
+            spans = list(member.parts())
+            held = _total(spans)
             assert member.held == held, (member.held, held)
-            spans = (*member.wheel, *member.spans)
             assert member.held_bytes == sum(self.ring.size(s.first, s.last) for s in spans)
             assert member.held <= member.in_flight_max
-            for span in member.wheel:
+            for span in spans:
                 there = self.window.unacked(span.first, span.last)
                 assert there == [(span.first, span.last)], "held and acknowledged"
         self._takers.check()

@@ -189,4 +189,5 @@ def _position(position: Subscription) -> KeptPosition:
         terms.pending_max,
         terms.slow,
         position.idle_seconds,
+        position.by_key,
     )

@@ -68,6 +68,7 @@ class KeptPosition(_Kept, frozen=True):
     pending_max: int | None
     slow: str
     idle_seconds: float | None
+    by_key: bool = False
 
     @property
     def key(self) -> tuple[int, str, str]:

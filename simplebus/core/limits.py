@@ -154,6 +154,9 @@ IN_FLIGHT_MESSAGES = 65_536
 IN_FLIGHT_BYTES = 16 * 1024 * 1024
 # And a member of a group so much: what one holds, the others cannot have.
 GROUP_IN_FLIGHT_MESSAGES = 256
+# In a group by key so many messages may wait behind the cursor for others of their key, or for the
+# member that gets their key, before the group looks no further.
+LANES_MESSAGES_MAX = 32_768
 # A publisher's frames that may be unconfirmed.
 CREDIT_BYTES = 8 * 1024 * 1024
 # Publishers that are gone are remembered so long, and so many of them.

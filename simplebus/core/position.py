@@ -38,6 +38,9 @@ NEVER = float("inf")
 class Position(ABC):
     """See the module's law. A feed, but what it is sent is a subscription's business."""
 
+    by_key = False
+    """Whether it is a group whose members each get the messages of some keys."""
+
     def __init__(
         self,
         *,

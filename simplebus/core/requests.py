@@ -126,6 +126,8 @@ class SubscribeRequest(_Request, frozen=True):
     """Instead of the bus's ack timeout; counted in whole ticks, at least one."""
     max_deliveries: Annotated[int, Meta(ge=0, le=0xFFFF)] = 0
     """How often a message is sent before it is given up; 0 for without end."""
+    by_key: bool = False
+    """Of a group: whether messages of one key go to one member, one after the other."""
 
 
 class SubscribeReply(_Object, frozen=True):

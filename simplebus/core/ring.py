@@ -337,11 +337,38 @@ class Ring:
         return self._end(last - 1) - self._begin(first)
 
     def sizes(self, sequences: Integers) -> int:
-        """Bytes of these frames, behind each of which there is another one."""
+        """Bytes of these frames."""
+        begins, ends = self.places(sequences)
+        return int((ends - begins).sum())
+
+    def joined(self, sequences: Integers, timer_index: int) -> bytes:
+        """Copies of these frames, one behind the other, which carry this timer index then."""
+        begins, ends = self.places(sequences)
+        self.stamp(self.head, self.head, timer_index)
+        unaligned(self._arena, _TIMER)[begins[sequences < self._stamped_from] + _TIMER_AT] = (
+            timer_index
+        )
+        view = self._view
+        return b"".join([view[a:b] for a, b in zip(begins.tolist(), ends.tolist(), strict=True)])
+
+    def batch(self, first: int, last: int, bytes_max: int) -> tuple[FrameBatch, int]:
+        """What `piece` shows, and where each frame begins in it."""
+        piece, last = self.piece(first, last, bytes_max)
+        starts = [self._position[a:b] for a, b in self._pieces(first, last)]
+        bounds = np.concatenate([*starts, [self._end(last - 1)]])
+        return FrameBatch(np.frombuffer(piece, np.uint8), bounds - bounds[0], 0), last
+
+    def slots(self, sequences: Integers) -> Integers:
+        """Where these messages stand in the columns."""
+        return sequences & self._mask
+
+    def places(self, sequences: Integers) -> tuple[Integers, Integers]:
+        """Where these frames begin and end in the arena."""
         begins = self._position[sequences & self._mask]
         ends = self._position[(sequences + 1) & self._mask]
         ends[sequences == self._wrap - 1] = self._wrap_end
-        return int((ends - begins).sum())
+        ends[sequences == self.head - 1] = self._write
+        return begins, ends
 
     def cut(self, first: int, last: int, count: int) -> tuple[int, int]:
         """Where piece first..last-1 is cut after `count` bytes, fewer than it has.

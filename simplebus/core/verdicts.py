@@ -37,7 +37,11 @@ class Verdicts:
     def ack(self, session: Session, event: Acked) -> None:
         """What `ack_one` does, for many ranges at once."""
         subscription = session.subscriptions.get(event.key)
-        if event.firsts.size <= PLAIN_FRAMES_MAX or isinstance(subscription, Member):
+        if isinstance(subscription, Member):
+            session.acknowledged += int((event.lasts - event.firsts).sum())
+            self._ack_member_all(subscription, event)
+            return
+        if event.firsts.size <= PLAIN_FRAMES_MAX:
             for first, last in zip(event.firsts.tolist(), event.lasts.tolist(), strict=True):
                 self.ack_one(session, event.key, first, last)
             return
@@ -93,6 +97,17 @@ class Verdicts:
         before = group.window.floor
         group.acknowledge(member, first, last)
         if group.window.floor != before:
+            self._store.release(self._store.classes[group.class_id])
+        self.hand_out(group)
+
+    def _ack_member_all(self, member: Member, event: Acked) -> None:
+        group = member.group
+        window, before = group.window, group.window.floor
+        firsts, lasts = window.sequences(event.firsts, event.lasts)
+        self._refused[Reason.ACK_UNSENT] += int(np.count_nonzero(lasts > window.cursor))
+        firsts, lasts = np.maximum(firsts, before), np.minimum(lasts, window.cursor)
+        group.acknowledge_all(member, firsts, lasts)
+        if window.floor != before:
             self._store.release(self._store.classes[group.class_id])
         self.hand_out(group)
 

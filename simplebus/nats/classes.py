@@ -259,7 +259,7 @@ class Classes:
         if sequence < held.window.floor:
             return True
         if isinstance(held, Member):
-            return held.wheel.holds(sequence)
+            return held.holds(sequence)
         return sequence < held.window.cursor
 
 

@@ -1,0 +1,522 @@
+"""A group in which messages of one key go to one member, one after the other.
+
+Rule 1: of each lane (see `lanes`) one message at most is handed out. What was sent and comes back
+is still first in its lane: it is sent again before those behind it are sent, whoever gets it.
+Rule 2: who gets a lane follows from which members there are (see `key_owners`). A member that has
+no room lets its lanes wait, and only those; one that takes nothing in time counts as gone until it
+does.
+Rule 3: a message is looked at once, when the cursor passes it. So many may wait behind the cursor
+and no more: with them the group looks no further.
+
+    ring      floor ─ in flight, or waiting in a lane ─ cursor ─ not looked at yet ─ head
+    lanes     12 │ 15 19     13 │     first one │ those that wait for it
+    members   ready to be handed out ┆ handed out ┆ sent
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from simplebus.core import key_hash, picking
+from simplebus.core.ahead import Ahead
+from simplebus.core.errors import Reason
+from simplebus.core.frames import Integers
+from simplebus.core.group import SHARE_MAX, Group, Member
+from simplebus.core.key_member import KeyMember
+from simplebus.core.key_owners import Owners
+from simplebus.core.lanes import Lanes
+from simplebus.core.limits import (
+    IN_FLIGHT_BYTES,
+    LANES_MESSAGES_MAX,
+    PLAIN_FRAMES_MAX,
+    REDELIVERY_MESSAGES,
+)
+from simplebus.core.outbox import Outbox
+from simplebus.core.spans import Span
+from simplebus.core.statistics import SubscriptionStatistics
+
+# So few are handled one after the other: arrays have a price of their own.
+_FEW = 4
+
+# Looked at at once, at least, when somebody has room.
+_LOOKED_MIN = 16
+
+# What is ready and dealt with is thrown away when it is the most, and not so little.
+_GONE_MAX = 64
+
+
+class KeyGroup(Group):
+    """See the module's law."""
+
+    by_key = True
+
+    def __init__(self, **arguments: Any) -> None:
+        self._lanes = Lanes()
+        """What the cursor has passed and is not dealt with, but for what opens later."""
+        self._attempts: dict[int, int] = {}
+        """How often each of these was sent, if it ever was."""
+        self._in_wait: dict[int, None] = {}
+        """Those of them that were never handed out."""
+        self._owners: Owners[KeyMember] = Owners()
+        self._callers: dict[KeyMember, None] = {}
+        """Members for whom something is ready, and who may have room."""
+        self._anybodys: deque[int] = deque()
+        """What has no key, and may be handed out."""
+        self._nobodys: list[int] = []
+        """What may be handed out, to whom is to be found out."""
+        self._joined = 0
+        self._gone_ready = 0
+        """About how many of those that are ready are dealt with since."""
+        super().__init__(**arguments)
+        self._has_come_back = bool(self._again)
+
+    # What members ask ----------------------------------------------------------------------------
+
+    def attempts_of(self, sequence: int) -> int:
+        """How often this was sent."""
+        return self._attempts.get(sequence, 0)
+
+    def pause(self, sequence: int) -> int:
+        """Ticks until this, which was sent, is overdue, from now on."""
+        return self.terms.pause(self._attempts[sequence])
+
+    def spans_of(self, sequences: Iterable[int]) -> list[Span]:
+        """These, ascending, and how often they were sent."""
+        spans: list[Span] = []
+        attempts_of = self._attempts.get
+        for sequence in sorted(sequences):
+            attempts = attempts_of(sequence, 0)
+            if spans and spans[-1].last == sequence and spans[-1].attempts == attempts:
+                spans[-1].last = sequence + 1
+            else:
+                spans.append(Span(sequence, sequence + 1, attempts))
+        return spans
+
+    def late_ones(self, sequences: list[int]) -> list[int]:
+        """Those that have expired."""
+        ring = self.ring
+        expires = ring.columns.expires
+        if expires is None or min(sequences) >= ring.timed_until:
+            return []
+        numbers = np.array(sequences)
+        late: list[int] = numbers[expires[ring.slots(numbers)] <= self._clock.now].tolist()
+        return late
+
+    def leave_out(self, late: list[int]) -> None:
+        """These, ascending, have expired, and nobody holds them. Others may follow them."""
+        ranges = _ranges(late)
+        self._leave_out(picking.Picked([], [], ranges, ranges), late[-1] + 1, attempts=0)
+        self._look_on()
+
+    def write(self, sequences: list[int], attempts: int, tick: int) -> tuple[bytes, int]:
+        """Copies of these, which were sent so often before, and when they are overdue."""
+        ring, timer_index = self.ring, tick % self._timer_ticks
+        if len(sequences) == 1:
+            ring.stamp(sequences[0], sequences[0] + 1, timer_index)
+            data = ring.frame(sequences[0])
+        else:
+            data = ring.joined(np.array(sequences), timer_index)
+        often = max(attempts + 1, 1)
+        for sequence in sequences:
+            self._attempts[sequence] = often
+        if attempts > 0:
+            self.redelivered += len(sequences)
+        else:
+            self.delivered += len(sequences)
+        return data, tick + self.terms.pause(often)
+
+    # Members -------------------------------------------------------------------------------------
+
+    def _member(self, outbox: Outbox, number: int, in_flight_max: int, name: str) -> Member:
+        self._joined += 1
+        identity = f"{name}/{number}" if name else f"{self._joined}"
+        member = KeyMember(self, outbox, number, in_flight_max, identity)
+        self._owners.add(member, identity)
+        self._deal_again()
+        return member
+
+    def leave(self, member: Member) -> None:
+        assert isinstance(member, KeyMember)
+        super().leave(member)
+        self._take_ready(member)
+        self._is_away(member)
+
+    def _is_late(self, member: Member) -> None:
+        assert isinstance(member, KeyMember)
+        super()._is_late(member)
+        self._has_come_back = True
+        self._is_away(member)
+
+    def _is_away(self, member: KeyMember) -> None:
+        if member in self._owners:
+            self._owners.remove(member)
+        self._deal_again()
+
+    def is_back(self, member: KeyMember) -> None:
+        """One that was late takes something."""
+        if member in self.members and member not in self._owners:
+            self._owners.add(member, member.identity)
+            self._deal_again()
+
+    def _key_members(self) -> Iterator[KeyMember]:
+        for member in self.members:
+            assert isinstance(member, KeyMember)
+            yield member
+
+    def _deal_again(self) -> None:
+        """Members have come or gone: what is ready may be for others."""
+        for member in self._key_members():
+            self._take_ready(member)
+
+    def _take_ready(self, member: KeyMember) -> None:
+        self._nobodys += member.ready
+        member.ready.clear()
+        self._callers.pop(member, None)
+
+    def offer(self, member: Member) -> None:
+        super().offer(member)
+        assert isinstance(member, KeyMember)
+        if member.ready and member.room and member in self.members:
+            self._callers[member] = None
+        else:
+            self._callers.pop(member, None)
+
+    # Handing out ---------------------------------------------------------------------------------
+
+    def share(self) -> list[Member]:
+        woken: dict[Member, None] = {}
+        if self._looks_on or not self.members:
+            return []
+        self.looked = 0
+        self._call_out(woken)
+        while self.looked < self.looked_max:
+            if self._may_enter_again:
+                self._enter_again()
+            elif self._may_enter_new:
+                self._enter_new()
+            else:
+                break
+            self._call_out(woken)
+        self.looked_max = type(self).looked_max
+        if self._may_enter_again or self._may_enter_new:
+            self._look_on()
+        return list(woken)
+
+    def _look_on(self) -> None:
+        """There is more to hand out, in another turn."""
+        if not self._looks_on:
+            self._looks_on = True
+            self._put_off(self._clock.now)
+
+    @property
+    def _space(self) -> int:
+        """How many messages more may wait behind the cursor; none while nobody takes any."""
+        return LANES_MESSAGES_MAX - len(self._in_wait) if self._takers else 0
+
+    @property
+    def _may_enter_new(self) -> bool:
+        return not self._again and self.window.cursor < self.ring.head and self._space > 0
+
+    @property
+    def _may_enter_again(self) -> bool:
+        if not self._again:
+            return False
+        if self._has_come_back:
+            self._again = deque(sorted(self._again, key=self._order))
+            self._has_come_back = False
+        return self._is_inside(self._again[0]) or self._space > 0
+
+    def _is_inside(self, span: Span) -> bool:
+        """Whether these messages are in their lanes already; they all are, or none is."""
+        return max(span.first, self.window.floor) in self._lanes
+
+    def _order(self, span: Span) -> tuple[bool, bool, int]:
+        """Who is in a lane goes first; then who was sent, and so was first in his lane before."""
+        return not self._is_inside(span), not span.attempts, span.first
+
+    def _enter_again(self) -> None:
+        """What comes back may be handed out; what is new behind the cursor goes into its lane."""
+        found = self._look_again(min(max(self._space, 1), REDELIVERY_MESSAGES))
+        if found is None:
+            return
+        span, last, picked = found
+        is_inside = picked.send[0][0] in self._lanes
+        attempts = span.attempts
+        self._settle(span, last, picked)
+        for begin, end in picked.send:
+            if is_inside:
+                for sequence in range(begin, end):
+                    self._in_wait[sequence] = None
+                    self._make_ready(sequence)
+            else:
+                self._enter(begin, end, attempts)
+
+    def _enter_new(self) -> None:
+        """The cursor moves on, over as many as may be handed out soon."""
+        room = self._takers.first().room
+        many = min(max(len(self.members) * room, _LOOKED_MIN), REDELIVERY_MESSAGES)
+        picked, last = self._look(many, self._space)
+        self._reach(last)
+        self._entered += picking.total(picked.send)
+        self._entered += picking.total(picking.before(picked.later, last))
+        self._leave_out(picked, last, attempts=0)
+        for begin, end in picked.send:
+            self._enter(begin, end, 0)
+
+    def _enter(self, first: int, last: int, attempts: int) -> None:
+        """Messages first..last-1, which were sent so often, go into their lanes."""
+        sequences = range(first, last)
+        if attempts:
+            self._attempts.update(dict.fromkeys(sequences, attempts))
+        self._in_wait.update(dict.fromkeys(sequences))
+        for sequence in self._lanes.enter(sequences, key_hash.lanes(self.ring, first, last)):
+            self._make_ready(sequence)
+
+    def _make_ready(self, sequence: int) -> None:
+        """This one, which waits, may be handed out: sooner than others if it was sent before."""
+        lane = self._lanes.lane(sequence)
+        owner = self._owners.of(lane) if lane else None
+        if lane and owner is None:
+            self._nobodys.append(sequence)
+            return
+        ready = self._anybodys if owner is None else owner.ready
+        if sequence in self._attempts:
+            ready.appendleft(sequence)
+        else:
+            ready.append(sequence)
+        if owner is not None and owner not in self._callers and owner.room:
+            self._callers[owner] = None
+
+    def _call_out(self, woken: dict[Member, None]) -> None:
+        """Hand out what is ready, to whom has room."""
+        if self._nobodys and self._owners:
+            nobodys, self._nobodys = self._nobodys, []
+            for sequence in nobodys:
+                if sequence in self._in_wait:
+                    self._make_ready(sequence)
+        callers = self._callers
+        while callers:
+            caller = next(iter(callers))
+            self._give(caller, caller.ready, caller.room, woken)
+        takers, anybodys = self._takers, self._anybodys
+        while anybodys and takers:
+            member = takers.first()
+            fair = -(-len(anybodys) // len(takers))
+            assert isinstance(member, KeyMember)
+            self._give(member, anybodys, min(member.room, SHARE_MAX, fair), woken)
+
+    def _give(
+        self, member: KeyMember, ready: deque[int], most: int, woken: dict[Member, None]
+    ) -> None:
+        """Hand a member up to so many of these, one at least if there is any left."""
+        sequences: list[int] = []
+        waiting = self._in_wait
+        while ready and len(sequences) < most:
+            sequence = ready.popleft()
+            if sequence in waiting:  # Else it was dropped, or has expired.
+                sequences.append(sequence)
+        sizes = self._sizes(sequences)
+        space = IN_FLIGHT_BYTES - member.held_bytes
+        if sum(sizes) > space:
+            count = 1 + sum(1 for size in np.cumsum(sizes).tolist() if size < space)
+            ready.extendleft(reversed(sequences[count:]))
+            del sequences[count:], sizes[count:]
+        if not sequences:
+            self.offer(member)
+            return
+        for sequence in sequences:
+            del waiting[sequence]
+        self.looked -= len(sequences)
+        self._next_turn(member)
+        member.hand_some(sequences, sizes, self._clock.tick)
+        woken[member] = None
+
+    def _sizes(self, sequences: list[int]) -> list[int]:
+        ring = self.ring
+        if len(sequences) <= _FEW:
+            return [ring.size(sequence, sequence + 1) for sequence in sequences]
+        begins, ends = ring.places(np.array(sequences))
+        sizes: list[int] = (ends - begins).tolist()
+        return sizes
+
+    # What comes back -----------------------------------------------------------------------------
+
+    def acknowledge(self, member: Member, first: int, last: int) -> None:
+        assert isinstance(member, KeyMember)
+        self._acknowledged(member.lose_range(first, last))
+
+    def acknowledge_all(self, member: Member, firsts: Integers, lasts: Integers) -> None:
+        assert isinstance(member, KeyMember)
+        done: list[int] = []
+        for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+            done += member.lose_range(first, last)
+        self._acknowledged(done)
+
+    def _acknowledged(self, sequences: list[int]) -> None:
+        """These are processed."""
+        if len(sequences) > PLAIN_FRAMES_MAX:
+            numbers = np.array(sequences)
+            self.window.ack(numbers, numbers + 1)
+        else:
+            for sequence in sequences:
+                self.window.ack_range(sequence, sequence + 1)
+        self._left(sequences)
+
+    def refuse(self, member: Member, first: int, last: int, delay: float | None, tick: int) -> None:
+        super().refuse(member, first, last, delay, tick)
+        self._has_come_back = True
+
+    def extend(self, member: Member, first: int, last: int, tick: int) -> None:
+        assert isinstance(member, KeyMember)
+        member.postpone(first, last, tick)
+
+    def tick(self, tick: int) -> None:
+        super().tick(tick)
+        self._has_come_back = True
+
+    def wake_due(self) -> bool:
+        self._has_come_back = True
+        return super().wake_due()
+
+    def ack(self, first: int, last: int) -> None:
+        for span in self._sent_before(first, last):
+            self.window.ack_range(span.first, span.last)
+            self._left(self._inside(span.first, span.last))
+
+    def terminate(self, first: int, last: int) -> None:
+        for span in self._sent_before(first, last):
+            self._give_up([(span.first, span.last)], Reason.TERMINATED, span.attempts)
+
+    def _sent_before(self, first: int, last: int) -> list[Span]:
+        """What of first..last-1 was sent to somebody and is not acknowledged."""
+        return [
+            Span(a, b, span.attempts)
+            for span in list(self._spans())
+            if span.attempts > 0
+            for a, b in self.window.unacked(max(first, span.first), min(last, span.last))
+        ]
+
+    def _done(self, first: int, last: int) -> None:
+        super()._done(first, last)
+        self._left(self._inside(first, last))
+
+    def _inside(self, first: int, last: int) -> list[int]:
+        """What of first..last-1 is in a lane."""
+        lanes = self._lanes
+        if last - first <= len(lanes):
+            return [sequence for sequence in range(first, last) if sequence in lanes]
+        return [sequence for sequence in lanes if first <= sequence < last]
+
+    def _left(self, sequences: list[int]) -> None:
+        """These are dealt with: those behind them may be handed out."""
+        lanes, attempts, waiting = self._lanes, self._attempts, self._in_wait
+        for sequence in sequences:
+            attempts.pop(sequence, None)
+            if sequence in waiting:
+                del waiting[sequence]
+                self._gone_ready += 1
+            following = lanes.leave(sequence)
+            if following is not None:
+                self._make_ready(following)
+        if self._gone_ready > len(waiting) + _GONE_MAX:
+            self._forget_gone()
+
+    def _forget_gone(self) -> None:
+        """Of what was ready, much is dealt with: let go of it."""
+        self._gone_ready = 0
+        waiting = self._in_wait
+        for ready in (self._anybodys, *(m.ready for m in self._key_members())):
+            left = [sequence for sequence in ready if sequence in waiting]
+            ready.clear()
+            ready.extend(left)
+        self._nobodys = [sequence for sequence in self._nobodys if sequence in waiting]
+
+    # Giving up -----------------------------------------------------------------------------------
+
+    def _skip(self, floor: int) -> int:
+        gone = self._inside(self.window.floor, floor)
+        lost = super()._skip(floor)
+        self._left(gone)
+        return lost
+
+    def expire(self, most: int) -> bool:
+        before = self.window.floor
+        super().expire(most)
+        waiting = self._in_wait
+        if waiting and self.window.floor < self.ring.timed_until:
+            self.looked += len(waiting)
+            late = self.late_ones(list(waiting))
+            if late:
+                self.leave_out(sorted(late))
+        return self.window.floor > before
+
+    def _drop_oldest(self, count: int, ahead: Ahead) -> int:
+        never_sent = (s for s in self._in_wait if s not in self._attempts)
+        dropped = self._drop(list(islice(never_sent, count)))
+        if dropped < count:
+            dropped += super()._drop_oldest(count - dropped, ahead)
+        return dropped
+
+    def _drop_newest(self, count: int, ahead: Ahead) -> int:
+        dropped = super()._drop_newest(count, ahead)
+        if dropped < count and self.window.cursor == self.ring.head:
+            never_sent = (s for s in reversed(self._in_wait) if s not in self._attempts)
+            dropped += self._drop(list(islice(never_sent, count - dropped)))
+        return dropped
+
+    def _drop(self, sequences: list[int]) -> int:
+        """Leave out these, which were never sent. Returns how many they are."""
+        for sequence in sequences:
+            self.window.ack_range(sequence, sequence + 1)
+        self._dropped_in_flight += len(sequences)
+        self._left(sequences)
+        self._released()
+        return len(sequences)
+
+    # Looks ---------------------------------------------------------------------------------------
+
+    def statistics(self) -> SubscriptionStatistics:
+        found, waiting = super().statistics(), len(self._in_wait)
+        return replace(found, in_flight=found.in_flight - waiting, waiting=found.waiting + waiting)
+
+    def _spans(self) -> Iterator[Span]:
+        yield from super()._spans()
+        yield from self.spans_of(self._in_wait)
+
+    def check(self) -> None:
+        super().check()
+        self._lanes.check()
+        out: list[int] = []
+        for member in self._key_members():
+            out += [s for span in member.parts() for s in range(span.first, span.last)]
+            ready = [sequence for sequence in member.ready if sequence in self._in_wait]
+            lanes = [self._lanes.lane(sequence) for sequence in ready]
+            assert all(self._owners.of(lane) is member for lane in lanes), "not its lane"
+            assert (member in self._callers) == bool(member.ready and member.room)
+            assert (member in self._owners) == (not member.is_late)
+        coming = [span for span in super()._spans() if self._is_inside(span)]
+        out += [s for span in coming for s in range(span.first, span.last) if s in self._lanes]
+        assert sorted({*out, *self._in_wait}) == sorted(self._lanes), "in a lane and nowhere else"
+        assert not set(out) & set(self._in_wait)
+        assert all(self._lanes.is_first(sequence) for sequence in out), "two of a lane are out"
+        queues = (self._anybodys, self._nobodys, *(m.ready for m in self._key_members()))
+        ready = sorted(s for queue in queues for s in queue if s in self._in_wait)
+        assert ready == sorted(s for s in self._in_wait if self._lanes.is_first(s))
+        assert set(self._attempts) <= set(self._lanes)
+
+
+def _ranges(sequences: list[int]) -> picking.Ranges:
+    """Ascending sequences as ranges."""
+    ranges: picking.Ranges = []
+    for sequence in sequences:
+        if ranges and ranges[-1][1] == sequence:
+            ranges[-1] = (ranges[-1][0], sequence + 1)
+        else:
+            ranges.append((sequence, sequence + 1))
+    return ranges

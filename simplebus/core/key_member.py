@@ -1,0 +1,164 @@
+"""One session's part in a group by key (see `key_group`).
+
+Rule 1: it holds single messages, in no order: taking one out costs the same wherever it lies.
+Rule 2: what it has is told in spans, as of any member.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from simplebus.core.group import Member
+from simplebus.core.limits import REDELIVERY_BYTES
+from simplebus.core.outbox import Outbox
+from simplebus.core.spans import Span
+
+if TYPE_CHECKING:
+    from simplebus.core.key_group import KeyGroup
+
+
+class KeyMember(Member):
+    """One session's part in a group by key. It holds single messages, in no order."""
+
+    group: KeyGroup
+
+    def __init__(
+        self, group: KeyGroup, outbox: Outbox, number: int, in_flight_max: int, identity: str
+    ) -> None:
+        super().__init__(group, outbox, number, in_flight_max)
+        self.identity = identity
+        """What its lanes follow from."""
+        self.ready: deque[int] = deque()
+        """What may be handed out to it, when it has room."""
+        self._handed: deque[tuple[int, int]] = deque()
+        """What it was handed out and is not sent yet, and how long each is."""
+        self._sent: dict[int, tuple[int, int]] = {}
+        """What it was sent and has not acknowledged: when it is overdue, and how long it is."""
+        self._due: dict[int, list[int]] = {}
+        """By tick, what may be overdue then: who was given more time is still here."""
+
+    @property
+    def copies(self) -> bool:
+        return bool(self._handed)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._handed)
+
+    def parts(self) -> Iterator[Span]:
+        yield from self.group.spans_of([sequence for sequence, _ in self._handed])
+        yield from self.group.spans_of(self._sent)
+
+    def holds(self, sequence: int) -> bool:
+        return sequence in self._sent
+
+    def hand_some(self, sequences: list[int], sizes: list[int], tick: int) -> None:
+        """These, which are so long, are to be sent to it."""
+        if not self._handed:
+            self.handed_tick = tick
+        self._handed.extend(zip(sequences, sizes, strict=True))
+        self._weigh(len(sizes), sum(sizes))
+        self.outbox.wake(self)
+
+    def _weigh(self, count: int, size: int) -> None:
+        """It has so many messages more, with so many bytes."""
+        self.held += count
+        self.held_bytes += size
+        self.group.offer(self)
+
+    def give_back(self) -> list[Span]:
+        handed, self._handed = self._handed, deque()
+        self._weigh(-len(handed), -sum(size for _, size in handed))
+        return self.group.spans_of([sequence for sequence, _ in handed])
+
+    def give_up(self) -> list[Span]:
+        return [*self.give_back(), *self.group.spans_of(self.lose_some(self._sent))]
+
+    def lose(self, first: int, last: int) -> list[Span]:
+        return self.group.spans_of(self.lose_some(self._sent_of(first, last)))
+
+    def _sent_of(self, first: int, last: int) -> Iterable[int]:
+        """What it was sent of first..last-1; some of these, if they are few, it was not."""
+        if last - first <= len(self._sent):
+            return range(first, last)
+        return sorted(sequence for sequence in self._sent if first <= sequence < last)
+
+    def lose_range(self, first: int, last: int) -> list[int]:
+        """It has none of first..last-1 any longer. Returns what of them it was sent."""
+        return self.lose_some(self._sent_of(first, last))
+
+    def lose_some(self, sequences: Iterable[int]) -> list[int]:
+        """The same for these."""
+        lost, size = [], 0
+        for sequence in list(sequences):
+            sent = self._sent.pop(sequence, None)
+            if sent is not None:
+                lost.append(sequence)
+                size += sent[1]
+        if lost:
+            self._weigh(-len(lost), -size)
+        return lost
+
+    def overdue(self, tick: int) -> list[Span]:
+        due = [s for s in self._due.pop(tick, ()) if self._sent.get(s, (0, 0))[0] == tick]
+        return self.group.spans_of(self.lose_some(dict.fromkeys(due)))
+
+    def postpone(self, first: int, last: int, tick: int) -> None:
+        """The ack timeout of what it was sent of first..last-1 begins again."""
+        for sequence in list(self._sent_of(first, last)):
+            sent = self._sent.get(sequence)
+            if sent is not None:
+                due = tick + self.group.pause(sequence)
+                if due != sent[0]:
+                    self._sent[sequence] = (due, sent[1])
+                    self._due.setdefault(due, []).append(sequence)
+
+    def skip_to(self, floor: int) -> None:
+        self.lose_range(0, floor)
+        gone = [entry for entry in self._handed if entry[0] < floor]
+        if gone:
+            self._handed = deque(entry for entry in self._handed if entry[0] >= floor)
+            self._weigh(-len(gone), -sum(size for _, size in gone))
+
+    def take(self, tick: int) -> bytes:
+        self._is_here()
+        self.looked = 0
+        data = b""
+        while self._handed and not data:
+            data = self._take_some(tick)
+        self.handed_tick = tick
+        return data
+
+    def _take_some(self, tick: int) -> bytes:
+        """Send what it was handed first, and what behind that was sent as often."""
+        group, handed = self.group, self._handed
+        attempts = group.attempts_of(handed[0][0])
+        space = REDELIVERY_BYTES
+        taken: dict[int, int] = {}
+        while handed and space > 0 and group.attempts_of(handed[0][0]) == attempts:
+            sequence, size = handed.popleft()
+            taken[sequence] = size
+            space -= size
+        self.looked += len(taken)
+        late = group.late_ones(list(taken))
+        if late:
+            self._weigh(-len(late), -sum(map(taken.__getitem__, late)))
+            for sequence in late:
+                del taken[sequence]
+            group.leave_out(late)
+        if not taken:
+            return b""
+        sequences = sorted(taken)
+        self.attempt = attempts + 1
+        data, due = group.write(sequences, attempts, tick)
+        for sequence in sequences:
+            self._sent[sequence] = (due, taken[sequence])
+        self._due.setdefault(due, []).extend(sequences)
+        return data
+
+    def _is_here(self) -> None:
+        if self.is_late:
+            super()._is_here()
+            self.group.is_back(self)
