@@ -11,6 +11,7 @@
     java        a Java for Spark, wherever it comes from
     home        a home of Spark's whose Python processes start sooner
     bus         what a bus is asked: classes, what they hold, ranges
+    journal     the same of a journal's files, without a bus
     buses       the connections of one process
     patience    connections of tasks, tried for a while
     awake       signs of life while a query is busy with a batch

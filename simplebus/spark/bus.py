@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -185,7 +185,7 @@ class SourceBus:
                 asked = self._piece(class_id, at, wanted.last)
                 self.blocking.wire.push()
             frames = Frames.joined([(b.data, b.bounds) for b in batches], reply.first, reply.times)
-            frames = frames.below(wanted.last)
+            frames = frames.between(wanted.first, wanted.last)
             if frames.count:
                 yield frames
 
@@ -194,7 +194,13 @@ class SourceBus:
         return self._core.fetch(class_id, first, count, times=True, make=False)
 
     def _lose(self, wanted: Range, first: int, last: int, why: str, *, strict: bool) -> None:
-        loss = Loss(wanted.server, wanted.class_, first, last, why)
-        if strict:
-            raise DataLossError(told([loss]))
-        log.warning("%s", loss)
+        lose([Loss(wanted.server, wanted.class_, first, last, why)], strict=strict)
+
+
+def lose(losses: Iterable[Loss], *, strict: bool) -> None:
+    """Raise DataLossError if `strict`, and there are any; else log them."""
+    losses = list(losses)
+    if strict and losses:
+        raise DataLossError(told(losses))
+    for loss in losses:
+        log.warning("%d messages: %s", loss.count, loss)

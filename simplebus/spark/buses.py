@@ -1,4 +1,4 @@
-"""The connections of one process to the buses that a job reads, each made when it is first needed.
+"""The buses and journals that one process reads, each opened when it is first needed.
 
 Rule 1: they are used by one thread, and closed together.
 """
@@ -9,8 +9,23 @@ import contextlib
 from typing import Self
 
 from simplebus.client.blocking_wire import BlockingWire
+from simplebus.core.errors import BusConnectionError
 from simplebus.spark.bus import SourceBus
-from simplebus.spark.options import SourceOptions
+from simplebus.spark.journal import SourceJournal
+from simplebus.spark.options import SourceOptions, is_path
+from simplebus.storage.errors import JournalError
+
+Source = SourceBus | SourceJournal
+
+UNREACHED = (BusConnectionError, JournalError)
+"""What is raised for one that cannot be asked."""
+
+
+def source_at(server: str, *, timeout: float, patient: bool = False) -> Source:
+    """A bus, or the journal at a path. To be used as a block; see there."""
+    if is_path(server):
+        return SourceJournal(server)
+    return SourceBus(server, timeout=timeout, patient=patient)
 
 
 class Buses:
@@ -18,19 +33,26 @@ class Buses:
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
-        self._open: dict[str, tuple[SourceBus, contextlib.ExitStack]] = {}
+        self._open: dict[str, tuple[Source, contextlib.ExitStack]] = {}
 
-    def __getitem__(self, server: str) -> SourceBus:
-        """Raises BusConnectionError."""
+    def __getitem__(self, server: str) -> Source:
+        """Raises one of UNREACHED."""
         if server not in self._open:
             stack = contextlib.ExitStack()
-            bus = stack.enter_context(SourceBus(server, timeout=self.options.timeout))
-            self._open[server] = bus, stack
+            source: Source = source_at(server, timeout=self.options.timeout)
+            stack.enter_context(source)
+            self._open[server] = source, stack
         return self._open[server][0]
+
+    def bus(self, server: str) -> SourceBus:
+        """One that is no journal. Raises BusConnectionError."""
+        found = self[server]
+        assert isinstance(found, SourceBus), server
+        return found
 
     def wires(self) -> list[BlockingWire]:
         """Of those that were used."""
-        return [bus.blocking.wire for bus, _ in self._open.values()]
+        return [bus.blocking.wire for bus, _ in self._open.values() if isinstance(bus, SourceBus)]
 
     def drop(self, server: str) -> None:
         """Close one; the next use makes another."""

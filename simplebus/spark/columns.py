@@ -85,8 +85,8 @@ Flags = npt.NDArray[np.bool_]
 class Frames:
     """Messages of one class that follow one another."""
 
-    raw: bytes
-    """Their frames back to back."""
+    raw: bytes | bytearray
+    """Their frames back to back; more may follow."""
     bounds: Integers
     """Where each frame begins in raw, and the last one ends."""
     first: int
@@ -100,13 +100,15 @@ class Frames:
     def count(self) -> int:
         return self.bounds.size - 1
 
-    def below(self, last: int) -> Frames:
-        """Those whose sequences are below `last`."""
-        count = max(0, last - self.first)
-        if count >= self.count:
+    def between(self, first: int, last: int) -> Frames:
+        """Those whose sequences are first..last-1."""
+        begin = min(max(0, first - self.first), self.count)
+        end = max(begin, min(last - self.first, self.count))
+        if (begin, end) == (0, self.count):
             return self
-        bounds = self.bounds[: count + 1]
-        return Frames(self.raw[: int(bounds[-1])], bounds, self.first, self.steps, self.times)
+        bounds = self.bounds[begin : end + 1]
+        raw = self.raw[int(bounds[0]) : int(bounds[-1])]
+        return Frames(raw, bounds - bounds[0], self.first + begin, self.steps, self.times)
 
     @classmethod
     def joined(

@@ -20,6 +20,24 @@ from simplebus.spark.planner import firsts
 log = logging.getLogger("simplebus.spark")
 
 
+class NotKeeping:
+    """Of a query that reads journals: nobody keeps anything for it."""
+
+    is_begun = True
+
+    def begin(
+        self, server: str, classes: Mapping[str, int], *, with_waiting: bool
+    ) -> dict[str, int]:
+        """What it may begin with is where it is."""
+        return dict(classes)
+
+    def keep(self, offsets: Offsets, memories: Memories, durable: str) -> None:
+        """Nobody is told."""
+
+    def lost(self, server: str) -> None:
+        """Nothing was held."""
+
+
 class Keeping:
     """Of one query, as long as it runs. The connections are those of `buses`."""
 
@@ -41,7 +59,7 @@ class Keeping:
     ) -> dict[str, int]:
         """Keep what the query may begin with, as long as this connection lasts; `with_waiting`, as
         the first who comes for it. Returns where that is."""
-        pin = self._first_pins[server] = Pin(self._buses[server], "")
+        pin = self._first_pins[server] = Pin(self._buses.bus(server), "")
         found = {name: pin.move(name, at) for name, at in classes.items()}
         if with_waiting:
             for name in classes:
@@ -59,7 +77,7 @@ class Keeping:
         for (server, name), first in firsts(offsets, memories).items():
             if server not in self._pins:
                 idle = self._buses.options.durable_idle
-                self._pins[server] = Pin(self._buses[server], durable, idle=idle)
+                self._pins[server] = Pin(self._buses.bus(server), durable, idle=idle)
             self._pins[server].move(name, first)
         for pin in former.values():
             pin.release()
@@ -74,7 +92,7 @@ class Keeping:
     def forget(self, server: str, classes: Iterable[str], durable: str) -> None:
         """Keep nothing of these classes under this name any more, if the bus can be asked."""
         try:
-            pin = Pin(self._buses[server], durable)
+            pin = Pin(self._buses.bus(server), durable)
             for name in classes:
                 pin.forget(name)
         except (BusConnectionError, RefusedError, PinError) as error:

@@ -8,6 +8,7 @@ names the nearest real one: an option with a typing error that is passed over is
 from __future__ import annotations
 
 import difflib
+import posixpath
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ class SourceOptions:
     """How a bus is read."""
 
     servers: tuple[str, ...]
-    """As `host:port`."""
+    """Buses as `host:port`; or journals, each as the absolute path of a data directory."""
     subscribe: tuple[str, ...]
     """Classes, each an id in digits or a name."""
     channels: tuple[str, ...] = ()
@@ -60,6 +61,16 @@ class SourceOptions:
     timeout: float = TIMEOUT_SECONDS
     """Seconds for which a bus that does not answer is tried."""
 
+    @property
+    def is_of_journals(self) -> bool:
+        """Whether files are read, and no bus is asked."""
+        return is_path(self.servers[0])
+
+    @property
+    def places(self) -> str:
+        """Which option says what is read."""
+        return "path" if self.is_of_journals else "servers"
+
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
@@ -76,7 +87,7 @@ class SinkOptions:
 def source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     """Read them. Raises ValueError, with the name, what came and what was expected."""
     given = _Given(options, {**_SOURCE, **(_STREAMING if streaming else _BATCH)})
-    servers = given.required("servers", _servers)
+    servers = _places(given)
     found = SourceOptions(
         servers=servers,
         subscribe=given.required("subscribe", _classes),
@@ -102,6 +113,25 @@ def source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOpti
             f"minOffsetsPerTrigger is {least} and maxOffsetsPerTrigger {most}: a batch cannot "
             "have both"
         )
+    return found
+
+
+def _places(given: _Given) -> tuple[str, ...]:
+    """What is read. A path that is none is a bus: what load() is given."""
+    found: tuple[str, ...]
+    if not given.has("path"):
+        found = given.required("servers", _servers)
+        return found
+    if given.has("servers"):
+        raise ValueError(
+            "there are servers and a path; servers are buses that are asked, and path is the data "
+            "directory of a bus, whose files are read: give one of them"
+        )
+    found = given.required("path", _paths_or_servers)
+    if is_path(found[0]):
+        for name in _OF_BUSES:
+            if given.has(name):
+                raise ValueError(f"the option {name} is of buses, and {found[0]} is a journal")
     return found
 
 
@@ -135,7 +165,9 @@ def _end(given: _Given) -> Wanted | Times:
 def sink_options(options: Mapping[str, str]) -> SinkOptions:
     """Read them. Raises ValueError, with the name, what came and what was expected."""
     given = _Given(options, _SINK)
-    servers = given.required("servers", _servers)
+    servers = given.required(
+        "path" if given.has("path") and not given.has("servers") else "servers", _servers
+    )
     if len(servers) > 1:
         raise ValueError(f"servers of a sink is one bus, got {', '.join(servers)}")
     classes = given.get("class", ("",), _classes)
@@ -153,7 +185,7 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
 # Spark itself adds some to every stream.
 _SOURCE = {
     "servers": "simplebus host:port, several with commas",
-    "path": "the same as servers: what load() is given",
+    "path": "the data directory of a bus, several with commas; or, as load() has it, servers",
     "subscribe": "classes by name or id, with commas",
     "channels": "patterns of channels, with commas",
     "startingOffsets": "earliest, latest or JSON",
@@ -180,6 +212,8 @@ _STREAMING = {
     "durable": "a name, or none",
     "durableIdle": "a span of time such as 7d",
 }
+# A journal cannot be told what to keep, and there is nobody to wait for.
+_OF_BUSES = ("durable", "durableIdle", "timeout")
 _SINK = {
     "servers": "simplebus host:port",
     "path": "the same as servers: what save() or start() is given",
@@ -204,8 +238,9 @@ class _Given:
         for name in options:
             if name.lower() not in lower:
                 raise ValueError(_unknown(name, lower))
-        if "path" in self._values:
-            self._values.setdefault("servers", self._values["path"])
+
+    def has(self, name: str) -> bool:
+        return name.lower() in self._values
 
     def required(self, name: str, read: Callable[[str], Any]) -> Any:
         if not self._values.get(name.lower(), "").strip():
@@ -239,6 +274,31 @@ def _servers(text: str) -> tuple[str, ...]:
 def server_name(text: str) -> str:
     """A bus as offsets call it: `host:port`. Raises ValueError."""
     return str(Address.parse(text)).removeprefix("simplebus://")
+
+
+def is_path(server: str) -> bool:
+    """Whether what offsets call it is a journal's path, and no bus."""
+    return server.startswith("/")
+
+
+def _paths_or_servers(text: str) -> tuple[str, ...]:
+    found = tuple(dict.fromkeys(place_name(part) for part in _listed(text)))
+    if len({is_path(one) for one in found}) > 1:
+        raise ValueError("expected buses, or data directories of buses; these are both")
+    return found
+
+
+def place_name(text: str) -> str:
+    """A bus or a journal as offsets call it. Raises ValueError."""
+    path = text.removeprefix("file://") if text.startswith("file:///") else text
+    if is_path(path):
+        return "/" + posixpath.normpath(path).lstrip("/")
+    if "/" in path and not path.startswith("simplebus://"):
+        raise ValueError(
+            f"expected the absolute path of a data directory, such as /var/lib/simplebus, or a bus "
+            f"as host:port; got {text!r}"
+        )
+    return server_name(path)
 
 
 def _classes(text: str) -> tuple[str, ...]:
@@ -347,4 +407,4 @@ def _name(text: str) -> str:
 
 def _offset_names(server: str, class_: str) -> tuple[str, str]:
     """A server and a class that a user wrote in JSON, as offsets have them."""
-    return server_name(server), class_name(class_)
+    return place_name(server), class_name(class_)

@@ -72,11 +72,6 @@ class Plan:
     ranges: list[Range]
     losses: list[Loss]
 
-    def check(self) -> None:
-        """Raise DataLossError if something is lost."""
-        if self.losses:
-            raise DataLossError(told(self.losses))
-
 
 def told(losses: Iterable[Loss]) -> str:
     """What to tell a user whose query ends."""
@@ -143,12 +138,31 @@ def _missing(server: str, name: str, first: int, last: int, held: Held) -> list[
     return losses
 
 
+def overtaken(start: Offsets, memories: Memories) -> list[Loss]:
+    """What was read, and a bus has lost since: it gives these sequences out again. Only a bus that
+    promised less than that its messages are on disk loses any, and remains the one it was."""
+    return [
+        Loss(
+            server,
+            name,
+            held.head,
+            start[server].classes[name],
+            "they were read, and the bus has lost them since: the next message of the class will "
+            f"be {held.head}",
+        )
+        for server, memory in memories.items()
+        if server in start and _same(start[server].bus, memory.bus)
+        for name, held in memory.classes.items()
+        if start[server].classes.get(name, 0) > held.head
+    ]
+
+
 def ends(start: Offsets, memories: Memories, most: int | None = None) -> dict[str, Position]:
     """How far the next batch goes: to the heads, or to `most` messages from start, shared among
     the classes by what waits in each.
 
-    A position of another memory than the bus has now is followed by one of that memory; what lies
-    behind its start, and behind a head, counts as nothing.
+    A position of another memory than the bus has now is followed by one of that memory, and one
+    behind a head by the head.
     """
     starts = firsts(start, memories)
     waiting = {
@@ -179,7 +193,7 @@ def _first(start: Offsets, server: str, bus: str, name: str, held: Held) -> int:
     before = start.get(server)
     if before is None or not _same(before.bus, bus):
         return held.floor
-    return max(before.classes.get(name, held.floor), held.floor)
+    return min(max(before.classes.get(name, held.floor), held.floor), held.head)
 
 
 def _shares(waiting: dict[tuple[str, str], int], most: int | None) -> dict[tuple[str, str], int]:

@@ -53,9 +53,11 @@ class SimplebusSource(DataSource):
     are one message's for ever; a bus that has lost its memory begins another one, at offset 0.
     What is not there is null; value, offset and timestamp always are.
 
-    Options; servers and subscribe are needed, names count without regard to case:
+    Options; servers or path, and subscribe, are needed; names count without regard to case:
 
         servers                 host:port, several with commas; or what load() is given
+        path                    instead: the data directory of a bus, by its absolute path, several
+                                with commas; or what load() is given. See below
         subscribe               classes by name or id, with commas
         channels                patterns; only messages whose channel one of them matches
         startingOffsets         earliest (of a batch), latest (of a stream), or JSON:
@@ -92,6 +94,15 @@ class SimplebusSource(DataSource):
         includeHeaders          false
         includeMemory           false
         timeout                 30 seconds for which a bus that does not answer is tried
+
+    With a path the files of `simplebus serve --data-dir` are read, and no bus is asked: it may run
+    or not. It is not told either: what it lets go of, when its own subscriptions need it no longer,
+    is gone for a query as well, which says so (failOnDataLoss). Let the class keep it for as long
+    as queries may need. The earliest message is the first one that is still in the files. The
+    column server is the path, and JSON speaks of it by that name. Driver and executors open the
+    files themselves, each under that path. What is read is on disk, whatever the bus promises: a
+    query has each message once, also through a power cut. durable, durableIdle and timeout are of
+    buses alone.
 
     What a query has finished is acknowledged to the buses when Spark says so. Spark's option
     asyncProgressTracking has it say so before it is sure itself: not to be used here.
@@ -151,7 +162,7 @@ class BatchReader(DataSourceReader):
             memories = {
                 server: buses[server].memory(options.subscribe) for server in options.servers
             }
-            check_apart({at: one.bus for at, one in memories.items()}, "bus", "servers")
+            check_apart({at: one.bus for at, one in memories.items()}, "bus", options.places)
             option = option_of(options.starting, "startingOffsets")
             start = resolve(starting, memories, option=option)
             end = resolve(ending, memories, option=option_of(options.ending, "endingOffsets"))

@@ -29,11 +29,10 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from simplebus.core.errors import BusConnectionError
 from simplebus.spark.awake import Awake
-from simplebus.spark.bus import ClassMissingError
-from simplebus.spark.buses import Buses
-from simplebus.spark.keeping import Keeping
+from simplebus.spark.bus import ClassMissingError, lose
+from simplebus.spark.buses import UNREACHED, Buses
+from simplebus.spark.keeping import Keeping, NotKeeping
 from simplebus.spark.offsets import (
     Memory,
     OffsetError,
@@ -46,9 +45,9 @@ from simplebus.spark.offsets import (
     merge,
     resolve,
 )
-from simplebus.spark.options import SourceOptions
+from simplebus.spark.options import SourceOptions, is_path
 from simplebus.spark.pace import Pace
-from simplebus.spark.planner import at_most, ends, lag, plan
+from simplebus.spark.planner import at_most, ends, lag, overtaken, plan
 from simplebus.spark.seeking import option_of, sought
 from simplebus.spark.tasks import read_task, tasks
 
@@ -72,7 +71,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._buses = Buses(options)
-        self._keeping = Keeping(self._buses)
+        self._keeping = NotKeeping() if options.is_of_journals else Keeping(self._buses)
         self._awake: Awake | None = None
         """None before the first question. A lock does not travel to executors."""
         self._fresh = Query(uuid.uuid4().hex)
@@ -99,7 +98,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._problem = None
             try:
                 return dump(self._beginning(), query)
-            except (BusConnectionError, ClassMissingError, OffsetError) as error:
+            except (*UNREACHED, ClassMissingError, OffsetError) as error:
                 self._problem = error
                 return dump({}, query)
 
@@ -123,6 +122,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             query = self._begun(start)
             memories = self._memories(strict=self._options.fail_on_data_loss)
             position = self._position(start, memories)
+            lose(overtaken(position, memories), strict=self._options.fail_on_data_loss)
             self._keep(position, memories, self._durable(query))
             self._forget_others(start)
             heads = position | ends(position, memories)
@@ -226,7 +226,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> None:
         try:
             self._keeping.keep(offsets, memories, durable)
-        except BusConnectionError as error:
+        except UNREACHED as error:
             if self._options.fail_on_data_loss:
                 raise
             log.warning("a bus keeps what it kept before: %s", error)
@@ -242,8 +242,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             classes = list(position.classes)
             if server in options.servers and query.durable == self._durable(query):
                 classes = [name for name in classes if name not in options.subscribe]
-            if classes:
-                self._keeping.forget(server, classes, query.durable)
+            if classes and not is_path(server):
+                Keeping(self._buses).forget(server, classes, query.durable)
             if server not in options.servers:
                 self._buses.drop(server)
 
@@ -271,12 +271,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             try:
                 found[server] = self._buses[server].memory(self._options.subscribe, make=make)
                 self._away.pop(server, None)
-            except BusConnectionError as error:
+            except UNREACHED as error:
                 self._keeping.lost(server)
                 self._buses.drop(server)
                 if strict:
                     raise
                 self._away[server] = monotonic() + _AWAY_SECONDS
                 log.warning("%s is left out: %s", server, error)
-        check_apart({server: memory.bus for server, memory in found.items()}, "bus", "servers")
+        check_apart(
+            {server: memory.bus for server, memory in found.items()}, "bus", self._options.places
+        )
         return found

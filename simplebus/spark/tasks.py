@@ -6,24 +6,20 @@ on another machine, and perhaps twice.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import InputPartition
 
-from simplebus.core.errors import BusConnectionError
-from simplebus.spark.bus import SourceBus
-from simplebus.spark.buses import Buses
+from simplebus.spark.bus import lose
+from simplebus.spark.buses import UNREACHED, Buses, source_at
 from simplebus.spark.columns import Shape, record_batch
 from simplebus.spark.options import SourceOptions
 from simplebus.spark.planner import Loss, Plan, Range, split
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-log = logging.getLogger("simplebus.spark")
 
 
 @dataclass
@@ -38,10 +34,7 @@ class Task(InputPartition):
 def tasks(found: Plan, buses: Buses) -> list[Task]:
     """A plan as tasks. What is lost raises DataLossError, or is logged, as the options say."""
     options = buses.options
-    if options.fail_on_data_loss:
-        found.check()
-    for loss in found.losses:
-        log.warning("%d messages: %s", loss.count, loss)
+    lose(found.losses, strict=options.fail_on_data_loss)
     ranges = split(found.ranges, most=options.partition_messages, at_least=options.min_partitions)
     return [Task(one, buses[one.server].class_id(one.class_), options) for one in ranges]
 
@@ -60,12 +53,11 @@ def read_task(task: Any) -> Iterator[pa.RecordBatch]:
     )
     at = wanted.first
     try:
-        with SourceBus(wanted.server, timeout=options.timeout, patient=True) as bus:
+        with source_at(wanted.server, timeout=options.timeout, patient=True) as bus:
             for frames in bus.read(wanted, strict=options.fail_on_data_loss):
                 yield record_batch(frames, shape)
                 at = frames.first + frames.count
-    except BusConnectionError as error:
+    except UNREACHED as error:
         if options.fail_on_data_loss:
-            raise BusConnectionError(f"{wanted} were not read to their end: {error}") from error
-        loss = Loss(wanted.server, wanted.class_, at, wanted.last, str(error))
-        log.warning("%d messages: %s", loss.count, loss)
+            raise type(error)(f"{wanted} were not read to their end: {error}") from error
+        lose([Loss(wanted.server, wanted.class_, at, wanted.last, str(error))], strict=False)

@@ -134,8 +134,8 @@ def test_pieces_are_joined() -> None:
     assert batch["value"].to_pylist() == [b"a", b"bc", b""]
     assert batch["offset"].to_pylist() == [5, 6, 7]
     assert both.accepted().tolist() == [1_500_000] * 3
-    assert both.below(6).accepted().tolist() == [1_500_000]
-    assert both.below(5).accepted().tolist() == []
+    assert both.between(0, 6).accepted().tolist() == [1_500_000]
+    assert both.between(0, 5).accepted().tolist() == []
 
 
 @pytest.mark.parametrize("times", [(), ((6, 1.0),)])

@@ -160,3 +160,32 @@ def test_a_sink_has_one_bus_and_one_class() -> None:
         sink_options({"servers": "a", "class": "1,2"})
     with pytest.raises(ValueError, match="no option subscribe here"):
         sink_options({"servers": "a", "subscribe": "1"})
+
+
+def test_a_path_is_of_journals_and_offsets_speak_of_them_by_it() -> None:
+    given = {"path": "/var//lib/bus/, file:///data/./b", "subscribe": "7"}
+    starting = {"startingOffsets": '{"/var/lib/bus": {"7": 5}, "/data/b/": {"7": -2}}'}
+    found = source_options(given | starting, streaming=True)
+    assert found.servers == ("/var/lib/bus", "/data/b")
+    assert (found.is_of_journals, found.places) == (True, "path")
+    assert found.starting == {"/var/lib/bus": {"7": 5}, "/data/b": {"7": -2}}
+    found = source_options(NEEDED, streaming=True)
+    assert (found.is_of_journals, found.places) == (False, "servers")
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"path": "/a", "servers": "b"}, "there are servers and a path; .* give one of them"),
+        ({"path": "data/bus"}, "path is 'data/bus': expected the absolute path .* 'data/bus'"),
+        ({"path": "hdfs://a/b"}, "expected the absolute path"),
+        ({"path": "/a,b:9"}, "expected buses, or data directories of buses; these are both"),
+        ({"path": " "}, "the option path is missing"),
+        ({"path": "/a", "durable": "x"}, "durable is of buses, and /a is a journal"),
+        ({"path": "/a", "DURABLEIDLE": "1d"}, "durableIdle is of buses, and /a is a journal"),
+        ({"path": "/a", "timeout": "5"}, "timeout is of buses"),
+    ],
+)
+def test_a_path_that_cannot_be_is_said(given: dict[str, str], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        source_options({"subscribe": "7"} | given, streaming=True)

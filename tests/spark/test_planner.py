@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simplebus.spark.bus import lose
 from simplebus.spark.offsets import Held, Memory, Position
 from simplebus.spark.planner import DataLossError, Loss, Range, at_most, ends, lag, plan, split
 
@@ -32,7 +33,7 @@ def test_what_is_below_the_floor_is_a_loss_that_names_class_and_range() -> None:
     with pytest.raises(
         DataLossError, match=r"messages 5 to 11 of class 0 at s are lost.*from 12 on"
     ):
-        found.check()
+        lose(found.losses, strict=True)
 
 
 def test_a_batch_that_is_gone_altogether_is_a_loss() -> None:
