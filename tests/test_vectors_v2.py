@@ -36,6 +36,7 @@ KINDS = {
     "working": "9",
     "unsubscribe": "U",
     "fetch": "F",
+    "purge": "P",
     "error": "E",
 }
 HEARTBEAT, MESSAGE, ENVELOPE, CONFIRM, DELIVER, ERROR = b"01567E"
@@ -47,6 +48,8 @@ OBJECTS: dict[tuple[str, str], type[requests._Object]] = {
     ("client", "unsubscribe"): requests.UnsubscribeRequest,
     ("client", "fetch"): requests.FetchRequest,
     ("server", "fetch"): requests.FetchReply,
+    ("client", "purge"): requests.PurgeRequest,
+    ("server", "purge"): requests.PurgeReply,
     ("server", "error"): requests.ErrorReply,
 }
 

@@ -26,6 +26,7 @@ from simplebus.client.handlers import QUIET_ANSWERS, Handler, check_handler
 from simplebus.client.identity import client_core
 from simplebus.client.options import Options, subscribe_request
 from simplebus.client.outbound import About
+from simplebus.client.purging import purged, span
 from simplebus.client.registry import DEFAULT, Registry
 from simplebus.client.replies import Replies
 from simplebus.client.retry import Schedule
@@ -279,3 +280,10 @@ class BlockingBus(BlockingPublisher):
         while not fetching.is_done:
             fetching.take(self.wire.ask(partial(fetching.ask, self._core)))
         return fetching.messages
+
+    def purge(self, what: type | int | str, first: int = 0, last: int | None = None) -> int:
+        """Have stored messages of a class be nobody's any more, as `simplebus.Bus.purge`."""
+        target = Target.of(what, self._registry)
+        return purged(
+            self.wire.ask(partial(self._core.purge, self.class_of(target.what), *span(first, last)))
+        )

@@ -23,6 +23,7 @@ from simplebus.client.handling import Handling
 from simplebus.client.options import Options, subscribe_request
 from simplebus.client.outbound import About
 from simplebus.client.publisher import Publisher
+from simplebus.client.purging import purged, span
 from simplebus.client.registry import Registry
 from simplebus.client.replies import Replies
 from simplebus.client.subscription import RawSubscription, Subscription
@@ -305,3 +306,16 @@ class Bus(Publisher):
         while not fetching.is_done:
             fetching.take(await self.wire.ask(partial(fetching.ask, self._core)))
         return fetching.messages
+
+    async def purge(self, what: type | int | str, first: int = 0, last: int | None = None) -> int:
+        """Have the stored messages first..last-1 of a class be nobody's any more: no subscription
+        gets them, nor does `fetch`. All of them unless told otherwise. Returns how many they were.
+
+        What this program has published before counts, as far as it is stored.
+        """
+        target = Target.of(what, self._registry)
+        return purged(
+            await self.wire.ask(
+                partial(self._core.purge, await self.class_of(target.what), *span(first, last))
+            )
+        )

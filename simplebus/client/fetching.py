@@ -49,6 +49,9 @@ class Fetching:
         assert isinstance(reply, FetchReply)
         for batch in request.batches:
             self.messages += batch
+        if reply.purged:
+            purged = {n for first, last in reply.purged for n in range(first, last)}
+            self.messages = [each for each in self.messages if each.sequence not in purged]
         before = self._next if self._time is None else reply.first
         is_over = reply.next >= reply.head or reply.next <= before
         self.is_done = is_over or len(self.messages) >= self._count

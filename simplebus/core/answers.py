@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 
 from simplebus.core import frames
 from simplebus.core.acks import AckWindow
@@ -19,16 +18,22 @@ from simplebus.core.channel_table import Wanted
 from simplebus.core.channels import check_pattern
 from simplebus.core.classes import MessageClass
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.events import FetchAsked, Greeted, SubscriptionAsked, UnsubscriptionAsked
+from simplebus.core.events import (
+    Greeted,
+    SubscriptionAsked,
+    UnsubscriptionAsked,
+)
 from simplebus.core.group import Group, Member
 from simplebus.core.kept import KeptPosition
 from simplebus.core.key_group import KeyGroup
-from simplebus.core.limits import FETCH_BYTES_MAX, FETCH_TIMES_MAX, IN_FLIGHT_MESSAGES
+from simplebus.core.limits import (
+    IN_FLIGHT_MESSAGES,
+)
 from simplebus.core.outbox import Outbox
 from simplebus.core.publishers import Publishers
+from simplebus.core.purging import purge_again
 from simplebus.core.requests import (
     ConnectReply,
-    FetchReply,
     SubscribeReply,
     SubscribeRequest,
 )
@@ -160,11 +165,11 @@ class Answers:
         cls.add(position)
         cls.listening[position] = None
         session.subscriptions[class_id] = position
-        self._wake(position)
+        self.wake(position)
 
     def grant(self, session: Session, asked: SubscriptionAsked) -> None:
         """Version 2."""
-        cls = self._class(asked.class_id)
+        cls = self._store.class_of(asked.class_id)
         number, wish = asked.number, asked.asked
         most = self._settings.limits.subscriptions
         if number in session.subscriptions:
@@ -209,7 +214,7 @@ class Answers:
                 content=reply.encode(),
             ),
         )
-        self._wake(position)
+        self.wake(position)
 
     def _check(self, asked: SubscribeRequest) -> None:
         for pattern in asked.channels:
@@ -300,7 +305,10 @@ class Answers:
             raise RemoteProtocolError(Reason.BAD_REQUEST, str(error)) from None
         names = (asked.durable or "", asked.group or "")
         kind = _kind(asked.group, by_key=asked.by_key)
-        return self._make(kind, cls, names, wanted, self._terms(asked), window)
+        position = self._make(kind, cls, names, wanted, self._terms(asked), window)
+        if cls.purged:
+            purge_again(cls, position)
+        return position
 
     def restore(
         self,
@@ -443,7 +451,7 @@ class Answers:
             self.end(group)
         else:
             self._leave_alone(group)
-            self._wake(group)
+            self.wake(group)
 
     def _let_go(self, held: Subscription, *, forget: bool) -> None:
         """The same for a position that a session had alone."""
@@ -486,58 +494,8 @@ class Answers:
         cls.remove(position)
         self._store.release(cls)
 
-    # Fetch ---------------------------------------------------------------------------------------
-
-    def fetch(self, session: Session, asked: FetchAsked) -> None:
-        """Many may be asked for at once: each is looked up when the peer has taken those before."""
-        cls = self._class(asked.class_id)
-        session.outbox.owe(partial(self._answer_fetch, session, asked, cls))
-        self._ready(session.outbox)
-
-    def _answer_fetch(self, session: Session, asked: FetchAsked, cls: MessageClass) -> None:
-        ring, wish = cls.ring, asked.asked
-        head, ledger = ring.head, self._store.ledger
-        if ledger is not None:
-            # What may be gone after a crash is shown to nobody who asks: he would not ask again.
-            head = max(ledger.safe(cls.class_id, head), ring.floor)
-        first = wish.first if wish.time is None else cls.times.find(wish.time, head)
-        first = min(max(first, ring.floor), head)
-        last = min(first + wish.count, head)
-        times: list[tuple[int, float]] = []
-        if wish.times:
-            times = cls.times.steps(first, last, most=FETCH_TIMES_MAX + 1)
-            if len(times) > FETCH_TIMES_MAX:
-                last, _ = times.pop()
-        pieces: list[memoryview] = []
-        at, space = first, FETCH_BYTES_MAX
-        while at < last and space > 0:
-            piece, at = ring.piece(at, last, space)
-            pieces.append(piece)
-            space -= len(piece)
-        if pieces:
-            session.outbox.answer(asked.class_id, b"".join(pieces))
-        while times and times[-1][0] >= at:
-            times.pop()
-        reply = FetchReply(first=first, next=at, floor=ring.floor, head=head, times=times)
-        self._reply(
-            session,
-            frames.encode(
-                frames.FETCH,
-                class_id=asked.class_id,
-                message_id=asked.request,
-                content=reply.encode(),
-            ),
-        )
-
-    def _class(self, class_id: int) -> MessageClass:
-        cls = self._store.classes.get(class_id)
-        if cls is None:
-            raise RemoteProtocolError(
-                Reason.UNKNOWN_CLASS, f"no Connect has named class {class_id}"
-            )
-        return cls
-
-    def _wake(self, position: Subscription) -> None:
+    def wake(self, position: Subscription) -> None:
+        """It may have something to send."""
         if isinstance(position, Group):
             for member in position.share():
                 self._ready(member.outbox)

@@ -29,6 +29,7 @@ from simplebus.core.events import (
     Nacked,
     Published,
     PublishedOne,
+    PurgeAsked,
     Refused,
     StillWorking,
     Subscribed,
@@ -43,6 +44,7 @@ from simplebus.core.limits import (
     MESSAGE_ID_MASK,
     PUBLISHER_TICKS,
 )
+from simplebus.core.lookups import Lookups
 from simplebus.core.outbox import Outbox
 from simplebus.core.receive import ReceiveBuffer
 from simplebus.core.requests import ErrorReply
@@ -59,6 +61,16 @@ __all__ = ["Broker", "FullPolicy", "MessageClass", "Settings"]
 
 # Its Connect reply would hold the delimiter, and could not be told from an empty one.
 _SESSION_ID_UNSENDABLE = int.from_bytes(frames.DELIMITER, "little")
+
+Asked = SubscriptionAsked | UnsubscriptionAsked | FetchAsked | PurgeAsked
+"""What is answered: by one frame of the type that asked, or by an Error about that type."""
+
+_ABOUT: dict[type[Asked], int] = {
+    SubscriptionAsked: frames.SUBSCRIBE,
+    UnsubscriptionAsked: frames.UNSUBSCRIBE,
+    FetchAsked: frames.FETCH,
+    PurgeAsked: frames.PURGE,
+}
 
 
 class Broker:
@@ -98,6 +110,7 @@ class Broker:
             take_over=self._take_over,
         )
         self._verdicts = Verdicts(self.store, self.refused, self._make_ready)
+        self._lookups = Lookups(self.store, self._make_ready, self.answers.wake)
         self.classes = self.store.classes
         self.budget = self.store.budget
         self._loose = self.store.loose
@@ -303,7 +316,7 @@ class Broker:
                 self._greet(session, event)
             case Nacked() | StillWorking() | Terminated():
                 self._verdicts.not_yet(session, event)
-            case SubscriptionAsked() | UnsubscriptionAsked() | FetchAsked():
+            case SubscriptionAsked() | UnsubscriptionAsked() | FetchAsked() | PurgeAsked():
                 self._ask(session, event)
             case Refused():
                 self._refuse(session, event)
@@ -322,9 +335,7 @@ class Broker:
                 Refused(error.reason, error.sentence, frames.CONNECT, refers_to=event.request),
             )
 
-    def _ask(
-        self, session: Session, event: SubscriptionAsked | UnsubscriptionAsked | FetchAsked
-    ) -> None:
+    def _ask(self, session: Session, event: Asked) -> None:
         try:
             match event:
                 case SubscriptionAsked():
@@ -332,15 +343,16 @@ class Broker:
                 case UnsubscriptionAsked():
                     self.answers.unsubscribe(session, event)
                 case FetchAsked():
-                    self.answers.fetch(session, event)
+                    self._lookups.fetch(session, event)
+                case PurgeAsked():
+                    self._lookups.purge(session, event)
         except RemoteProtocolError as error:
-            about = {SubscriptionAsked: frames.SUBSCRIBE, FetchAsked: frames.FETCH}
             self._refuse(
                 session,
                 Refused(
                     error.reason,
                     error.sentence,
-                    about.get(type(event), frames.UNSUBSCRIBE),
+                    _ABOUT[type(event)],
                     class_id=getattr(event, "class_id", 0),
                     refers_to=event.request,
                 ),

@@ -21,6 +21,7 @@ from simplebus.core.requests import Start
 from simplebus.core.ring import Ring
 from simplebus.core.session import Session
 from simplebus.core.settings import FullPolicy, Keep
+from simplebus.core.spans import SequenceSet
 from simplebus.core.statistics import ClassStatistics
 from simplebus.core.subscription import Subscription
 
@@ -52,6 +53,8 @@ class MessageClass:
         self.blocked: deque[Session] = deque()
         """Whose parked messages wait for room here, longest wait first."""
         self.dropped: Counter[Reason] = Counter()
+        self.purged = SequenceSet()
+        """Stored messages that nobody is to have any more; perhaps some that were."""
         self.delivered = self.redelivered = self.acknowledged = 0
         """Of subscriptions that are gone."""
 

@@ -57,6 +57,8 @@ class Reason(enum.StrEnum):
     TERMINATED = "terminated"
     NO_DEAD_LETTER = "no_dead_letter"
     TLS_HANDSHAKE = "tls_handshake"
+    PURGED = "purged"
+    UNKNOWN_SESSION = "unknown_session"
     DISK_FULL = "disk_full"
     DISK_FAILED = "disk_failed"
 

@@ -14,6 +14,7 @@ from simplebus.core.frames import FrameBatch, Integers
 from simplebus.core.requests import (
     ConnectRequest,
     FetchRequest,
+    PurgeRequest,
     SubscribeRequest,
     UnsubscribeRequest,
 )
@@ -111,6 +112,15 @@ class FetchAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class PurgeAsked:
+    """The peer wants stored messages to be nobody's any more."""
+
+    request: int
+    class_id: int
+    asked: PurgeRequest
+
+
+@dataclass(frozen=True, slots=True)
 class Nacked:
     """The peer could not process message ids first..last-1."""
 
@@ -166,6 +176,7 @@ Event = (
     | SubscriptionAsked
     | UnsubscriptionAsked
     | FetchAsked
+    | PurgeAsked
     | Nacked
     | StillWorking
     | Terminated

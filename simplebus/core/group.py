@@ -141,6 +141,21 @@ class Member:
             self._hold(spans, -1)
         return spans
 
+    def purge(self, first: int, last: int) -> None:
+        """It has none of first..last-1 any longer, sent or not."""
+        self.lose(first, last)
+        kept: list[Span] = []
+        for span in self.spans:
+            begin, end = max(span.first, first), min(span.last, last)
+            if begin < end:
+                self.pass_over(begin, end)
+            else:
+                begin = end = span.last
+            for a, b in ((span.first, begin), (end, span.last)):
+                if a < b:
+                    kept.append(Span(a, b, span.attempts))
+        self.spans = deque(kept)
+
     def overdue(self, tick: int) -> list[Span]:
         """What it should have acknowledged by this tick; it has it no longer."""
         spans = self.wheel.pop(tick)
@@ -384,6 +399,11 @@ class Group(Subscription):
         """A member does not take what it was handed out: that is for others."""
         member.is_late = True
         self._again += member.give_back()
+
+    def purge(self, first: int, last: int) -> None:
+        for member in self.members:
+            member.purge(first, last)
+        super().purge(first, last)
 
     def _skip(self, floor: int) -> int:
         for member in self.members:

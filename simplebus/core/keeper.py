@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from simplebus.core.acks import AckWindow
 from simplebus.core.classes import MessageClass
 from simplebus.core.kept import Changes, KeptClass, KeptPosition, KeptPublisher, KeptWindow
@@ -54,15 +56,15 @@ class Keeper:
             return None
         changes = self._look(now, at_all=at_all)
         begun = [KeptPublisher(name, 0) for name in ledger.take_begun()]
-        refused = ledger.take_refused()
+        refused, purged = ledger.take_refused(), ledger.take_purged()
         if self.wants_snapshot:
             self.wants_snapshot = False
             snapshot = self._everything().encode()
             self._bytes, self._snapshot_bytes = 0, len(snapshot)
             return ledger.take(snapshot=snapshot)
-        if not (changes.classes or changes.positions or changes.gone or begun or refused):
+        changes = Changes(changes.classes, changes.positions, changes.gone, begun, refused, purged)
+        if not any(structs.astuple(changes)):
             return ledger.take(is_owed=is_owed)
-        changes = Changes(changes.classes, changes.positions, changes.gone, begun, refused)
         encoded = changes.encode()
         self._bytes += len(encoded)
         return ledger.take(encoded)
@@ -107,6 +109,11 @@ class Keeper:
                 for position, _ in positions.values()
             ],
             publishers=self._publishers(),
+            purged=[
+                (class_id, first, last)
+                for class_id, cls in broker.classes.items()
+                for first, last in cls.purged.within(cls.ring.floor, cls.ring.head)
+            ],
         )
 
     def _publishers(self) -> list[KeptPublisher]:

@@ -97,6 +97,8 @@ class Changes(_Kept, frozen=True):
     """In a snapshot."""
     refused: list[tuple[str, int, int]] = []
     """Publisher, first number, count: they are used up."""
+    purged: list[tuple[int, int, int]] = []
+    """Class, first message, last one exclusive: nobody is to have them any more."""
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)
@@ -120,6 +122,7 @@ class Image:
         self.positions: dict[tuple[int, str, str], KeptPosition] = {}
         self.publishers: dict[str, KeptPublisher] = {}
         self.refused: list[tuple[str, int, int]] = []
+        self.purged: list[tuple[int, int, int]] = []
         self.lot = 0
         """Of the last changes: they know nothing of later ones."""
 
@@ -132,3 +135,4 @@ class Image:
         self.positions.update((each.key, each) for each in changes.positions)
         self.publishers.update((each.name, each) for each in changes.publishers)
         self.refused += changes.refused
+        self.purged += changes.purged

@@ -100,11 +100,12 @@ class Ledger:
         """Of each class, the entry that grows."""
         self._refused: list[tuple[str, int, int]] = []
         self._begun: list[str] = []
+        self._purged: list[tuple[int, int, int]] = []
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing was noted since the last lot was taken."""
-        return not (self._entries or self._refused or self._begun or self.hurries)
+        return not (self._entries or self._refused or self._begun or self._purged or self.hurries)
 
     @property
     def mark(self) -> int:
@@ -151,6 +152,15 @@ class Ledger:
     def begin(self, publisher: str) -> None:
         """A publisher of whom nothing is known has come under this name."""
         self._begun.append(publisher)
+
+    def purge(self, class_id: int, first: int, last: int) -> None:
+        """Nobody is to have the messages first..last-1 of a class any more."""
+        self._purged.append((class_id, first, last))
+
+    def take_purged(self) -> list[tuple[int, int, int]]:
+        """Class, first message, last one exclusive: nobody is to have them."""
+        purged, self._purged = self._purged, []
+        return purged
 
     def take_refused(self) -> list[tuple[str, int, int]]:
         """Publisher, first number, count: these are used up though nothing is stored."""

@@ -149,6 +149,9 @@ FETCH_MESSAGES_MAX = 65_536
 FETCH_BYTES_MAX = 1024 * 1024
 # And it tells so many times of acceptance, at 50 bytes each: far less than the messages.
 FETCH_TIMES_MAX = 4096
+# And of purged messages among them so many rows; of one class, so many are known at once.
+FETCH_PURGED_MAX = 4096
+PURGED_RANGES_MAX = 65_536
 # A subscription is sent so much that it has not acknowledged, unless it asks for another number.
 IN_FLIGHT_MESSAGES = 65_536
 IN_FLIGHT_BYTES = 16 * 1024 * 1024

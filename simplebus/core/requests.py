@@ -173,6 +173,23 @@ class FetchReply(_Object, frozen=True, omit_defaults=True):
     times: list[tuple[int, float]] = []
     """If asked for, when they were accepted: from which sequence on, and seconds since 1970. The
     first entry is at or before `first`, the last one before `next`."""
+    purged: list[tuple[int, int]] = []
+    """Messages first..last-1 among them are purged: nobody is to have them any more."""
+
+
+class PurgeRequest(_Request, frozen=True):
+    """Messages of a class that nobody is to have any more: first..last-1 of what is stored."""
+
+    first: Sequence = 0
+    last: Sequence | None = None
+    """None for the head."""
+
+
+class PurgeReply(_Object, frozen=True):
+    """What was purged."""
+
+    purged: int
+    """Messages that were stored, and not purged before."""
 
 
 class ErrorReply(_Object, frozen=True):

@@ -28,6 +28,7 @@ from simplebus.core.limits import (
     RECEIVE_BYTES,
 )
 from simplebus.core.publishers import Ahead
+from simplebus.core.purging import purge
 from simplebus.core.spans import Span
 from simplebus.core.split import Scratch, split
 from simplebus.core.terms import Terms
@@ -132,6 +133,13 @@ class Restoring:
                 f"the durable {kept.durable!r} of class {kept.class_id} has "
                 f"{len(kept.channels)} patterns, for which there is no memory"
             )
+
+    def purge(self, class_id: int, first: int, last: int, known_head: int | None) -> None:
+        """Nobody is to have these, as far as they are below `known_head`, if that is given."""
+        cls = self._broker.classes.get(class_id)
+        if cls is not None:
+            purge(cls, first, last if known_head is None else min(last, known_head), None)
+            cls.dropped.clear()  # That was counted when it happened.
 
     def release(self) -> None:
         """All is there: let go of what nobody needs."""

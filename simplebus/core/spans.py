@@ -159,16 +159,27 @@ class SequenceSet:
         ends = [(self._firsts[begin], first), (last, self._lasts[end - 1])]
         self._replace(begin, end, [(a, b) for a, b in ends if a < b])
 
-    def take(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Have none of first..last-1. Returns the ranges of them that were in here."""
+    def within(self, first: int, last: int) -> list[tuple[int, int]]:
+        """The ranges of first..last-1 that are in here."""
         begin, end = bisect_right(self._lasts, first), bisect_left(self._firsts, last)
         if begin >= end or first >= last:
             return []
-        taken = list(zip(self._firsts[begin:end], self._lasts[begin:end], strict=True))
-        taken[0] = (max(first, taken[0][0]), taken[0][1])
-        taken[-1] = (taken[-1][0], min(last, taken[-1][1]))
-        self.remove(first, last)
+        found = list(zip(self._firsts[begin:end], self._lasts[begin:end], strict=True))
+        found[0] = (max(first, found[0][0]), found[0][1])
+        found[-1] = (found[-1][0], min(last, found[-1][1]))
+        return found
+
+    def take(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Have none of first..last-1. Returns the ranges of them that were in here."""
+        taken = self.within(first, last)
+        if taken:
+            self.remove(first, last)
         return taken
+
+    @property
+    def ranges(self) -> int:
+        """How many ranges there are."""
+        return len(self._firsts)
 
     def update(self, ranges: list[tuple[int, int]]) -> None:
         """Have all of these ascending ranges: many at once, where one after the other would move

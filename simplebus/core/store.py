@@ -84,6 +84,15 @@ class Store:
         self.loose: dict[MessageClass, None] = {}
         """Classes whose floor may have moved by itself, or some of whose positions are too slow."""
 
+    def class_of(self, class_id: int) -> MessageClass:
+        """The class with this id. Raises RemoteProtocolError (unknown_class)."""
+        cls = self.classes.get(class_id)
+        if cls is None:
+            raise RemoteProtocolError(
+                Reason.UNKNOWN_CLASS, f"no Connect has named class {class_id}"
+            )
+        return cls
+
     # Publishing ----------------------------------------------------------------------------------
 
     def publish_one(self, session: Session, class_id: int, frame: memoryview) -> None:
@@ -395,6 +404,8 @@ class Store:
         for cls in list(self.classes.values()):
             cls.ring.tick()
             cls.times.forget(cls.ring.floor)
+            if cls.purged:
+                cls.purged.remove(0, cls.ring.floor)
             if cls.ring.floor < cls.ring.timed_until:
                 spare = self._expire(cls, spare)
             self._police(cls)  # Some may not have counted all yet.

@@ -258,6 +258,34 @@ class Subscription(Position):
         self.skip_to(self.ring.head)
         self._count(reason, self.dropped - before)
 
+    def purge(self, first: int, last: int) -> None:
+        """Nobody is to have the stored messages first..last-1: have nothing to do with them."""
+        window = self.window
+        first, cursor, before = max(first, window.floor), window.cursor, window.in_flight
+        if first < min(last, cursor):
+            self._done(first, min(last, cursor))
+            lost = before - window.in_flight
+            self._dropped_in_flight += lost
+            self.dropped += lost
+        if cursor < last:
+            kept = picking.wanted_ranges(self.ring, cursor, first, self.wanted)
+            self.dropped += picking.count(self.ring, max(first, cursor), last, self.wanted)
+            self._pass_over(kept, last)
+
+    def _pass_over(self, kept: Ranges, end: int) -> None:
+        """Have the cursor pass what comes before `end`. These of it are still to be sent, as if put
+        off until now; the others are not."""
+        at = self.window.cursor
+        self._reach(end)
+        for begin, last in kept:
+            if at < begin:
+                self.window.ack_range(at, begin)
+            self._again.append(Span(begin, last, 0))
+            self._wait(self._again[-1])
+            at = last
+        self.window.ack_range(at, end)
+        self._entered += picking.total(kept)
+
     def _skip(self, floor: int) -> int:
         """Have nothing to do with what is below floor. Returns how many of them were in flight, or
         waited behind the cursor."""
@@ -332,22 +360,14 @@ class Subscription(Position):
 
     def _drop_newest(self, count: int, ahead: Ahead) -> int:
         """Leave out the newest, as far as they were not sent."""
-        window, first, head = self.window, self.window.cursor, ahead.until
+        first, head = self.window.cursor, ahead.until
         if head - first > ahead.most:
             if not ahead.part:
                 return 0  # Others have had so much that it is for another turn.
             self.looked += head - first
         new = picking.wanted_ranges(self.ring, first, head, self.wanted)
         kept = picking.front(new, picking.total(new) - count)
-        self._reach(head)
-        for begin, end in kept:  # They are still to be sent, as if put off until now.
-            if first < begin:
-                window.ack_range(first, begin)
-            self._again.append(Span(begin, end, 0))
-            self._wait(self._again[-1])
-            first = end
-        window.ack_range(first, head)
-        self._entered += picking.total(kept)
+        self._pass_over(kept, head)
         self._released()
         return picking.total(new) - picking.total(kept)
 

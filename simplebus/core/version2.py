@@ -28,6 +28,7 @@ from simplebus.core.events import (
     Nacked,
     Published,
     PublishedOne,
+    PurgeAsked,
     Refused,
     StillWorking,
     SubscriptionAsked,
@@ -59,7 +60,7 @@ _NACK = re.compile(rb"([0-9]{1,10}-[0-9]{1,10})(?: ([0-9]{1,12}))?")
 class Version2(Version1):
     """From batches of frames to events."""
 
-    TYPES = "one of 0 to 5, 8, 9, U or F"
+    TYPES = "one of 0 to 5, 8, 9, U, F or P"
 
     def __init__(
         self, known_classes: Container[int], handled: Callable[[], int] = lambda: 0
@@ -290,6 +291,9 @@ class Version2(Version1):
     def _fetch(self, key: int, batch: FrameBatch) -> Iterator[Event]:
         return self._each(batch, _fetch, key)
 
+    def _purge(self, key: int, batch: FrameBatch) -> Iterator[Event]:
+        return self._each(batch, _purge, key)
+
     def _nack(self, key: int, batch: FrameBatch) -> Iterator[Event]:
         return self._each(batch, _nacked, key)
 
@@ -308,6 +312,7 @@ Version2.HANDLERS = {
     frames.WORKING: Version2._working,
     frames.UNSUBSCRIBE: Version2._unsubscribe,
     frames.FETCH: Version2._fetch,
+    frames.PURGE: Version2._purge,
 }
 
 
@@ -343,6 +348,12 @@ def _fetch(key: int, frame: FrameBatch) -> FetchAsked:
     )
 
 
+def _purge(key: int, frame: FrameBatch) -> PurgeAsked:
+    return PurgeAsked(
+        _header(frame)[2], key, requests.decode(requests.PurgeRequest, content(frame))
+    )
+
+
 def _nacked(key: int, frame: FrameBatch) -> Nacked:
     held = content(frame)
     match = _NACK.fullmatch(held)
@@ -362,7 +373,7 @@ def _working(key: int, frame: FrameBatch) -> StillWorking:
 
 def _refused(error: RemoteProtocolError, frame: FrameBatch) -> Refused:
     frame_type, key, request, _ = _header(frame)
-    about_class = frame_type in (frames.SUBSCRIBE, frames.FETCH)
+    about_class = frame_type in (frames.SUBSCRIBE, frames.FETCH, frames.PURGE)
     return Refused(
         error.reason,
         error.sentence,

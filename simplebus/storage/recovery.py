@@ -336,6 +336,8 @@ class _Reader:
         image, restoring = self._image, self._restoring
         for position in image.positions.values():
             restoring.add_position(position, self._known_heads.get(position.class_id))
+        for class_id, begin, end in image.purged:
+            restoring.purge(class_id, begin, end, self._known_heads.get(class_id))
         stored = self._numbers
         for name, first, count in image.refused:
             stored.setdefault(name, Numbers()).add(first, count)

@@ -22,6 +22,7 @@ _VERBS = {
     "get",
     "publish",
     "publish_many",
+    "purge",
     "reply",
     "request",
     "take",

@@ -178,6 +178,19 @@ class Subscribing(Suite):
                 assert await payloads(messages, 10) == NUMBERED
 
     @promise
+    async def test_what_is_purged_comes_to_nobody(self) -> None:
+        async with self.open_bus() as bus:
+            await bus.publish_many(NUMBERED, class_id=1)
+            assert await bus.purge(1, 2, 4) == 2
+            assert await bus.purge(1, 3, 5) == 1
+            rest = NUMBERED[:2] + NUMBERED[5:]
+            assert [message.payload for message in await bus.fetch(1)] == rest
+            async with bus.subscribe(1, auto_ack=False) as messages:
+                assert await payloads(messages, 7) == rest
+                assert await bus.purge(1) == 7
+                assert await bus.fetch(1) == []
+
+    @promise
     async def test_what_was_looked_at_is_nobodys_to_acknowledge(self) -> None:
         async with self.open_bus() as bus:
             await bus.publish(b"", class_id=1)

@@ -15,13 +15,16 @@ from core.talk import Bus, Peer
 
 MESSAGE, SUBSCRIBE, ACK, CONNECT, ENVELOPE = b"12345"
 CONFIRM, DELIVER, NACK, WORKING, UNSUBSCRIBE, FETCH, ERROR = b"6789UFE"
-JSON = {SUBSCRIBE, CONNECT, FETCH, ERROR}
+INQUIRE, PURGE = b"IP"
+JSON = {SUBSCRIBE, CONNECT, FETCH, ERROR, INQUIRE, PURGE}
 KINDS = {
     CONNECT: "connect",
     SUBSCRIBE: "subscribe",
     CONFIRM: "confirm",
     UNSUBSCRIBE: "unsubscribe",
     FETCH: "fetch",
+    INQUIRE: "inquire",
+    PURGE: "purge",
     ERROR: "error",
     ord("0"): "heartbeat",
 }

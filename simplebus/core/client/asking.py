@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 from simplebus.core import frames
 from simplebus.core.errors import BusError
 from simplebus.core.limits import MESSAGE_ID_MASK
-from simplebus.core.requests import ConnectReply, FetchReply, SubscribeReply
+from simplebus.core.requests import ConnectReply, FetchReply, PurgeReply, SubscribeReply
 
 if TYPE_CHECKING:
     from simplebus.core.client.messages import Batch
     from simplebus.core.client.runs import Run
+
+Reply = ConnectReply | SubscribeReply | FetchReply | PurgeReply
 
 _LASTING = (frames.SUBSCRIBE, frames.UNSUBSCRIBE)
 
@@ -38,7 +40,7 @@ class Request:
         self.done = False
         self.error: BusError | None = None
         """Why it was not done; None while it is not known, and when it was."""
-        self.reply: ConnectReply | SubscribeReply | FetchReply | None = None
+        self.reply: Reply | None = None
         """What the bus answered; None for an Unsubscribe."""
         self.batches: list[Batch] = []
         """What a Fetch brought."""
@@ -61,7 +63,7 @@ class Request:
             content=self.content,
         )
 
-    def finish(self, reply: ConnectReply | SubscribeReply | FetchReply | None = None) -> None:
+    def finish(self, reply: Reply | None = None) -> None:
         self.reply = reply
         self.done = True
 

@@ -16,7 +16,7 @@ from typing import cast
 from msgspec.structs import replace
 
 from simplebus.core import frames
-from simplebus.core.client.asking import Request, Requests
+from simplebus.core.client.asking import Reply, Request, Requests
 from simplebus.core.client.class_names import ClassNames, check_class_id, on_the_wire
 from simplebus.core.client.heartbeat import Heartbeat
 from simplebus.core.client.inbox import Inbox
@@ -33,19 +33,20 @@ from simplebus.core.requests import (
     ErrorReply,
     FetchReply,
     NamedClass,
+    PurgeReply,
     SubscribeReply,
     decode,
 )
 
-_FLEETING = (frames.CONNECT, frames.FETCH)
+_FLEETING = (frames.CONNECT, frames.FETCH, frames.PURGE)
 """Requests that fail with their connection."""
 _BEFORE_THE_ANSWER = (frames.CONNECT, frames.ERROR, frames.HEARTBEAT)
 
-_Reply = ConnectReply | SubscribeReply | FetchReply | None
-_DECODERS: dict[int, Callable[[bytes], _Reply]] = {
+_DECODERS: dict[int, Callable[[bytes], Reply | None]] = {
     frames.CONNECT: lambda content: decode(ConnectReply, content, reason=Reason.BAD_CONNECT),
     frames.SUBSCRIBE: lambda content: decode(SubscribeReply, content),
     frames.FETCH: lambda content: decode(FetchReply, content),
+    frames.PURGE: lambda content: decode(PurgeReply, content),
     frames.UNSUBSCRIBE: lambda content: None,
 }
 """What stands in the reply to each type of request."""
@@ -228,6 +229,8 @@ class Conversation:
                 self.inboxes.fetched(request, reply)
             case None:
                 self._left(request)
+            case _:
+                request.finish(reply)
 
     def _refused(self, run: Run, woken: dict[Inbox, None]) -> None:
         """Why a frame had no effect, or why the bus closes."""

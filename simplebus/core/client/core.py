@@ -34,6 +34,7 @@ from simplebus.core.receive import FrameReceiver, ReceiveBuffer
 from simplebus.core.requests import (
     ConnectRequest,
     FetchRequest,
+    PurgeRequest,
     SubscribeRequest,
     UnsubscribeRequest,
 )
@@ -196,6 +197,16 @@ class ClientCore:
         request = self._talk.ask(frames.FETCH, subject=class_id, content=content)
         request.wanted = count
         return request
+
+    def purge(self, class_id: int, first: int, last: int | None) -> Request:
+        """Messages first..last-1 of a class, those to the head for None, are to be nobody's any
+        more. Raises ValueError for what is no class id."""
+        check_class_id(class_id)
+        self._talk.name(class_id)
+        content = PurgeRequest(first=first, last=last).encode()
+        return self._talk.ask(
+            frames.PURGE, subject=class_id, content=content, position=self.published
+        )
 
     # Messages ------------------------------------------------------------------------------------
 
