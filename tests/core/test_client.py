@@ -389,6 +389,7 @@ def test_a_durable_that_is_left_meanwhile_is_taken_up_to_say_what_is_owed() -> N
     line.lose()
     request = line.core.unsubscribe(inbox, processed=True)
     assert not request.done
+    line.server.cursor = 10
     line.connect()
     line.exchange()
     assert line.server.kinds() == bytes([CONNECT, SUBSCRIBE, ACK, NACK, UNSUBSCRIBE])

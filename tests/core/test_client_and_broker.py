@@ -314,6 +314,33 @@ def test_what_the_bus_refuses_is_told() -> None:
     assert isinstance(inbox.request.error, RefusedError)
 
 
+def test_no_verdict_is_said_of_another_message_that_has_the_sequence_of_a_lost_one() -> None:
+    durable = SubscribeRequest(durable="d")
+    pair = Pair(broker=Broker(identity="one"))
+    inbox = pair.core.subscribe(1, durable)
+    pair.core.publish(b"lost", 1)
+    pair.exchange()
+    assert payloads(inbox) == [b"lost"]
+    pair.lose()
+    pair.broker = Broker(identity="one")
+    other = Pair(broker=pair.broker, name="other")
+    theirs = other.core.subscribe(1, durable)
+    other.exchange()
+    other.core.unsubscribe(theirs, processed=True)
+    other.core.publish(b"new", 1)
+    other.exchange()
+    pair.connect()
+    while not inbox.is_begun:
+        pair.say()
+        pair.hear()
+    while pair.hear():  # All that comes, before it says anything of it.
+        pass
+    pair.exchange()
+    assert payloads(inbox) == [b"new"]
+    settle_all(pair, inbox)
+    assert pair.statistics().in_flight == 0
+
+
 # Connections that break --------------------------------------------------------------------------
 
 

@@ -493,7 +493,7 @@ def test_what_waits_and_what_was_said_outlive_the_connection_if_the_bus_does(
     take(inbox, 1)
     inbox.settle(current=False)
     assert inbox.told() == []
-    inbox.begin(0, resumed=options.durable is not None, same_bus=True)
+    inbox.begin(10, resumed=options.durable is not None, same_bus=True)
     assert inbox.told() == ["+0-4"]
     assert inbox.come(range(4, 12), attempt=0) == 6
     assert len(take(inbox)) == 7
@@ -507,6 +507,7 @@ def test_what_waits_and_what_was_said_outlive_the_connection_if_the_bus_does(
         (SubscribeRequest(), False, False),
         (SubscribeRequest(durable="d"), False, True),
         (SubscribeRequest(durable="d"), True, False),
+        (SubscribeRequest(durable="d"), True, True),  # It has lost what it had sent.
     ],
 )
 def test_what_another_bus_or_another_durable_sends_is_never_taken_for_a_copy(
@@ -709,7 +710,7 @@ class InboxMachine(RuleBasedStateMachine):
         self.listen()
         self.inbox.desk.withdraw()
         self.inbox.lost()
-        self.inbox.begin(0, same_bus=True)
+        self.inbox.begin(self.next, same_bus=True)
 
     def hand_out(self, sequences: list[int]) -> None:
         assert self.waiting[: len(sequences)] == sequences

@@ -251,7 +251,8 @@ class Inbox:
     def answered(self, reply: SubscribeReply, *, same_bus: bool) -> None:
         """The bus has begun the subscription, on this connection."""
         kept = same_bus and (reply.resumed or not self.is_lasting)
-        if not kept or self._next is None:
+        # A bus that has crashed may have lost what came last: others have these sequences now.
+        if not kept or self._next is None or reply.cursor < self._next:
             self._log.end()
             self._log = self._new_log()
             self._next = reply.cursor
