@@ -104,6 +104,9 @@ class Answers:
                     self._take_over(former)  # From here on, what it has stored is known.
                 if store.ledger is not None and not (publisher.next or publisher.ahead):
                     store.ledger.begin(asked.name)
+                if store.ledger is not None and publisher.ahead is not None:
+                    # Its former connection ended before these were safe: they come again.
+                    session.kept_mark = store.ledger.mark
             dialect.begin(publisher)
             session.confirmed = session.claimed = publisher.next
             session.heartbeat_seconds = self._heartbeat(asked.heartbeat)

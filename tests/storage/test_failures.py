@@ -141,6 +141,18 @@ def test_what_was_accepted_before_is_confirmed_when_it_is_written(tmp_path: Path
     assert confirms(peer.told()) == [(4, 2)]
 
 
+def test_what_comes_again_meanwhile_is_not_confirmed_before_it_is_written(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    sent = publish(1, 0, *numbered(3))
+    peer2(bus, sent, name="till", instance="one")
+    bus.ledger.failure = (Reason.DISK_FAILED, "the journal cannot be written: an error")
+    peer = peer2(bus, sent, publish(1, 3, b"refused"), name="till", instance="one")
+    assert confirms(peer.told()) == []
+    bus.ledger.failure = None
+    bus.sync()
+    assert confirms(peer.told()) == [(4, 2)]
+
+
 def test_who_cannot_be_told_is_not_read_from_until_it_can_be_kept(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     plain = bus.peer(connect(1))
