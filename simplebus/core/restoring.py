@@ -21,6 +21,7 @@ from simplebus.core.columns import Times
 from simplebus.core.errors import BusError
 from simplebus.core.frames import FrameBatch, Integers
 from simplebus.core.kept import KeptClass, KeptPosition
+from simplebus.core.ledger import Level
 from simplebus.core.limits import (
     MESSAGE_ID_BITS,
     MESSAGE_ID_MASK,
@@ -149,6 +150,11 @@ class Restoring:
     def add_publisher(self, name: str, following: int, stored: Numbers) -> None:
         """Every number of this publisher before `following` is stored, and these are."""
         following, ahead = resolve(following, stored)
+        ledger = self._broker.ledger
+        if ledger is not None and ledger.level is Level.MEMORY:
+            # It was perhaps told more than is back. Then it uses the numbers from `following` on
+            # again, for other messages: better one is stored twice than another one never.
+            ahead = None
         self._broker.answers.publishers.restore(name, following, ahead, self._broker.clock.now)
 
 

@@ -239,6 +239,20 @@ def test_numbers_are_found_on_both_sides_of_what_is_nobodys(tmp_path: Path) -> N
     assert next_number(bus) == 4
 
 
+def test_what_was_confirmed_in_memory_and_lost_leaves_no_number_taken(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path, level=Level.MEMORY)
+    bus.sync()
+    peer2(bus, publish(1, 0, b"a"), publish(2, 1, b"b"), classes=(1, 2), name="till")
+    bus.sync()
+    bus.crash()
+    (path,) = (tmp_path / "classes" / "00001").glob("*.log")
+    path.write_bytes(b"")
+    bus = KeptBus(tmp_path, level=Level.MEMORY)
+    assert next_number(bus) == 0
+    peer2(bus, publish(1, 0, b"c"), publish(2, 1, b"d"), name="till")
+    assert payloads(bus, 2) == [b"b", b"d"]
+
+
 def test_numbers_that_were_refused_are_used_up_after_a_crash(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     peer2(bus, publish(1, 0, b"a"), publish(99, 1, b"no class"), publish(1, 2, b"b"), name="till")
