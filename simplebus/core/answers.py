@@ -301,14 +301,17 @@ class Answers:
                 f"bytes are left of {store.budget.limit}",
             )
         try:
-            window = cls.start(asked.start)
+            window = cls.start(asked.start, wanted, store.clock.now)
         except ValueError as error:
             if wanted is not None:
                 cls.channels.remove(wanted)
             raise RemoteProtocolError(Reason.BAD_REQUEST, str(error)) from None
         names = (asked.durable or "", asked.group or "")
         kind = _kind(asked.group, by_key=asked.by_key)
-        position = self._make(kind, cls, names, wanted, self._terms(asked), window)
+        spans = None
+        if asked.start == "last_values":  # They lie behind the cursor, and were never sent.
+            spans = [Span(window.floor, window.cursor, 0)]
+        position = self._make(kind, cls, names, wanted, self._terms(asked), window, spans)
         if cls.purged:
             purge_again(cls, position)
         return position

@@ -463,7 +463,7 @@ class Broker:
 
     def _holds_back(self, session: Session, short_of_memory: bool) -> bool:
         return any(
-            window.floor == cls.ring.floor < cls.ring.head and (cls.blocked or short_of_memory)
+            window.floor == cls.floor() < cls.ring.head and (cls.blocked or short_of_memory)
             for held in session.subscriptions.values()
             if (cls := self.classes[held.class_id]) and (window := held.window)
         )
@@ -477,7 +477,8 @@ class Broker:
             cls.channels.check()
             memory += cls.ring.statistics().memory_bytes + cls.channels.memory_bytes
             cls.check()
-            assert cls.ring.floor == cls.floor() or (cls.keep and cls.ring.floor < cls.floor())
+            keeps = bool(cls.keep) or cls.holds_values
+            assert cls.ring.floor == cls.floor() or (keeps and cls.ring.floor < cls.floor())
             for subscription in cls.subscriptions:
                 subscription.check()
             for session in cls.blocked:
@@ -493,5 +494,5 @@ class Broker:
             memory_bytes=self.budget.used,
             parked_bytes=sum(s.parked_bytes for s in self.store.room.blocked_sessions()),
             refused=dict(self.refused),
-            classes=tuple(cls.statistics() for cls in self.classes.values()),
+            classes=tuple(cls.statistics(self.clock.now) for cls in self.classes.values()),
         )

@@ -84,6 +84,8 @@ class ClassTable:
         ring = cls.ring
         ring.messages_max = min(own.messages_max or limits.class_messages, limits.class_messages)
         ring.bytes_max = min(own.bytes_max or limits.class_bytes, limits.class_bytes)
+        asked = cls.is_asked_for_values if own.last_values is None else own.last_values
+        cls.holds_values = asked and not dead_letters.are_kept_in(cls.name)
         if dead_letters.are_kept_in(cls.name):
             cls.policy = FullPolicy.DROP_OLDEST
             ring.bytes_max = min(limits.dead_letter_bytes, ring.bytes_max)
@@ -162,9 +164,21 @@ class ClassTable:
         """
         found, bound = self.check_classes(asked)
         self.open_classes(found)
+        for (class_id, _), one in zip(found, asked, strict=True):
+            if isinstance(one, NamedClass) and one.last_values:
+                self.ask_for_values(class_id)
         for class_id, subject in bound:
             self.bound.bind(class_id, subject)
         return found
+
+    def ask_for_values(self, class_id: int) -> None:
+        """Have a class keep its last values, unless the settings say that it does not."""
+        cls = self.classes[class_id]
+        if not cls.is_asked_for_values:
+            cls.is_asked_for_values = True
+            self._obey(cls)
+            if self.ledger is not None:
+                self.ledger.hurries[class_id] = None
 
     def check_classes(
         self, asked: Sequence[int | str | NamedClass]

@@ -2,7 +2,8 @@
 
 Rule 1: a class's floor is the lowest of its positions and of its backlog; what lies below is let go
 of, unless the class is to keep it longer.
-Rule 2: the backlog is what nobody was there for. It waits for the first subscription that asks for
+Rule 2: a class that keeps last values holds them below that floor, with what lies between them.
+Rule 3: the backlog is what nobody was there for. It waits for the first subscription that asks for
 what waits, whoever else comes and goes meanwhile.
 """
 
@@ -11,11 +12,14 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 
+import numpy as np
+
 from simplebus.core.acks import AckWindow
-from simplebus.core.channel_table import ChannelTable
+from simplebus.core.channel_table import ChannelTable, Wanted
 from simplebus.core.errors import Reason
 from simplebus.core.floors import Floors
 from simplebus.core.group import Group
+from simplebus.core.last_values import LastValues
 from simplebus.core.limits import TIMES_MAX, TIMES_STEP_SECONDS
 from simplebus.core.requests import Start
 from simplebus.core.ring import Ring
@@ -36,6 +40,16 @@ class MessageClass:
         """What happens when it is full."""
         self.ring = ring
         self.is_to_keep(keep)
+        self.holds_values = False
+        """Whether it keeps the last message of each channel, besides everything else."""
+        self.is_asked_for_values = False
+        """Whether somebody has asked for that who may ask."""
+        self.values = LastValues(ring)
+        self.carried = 0
+        """Last values that were stored anew."""
+        self.floors_owed: deque[tuple[int, int]] = deque()
+        """What was stored anew is as safe as was asked for when these lots are; until then, from
+        where on it is to be kept past the process."""
         self.channels = ChannelTable(ring)
         self.times = TimeIndex()
         self.subscriptions: dict[Subscription, None] = {}
@@ -86,10 +100,25 @@ class MessageClass:
 
     def release(self, now: float) -> None:
         """Let go of what nobody needs and what is not to be kept."""
+        floor = self.needed_from(now)
+        if self.holds_values:
+            floor = self.values.floor(floor, now)
+        self.ring.release(floor)
+
+    def needed_from(self, now: float) -> int:
+        """The lowest sequence that somebody may still need, or that is to be kept longer, but for
+        last values."""
         floor = self.floor()
         if self._keeps and floor > self.ring.floor:
             floor = min(floor, self._kept_from(now))
-        self.ring.release(floor)
+        return floor
+
+    def safe_floor(self, reached: int) -> int:
+        """From where on it is to be kept past the process, when lots up to `reached` are as safe as
+        was asked for."""
+        while self.floors_owed and self.floors_owed[0][0] <= reached:
+            self.floors_owed.popleft()
+        return self.floors_owed[0][1] if self.floors_owed else self.ring.floor
 
     def release_kept(self, size: int) -> bool:
         """Let go of at least `size` bytes of what is merely kept. Returns whether there was any."""
@@ -154,8 +183,11 @@ class MessageClass:
         if not self.subscriptions:
             self._leave(position.window)
 
-    def start(self, start: str | Start) -> AckWindow:
-        """A fresh position. Raises ValueError for a start that is none."""
+    def start(
+        self, start: str | Start, wanted: Wanted | None = None, now: float = 0.0
+    ) -> AckWindow:
+        """A fresh position of who wants these channels. Of "last_values", what is not acknowledged
+        in it was never sent. Raises ValueError for a start that is none."""
         ring = self.ring
         match start:
             case "waiting":
@@ -166,18 +198,39 @@ class MessageClass:
                 at = ring.floor
             case "last":
                 at = ring.head - 1
+            case "last_values":
+                return self._start_with_values(wanted, now)
             case Start(sequence=int(sequence), time=None):
                 at = sequence
             case Start(sequence=None, time=float(time)):
                 at = self.times.find(time, ring.head)
             case _:
                 raise ValueError(
-                    f'start is "waiting", "new", "earliest", "last", {{"sequence": n}} or '
-                    f'{{"time": seconds}}, got {start!r}'
+                    'start is "waiting", "new", "earliest", "last", "last_values", '
+                    f'{{"sequence": n}} or {{"time": seconds}}, got {start!r}'
                 )
-        if not self.subscriptions:  # What waits is not for this one, and stays.
-            self.waiting.cursor = max(self.waiting.cursor, ring.head)
+        self._let_wait()
         return AckWindow(floor=min(max(at, ring.floor), ring.head))
+
+    def _let_wait(self) -> None:
+        """What waits is not for a position that is about to come, and stays."""
+        if not self.subscriptions:
+            self.waiting.cursor = max(self.waiting.cursor, self.ring.head)
+
+    def _start_with_values(self, wanted: Wanted | None, now: float) -> AckWindow:
+        """A position that has acknowledged everything but the last values of these channels."""
+        ring = self.ring
+        found = self.values.sequences(ring.floor, ring.head, now)
+        if wanted is not None:
+            is_wanted = wanted.of(ring.rows_at(found).channels)
+            found = found[np.broadcast_to(is_wanted, found.shape)]
+        self._let_wait()
+        window = AckWindow(floor=int(found[0]) if found.size else ring.head)
+        window.cursor = ring.head
+        acked = np.ones(window.cursor - window.floor, np.bool_)
+        acked[found - window.floor] = False
+        window.set_marks(np.packbits(acked).tobytes())
+        return window
 
     def _take_backlog(self) -> AckWindow:
         window, head = self.waiting, self.ring.head
@@ -199,13 +252,14 @@ class MessageClass:
             lowest = min(position.window.floor for position in self.subscriptions)
             assert self._floors.lowest() == lowest, (self._floors.lowest(), lowest)
 
-    def statistics(self) -> ClassStatistics:
+    def statistics(self, now: float = 0.0) -> ClassStatistics:
+        """At this time."""
         subscriptions = tuple(s.statistics() for s in self.subscriptions)
         return ClassStatistics(
             class_id=self.class_id,
             name=self.name,
             ring=self.ring.statistics(),
-            published=self.ring.head,
+            published=self.ring.head - self.carried,
             delivered=self.delivered + sum(s.delivered for s in subscriptions),
             redelivered=self.redelivered + sum(s.redelivered for s in subscriptions),
             acknowledged=self.acknowledged + sum(s.acknowledged for s in subscriptions),
@@ -220,6 +274,8 @@ class MessageClass:
             ),
             channels=len(self.channels),
             subscriptions=subscriptions,
+            last_values=self.values.count(now) if self.holds_values else 0,
+            carried=self.carried,
         )
 
 

@@ -169,6 +169,16 @@ class Columns:
             None if opens is None else np.concatenate([opens[a:b] for a, b in pieces]),
         )
 
+    def get_at(self, slots: npt.NDArray[np.int64]) -> Rows:
+        """The same of these slots."""
+        channels, expires, opens = self.channels, self.expires, self.opens
+        return Rows(
+            slots.size,
+            0 if channels is None else channels[slots],
+            None if expires is None else expires[slots],
+            None if opens is None else opens[slots],
+        )
+
     def resize(self, rows: Rows, slots: int, pieces: list[tuple[int, int]]) -> None:
         """Have so many slots, with these rows in the slot ranges `pieces` and nothing elsewhere."""
         if self.channels is not None:

@@ -56,6 +56,7 @@ class Reason(enum.StrEnum):
     MAX_DELIVERIES = "max_deliveries"
     TERMINATED = "terminated"
     NO_DEAD_LETTER = "no_dead_letter"
+    LAST_VALUE_DROPPED = "last_value_dropped"
     TLS_HANDSHAKE = "tls_handshake"
     PURGED = "purged"
     UNKNOWN_SESSION = "unknown_session"

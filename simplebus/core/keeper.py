@@ -85,10 +85,10 @@ class Keeper:
         return changes
 
     def _look_at(self, cls: MessageClass, changes: Changes) -> None:
-        seen = _seen(cls)
+        seen = _seen(cls, self._ledger.reached)
         if self._classes.get(cls.class_id) != seen:
             self._classes[cls.class_id] = seen
-            changes.classes.append(_class(cls))
+            changes.classes.append(_class(cls, self._ledger.reached))
         known, found = self._positions.get(cls.class_id, {}), {}
         for position in cls.named.values():
             if position.durable:
@@ -102,7 +102,7 @@ class Keeper:
     def _everything(self) -> Changes:
         broker = self._broker
         return Changes(
-            [_class(cls) for cls in broker.classes.values()],
+            [_class(cls, self._ledger.reached) for cls in broker.classes.values()],
             [
                 _position(position)
                 for positions in self._positions.values()
@@ -130,13 +130,14 @@ class Keeper:
         return kept
 
 
-def _seen(cls: MessageClass) -> object:
+def _seen(cls: MessageClass, reached: int) -> object:
     """Another value when something has changed that is kept of a class."""
     waiting, ring = cls.waiting, cls.ring
     plain = [_progress(each) for each in cls.subscriptions if not each.durable]
     return (
         cls.name,
-        ring.floor,
+        cls.is_asked_for_values,
+        cls.safe_floor(reached),
         ring.head,
         waiting.floor,
         waiting.cursor,
@@ -158,10 +159,10 @@ def _progress(position: Subscription) -> object:
     )
 
 
-def _class(cls: MessageClass) -> KeptClass:
-    ring = cls.ring
+def _class(cls: MessageClass, reached: int) -> KeptClass:
     waiting = KeptWindow.of(_left_behind(cls))
-    return KeptClass(cls.class_id, cls.name, ring.floor, ring.head, waiting)
+    floor, asked = cls.safe_floor(reached), cls.is_asked_for_values
+    return KeptClass(cls.class_id, cls.name, floor, cls.ring.head, waiting, asked)
 
 
 def _left_behind(cls: MessageClass) -> AckWindow:

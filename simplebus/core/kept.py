@@ -49,6 +49,8 @@ class KeptClass(_Kept, frozen=True):
     """The next sequence to be given out."""
     waiting: KeptWindow
     """What the next subscription that asks for what waits takes over."""
+    last_values: bool = False
+    """Whether somebody has asked that it keeps the last message of each channel."""
 
 
 class KeptPosition(_Kept, frozen=True):

@@ -108,6 +108,11 @@ DENSE_EVENTS = 64
 DENSE_EVENT_BYTES = 256
 DENSE_READ_BYTES = 16 * 1024
 
+# Of what is held for last values alone, so many bytes may be no value's; more when the values have
+# more. Values are stored anew so many bytes at a time.
+CLUTTER_BYTES_MIN = 1024 * 1024
+CARRIED_BYTES = 1024 * 1024
+
 # Version 2.
 # What an answer that is owed weighs until it is made.
 OWED_BYTES = 256

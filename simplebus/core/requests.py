@@ -48,6 +48,9 @@ class NamedClass(_Request, frozen=True):
     name: Name | None = None
     subjects: Annotated[list[str], Meta(max_length=BINDINGS_MAX)] = []
     """What NATS clients publish on them is this class's, too, from now on."""
+    last_values: bool = False
+    """Whether it is to keep the last message of each channel, besides everything else, from now on.
+    """
 
 
 class ConnectRequest(_Request, frozen=True):
@@ -111,8 +114,9 @@ class SubscribeRequest(_Request, frozen=True):
     group: Name | None = None
     """Subscriptions of one group share one position: each message goes to one of them."""
     start: str | Start = "waiting"
-    """"waiting" (what waits for a first subscription, else new), "new", "earliest", "last", or a
-    position. Ignored when the durable or the group exists, unless it is to `seek`."""
+    """"waiting" (what waits for a first subscription, else new), "new", "earliest", "last",
+    "last_values" (the last message of each channel, then what is new), or a position. Ignored when
+    the durable or the group exists, unless it is to `seek`."""
     seek: bool = False
     """Whether a durable that exists, and that nobody holds, is moved to `start`."""
     max_in_flight: Annotated[int, Meta(ge=1, le=IN_FLIGHT_MAX)] | None = None

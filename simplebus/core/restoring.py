@@ -145,7 +145,7 @@ class Restoring:
     def release(self) -> None:
         """All is there: let go of what nobody needs."""
         for cls in self._broker.classes.values():
-            self._broker.store.release(cls)
+            cls.release(self._broker.clock.now)
 
     def add_publisher(self, name: str, following: int, stored: Numbers) -> None:
         """Every number of this publisher before `following` is stored, and these are."""

@@ -235,6 +235,10 @@ class Ring:
         """What is known of messages first..last-1, copied."""
         return self.columns.get(self._pieces(first, last))
 
+    def rows_at(self, sequences: Integers) -> Rows:
+        """The same of these messages."""
+        return self.columns.get_at(self.slots(sequences))
+
     def _note_peak(self) -> None:
         if self.head - self.floor > self._peak_messages:
             self._peak_messages = self.head - self.floor

@@ -57,6 +57,9 @@ class ClassSettings:
     """Messages that it may hold."""
     bytes_max: int | None = None
     """Memory that it may hold."""
+    last_values: bool | None = None
+    """Whether it keeps the last message of each channel, besides everything else; None for as who
+    names it asks."""
 
     def __post_init__(self) -> None:
         for name, least in (("messages_max", 1), ("bytes_max", 4 * RING_BYTES_MIN)):

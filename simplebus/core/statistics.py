@@ -69,6 +69,10 @@ class ClassStatistics:
     channels: int
     """Channels of stored messages, and of some that are gone."""
     subscriptions: tuple[SubscriptionStatistics, ...]
+    last_values: int = 0
+    """Messages that are the last one of their channel, of a class that keeps these."""
+    carried: int = 0
+    """Times that one of them was stored anew."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from simplebus.core import dead_letters, envelope, frames, noting, picking, version2
+from simplebus.core import carrying, dead_letters, envelope, frames, noting, picking, version2
 from simplebus.core.class_table import ClassTable
 from simplebus.core.classes import MessageClass
 from simplebus.core.columns import AT_ONCE, NEVER, Row, Rows, Times
@@ -118,7 +118,7 @@ class Store:
         tap = self.tap or (self.timed_tap if cls.ring.timed_until > first else None)
         if tap is not None:
             tap(session, cls, first, first + 1)
-        self._wake(cls)
+        self.wake(cls)
 
     def _row(self, cls: MessageClass, frame: memoryview) -> Row | None:
         """What is known of a message with an envelope; None of a bad one, or without memory."""
@@ -170,26 +170,28 @@ class Store:
         ring = cls.ring
         first = ring.head
         dealt = put(batch)
-        while dealt < batch.count and cls.keep:
-            rest = batch.slice(dealt, batch.count)
-            if not cls.release_kept(rest.data.size):
-                break
-            dealt += put(rest)
+        if dealt < batch.count and (cls.keep or cls.holds_values):
+            way = carrying.MakingWay(self, cls)
+            while dealt < batch.count:
+                rest = batch.slice(dealt, batch.count)
+                if not way.make(rest.data.size):
+                    break
+                dealt += put(rest)
         if ring.head != first:
             if self.clock.now >= cls.times.next_time:
                 cls.times.note(self.clock.now, first)
             tap = self.tap or (self.timed_tap if ring.timed_until > first else None)
             if tap is not None:
                 tap(session, cls, first, ring.head)
-            self._wake(cls)
+            self.wake(cls)
         return dealt
 
     def _put(self, cls: MessageClass, session: Session, batch: FrameBatch) -> int:
         if batch.data[0] == frames.MESSAGE:
-            return self._fill(cls, batch, None, session)
+            return self.fill(cls, batch, None, session)
         return self._put_envelopes(cls, batch, session)
 
-    def _fill(
+    def fill(
         self, cls: MessageClass, batch: FrameBatch, rows: Rows | None, session: Session | None
     ) -> int:
         """Put messages into the ring, as far as there is room, and into the ledger."""
@@ -214,7 +216,7 @@ class Store:
                     most = some.count // 2
                     continue
                 good = some if read.count == some.count else some.slice(0, read.count)
-                taken = self._fill(cls, good, rows, session)
+                taken = self.fill(cls, good, rows, session)
                 dealt += taken
                 if taken < read.count:
                     break
@@ -258,7 +260,7 @@ class Store:
         for refused in version2.refused_messages(batch, reason, sentence):
             self._refuse(session, refused)
 
-    def _wake(self, cls: MessageClass) -> None:
+    def wake(self, cls: MessageClass) -> None:
         """There is something new for everyone subscribed to the class."""
         for subscription in cls.listening:
             subscription.outbox.wake(subscription)
@@ -297,7 +299,7 @@ class Store:
     def _append_dropping_oldest(
         self, put: Put, session: Session | None, cls: MessageClass, batch: FrameBatch
     ) -> None:
-        ring = cls.ring
+        ring, saving = cls.ring, carrying.Saving(self, cls)
         while True:
             if not len(ring):  # Not even an empty ring takes it: other classes hold the memory.
                 self._drop_newest(session, cls, batch)
@@ -307,12 +309,15 @@ class Store:
                 floor = min(ring.floor + too_many, ring.head)
             else:
                 floor = ring.after(batch.data.size)
-            cls.dropped[Reason.DROP_OLDEST] += floor - ring.floor
+            saved = saving.take_out(floor)
+            cls.dropped[Reason.DROP_OLDEST] += floor - min(max(ring.floor, cls.floor()), floor)
             for subscription in cls.subscriptions:
                 subscription.skip_to(floor)
             if cls.has_backlog:
                 cls.waiting.skip_to(floor)
-            ring.release(max(floor, cls.floor()))
+            ring.release(floor if cls.holds_values else max(floor, cls.floor()))
+            if saved is not None:
+                carrying.put_back(self, cls, saved)
             taken = self._append_by(put, session, cls, batch)
             if taken == batch.count:
                 return
@@ -367,7 +372,7 @@ class Store:
 
         def put(rest: FrameBatch) -> int:
             those = rows.part(rows.count - rest.count, rows.count)
-            return self._fill(dead, rest, those, None)
+            return self.fill(dead, rest, those, None)
 
         taken = self._append_by(put, None, dead, batch)
         if taken < batch.count:
@@ -376,6 +381,8 @@ class Store:
     def release(self, cls: MessageClass) -> None:
         """Let go of what nobody needs any longer, and let the blocked ones in."""
         cls.release(self.clock.now)
+        if cls.holds_values:
+            carrying.tidy(self, cls)
         if cls.blocked:
             self.room.made(cls)
 
@@ -409,7 +416,7 @@ class Store:
             if cls.ring.floor < cls.ring.timed_until:
                 spare = self._expire(cls, spare)
             self._police(cls)  # Some may not have counted all yet.
-            if cls.blocked or cls.keep.seconds:
+            if cls.blocked or cls.keep.seconds or cls.holds_values:
                 self.release(cls)  # Other classes may have given memory back.
 
     def _forget_channels(self) -> None:

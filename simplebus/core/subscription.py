@@ -371,6 +371,16 @@ class Subscription(Position):
         self._released()
         return picking.total(new) - picking.total(kept)
 
+    def pass_by(self, first: int, head: int) -> bool:
+        """It has had messages first..head-1, the newest ones, under other sequences, and is not to
+        be sent them again. Returns whether it is not: so much may wait for it that they are only
+        some more."""
+        cursor = self.window.cursor
+        if first - cursor > LOOKED_MESSAGES_MAX:
+            return False
+        self._pass_over(picking.wanted_ranges(self.ring, cursor, first, self.wanted), head)
+        return True
+
     def expire(self, most: int) -> bool:
         """Drop those in front that come too late, up to `most`, but for what is in flight. Returns
         whether the floor has moved; `looked` says at how many messages it looked."""

@@ -68,7 +68,8 @@ class Keeping:
 
     def tick(self) -> None:
         """Once per tick: let go of segments that nobody needs."""
-        floors = {cls.class_id: cls.ring.floor for cls in self._broker.classes.values()}
+        reached = self._ledger.reached
+        floors = {cls.class_id: cls.safe_floor(reached) for cls in self._broker.classes.values()}
         if floors != self._floors and self._ledger.failure is None:
             self._floors = floors
             self._writer.put(dict(floors))

@@ -237,6 +237,8 @@ class _Reader:
         for class_id in sorted(each for each in ids if each is not None):
             kept = self._image.classes.get(class_id)
             cls = self._restoring.open_class(class_id, kept.name if kept else "")
+            if kept and kept.last_values:
+                self._broker.store.table.ask_for_values(class_id)
             self._read_class(cls, folder / f"{class_id:05}", kept.floor if kept else 0)
             self._restoring.set_waiting(cls, kept, self._known_heads.get(class_id))
             self._found.messages += len(cls.ring)
