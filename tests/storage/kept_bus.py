@@ -68,8 +68,9 @@ class KeptBus(Bus):
         self.broker.check()
 
     def remove(self) -> bool:
+        reached = self.ledger.reached
         return self.journal.remove(
-            {cls.class_id: cls.ring.floor for cls in self.broker.classes.values()}
+            {cls.class_id: cls.safe_floor(reached) for cls in self.broker.classes.values()}
         )
 
     def crash(self) -> None:
