@@ -27,6 +27,7 @@ from simplebus.options import (
     parse_pattern,
     parse_seconds,
     parse_size,
+    parse_start,
     parse_url,
     settings,
 )
@@ -310,6 +311,17 @@ def sub(
             help="Share the messages with all other subscribers of this group: each gets some.",
         ),
     ] = None,
+    start: Annotated[
+        Any,
+        typer.Option(
+            "--start",
+            parser=parse_start,
+            metavar="WHERE",
+            help="Begin with what waits for a first subscriber (waiting), with the next message "
+            "(new), the oldest or the newest one there (earliest, last), the last message of each "
+            "channel (last_values), a sequence, or a time such as 2026-01-31T08:00.",
+        ),
+    ] = "waiting",
     url: Annotated[str, _URL] = URL,
 ) -> None:
     from functools import partial
@@ -326,6 +338,7 @@ def sub(
             channel or [],
             durable=durable,
             group=group,
+            start=start,
             count=count,
             raw=raw,
             ack=not no_ack,

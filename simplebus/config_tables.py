@@ -130,6 +130,8 @@ class ClassTable(_Table, frozen=True):
     keep_memory: int | str | None = None
     keep_seconds: Annotated[float, msgspec.Meta(ge=0)] | None = None
     """What it keeps that nobody needs any more; none of the three for what all classes do."""
+    last_values: bool | None = None
+    """Whether it keeps the last message of each channel besides; none for as who names it asks."""
 
     def settings(self, where: str) -> ClassSettings:
         """What it does in its own way. Raises ConfigError for a size that is none."""
@@ -143,7 +145,10 @@ class ClassTable(_Table, frozen=True):
             )
         most = _size(self.max_memory, f"{where}.max_memory")
         policy = None if self.full is None else FullPolicy(self.full)
-        return _or_complaint(where, lambda: ClassSettings(keep, policy, self.max_messages, most))
+        return _or_complaint(
+            where,
+            lambda: ClassSettings(keep, policy, self.max_messages, most, self.last_values),
+        )
 
     def made(self, name: str, where: str) -> NamedClass:
         """The class. Raises ConfigError for a name or a subject that is none."""

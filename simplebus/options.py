@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -20,11 +21,13 @@ from simplebus.core.limits import (
     NAME_CHARACTERS_MAX,
     RECEIVE_BYTES,
     RING_BYTES_MIN,
+    SEQUENCE_MAX,
     Limits,
 )
 
 if TYPE_CHECKING:
     from simplebus.config import Config
+    from simplebus.core.requests import NamedClass
     from simplebus.core.settings import Settings
 
 HOSTS = ("127.0.0.1", "::1")
@@ -141,6 +144,35 @@ def parse_class(text: int | str) -> int | str:
             f"{NAME_CHARACTERS_MAX} characters without spaces"
         )
     return text
+
+
+def parse_last_values(text: str | NamedClass) -> NamedClass:
+    """A class that keeps the last message of each channel. Raises typer.BadParameter."""
+    from simplebus.core.requests import NamedClass
+
+    if isinstance(text, NamedClass):
+        return text
+    found = parse_class(text)
+    if isinstance(found, int):
+        return NamedClass(id=found, last_values=True)
+    return NamedClass(name=found, last_values=True)
+
+
+def parse_start(text: str) -> str | int | datetime:
+    """Where a subscription begins: a word, a sequence or a time. Raises typer.BadParameter."""
+    from simplebus.core.requests import STARTS
+
+    if text in STARTS:
+        return text
+    if text.isascii() and text.isdigit() and int(text) <= SEQUENCE_MAX:
+        return int(text)
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is no start; write {', '.join(STARTS)}, a sequence, or a time such as "
+            "2026-01-31T08:00"
+        ) from None
 
 
 def parse_channel(text: str) -> str:

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
 
 import trio
 from rich.console import Console
@@ -133,6 +134,7 @@ async def print_messages(
     *,
     durable: str | None = None,
     group: str | None = None,
+    start: str | int | datetime = "waiting",
     count: int | None,
     raw: bool,
     ack: bool,
@@ -145,7 +147,7 @@ async def print_messages(
         async with (
             simplebus.connect(url, reconnect=None) as bus,
             bus.subscribe(
-                class_id, *channels, auto_ack=False, durable=durable, group=group
+                class_id, *channels, auto_ack=False, durable=durable, group=group, start=start
             ) as messages,
             trio.open_nursery() as nursery,
         ):

@@ -142,12 +142,13 @@ def test_classes_and_the_subjects_bound_to_them(file: Path) -> None:
 def test_what_a_class_does_in_its_own_way(file: Path) -> None:
     file.write_text(
         "[classes.orders]\nfull = 'drop_oldest'\nmax-messages = 9\nmax-memory = '1MiB'\n"
-        "keep-seconds = 60\n[classes.logs]"
+        "keep-seconds = 60\n[classes.logs]\n[classes.state]\nlast-values = true"
     )
     settings = options.settings(**given(file)[0])
     assert settings.of_class(3, "orders") == ClassSettings(
         Keep(seconds=60), FullPolicy.DROP_OLDEST, 9, 1 << 20
     )
+    assert settings.of_class(3, "state") == ClassSettings(last_values=True)
     assert settings.of_class(3, "logs") == settings.of_class(3) == ClassSettings()
 
 

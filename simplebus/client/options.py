@@ -13,9 +13,8 @@ import msgspec
 from simplebus.core import arguments
 from simplebus.core.channels import check_pattern
 from simplebus.core.limits import IDLE_SECONDS_MAX, SEQUENCE_MAX
-from simplebus.core.requests import Start, SubscribeRequest
+from simplebus.core.requests import STARTS, Start, SubscribeRequest
 
-_STARTS = ("waiting", "new", "earliest", "last")
 _DURABLE_SECONDS = (0.001, IDLE_SECONDS_MAX)
 _SLOW = ("block", "drop_oldest", "drop_newest", "disconnect")
 
@@ -30,10 +29,11 @@ class Options(TypedDict, total=False):
     by default for ever."""
     group: str | None
     """Each message goes to one of the subscriptions in a group, wherever they are."""
-    start: Literal["waiting", "new", "earliest", "last"] | int | datetime | Start
+    start: Literal["waiting", "new", "earliest", "last", "last_values"] | int | datetime | Start
     """Where to begin: with what waits for a first subscription, else with what is new, as by
-    default; with what is new; with the earliest or the last message there; with a sequence; with
-    the first message at or after a time. A durable or a group that is there goes on instead."""
+    default; with what is new; with the earliest or the last message there; with the last message
+    of each channel; with a sequence; with the first message at or after a time. A durable or a
+    group that is there goes on instead."""
     max_in_flight: int | None
     """Messages that may be here unacknowledged; None for the bus's default."""
     slow: Literal["block", "drop_oldest", "drop_newest", "disconnect"]
@@ -131,8 +131,8 @@ def _start(start: str | int | datetime | Start) -> str | Start:
         return Start(time=seconds_of("start", start))
     if isinstance(start, int) and not isinstance(start, bool):
         return Start(sequence=arguments.whole("start", start, least=0, most=SEQUENCE_MAX))
-    if start not in _STARTS:
+    if start not in STARTS:
         raise ValueError(
-            f"start is one of {', '.join(_STARTS)}, a sequence or a datetime, got {start!r}"
+            f"start is one of {', '.join(STARTS)}, a sequence or a datetime, got {start!r}"
         )
     return start

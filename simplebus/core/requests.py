@@ -31,6 +31,10 @@ ClassId = Annotated[int, Meta(ge=0, le=0xFFFF)]
 Sequence = Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)]
 
 
+STARTS = ("waiting", "new", "earliest", "last", "last_values")
+"""Where a position may begin, beside a sequence and a time."""
+
+
 class _Object(msgspec.Struct, frozen=True):
     def encode(self) -> bytes:
         """The content of its frame."""

@@ -12,8 +12,8 @@ for what is never to come again.
     PUB $JS.ACK.… size          nothing, +ACK, -NAK, -NAK {"delay": nanoseconds}, +WPI or +TERM
 
 A class is named by its id or its name, and made if it is not there; the durable is `-` for none.
-Options are start (earliest, new, last, waiting, or a sequence), in_flight, ack_seconds and
-max_deliveries. In all of these a dot, a blank, a % and so on are written as % and two hexadecimal
+Options are start (earliest, new, last, last_values, waiting, or a sequence), in_flight,
+ack_seconds and max_deliveries. In all of these a dot, a blank, a % and so on are written as % and two hexadecimal
 digits. What is pending is counted to the end of the class.
 """
 
@@ -52,7 +52,7 @@ ASKS = b"$SB.SUB."
 ACKS = b"$JS.ACK.>"
 """What acknowledgements are published on."""
 
-_STARTS = ("earliest", "new", "last", "waiting")
+_STARTS = ("earliest", "new", "last", "last_values", "waiting")
 _OPTIONS = {
     "start": ("start", f"{', '.join(_STARTS)} or a sequence"),
     "in_flight": ("max_in_flight", f"a whole number from 1 to {IN_FLIGHT_MAX}"),

@@ -69,7 +69,10 @@ def test_what_is_asked_for(
         ("orders.d.in_flight=many", "in_flight is a whole number from 1 to .*, got 'many'$"),
         ("orders.d.ack_seconds=nan", "ack_seconds is a number above 0 and up to 86400, got 'nan'"),
         ("orders.d.max_deliveries=-1", "max_deliveries is .*, 0 for without end, got '-1'"),
-        ("orders.d.start=soon", "start is earliest, new, last, waiting or a sequence, got 'soon'"),
+        (
+            "orders.d.start=soon",
+            "start is earliest, new, last, last_values, waiting or a sequence, got 'soon'",
+        ),
         ("orders.d.start=" + "9" * 30, "start is earliest, .* or a sequence, got '999"),
         ("orders.d.start=new.start=last", "the option start is there twice: 'new' and 'last'"),
         ("orders%00", r"a class has a name that can be printed, got 'orders\\x00'"),

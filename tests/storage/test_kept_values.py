@@ -9,6 +9,7 @@ from core.talk2 import ack, peer2, publish, subscribe
 from core.valued import Writer, drained, glance, late, payload
 
 from simplebus.core import envelope, last_values
+from simplebus.core.kept import decode
 from simplebus.core.settings import ClassSettings, Keep, Settings
 from storage.kept_bus import START, KeptBus
 
@@ -79,6 +80,9 @@ def test_what_was_stored_anew_is_safe_before_the_original_goes(tmp_path: Path) -
             bus.sync()
     bus.keeper.wants_snapshot = True
     assert (cls.ring.floor > 0, cls.safe_floor(bus.ledger.reached)) == (True, 0)
+    lot = bus.keeper.take()
+    assert lot is not None
+    assert decode(lot.snapshot).classes[0].floor == 0, "one could be written without the other"
     bus.remove()
     bus.crash()  # Before the copy was written.
 
