@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
-from datetime import datetime
+from typing import Any
 
 import trio
 from rich.console import Console
@@ -134,7 +134,7 @@ async def print_messages(
     *,
     durable: str | None = None,
     group: str | None = None,
-    start: str | int | datetime = "waiting",
+    start: Any = "waiting",
     count: int | None,
     raw: bool,
     ack: bool,

@@ -12,9 +12,9 @@ for what is never to come again.
     PUB $JS.ACK.… size          nothing, +ACK, -NAK, -NAK {"delay": nanoseconds}, +WPI or +TERM
 
 A class is named by its id or its name, and made if it is not there; the durable is `-` for none.
-Options are start (earliest, new, last, last_values, waiting, or a sequence), in_flight,
-ack_seconds and max_deliveries. In all of these a dot, a blank, a % and so on are written as % and two hexadecimal
-digits. What is pending is counted to the end of the class.
+Options are start (earliest, new, last, last_values, waiting, or a sequence), in_flight, ack_seconds
+and max_deliveries. In all of these a dot, a blank, a % and so on are written as % and two
+hexadecimal digits. What is pending is counted to the end of the class.
 """
 
 from __future__ import annotations

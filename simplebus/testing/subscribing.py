@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from simplebus.core.errors import LocalProtocolError, RefusedError
+from simplebus.core.settings import ClassSettings
 from simplebus.testing.promises import (
     CLOCKLESS,
     NUMBERED,
@@ -144,6 +146,7 @@ class Subscribing(Suite):
             for start, expected in (
                 ("earliest", NUMBERED),
                 ("last", NUMBERED[9:]),
+                ("last_values", NUMBERED[9:]),
                 ("new", []),
                 ("waiting", []),
                 (4, NUMBERED[4:]),
@@ -151,6 +154,24 @@ class Subscribing(Suite):
             ):
                 async with bus.subscribe(1, start=start) as messages:
                     assert await all_payloads(messages) == expected, start
+
+    @promise
+    async def test_who_comes_late_may_begin_with_the_last_value_of_each_channel(self) -> None:
+        keeps = replace(CLOCKLESS, classes={1: ClassSettings(last_values=True)})
+        async with self.host(keeps) as host, host.connect() as bus, bus.subscribe(1) as messages:
+            for number, payload in enumerate(NUMBERED):
+                await bus.publish(payload, class_id=1, channel=f"{'ab'[number % 2]}.{number % 3}")
+            await bus.publish(b"", class_id=1, channel="a.2")  # Takes the value away.
+            assert await payloads(messages, 11) == [*NUMBERED, b""]
+            await bus.drain()
+            async with bus.subscribe(1, "a.*", start="last_values") as late:
+                assert await payloads(late, 2) == [NUMBERED[4], NUMBERED[6]]
+                await bus.publish(b"new", class_id=1, channel="a.2")
+                assert await payloads(late, 1) == [b"new"]
+            async with bus.subscribe(1, start="last_values") as late:
+                expected = [NUMBERED[number] for number in (4, 5, 6, 7, 9)]
+                assert await payloads(late, 6) == [*expected, b"new"]
+                assert await nothing_comes(late)
 
     # Looks ---------------------------------------------------------------------------------------
 

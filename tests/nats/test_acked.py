@@ -126,13 +126,20 @@ def test_only_what_the_filter_matches_comes() -> None:
 
 def test_where_it_starts() -> None:
     doors = holding(b"a", b"b", b"c")
-    starts = ("new", "earliest", "last", "1", "waiting")
+    starts = ("new", "earliest", "last", "last_values", "1", "waiting")
     clients = {start: doors.client() for start in starts}
     for start, client in clients.items():
         client.sub(f"$SB.SUB.1.-.start={start}")
     doors.peer(publish1(1, b"d"))
     got = {start: b"".join(client.payloads()) for start, client in clients.items()}
-    assert got == {"new": b"d", "earliest": b"abcd", "last": b"cd", "1": b"bcd", "waiting": b"abcd"}
+    assert got == {
+        "new": b"d",
+        "earliest": b"abcd",
+        "last": b"cd",
+        "last_values": b"cd",
+        "1": b"bcd",
+        "waiting": b"abcd",
+    }
 
 
 def test_what_a_client_does_not_take_stays_in_the_class() -> None:
