@@ -6,24 +6,26 @@ Rule 1: they are used by one thread, and closed together.
 from __future__ import annotations
 
 import contextlib
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from simplebus.client.blocking_wire import BlockingWire
 from simplebus.core.errors import BusConnectionError
 from simplebus.spark.bus import SourceBus
-from simplebus.spark.journal import SourceJournal
 from simplebus.spark.options import SourceOptions, is_path
 from simplebus.storage.errors import JournalError
 
-Source = SourceBus | SourceJournal
+if TYPE_CHECKING:
+    from simplebus.spark.journal import SourceJournal
 
 UNREACHED = (BusConnectionError, JournalError)
 """What is raised for one that cannot be asked."""
 
 
-def source_at(server: str, *, timeout: float, patient: bool = False) -> Source:
+def source_at(server: str, *, timeout: float, patient: bool = False) -> SourceBus | SourceJournal:
     """A bus, or the journal at a path. To be used as a block; see there."""
     if is_path(server):
+        from simplebus.spark.journal import SourceJournal  # Half a server comes with it.
+
         return SourceJournal(server)
     return SourceBus(server, timeout=timeout, patient=patient)
 
@@ -33,13 +35,13 @@ class Buses:
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
-        self._open: dict[str, tuple[Source, contextlib.ExitStack]] = {}
+        self._open: dict[str, tuple[SourceBus | SourceJournal, contextlib.ExitStack]] = {}
 
-    def __getitem__(self, server: str) -> Source:
+    def __getitem__(self, server: str) -> SourceBus | SourceJournal:
         """Raises one of UNREACHED."""
         if server not in self._open:
             stack = contextlib.ExitStack()
-            source: Source = source_at(server, timeout=self.options.timeout)
+            source: SourceBus | SourceJournal = source_at(server, timeout=self.options.timeout)
             stack.enter_context(source)
             self._open[server] = source, stack
         return self._open[server][0]
