@@ -1,4 +1,4 @@
-"""A driver with a cluster of its own: a master, two workers and two executors, on loopback.
+"""A driver with a cluster of its own: a master, a worker and an executor, on loopback.
 
 `python -m spark.driver BUS SLOW PLACE`: BUS is a bus, SLOW another way to it, PLACE a folder. Says
 which JVM is its own, and then waits for its end.
@@ -19,8 +19,8 @@ from typing import Any
 from simplebus.spark.jobs.archive import BatchArchiver
 from spark.holding import HeldArchiver, HeldSource, is_held
 
-EXECUTORS, CORES = 2, 2
-"""A held task holds its core, and two more run at the same time."""
+CORES = 4
+"""Two held tasks hold theirs, and two more run at the same time."""
 
 QUICK_JAVA = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
@@ -95,7 +95,8 @@ def queries(spark: Any, place: Place, *, held: bool) -> dict[str, Any]:
 
 
 def cluster(folder: Path) -> Any:
-    """A session whose executors are processes of their own, and are sent this package."""
+    """A session whose executor is a process of its own, and is sent this package; more of them do
+    the same, and each takes as long to start."""
     from simplebus.spark.jobs.session import session
 
     os.environ["SPARK_LOCAL_DIRS"] = os.environ["SPARK_WORKER_DIR"] = str(folder / "spark")
@@ -117,7 +118,7 @@ def cluster(folder: Path) -> Any:
         # So that a sink is given the rows of a task in several pieces.
         "spark.sql.execution.arrow.maxRecordsPerBatch": "100",
     }
-    master = f"local-cluster[{EXECUTORS},{CORES},1024]"
+    master = f"local-cluster[1,{CORES},1024]"
     spark = session("killed", master=master, settings=settings)
     spark.sparkContext.setLogLevel("ERROR")
     spark.dataSource.register(HeldSource)

@@ -74,6 +74,7 @@ def test_without_a_java_that_fits_a_command_says_how_to_get_it(
         ("archive --to x --subscribe 1 --set spark.ui", "'spark.ui' is not KEY=VALUE"),
         ("archive --to x --subscribe 1 --channel a..b", "segment 2"),
         ("archive --to x --subscribe 1 --format csv", "'csv'"),
+        ("archive --to x --subscribe 1 --path a --servers b", "there are --servers too: give"),
         ("report", "Missing argument"),
         ("report x --step 0", "Invalid value for '--step'"),
         ("report x --chart /nowhere/x.png", "--chart /nowhere/x.png: there is no folder /nowhere"),

@@ -6,6 +6,7 @@ Rule 1: nothing of Spark is imported before the command runs.
 from __future__ import annotations
 
 import math
+import os
 from typing import Annotated, Any
 
 import typer
@@ -30,7 +31,8 @@ HELP = (
     "Delta table. Run it again to go on where it ended: what came meanwhile waits on the bus.\n\n"
     "\b\n"
     "  simplebus pipeline archive --subscribe orders,7 --to /data/archive\n"
-    "  simplebus pipeline archive --subscribe orders --to /data/archive --trigger 10\n\n"
+    "  simplebus pipeline archive --subscribe orders --to /data/archive --trigger 10\n"
+    "  simplebus pipeline archive --subscribe orders --to /data/archive --path /var/lib/bus\n\n"
     "It ends when everything is archived that was there when it began, or, with --trigger SECONDS, "
     "at Ctrl-C."
 )
@@ -49,7 +51,13 @@ def parse_trigger(text: str | float | None) -> float | None:
     return seconds
 
 
+def parse_path(text: str | None) -> str | None:
+    """Data directories, with commas, by their absolute paths."""
+    return text and ",".join(os.path.abspath(part.strip()) for part in text.split(","))
+
+
 def command(
+    context: typer.Context,
     subscribe: Annotated[
         str,
         typer.Option(
@@ -69,6 +77,17 @@ def command(
         ),
     ],
     servers: Servers = SERVERS,
+    path: Annotated[
+        Any,
+        typer.Option(
+            "--path",
+            parser=parse_path,
+            metavar="PATH",
+            show_default=False,
+            help="Instead of servers: the data directory of a bus, whose files are read; the bus "
+            "may run or not, and keeps nothing for this.",
+        ),
+    ] = None,
     format: Annotated[
         Format,
         option("--format", "Parquet files that any program reads, or a Delta table."),
@@ -120,6 +139,11 @@ def command(
 ) -> None:
     """Options in, one call out."""
     options: dict[str, object] = dict(source or ())
+    given = context.get_parameter_source("servers")
+    if path and given is not None and given.name == "COMMANDLINE":
+        raise typer.BadParameter(
+            "there are --servers too: give the buses, or where their files are", param_hint="--path"
+        )
     if max_offsets is not None:
         options["maxOffsetsPerTrigger"] = max_offsets
     if channel:
@@ -128,7 +152,9 @@ def command(
         from simplebus.spark.jobs.archive import archive, messages
         from simplebus.spark.jobs.following import follow
 
-        rows = messages(spark, servers=servers, subscribe=subscribe, **options)
+        rows = messages(
+            spark, servers=None if path else servers, path=path, subscribe=subscribe, **options
+        )
         query = archive(rows, to, format=format.value, checkpoint=checkpoint, every=trigger)
         standing, was_stopped = follow(query, "archived")
         typer.echo(f"archived {standing} to {to}", err=True)

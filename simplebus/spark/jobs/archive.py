@@ -45,16 +45,25 @@ _CALENDAR = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 _OPEN_FILES = 64
 
 
-def messages(spark: SparkSession, *, servers: str, subscribe: str, **options: object) -> DataFrame:
-    """A stream of messages with everything that an archive keeps, from the earliest on.
+def messages(
+    spark: SparkSession,
+    *,
+    servers: str | None = None,
+    path: str | None = None,
+    subscribe: str,
+    **options: object,
+) -> DataFrame:
+    """A stream of messages with everything that an archive keeps, from the earliest on: of buses,
+    or of the journal at a path.
 
     `options` are the source's own, by their names.
     """
     given = {"startingOffsets": "earliest", "includeHeaders": "true", "includeMemory": "true"}
-    stream = spark.readStream.format("simplebus")
-    stream = stream.option("servers", servers).option("subscribe", subscribe)
-    for name, value in {**given, **options}.items():
-        stream = stream.option(name, str(value).lower() if isinstance(value, bool) else str(value))
+    stream = spark.readStream.format("simplebus").option("subscribe", subscribe)
+    for name, value in {"servers": servers, "path": path, **given, **options}.items():
+        if value is not None:
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            stream = stream.option(name, text)
     return stream.load()
 
 

@@ -8,12 +8,15 @@ a user sets himself wins.
 from __future__ import annotations
 
 import contextlib
+import marshal
 import os
 import signal
+import struct
 import tempfile
 import threading
 import zipfile
 from collections.abc import Iterator, Mapping
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -128,9 +131,20 @@ def ship(spark: SparkSession) -> None:
 
 
 def write_package(place: Path) -> None:
-    """This package as a zip that Python imports from."""
-    with zipfile.ZipFile(place, "w", zipfile.ZIP_DEFLATED) as packed:
-        packed.write(_REGISTRATION, _REGISTRATION.name)
+    """This package as a zip that Python imports from: its sources, and what this Python makes of
+    them, or else each process of each task would make it anew. Another version of Python, whose
+    would be different, takes the sources."""
+    with zipfile.ZipFile(place, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as packed:
+        _pack(packed, _REGISTRATION, _REGISTRATION.name)
         for path in sorted(_PACKAGE.rglob("*")):
             if path.is_file() and path.suffix != ".pyc":
-                packed.write(path, path.relative_to(_PACKAGE.parent))
+                _pack(packed, path, str(path.relative_to(_PACKAGE.parent)))
+
+
+def _pack(packed: zipfile.ZipFile, path: Path, name: str) -> None:
+    packed.write(path, name)
+    if path.suffix == ".py":
+        code = compile(path.read_bytes(), name, "exec", dont_inherit=True)
+        status = path.stat()
+        stamp = struct.pack("<LLL", 0, int(status.st_mtime) & 0xFFFFFFFF, status.st_size)
+        packed.writestr(f"{name}c", MAGIC_NUMBER + stamp + marshal.dumps(code))
