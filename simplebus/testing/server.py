@@ -10,10 +10,12 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from typing import TypeVar
 
 import trio
 
+from simplebus.core.ledger import Level
 from simplebus.core.settings import Settings
 from simplebus.core.statistics import ClassStatistics
 from simplebus.server.serve import ServeOptions, Serving, serve
@@ -24,13 +26,23 @@ PATIENCE_SECONDS = 20.0
 
 
 class BusServer:
-    """A server on a free port of 127.0.0.1, until `stop`.
+    """A server on a free port of 127.0.0.1, until `stop`. With `data_dir` it keeps what it holds
+    there, as safe as `durability` says.
 
     Raises what kept the server from coming up.
     """
 
-    def __init__(self, settings: Settings | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        *,
+        data_dir: Path | None = None,
+        durability: Level = Level.DISK,
+    ) -> None:
         self._settings = settings or Settings()
+        self._options = ServeOptions(
+            hosts=("127.0.0.1",), port=0, data_dir=data_dir, durability=durability
+        )
         self._up: Future[Serving] = Future()
         self._thread = threading.Thread(target=self._run, name="simplebus server", daemon=True)
         self._thread.start()
@@ -53,7 +65,7 @@ class BusServer:
             serving: Serving = await nursery.start(
                 lambda task_status: serve(
                     self._settings,
-                    ServeOptions(hosts=("127.0.0.1",), port=0),
+                    self._options,
                     announce=lambda line: None,
                     task_status=task_status,
                 )
@@ -92,7 +104,7 @@ class BusServer:
         self.ask(cut_all)
 
     def stop(self) -> None:
-        """Stop serving. What is in memory is gone."""
+        """Stop serving. What is in memory alone is gone."""
         with contextlib.suppress(trio.RunFinishedError):
             self._token.run_sync_soon(self._scope.cancel)
         self._thread.join(PATIENCE_SECONDS)
@@ -101,9 +113,14 @@ class BusServer:
 
 
 @contextlib.contextmanager
-def bus_server(settings: Settings | None = None) -> Iterator[BusServer]:
+def bus_server(
+    settings: Settings | None = None,
+    *,
+    data_dir: Path | None = None,
+    durability: Level = Level.DISK,
+) -> Iterator[BusServer]:
     """A server for a block: `with bus_server() as server: …connect(server.address)`."""
-    server = BusServer(settings)
+    server = BusServer(settings, data_dir=data_dir, durability=durability)
     try:
         yield server
     finally:

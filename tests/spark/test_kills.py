@@ -8,9 +8,11 @@ from __future__ import annotations
 import contextlib
 import pickle
 import re
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +21,7 @@ from client.false_bus import Proxy, proxy
 
 import simplebus
 from simplebus.core.errors import BusConnectionError
+from simplebus.core.ledger import Level
 from simplebus.core.limits import Limits
 from simplebus.core.settings import FullPolicy, Settings
 from simplebus.spark.options import SinkOptions
@@ -114,6 +117,35 @@ def another_bus(way: Proxy) -> Iterator[BusServer]:
         way.cut()
         publish(other, NEW)
         yield other
+
+
+def test_a_bus_that_comes_back_without_what_was_not_on_disk_is_told_of(
+    way: Proxy, tmp_path: Path
+) -> None:
+    kept, cut = tmp_path / "kept", tmp_path / "cut"
+    with bus_server(data_dir=kept, durability=Level.OS) as before:
+        way.lead_to(before.address)
+        publish(before, NEW[:100])
+        shutil.copytree(kept, cut)  # What the disk has when the power fails.
+        publish(before, NEW[100:])
+        with querying(way) as query, querying(way, failOnDataLoss="false") as loose:
+            assert query.reader
+            assert loose.reader  # Before the first one has the bus let go of anything.
+            query.catch_up()
+            loose.catch_up()
+            with bus_server(data_dir=cut, durability=Level.OS) as after:
+                way.lead_to(after.address)
+                way.cut()
+                said = r"messages 100 to 299 of class 1 at .*: they were read, and the bus has lost"
+                for _ in range(2):
+                    with pytest.raises(DataLossError, match=said):
+                        query.run()
+                    query.die()
+                assert not loose.run()
+                publish(after, OLD[:10])
+                loose.catch_up()
+    assert query.counts() == Counter(NEW)
+    assert loose.counts() == Counter(NEW + OLD[:10])
 
 
 @pytest.mark.parametrize("point", POINTS)
