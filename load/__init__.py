@@ -25,6 +25,8 @@ simplebus, by the same generator, and no rate is printed for work that was not v
     matching.py    how long a match takes and what a subscription costs
     report.py      medians, spreads, the table and the JSON
     traces.py      what generators wrote down, for `simplebus pipeline report`, which draws rps.png
+    disk/          a library for servers (C): a slower disk, and what a power cut leaves of one
+    power.py       cuts the power of a directory
     canary.py      a broker that fails on purpose: the generator must notice
     canary_nats.py a NATS server that does
     lab/           experiments that lost, still runnable

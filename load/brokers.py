@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
-from load.generators import slow_disk
+from load.generators import disk
 from load.processes import LoadError, Process
 
 HOST = "127.0.0.1"
@@ -69,7 +69,7 @@ def running(kind: str, *, server_args: Sequence[str] = (), sync_us: int = 0) -> 
     """A broker of this kind, listening, until the block ends. Every sync of a file takes it
     `sync_us` longer."""
     with tempfile.TemporaryDirectory(prefix="simplebus-load-") as directory:
-        with _slow_disk(sync_us):
+        with environment(_slow_disk(sync_us)):
             process, port = STARTERS[kind](Path(directory), server_args)
         try:
             yield Broker(kind, port, process)
@@ -78,12 +78,8 @@ def running(kind: str, *, server_args: Sequence[str] = (), sync_us: int = 0) -> 
 
 
 @contextmanager
-def _slow_disk(sync_us: int) -> Iterator[None]:
-    """What is started in the block has a disk that takes so much longer for a sync."""
-    if not sync_us:
-        yield
-        return
-    more = {"LD_PRELOAD": str(slow_disk()), "SLOW_SYNC_US": str(sync_us)}
+def environment(more: dict[str, str]) -> Iterator[None]:
+    """What is started in the block finds these variables, too."""
     before = {name: os.environ.get(name) for name in more}
     os.environ.update(more)
     try:
@@ -94,6 +90,11 @@ def _slow_disk(sync_us: int) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+def _slow_disk(sync_us: int) -> dict[str, str]:
+    """A disk that takes so much longer for a sync."""
+    return {"LD_PRELOAD": str(disk()), "SLOW_SYNC_US": str(sync_us)} if sync_us else {}
 
 
 @cache

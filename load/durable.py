@@ -20,7 +20,7 @@ from statistics import median
 import numpy as np
 
 from load.brokers import HOST, Broker, running
-from load.generators import Generator, slow_disk
+from load.generators import Generator, disk
 from load.measure import TIMEOUT_S, Manner
 from load.memory import CONNECT_REPLY_BYTES
 from load.processes import LoadError
@@ -48,7 +48,7 @@ def latency(manner: Manner) -> list[Row]:
     """How long a publisher waits for a confirm, one message in flight, beside a sync."""
     count = CONFIRMS // (QUICK_PART if manner.quick else 1)
     args = manner.server_args
-    memory, disk, slow = list[float](), list[float](), list[float]()
+    memory, safe, slow = list[float](), list[float](), list[float]()
     sync, slow_sync = list[float](), list[float]()
     with (
         tempfile.TemporaryDirectory(prefix="simplebus-load-") as directory,
@@ -59,7 +59,7 @@ def latency(manner: Manner) -> list[Row]:
         for _ in range(manner.rounds):
             memory.append(_confirm_us(in_memory, count))
             sync.append(_sync_us(Path(directory), count))
-            disk.append(_confirm_us(on_disk, count))
+            safe.append(_confirm_us(on_disk, count))
             slow_sync.append(_sync_us(Path(directory), count // 4, SLOW_US))
             slow.append(_confirm_us(on_slow_disk, count // 4))
 
@@ -73,8 +73,8 @@ def latency(manner: Manner) -> list[Row]:
     return [
         row("one append and sync of a file, p50", sync, "us"),
         row("confirm from memory, p50", memory, "us"),
-        row("confirm from disk, p50", disk, "us"),
-        row("confirm from disk against one sync", ratio(disk, sync), "x", 1.5),
+        row("confirm from disk, p50", safe, "us"),
+        row("confirm from disk against one sync", ratio(safe, sync), "x", 1.5),
         row(f"one append and sync of a file, p50, {longer}", slow_sync, "us"),
         row(f"confirm from disk against one sync, {longer}", ratio(slow, slow_sync), "x", 1.5),
     ]
@@ -93,7 +93,7 @@ def _sync_us(directory: Path, count: int, longer_us: int = 0) -> float:
     file = os.open(directory / "synced", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     try:
         os.posix_fallocate(file, 0, count * SYNC_BYTES)
-        sync = ctypes.CDLL(str(slow_disk())).fdatasync
+        sync = ctypes.CDLL(str(disk())).fdatasync
         os.environ["SLOW_SYNC_US"] = str(longer_us)
         for _ in range(count):
             begun = time.perf_counter()

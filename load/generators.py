@@ -16,7 +16,7 @@ from typing import Any
 from load.processes import LoadError, Process
 
 SOURCES = Path(__file__).resolve().parent / "generator"
-SLOW_DISK = Path(__file__).resolve().parent / "slow_disk"
+DISK = Path(__file__).resolve().parent / "disk"
 BUILD = Path(__file__).resolve().parent / ".build"
 FLAGS = ("-O2", "-march=native", "-std=gnu11", "-Wall", "-Wextra")
 READY_S = 20.0
@@ -28,9 +28,10 @@ def program() -> Path:
     return _built("generator", SOURCES, FLAGS)
 
 
-def slow_disk() -> Path:
-    """A library that, preloaded, lets every sync take SLOW_SYNC_US microseconds more."""
-    return _built("slow_disk", SLOW_DISK, (*FLAGS, "-shared", "-fPIC"))
+def disk() -> Path:
+    """A library that, preloaded, makes a disk slower, or keeps what a power cut would leave of it:
+    see disk/sync.c."""
+    return _built("disk", DISK, (*FLAGS, "-shared", "-fPIC"))
 
 
 def _built(name: str, folder: Path, flags: tuple[str, ...]) -> Path:
