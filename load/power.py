@@ -106,6 +106,7 @@ def torn(safe: bytes, written: bytes, chance: Random, part: float) -> bytes:
     if safe == written:
         return safe
     size = len(written) if chance.random() < part else len(safe)
+    written += safe[len(written) :]  # What was cut off is there until it is really gone.
     safe, written = safe.ljust(size, b"\0")[:size], written.ljust(size, b"\0")[:size]
     pages = [slice(at, at + PAGE_BYTES) for at in range(0, size, PAGE_BYTES)]
     changed = [page for page in pages if safe[page] != written[page]]
