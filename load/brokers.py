@@ -98,14 +98,14 @@ def _slow_disk(sync_us: int) -> dict[str, str]:
 
 
 @cache
-def _closed_doors() -> tuple[str, ...]:
+def closed_doors() -> tuple[str, ...]:
     """Those of OTHER_DOORS that this server knows; it lacks a door whose flag it does not know."""
     help_text = _output_of([*SERVE, "--help"])
     return tuple(flag for flag in OTHER_DOORS if flag in help_text)
 
 
 def _start_simplebus(directory: Path, server_args: Sequence[str]) -> tuple[Process, int]:
-    command = [*SERVE, "--port", "0", *_closed_doors(), *server_args]
+    command = [*SERVE, "--port", "0", *closed_doors(), *server_args]
     process = Process("simplebus", command, directory=REPOSITORY)
     return process, _port_of(process, "simplebus ready", rf"tcp={re.escape(HOST)}:(\d+)")
 
@@ -118,7 +118,7 @@ def _start_with_journal(
 
 
 def _start_simplebus_nats(directory: Path, server_args: Sequence[str]) -> tuple[Process, int]:
-    closed = [flag for flag in _closed_doors() if flag != "--no-nats"]
+    closed = [flag for flag in closed_doors() if flag != "--no-nats"]
     command = [*SERVE, "--port", "0", "--nats-port", "0", *closed, *server_args]
     process = Process("simplebus", command, directory=REPOSITORY)
     return process, _port_of(process, "simplebus ready", rf"nats={re.escape(HOST)}:(\d+)")

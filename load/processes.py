@@ -110,6 +110,11 @@ class Process:
             self._output.close()
             self._errors.close()
 
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is dead. `stop` is still to be called."""
+        self._child.kill()
+        self._child.wait(STOP_S)
+
     def cpu_s(self) -> float:
         """User and system time of all its threads, those that have ended included."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
