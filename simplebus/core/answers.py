@@ -55,11 +55,13 @@ class Answers:
         store: Store,
         *,
         identity: str,
+        run: str,
         ready: Callable[[Outbox], None],
         put_off: Callable[[float, Subscription], None],
         take_over: Callable[[int], None],
     ) -> None:
         self.identity = identity
+        self.run = run
         self.publishers = Publishers()
         self._store = store
         store.table.opened = self._begin_early
@@ -118,6 +120,7 @@ class Answers:
             session=session.session_id,
             server="simplebus",
             bus=self.identity,
+            run=self.run,
             classes={name: class_id for class_id, name in found if name},
             next=dialect.next,
             credit=settings.limits.credit_granted,

@@ -81,10 +81,12 @@ class Broker:
         settings: Settings | None = None,
         *,
         identity: str = "",
+        run: str = "",
         ledger: Ledger | None = None,
     ) -> None:
-        """`identity` tells this bus's memory from that of every other one. What it is to keep past
-        the process is noted in `ledger`."""
+        """`identity` tells this bus's memory from that of every other one, and `run` this broker
+        from others that have had the same; empty where no other has. What it is to keep past the
+        process is noted in `ledger`."""
         self.settings = settings or Settings()
         self.clock = Clock()
         """The driver sets `now` before it brings anything."""
@@ -105,6 +107,7 @@ class Broker:
         self.answers = Answers(
             self.store,
             identity=identity,
+            run=run or identity,
             ready=self._make_ready,
             put_off=self.alarms.put_off,
             take_over=self._take_over,

@@ -93,6 +93,9 @@ class ConnectReply(_Object, frozen=True):
     """The longest frame accepted."""
     ack_seconds: float = 0.0
     """How long a message may be unacknowledged before it is sent again, the first time."""
+    run: str = ""
+    """Identity of the bus's process: another one may have given sequences that were sent, and whose
+    messages it has lost, to other messages."""
     level: int = 0
     """What a Confirm promises: 0 memory, 1 os, 2 disk."""
 

@@ -66,7 +66,8 @@ class Engine:
         ledger: Ledger | None = None,
     ) -> None:
         """See `Broker`; a bus that keeps nothing has an identity of its own."""
-        self.broker = Broker(settings, identity=identity or new_identity(), ledger=ledger)
+        run = new_identity()
+        self.broker = Broker(settings, identity=identity or run, run=run, ledger=ledger)
         self.keeping: Keeping | None = None
         """What the broker's ledger is handed to."""
         self.buffer = ReceiveBuffer()

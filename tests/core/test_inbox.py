@@ -42,9 +42,9 @@ class HeardInbox(Inbox):
         super().__init__(1, options, request, self.desk, number=7, auto_ack=auto_ack)
         self.begin(cursor)
 
-    def begin(self, cursor: int, *, resumed: bool = False, same_bus: bool = False) -> None:
+    def begin(self, cursor: int, *, resumed: bool = False, same_run: bool = False) -> None:
         self.answered(
-            SubscribeReply(cursor=cursor, floor=cursor, resumed=resumed), same_bus=same_bus
+            SubscribeReply(cursor=cursor, floor=cursor, resumed=resumed), same_run=same_run
         )
 
     def come(self, sequences: Iterable[int], attempt: int = 1, payload: bytes = b"%06d") -> int:
@@ -493,7 +493,7 @@ def test_what_waits_and_what_was_said_outlive_the_connection_if_the_bus_does(
     take(inbox, 1)
     inbox.settle(current=False)
     assert inbox.told() == []
-    inbox.begin(10, resumed=options.durable is not None, same_bus=True)
+    inbox.begin(10, resumed=options.durable is not None, same_run=True)
     assert inbox.told() == ["+0-4"]
     assert inbox.come(range(4, 12), attempt=0) == 6
     assert len(take(inbox)) == 7
@@ -502,7 +502,7 @@ def test_what_waits_and_what_was_said_outlive_the_connection_if_the_bus_does(
 
 
 @pytest.mark.parametrize(
-    ("options", "resumed", "same_bus"),
+    ("options", "resumed", "same_run"),
     [
         (SubscribeRequest(), False, False),
         (SubscribeRequest(durable="d"), False, True),
@@ -511,7 +511,7 @@ def test_what_waits_and_what_was_said_outlive_the_connection_if_the_bus_does(
     ],
 )
 def test_what_another_bus_or_another_durable_sends_is_never_taken_for_a_copy(
-    options: SubscribeRequest, resumed: bool, same_bus: bool
+    options: SubscribeRequest, resumed: bool, same_run: bool
 ) -> None:
     inbox = HeardInbox(options)
     inbox.come(range(10))
@@ -519,7 +519,7 @@ def test_what_another_bus_or_another_durable_sends_is_never_taken_for_a_copy(
     inbox.settle(current=False)
     inbox.desk.withdraw()
     inbox.lost()
-    inbox.begin(0, resumed=resumed, same_bus=same_bus)
+    inbox.begin(0, resumed=resumed, same_run=same_run)
     assert inbox.come(range(3)) == 0
     messages[3].ack()
     assert len(take(inbox)) == 9
@@ -534,7 +534,7 @@ def test_what_waits_for_a_member_of_a_group_is_others_once_the_connection_is_gon
     inbox.desk.withdraw()
     inbox.lost()
     assert inbox.buffered_bytes == 0
-    inbox.begin(10, resumed=True, same_bus=True)
+    inbox.begin(10, resumed=True, same_run=True)
     assert take(inbox) == []
     inbox.settle(current=True)
     assert inbox.told() == ["+0-4"]
@@ -710,7 +710,7 @@ class InboxMachine(RuleBasedStateMachine):
         self.listen()
         self.inbox.desk.withdraw()
         self.inbox.lost()
-        self.inbox.begin(self.next, same_bus=True)
+        self.inbox.begin(self.next, same_run=True)
 
     def hand_out(self, sequences: list[int]) -> None:
         assert self.waiting[: len(sequences)] == sequences

@@ -6,6 +6,7 @@ dropped without either has crashed there.
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 
 from core.talk import Bus
@@ -18,6 +19,8 @@ from simplebus.storage.journal import Journal
 from simplebus.storage.recovery import Recovered, recover, settle
 
 START = 1_700_000_000.0
+
+RUNS = count(1)
 
 
 class KeptBus(Bus):
@@ -36,7 +39,10 @@ class KeptBus(Bus):
         self.directory = take(path, new_bus="here")
         try:
             self.broker = Broker(
-                self.broker.settings, identity=self.directory.bus, ledger=Ledger(level)
+                self.broker.settings,
+                identity=self.directory.bus,
+                run=str(next(RUNS)),
+                ledger=Ledger(level),
             )
             self.broker.clock.now = now
             self.found: Recovered = recover(self.directory, self.broker)

@@ -77,7 +77,9 @@ class Conversation:
         """The Connect that opened this connection; None without connection."""
         self._naming: dict[Request, list[NamedClass]] = {}
         """What is being named."""
-        self._same_bus = False
+        self._run = ""
+        """Which process had that memory."""
+        self._same_run = False
         """Whether this connection's bus is that of the one before."""
 
     # Connections ---------------------------------------------------------------------------------
@@ -118,7 +120,8 @@ class Conversation:
             frame_bytes=reply.frame_bytes,
             forgotten=bool(self.bus_id) and not same_bus,
         )
-        self.bus_id, self._same_bus = reply.bus, same_bus
+        self._same_run = same_bus and reply.run == self._run
+        self.bus_id, self._run = reply.bus, reply.run
         self.session_id = reply.session
         self.level = Level(min(reply.level, max(Level)))
         self.greetings += 1
@@ -221,7 +224,7 @@ class Conversation:
             case SubscribeReply():
                 inbox = self.inboxes.of(request)
                 if inbox is not None:
-                    inbox.answered(reply, same_bus=self._same_bus)
+                    inbox.answered(reply, same_run=self._same_run)
                     if inbox.leaving is not None:
                         self.outgoing.put(inbox.leaving.frame)
                 request.finish(reply)

@@ -248,10 +248,10 @@ class Inbox:
 
     # Connections ---------------------------------------------------------------------------------
 
-    def answered(self, reply: SubscribeReply, *, same_bus: bool) -> None:
+    def answered(self, reply: SubscribeReply, *, same_run: bool) -> None:
         """The bus has begun the subscription, on this connection."""
-        kept = same_bus and (reply.resumed or not self.is_lasting)
-        # A bus that has crashed may have lost what came last: others have these sequences now.
+        # A process that has lost what came last has given these sequences to others, or may.
+        kept = same_run and (reply.resumed or not self.is_lasting)
         if not kept or self._next is None or reply.cursor < self._next:
             self._log.end()
             self._log = self._new_log()
