@@ -11,12 +11,13 @@ from collections import defaultdict, deque
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 from core.talk import Bus, Peer, batch_of
 from oracles import build_frame, parse_frame
 from test_vectors import VECTORS, Vector, bytes_of
 
-from simplebus.core import envelope, frames, requests
+from simplebus.core import envelope, explained, frames, requests
 from simplebus.core.broker import Settings
 from simplebus.core.envelope import Envelope
 from simplebus.core.errors import RemoteProtocolError
@@ -37,6 +38,7 @@ KINDS = {
     "unsubscribe": "U",
     "fetch": "F",
     "purge": "P",
+    "inquire": "I",
     "error": "E",
 }
 HEARTBEAT, MESSAGE, ENVELOPE, CONFIRM, DELIVER, ERROR = b"01567E"
@@ -90,6 +92,11 @@ def test_a_frame_reads_and_writes_as_its_fields(vector: Vector) -> None:
 @vectors("frames", "frames")
 def test_a_frame_with_an_object_reads_and_writes_as_what_it_says(vector: Vector) -> None:
     content, said = bytes_of(vector, "content_"), vector.get("json")
+    if vector["kind"] == "inquire":
+        find = explained.question if vector["sender"] == "client" else explained.explained
+        found = msgspec.json.encode(find(content))
+        assert {name: json.loads(found)[name] for name in said} == said == json.loads(content)
+        return
     if said is None:
         assert content[:1] != b"{"
         return

@@ -20,6 +20,7 @@ from simplebus.client.blocking_publisher import BlockingPublisher
 from simplebus.client.blocking_subscription import BlockingRawSubscription, BlockingSubscription
 from simplebus.client.blocking_wire import BlockingWire
 from simplebus.client.blocks import blocking_block
+from simplebus.client.explaining import answer, question
 from simplebus.client.failures import Failures, raise_any
 from simplebus.client.fetching import Fetching
 from simplebus.client.handlers import QUIET_ANSWERS, Handler, check_handler
@@ -33,6 +34,7 @@ from simplebus.client.retry import Schedule
 from simplebus.client.target import Target
 from simplebus.core import arguments
 from simplebus.core.client.messages import Message
+from simplebus.core.explained import BusSaid, ChannelSaid, ClassSaid, Explained, SessionSaid
 from simplebus.core.limits import (
     CLOSE_SECONDS,
     CLOSE_SECONDS_FAILED,
@@ -280,6 +282,29 @@ class BlockingBus(BlockingPublisher):
         while not fetching.is_done:
             fetching.take(self.wire.ask(partial(fetching.ask, self._core)))
         return fetching.messages
+
+    @overload
+    def explain(self) -> BusSaid: ...
+
+    @overload
+    def explain(self, what: type | int | str) -> ClassSaid: ...
+
+    @overload
+    def explain(self, what: type | int | str | None = None, *, channel: str) -> ChannelSaid: ...
+
+    @overload
+    def explain(self, *, session: int) -> SessionSaid: ...
+
+    def explain(
+        self,
+        what: type | int | str | None = None,
+        *,
+        channel: str | None = None,
+        session: int | None = None,
+    ) -> Explained:
+        """What waits for what, as `simplebus.Bus.explain`."""
+        asked = question(what, channel, session, self._registry)
+        return answer(self.wire.ask(partial(self._core.inquire, asked)))
 
     def purge(self, what: type | int | str, first: int = 0, last: int | None = None) -> int:
         """Have stored messages of a class be nobody's any more, as `simplebus.Bus.purge`."""

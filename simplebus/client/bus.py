@@ -16,6 +16,7 @@ import anyio
 import anyio.abc
 
 from simplebus.client import replies
+from simplebus.client.explaining import answer, question
 from simplebus.client.failures import Failures
 from simplebus.client.fetching import Fetching
 from simplebus.client.handlers import QUIET_ANSWERS, Handler, check_handler
@@ -32,6 +33,7 @@ from simplebus.client.wire import Wire
 from simplebus.core import arguments
 from simplebus.core.client.messages import Message
 from simplebus.core.errors import BusConnectionError
+from simplebus.core.explained import BusSaid, ChannelSaid, ClassSaid, Explained, SessionSaid
 from simplebus.core.limits import FETCH_MESSAGES_MAX
 
 T = TypeVar("T")
@@ -306,6 +308,35 @@ class Bus(Publisher):
         while not fetching.is_done:
             fetching.take(await self.wire.ask(partial(fetching.ask, self._core)))
         return fetching.messages
+
+    @overload
+    async def explain(self) -> BusSaid: ...
+
+    @overload
+    async def explain(self, what: type | int | str) -> ClassSaid: ...
+
+    @overload
+    async def explain(
+        self, what: type | int | str | None = None, *, channel: str
+    ) -> ChannelSaid: ...
+
+    @overload
+    async def explain(self, *, session: int) -> SessionSaid: ...
+
+    async def explain(
+        self,
+        what: type | int | str | None = None,
+        *,
+        channel: str | None = None,
+        session: int | None = None,
+    ) -> Explained:
+        """What waits for what: of a class; of a channel, in all classes or in one; of a session; or
+        of the whole bus. What is answered is described in `simplebus.core.explained`.
+
+        Raises RefusedError for a class or a session that is not there, and none is made.
+        """
+        asked = question(what, channel, session, self._registry)
+        return answer(await self.wire.ask(partial(self._core.inquire, asked)))
 
     async def purge(self, what: type | int | str, first: int = 0, last: int | None = None) -> int:
         """Have the stored messages first..last-1 of a class be nobody's any more: no subscription

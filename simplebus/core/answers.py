@@ -475,8 +475,10 @@ class Answers:
 
     def _leave_alone(self, position: Subscription) -> None:
         """It may be that nobody is connected to a durable any more."""
-        if position.idle_seconds is not None and not position.is_served:
-            self._idle[position] = self._store.clock.now
+        if not position.is_served:
+            position.alone_since = self._store.clock.now
+            if position.idle_seconds is not None:
+                self._idle[position] = position.alone_since
 
     def tick(self) -> None:
         """Once per tick: forget publishers and durables that nobody has used for long enough."""

@@ -12,6 +12,9 @@ Rule 2: this file says who does what; how a class keeps messages, and who is gra
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
+
+import msgspec
 
 from simplebus.core import frames, noting
 from simplebus.core.alarms import Alarms, Waiter
@@ -26,6 +29,7 @@ from simplebus.core.events import (
     Event,
     FetchAsked,
     Greeted,
+    InquiryAsked,
     Nacked,
     Published,
     PublishedOne,
@@ -37,6 +41,7 @@ from simplebus.core.events import (
     Terminated,
     UnsubscriptionAsked,
 )
+from simplebus.core.explaining import Explaining
 from simplebus.core.group import Group
 from simplebus.core.ledger import Ledger
 from simplebus.core.limits import (
@@ -48,6 +53,7 @@ from simplebus.core.lookups import Lookups
 from simplebus.core.outbox import Outbox
 from simplebus.core.receive import ReceiveBuffer
 from simplebus.core.requests import ErrorReply
+from simplebus.core.rights import Right, check_right
 from simplebus.core.session import Session, too_heavy
 from simplebus.core.settings import FullPolicy, Settings
 from simplebus.core.statistics import BrokerStatistics
@@ -62,7 +68,7 @@ __all__ = ["Broker", "FullPolicy", "MessageClass", "Settings"]
 # Its Connect reply would hold the delimiter, and could not be told from an empty one.
 _SESSION_ID_UNSENDABLE = int.from_bytes(frames.DELIMITER, "little")
 
-Asked = SubscriptionAsked | UnsubscriptionAsked | FetchAsked | PurgeAsked
+Asked = SubscriptionAsked | UnsubscriptionAsked | FetchAsked | PurgeAsked | InquiryAsked
 """What is answered: by one frame of the type that asked, or by an Error about that type."""
 
 _ABOUT: dict[type[Asked], int] = {
@@ -70,6 +76,7 @@ _ABOUT: dict[type[Asked], int] = {
     UnsubscriptionAsked: frames.UNSUBSCRIBE,
     FetchAsked: frames.FETCH,
     PurgeAsked: frames.PURGE,
+    InquiryAsked: frames.INQUIRE,
 }
 
 
@@ -112,6 +119,7 @@ class Broker:
             put_off=self.alarms.put_off,
             take_over=self._take_over,
         )
+        self.explaining = Explaining(self.store, self.sessions, self.refused, identity=identity)
         self._verdicts = Verdicts(self.store, self.refused, self._make_ready)
         self._lookups = Lookups(self.store, self._make_ready, self.answers.wake)
         self.classes = self.store.classes
@@ -319,7 +327,9 @@ class Broker:
                 self._greet(session, event)
             case Nacked() | StillWorking() | Terminated():
                 self._verdicts.not_yet(session, event)
-            case SubscriptionAsked() | UnsubscriptionAsked() | FetchAsked() | PurgeAsked():
+            case SubscriptionAsked() | UnsubscriptionAsked() | FetchAsked():
+                self._ask(session, event)
+            case PurgeAsked() | InquiryAsked():
                 self._ask(session, event)
             case Refused():
                 self._refuse(session, event)
@@ -349,21 +359,40 @@ class Broker:
                     self._lookups.fetch(session, event)
                 case PurgeAsked():
                     self._lookups.purge(session, event)
+                case InquiryAsked():
+                    check_right(session, Right.INQUIRE)
+                    session.outbox.owe(partial(self._answer_inquiry, session, event))
+                    self._make_ready(session.outbox)
         except RemoteProtocolError as error:
-            self._refuse(
-                session,
-                Refused(
-                    error.reason,
-                    error.sentence,
-                    _ABOUT[type(event)],
-                    class_id=getattr(event, "class_id", 0),
-                    refers_to=event.request,
-                ),
-            )
+            self._refuse_asked(session, event, error)
+
+    def _answer_inquiry(self, session: Session, asked: InquiryAsked) -> None:
+        try:
+            said = self.explaining.explain(asked.asked)
+        except RemoteProtocolError as error:
+            self._refuse_asked(session, asked, error)
+            return
+        content = msgspec.json.encode(said)
+        session.outbox.reply(
+            frames.encode(frames.INQUIRE, message_id=asked.request, content=content)
+        )
+
+    def _refuse_asked(self, session: Session, asked: Asked, error: RemoteProtocolError) -> None:
+        self._refuse(
+            session,
+            Refused(
+                error.reason,
+                error.sentence,
+                _ABOUT[type(asked)],
+                class_id=getattr(asked, "class_id", 0),
+                refers_to=asked.request,
+            ),
+        )
 
     def _refuse(self, session: Session, refused: Refused) -> None:
         """Version 2: a frame has no effect, and its peer is told."""
         self.refused[refused.reason] += refused.count
+        session.refused[refused.reason] += refused.count
         if self.ledger is not None:
             noting.refuse(self.ledger, session, refused)
         reply = ErrorReply(code=refused.reason, message=refused.sentence, count=refused.count)

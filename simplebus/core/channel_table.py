@@ -122,6 +122,15 @@ class ChannelTable:
         """The channel with this number; "" for none."""
         return self._names[number]
 
+    def stored(self, name: str) -> int:
+        """How many stored messages carry this channel."""
+        number = self._numbers.get(name, 0)
+        return int(self._columns.uses[number]) if 0 < number < self._columns.uses.size else 0
+
+    def wanting(self, name: str) -> tuple[Wanted, ...]:
+        """Who has a pattern that matches this channel."""
+        return self._sublist.match(name)
+
     def numbers(self, names: Sequence[str]) -> list[int] | None:
         """The numbers of these channels, "" being none. They hold until the next call, and as long
         as stored messages carry them. None when there is no memory for those that are new."""

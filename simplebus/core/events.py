@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simplebus.core.errors import Reason
+from simplebus.core.explained import Question
 from simplebus.core.frames import FrameBatch, Integers
 from simplebus.core.requests import (
     ConnectRequest,
@@ -112,6 +113,14 @@ class FetchAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class InquiryAsked:
+    """The peer wants to know what waits for what."""
+
+    request: int
+    asked: Question
+
+
+@dataclass(frozen=True, slots=True)
 class PurgeAsked:
     """The peer wants stored messages to be nobody's any more."""
 
@@ -177,6 +186,7 @@ Event = (
     | UnsubscriptionAsked
     | FetchAsked
     | PurgeAsked
+    | InquiryAsked
     | Nacked
     | StillWorking
     | Terminated

@@ -34,6 +34,7 @@ from simplebus.core.limits import (
 from simplebus.core.outbox import Outbox
 from simplebus.core.picking import Picked, Ranges
 from simplebus.core.spans import Span, Wheel
+from simplebus.core.standing import Standing
 from simplebus.core.subscription import Subscription
 from simplebus.core.takers import Takers
 from simplebus.core.terms import Pieces
@@ -216,6 +217,12 @@ class Group(Subscription):
     @property
     def is_served(self) -> bool:
         return bool(self.members)
+
+    def standing(self) -> Standing:
+        """Its own wheel holds what pauses; what is in flight its members have."""
+        stands = super().standing()
+        in_flight = sum(member.held for member in self.members)
+        return Standing(in_flight, [], self._wheel.sets(), stands.later, stands.again, [])
 
     # Members -------------------------------------------------------------------------------------
 

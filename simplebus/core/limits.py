@@ -157,6 +157,17 @@ FETCH_TIMES_MAX = 4096
 # And of purged messages among them so many rows; of one class, so many are known at once.
 FETCH_PURGED_MAX = 4096
 PURGED_RANGES_MAX = 65_536
+# What is said of one thing that is asked about: so many classes, sessions, positions of a class,
+# members and patterns of a position, characters of a text; and so much is looked at for it.
+EXPLAINED_CLASSES = 1024
+EXPLAINED_SESSIONS = 256
+EXPLAINED_POSITIONS = 64
+EXPLAINED_MEMBERS = 32
+EXPLAINED_PATTERNS = 8
+EXPLAINED_CHARACTERS = 200
+EXPLAINED_SPANS = 1024
+EXPLAINED_MESSAGES = 1 << 20
+EXPLAINED_MATCHES = 20_000
 # A subscription is sent so much that it has not acknowledged, unless it asks for another number.
 IN_FLIGHT_MESSAGES = 65_536
 IN_FLIGHT_BYTES = 16 * 1024 * 1024

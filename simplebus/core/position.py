@@ -28,6 +28,7 @@ from simplebus.core.outbox import Nowhere, Outbox
 from simplebus.core.picking import Ranges
 from simplebus.core.ring import Ring
 from simplebus.core.spans import INHERITED, SequenceSet, Span, Wheel, check_once
+from simplebus.core.standing import Standing
 from simplebus.core.statistics import SubscriptionStatistics
 from simplebus.core.terms import Clock, Terms
 from simplebus.core.weight import Weight
@@ -74,6 +75,8 @@ class Position(ABC):
         self.group = ""
         self.request = 0
         """The number of the Subscribe that asked for it last."""
+        self.alone_since = 0.0
+        """Since when nobody is connected to it, while that is so."""
         self.delivered = 0
         self.redelivered = 0
         self.dropped = 0
@@ -154,6 +157,11 @@ class Position(ABC):
         if not self._again and self.window.cursor >= self.ring.head:
             return False
         return self.terms.in_flight_max is None or self._room() > 0
+
+    def standing(self) -> Standing:
+        """Where that is which the cursor has passed, for who asks what it waits for."""
+        waiting = [self._unsent, self._resend] if self.terms.in_flight_max is not None else []
+        return Standing(self._held(), self._wheel.sets(), [], self._later, self._again, waiting)
 
     def statistics(self) -> SubscriptionStatistics:
         return SubscriptionStatistics(

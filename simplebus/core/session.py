@@ -8,7 +8,7 @@ the offending one.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Container, Iterator
 from typing import TYPE_CHECKING
 
@@ -81,6 +81,12 @@ class Session:
         """The tick of its last message."""
         self.acknowledged = 0
         """Messages that its acks named since it was last asked whether it may rest."""
+        self.refused: Counter[Reason] = Counter()
+        """Version 2: frames without effect of which it was told, by reason."""
+        self.full_ticks = 0
+        """For how many ticks it has taken none of the bytes that wait for it."""
+        self.parked_ticks = 0
+        """For how many ticks messages of it have waited for room."""
         self._silent_ticks = 0
         self._quiet_ticks = 0
         self._mute_ticks = 0
@@ -189,7 +195,10 @@ class Session:
         self._received_before = receiver.received_bytes
         silent = receiver.frames == 0 and receiver.tail_bytes == 0
         partial = receiver.tail_bytes and receiver.frames == self._frames_before
-        stalled = holds_back and not outbox.idle and outbox.sent_bytes == self._sent_before
+        full = mute and not outbox.idle
+        stalled = holds_back and full
+        self.full_ticks = self.full_ticks + 1 if full else 0
+        self.parked_ticks = self.parked_ticks + 1 if self.parked else 0
         self._frames_before, self._sent_before = receiver.frames, outbox.sent_bytes
         if self.must_wait or self.is_inside:  # What is not read here cannot be late.
             silent = partial = False

@@ -71,6 +71,10 @@ class Wheel:
         """Whether this message lies in here."""
         return any(not held.without(sequence, sequence + 1) for _, _, held in self._sets())
 
+    def sets(self) -> list[tuple[int, int, SequenceSet]]:
+        """Everything: when it is due, how often it was sent, and which messages."""
+        return self._sets()
+
     def postpone(self, first: int, last: int, due: Callable[[int], int]) -> None:
         """Messages first..last-1, as far as they are in here, are due at another tick, which
         follows from their attempts. Those that are due then are not touched: however often this is

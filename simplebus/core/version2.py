@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import numpy.typing as npt
 
-from simplebus.core import frames, requests
+from simplebus.core import explained, frames, requests
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.events import (
     Acked,
@@ -25,6 +25,7 @@ from simplebus.core.events import (
     Event,
     FetchAsked,
     Greeted,
+    InquiryAsked,
     Nacked,
     Published,
     PublishedOne,
@@ -60,7 +61,7 @@ _NACK = re.compile(rb"([0-9]{1,10}-[0-9]{1,10})(?: ([0-9]{1,12}))?")
 class Version2(Version1):
     """From batches of frames to events."""
 
-    TYPES = "one of 0 to 5, 8, 9, U, F or P"
+    TYPES = "one of 0 to 5, 8, 9, U, F, P or I"
 
     def __init__(
         self, known_classes: Container[int], handled: Callable[[], int] = lambda: 0
@@ -127,6 +128,10 @@ class Version2(Version1):
             number = first_number(batch.slice(count, batch.count))
             if not self._parked or self._distance(number) < self._distance(self._parked[0]):
                 self._parked.appendleft(number)
+
+    def ahead_of(self, number: int) -> int:
+        """How many numbers have come from this one on."""
+        return -self._distance(number)
 
     def _distance(self, number: int) -> int:
         """How far a number is ahead of the next one."""
@@ -291,6 +296,9 @@ class Version2(Version1):
     def _fetch(self, key: int, batch: FrameBatch) -> Iterator[Event]:
         return self._each(batch, _fetch, key)
 
+    def _inquire(self, key: int, batch: FrameBatch) -> Iterator[Event]:
+        return self._each(batch, _inquiry, key)
+
     def _purge(self, key: int, batch: FrameBatch) -> Iterator[Event]:
         return self._each(batch, _purge, key)
 
@@ -313,6 +321,7 @@ Version2.HANDLERS = {
     frames.UNSUBSCRIBE: Version2._unsubscribe,
     frames.FETCH: Version2._fetch,
     frames.PURGE: Version2._purge,
+    frames.INQUIRE: Version2._inquire,
 }
 
 
@@ -346,6 +355,10 @@ def _fetch(key: int, frame: FrameBatch) -> FetchAsked:
     return FetchAsked(
         _header(frame)[2], key, requests.decode(requests.FetchRequest, content(frame))
     )
+
+
+def _inquiry(key: int, frame: FrameBatch) -> InquiryAsked:
+    return InquiryAsked(_header(frame)[2], explained.question(content(frame)))
 
 
 def _purge(key: int, frame: FrameBatch) -> PurgeAsked:

@@ -17,6 +17,7 @@ from simplebus.client.blocking_subscription import BlockingBaseSubscription
 
 _VERBS = {
     "drain",
+    "explain",
     "fetch",
     "flush",
     "get",

@@ -199,6 +199,29 @@ class Subscribing(Suite):
                 assert await payloads(messages, 10) == NUMBERED
 
     @promise
+    async def test_who_asks_is_told_what_waits_for_what(self) -> None:
+        async with self.host(CLOCKLESS) as host, host.connect(name="till") as bus:
+            await bus.publish_many(NUMBERED, class_id="orders", channel="orders.eu")
+            waiting = await bus.explain("orders")
+            assert (waiting.name, waiting.stored, waiting.backlog) == ("orders", 10, 10)
+            async with bus.subscribe("orders", "orders.*", max_in_flight=2, auto_ack=False) as got:
+                await payloads(got, 2)
+                [position] = (await bus.explain("orders")).positions
+                assert (position.in_flight, position.in_flight_max, position.unsent) == (2, 2, 8)
+                assert (position.waits, position.name) == ("acks", "till")
+                assert "2 of 2 in flight" in position.waits_for
+                [there] = (await bus.explain(channel="orders.eu")).classes
+                assert [match.pattern for match in there.matches] == ["orders.*"]
+                session = await bus.explain(session=position.session)
+                assert (session.name, len(session.positions)) == ("till", 1)
+                assert [line.name for line in (await bus.explain()).classes] == ["orders"]
+            with pytest.raises(RefusedError, match="unknown_class"):
+                await bus.explain("invoices")
+            with pytest.raises(RefusedError, match="unknown_session"):
+                await bus.explain(session=99)
+            assert [line.name for line in (await bus.explain()).classes] == ["orders"]
+
+    @promise
     async def test_what_is_purged_comes_to_nobody(self) -> None:
         async with self.open_bus() as bus:
             await bus.publish_many(NUMBERED, class_id=1)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from simplebus.core import frames
 from simplebus.core.errors import BusError
+from simplebus.core.explained import Explained
 from simplebus.core.limits import MESSAGE_ID_MASK
 from simplebus.core.requests import ConnectReply, FetchReply, PurgeReply, SubscribeReply
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from simplebus.core.client.messages import Batch
     from simplebus.core.client.runs import Run
 
-Reply = ConnectReply | SubscribeReply | FetchReply | PurgeReply
+Reply = ConnectReply | SubscribeReply | FetchReply | PurgeReply | Explained
 
 _LASTING = (frames.SUBSCRIBE, frames.UNSUBSCRIBE)
 

@@ -25,6 +25,7 @@ from simplebus.core.client.outgoing import Outgoing
 from simplebus.core.client.publishing import Publisher
 from simplebus.core.client.runs import Run
 from simplebus.core.errors import BusConnectionError, Reason, RefusedError, RemoteProtocolError
+from simplebus.core.explained import explained
 from simplebus.core.ledger import Level
 from simplebus.core.limits import MESSAGE_ID_MASK
 from simplebus.core.requests import (
@@ -38,7 +39,7 @@ from simplebus.core.requests import (
     decode,
 )
 
-_FLEETING = (frames.CONNECT, frames.FETCH, frames.PURGE)
+_FLEETING = (frames.CONNECT, frames.FETCH, frames.PURGE, frames.INQUIRE)
 """Requests that fail with their connection."""
 _BEFORE_THE_ANSWER = (frames.CONNECT, frames.ERROR, frames.HEARTBEAT)
 
@@ -47,6 +48,7 @@ _DECODERS: dict[int, Callable[[bytes], Reply | None]] = {
     frames.SUBSCRIBE: lambda content: decode(SubscribeReply, content),
     frames.FETCH: lambda content: decode(FetchReply, content),
     frames.PURGE: lambda content: decode(PurgeReply, content),
+    frames.INQUIRE: explained,
     frames.UNSUBSCRIBE: lambda content: None,
 }
 """What stands in the reply to each type of request."""

@@ -19,6 +19,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import msgspec
+
 from simplebus.core import frames
 from simplebus.core.client.asking import Request
 from simplebus.core.client.class_names import ClassName, named_class
@@ -28,6 +30,7 @@ from simplebus.core.client.inbox import Inbox
 from simplebus.core.client.runs import Run, runs
 from simplebus.core.client.statistics import ClientStatistics as ClientStatistics
 from simplebus.core.errors import BusError, RefusedError
+from simplebus.core.explained import Question
 from simplebus.core.ledger import Level
 from simplebus.core.limits import ACKS_MAX, Limits
 from simplebus.core.receive import FrameReceiver, ReceiveBuffer
@@ -197,6 +200,11 @@ class ClientCore:
         request = self._talk.ask(frames.FETCH, subject=class_id, content=content)
         request.wanted = count
         return request
+
+    def inquire(self, question: Question) -> Request:
+        """What waits for what: its `reply`. No class is made."""
+        content = msgspec.json.encode(question)
+        return self._talk.ask(frames.INQUIRE, content=content, position=self.published)
 
     def purge(self, class_id: int, first: int, last: int | None) -> Request:
         """Messages first..last-1 of a class, those to the head for None, are to be nobody's any

@@ -1,0 +1,338 @@
+"""What a broker says when it is asked what waits for what.
+
+Rule 1: nothing changes. No message is looked at; of everything else so much, and no more, and what
+was left out is counted.
+Rule 2: figures are those of `statistics`, found the same way; sentences are `waiting`'s.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from heapq import nsmallest
+from itertools import islice
+
+from simplebus.core import dead_letters
+from simplebus.core.classes import MessageClass
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.explained import (
+    BusQuestion,
+    BusSaid,
+    ChannelQuestion,
+    ClassLine,
+    ClassQuestion,
+    ClassSaid,
+    Explained,
+    Position,
+    Publisher,
+    Question,
+    SessionLine,
+    SessionSaid,
+)
+from simplebus.core.explaining_channels import Hearers, explain_channel
+from simplebus.core.explaining_positions import ExplainingPositions, name_of, short, words
+from simplebus.core.group import Member
+from simplebus.core.ledger import Level
+from simplebus.core.limits import (
+    EXPLAINED_CLASSES,
+    EXPLAINED_MEMBERS,
+    EXPLAINED_PATTERNS,
+    EXPLAINED_POSITIONS,
+    EXPLAINED_SESSIONS,
+)
+from simplebus.core.session import Session
+from simplebus.core.settings import Keep
+from simplebus.core.store import Store
+from simplebus.core.subscription import Subscription
+from simplebus.core.version2 import Version2
+from simplebus.core.waiting import messages, size, span, whole
+
+
+class Explaining:
+    """Of one broker."""
+
+    def __init__(
+        self,
+        store: Store,
+        sessions: Mapping[int, Session],
+        refused: Counter[Reason],
+        *,
+        identity: str,
+    ) -> None:
+        self._store = store
+        self._sessions = sessions
+        self._refused = refused
+        self._identity = identity
+        self._positions = ExplainingPositions(store, sessions)
+        self.hearers: list[Hearers] = []
+        """Other doors, who tell who hears what there."""
+
+    def explain(self, question: Question) -> Explained:
+        """Raises RemoteProtocolError (unknown_class, unknown_session)."""
+        match question:
+            case BusQuestion():
+                return self._bus()
+            case ClassQuestion(class_=asked):
+                return self._class(self._named(asked))
+            case ChannelQuestion(channel=channel, class_=asked):
+                classes = self._store.classes.values() if asked is None else [self._named(asked)]
+                return explain_channel(
+                    channel,
+                    classes,
+                    bound=self._store.bound,
+                    now=self._now,
+                    who=self._positions.who,
+                    hearers=self.hearers,
+                )
+        session = self._sessions.get(question.session)
+        if session is None:
+            raise RemoteProtocolError(
+                Reason.UNKNOWN_SESSION,
+                f"no session {question.session} is open; {len(self._sessions)} are",
+            )
+        return self._session(session)
+
+    @property
+    def _now(self) -> float:
+        return self._store.clock.now
+
+    @property
+    def _level(self) -> str:
+        ledger = self._store.ledger
+        return (Level.MEMORY if ledger is None else ledger.level).name.lower()
+
+    def _named(self, asked: int | str) -> MessageClass:
+        store = self._store
+        class_id = store.names.get(asked) if isinstance(asked, str) else asked
+        cls = None if class_id is None else store.classes.get(class_id)
+        if cls is None:
+            raise RemoteProtocolError(Reason.UNKNOWN_CLASS, f"there is no class {asked!r}")
+        return cls
+
+    # The bus -------------------------------------------------------------------------------------
+
+    def _bus(self) -> BusSaid:
+        store, sessions = self._store, self._sessions
+        failure = store.ledger.failure if store.ledger is not None else None
+        classes = nsmallest(
+            EXPLAINED_CLASSES,
+            store.classes.values(),
+            key=lambda cls: (not cls.blocked, -len(cls.ring), cls.class_id),
+        )
+        lines = [
+            SessionLine(session.session_id, name_of(session), short(session.peer), version(session))
+            for session in islice(sessions.values(), EXPLAINED_SESSIONS)
+        ]
+        return BusSaid(
+            bus=self._identity,
+            now=self._now,
+            memory_bytes=store.budget.used,
+            memory_max=store.budget.limit,
+            level=self._level,
+            failure="" if failure is None else f"{failure[0]}: {failure[1]}",
+            refused=words(self._refused),
+            classes=[
+                ClassLine(
+                    class_id=cls.class_id,
+                    name=cls.name,
+                    stored=len(cls.ring),
+                    positions=len(cls.subscriptions),
+                    publishers=len(cls.blocked),
+                    dropped=sum(cls.dropped.values()),
+                )
+                for cls in classes
+            ],
+            classes_left_out=len(store.classes) - len(classes),
+            sessions=lines,
+            sessions_left_out=len(sessions) - len(lines),
+        )
+
+    # A class -------------------------------------------------------------------------------------
+
+    def _class(self, cls: MessageClass) -> ClassSaid:
+        store, ring = self._store, cls.ring
+        figures, ledger = ring.statistics(), store.ledger
+        there = nsmallest(EXPLAINED_POSITIONS, cls.subscriptions, key=_floor)
+        positions = [self._positions.position(cls, position) for position in there]
+        blocked = list(islice(cls.blocked, EXPLAINED_MEMBERS))
+        dead = store.names.get(dead_letters.class_name(cls.name or str(cls.class_id)))
+        stored = len(ring)
+        return ClassSaid(
+            class_id=cls.class_id,
+            name=cls.name,
+            now=self._now,
+            floor=ring.floor,
+            head=ring.head,
+            stored=stored,
+            stored_max=ring.messages_max,
+            stored_bytes=figures.frame_bytes,
+            memory_bytes=figures.memory_bytes,
+            memory_max=ring.bytes_max,
+            newest_seconds=self._positions.age(cls, ring.head - 1) if stored else None,
+            oldest_seconds=self._positions.age(cls, ring.floor) if stored else None,
+            policy=cls.policy.value,
+            keeps=_keeps(cls.keep),
+            subjects=[short(each) for each in store.bound.subjects(cls.class_id)][
+                :EXPLAINED_PATTERNS
+            ],
+            level=self._level,
+            safe=ring.head if ledger is None else ledger.safe(cls.class_id, ring.head),
+            backlog=_backlog(cls),
+            purged=sum(b - a for a, b in cls.purged.within(ring.floor, ring.head)),
+            channels=len(cls.channels),
+            delivered=cls.delivered + sum(p.delivered for p in cls.subscriptions),
+            redelivered=cls.redelivered + sum(p.redelivered for p in cls.subscriptions),
+            acknowledged=cls.acknowledged + sum(p.acknowledged for p in cls.subscriptions),
+            dropped=words(cls.lost()),
+            dead_class=dead,
+            dead_letters=0 if dead is None else len(store.classes[dead].ring),
+            positions=positions,
+            positions_left_out=len(cls.subscriptions) - len(positions),
+            publishers=[self._publisher(session) for session in blocked],
+            publishers_left_out=len(cls.blocked) - len(blocked),
+            waits_for=self._class_waits_for(cls, positions),
+        )
+
+    def _publisher(self, session: Session) -> Publisher:
+        return Publisher(
+            session=session.session_id,
+            name=name_of(session),
+            peer=short(session.peer),
+            messages=sum(batch.count for _, batch in session.parked),
+            bytes=session.parked_bytes,
+            seconds=self._positions.seconds(session.parked_ticks),
+            is_gone=session.closed,
+        )
+
+    def _class_waits_for(self, cls: MessageClass, positions: list[Position]) -> str:
+        """What holds the floor; and if somebody waits for room, what is full."""
+        ring = cls.ring
+        if not len(ring):
+            held = "nothing is stored"
+        elif not cls.subscriptions:
+            held = f"{messages(_backlog(cls))} wait for a first subscription"
+        else:
+            holders = [each for each in positions if each.floor == ring.floor]
+            if holders:
+                first = holders[0]
+                held = f"the oldest stored message is held by {_name(first)}"
+                if len(holders) > 1:
+                    held += f" and {len(holders) - 1} more"
+                held += f"; {whole(first.waits, first.waits_for)}"
+            elif cls.waiting.floor == ring.floor < cls.waiting.cursor:
+                held = f"{messages(cls.waiting.in_flight)} wait for who asks for what waits"
+            else:
+                held = "what is stored is kept though nobody needs it"
+        if not cls.blocked:
+            return held
+        count = len(cls.blocked)
+        publishers = f"{count} publisher{'' if count == 1 else 's'} wait{'s' * (count == 1)}"
+        return f"{publishers} for room: {self._full(cls)}; {held}"
+
+    def _full(self, cls: MessageClass) -> str:
+        ring, budget = cls.ring, cls.ring.budget
+        if len(ring) >= ring.messages_max:
+            return f"{len(ring):,} of {ring.messages_max:,} messages are stored"
+        memory = ring.statistics().memory_bytes
+        if 2 * memory > ring.bytes_max:
+            return f"{size(memory)} of {size(ring.bytes_max)} are taken"
+        return f"all classes together take {size(budget.used)} of {size(budget.limit)}"
+
+    # A session -----------------------------------------------------------------------------------
+
+    def _session(self, session: Session) -> SessionSaid:
+        dialect, subscriptions = session.dialect, session.subscriptions
+        groups_seen: dict[Subscription, None] = {}
+        for held in islice(subscriptions.values(), EXPLAINED_POSITIONS):
+            groups_seen[held.group if isinstance(held, Member) else held] = None
+        classes = self._store.classes
+        positions = [self._positions.position(classes[each.class_id], each) for each in groups_seen]
+        parked = sum(batch.count for _, batch in session.parked)
+        unconfirmed = 0
+        if isinstance(dialect, Version2):
+            unconfirmed = max(0, dialect.ahead_of(session.confirmed))
+        parked_class = session.parked[0][0] if session.parked else None
+        return SessionSaid(
+            session=session.session_id,
+            now=self._now,
+            version=version(session),
+            name=name_of(session),
+            peer=short(session.peer),
+            level=self._level,
+            unconfirmed=unconfirmed,
+            parked=parked,
+            parked_bytes=session.parked_bytes,
+            parked_class=parked_class,
+            parked_seconds=self._positions.seconds(session.parked_ticks),
+            pending_bytes=session.pending_bytes,
+            full_seconds=self._positions.seconds(session.full_ticks),
+            heartbeat=session.heartbeat_seconds,
+            refused=words(session.refused),
+            positions=positions,
+            positions_left_out=max(0, len(subscriptions) - EXPLAINED_POSITIONS),
+            is_read=not session.must_wait,
+            waits_for=self._session_waits_for(session, parked, parked_class),
+        )
+
+    def _session_waits_for(self, session: Session, parked: int, class_id: int | None) -> str:
+        reasons = []
+        ledger = self._store.ledger
+        if class_id is not None:
+            cls = self._store.classes[class_id]
+            name = repr(cls.name) if cls.name else str(class_id)
+            reasons.append(
+                f"{messages(parked)} wait for room in class {name} since "
+                f"{span(self._positions.seconds(session.parked_ticks))}: {self._full(cls)}"
+            )
+        if session.lags and ledger is not None:
+            why = (
+                ledger.failure[1] if ledger.failure else f"{size(ledger.held_bytes)} are unwritten"
+            )
+            reasons.append(f"the journal is behind: {why}")
+        if session.full_ticks:
+            reasons.append(
+                f"it has taken none of the bytes that wait for it since "
+                f"{span(self._positions.seconds(session.full_ticks))}"
+            )
+        if session.unsaid:
+            reasons.append("what it published is not written yet")
+        if session.must_wait:
+            reasons.append("it is not read from until then")
+        return "; ".join(reasons)
+
+
+def version(session: Session) -> int:
+    """Which one is spoken: 0 while that is not known, -1 at another door."""
+    if session.is_inside:
+        return -1
+    if session.dialect is None:
+        return 0
+    return 2 if isinstance(session.dialect, Version2) else 1
+
+
+def _floor(position: Subscription) -> int:
+    return position.window.floor
+
+
+def _name(position: Position) -> str:
+    if position.durable:
+        return f"the durable {position.durable!r}"
+    if position.group:
+        return f"the group {position.group!r}"
+    return f"session {position.session} ({position.peer})"
+
+
+def _backlog(cls: MessageClass) -> int:
+    """Messages that wait for a first subscription."""
+    window = cls.waiting
+    later = 0 if cls.subscriptions else cls.ring.head - window.cursor
+    return window.in_flight + later
+
+
+def _keeps(keep: Keep) -> str:
+    kinds = (
+        messages(keep.messages) if keep.messages else "",
+        size(keep.bytes) if keep.bytes else "",
+        span(keep.seconds) if keep.seconds else "",
+    )
+    return ", ".join(filter(None, kinds))

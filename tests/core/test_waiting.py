@@ -1,0 +1,152 @@
+"""What a position waits for: every sentence, for values made by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from simplebus.core.explained import Flight
+from simplebus.core.near import why_not
+from simplebus.core.waiting import Facts, size, span, waits
+
+HOLDER = "session 4 (127.0.0.1:5001)"
+OLDEST = Flight(sequence=7, attempt=1, first_seconds=93.2, sent_seconds=93.2)
+AGAIN = Flight(sequence=7, attempt=4, first_seconds=93.2, sent_seconds=12.0)
+
+SENTENCES = {
+    "nothing": (Facts(), "nothing", "nothing to send"),
+    "its window is full": (
+        Facts(HOLDER, 12, 1000, 1000, oldest=OLDEST, is_full=True),
+        "acks",
+        f"its acknowledgements: 1,000 of 1,000 in flight, the oldest since 93 s, {HOLDER}",
+    ),
+    "its window is full of bytes": (
+        Facts(
+            HOLDER,
+            12,
+            3,
+            1000,
+            in_flight_bytes=17 << 20,
+            bytes_max=16 << 20,
+            oldest=AGAIN,
+            is_full=True,
+        ),
+        "acks",
+        "its acknowledgements: 17 MiB of 16 MiB in flight, the oldest since 93 s (sent 4 times), "
+        f"{HOLDER}",
+    ),
+    "its window is full, and it takes nothing": (
+        Facts(HOLDER, 12, 2, 2, oldest=OLDEST, is_full=True, full_seconds=30),
+        "acks",
+        f"its acknowledgements: 2 of 2 in flight, the oldest since 93 s, {HOLDER}, which has taken "
+        "no bytes since 30 s",
+    ),
+    "all is sent": (
+        Facts(HOLDER, 0, 5, 0, oldest=OLDEST),
+        "acks",
+        f"its acknowledgements: 5 in flight, the oldest since 93 s, {HOLDER}",
+    ),
+    "its connection takes nothing": (
+        Facts(HOLDER, 12, 5, 1000, oldest=OLDEST, full_seconds=42),
+        "bytes",
+        f"its connection, which has taken no bytes since 42 s: {HOLDER}",
+    ),
+    "it is being sent": (
+        Facts(HOLDER, 1, 5, 1000, oldest=OLDEST),
+        "turn",
+        "its turn: 1 message to be sent now",
+    ),
+    "nobody is there": (
+        Facts(ready=1200, is_served=False, alone_seconds=7500),
+        "nobody",
+        "nobody is connected to it since 2 h; 1,200 messages wait for it",
+    ),
+    "nobody is there, and there is nothing": (
+        Facts(is_served=False, alone_seconds=8.25),
+        "nobody",
+        "nobody is connected to it since 8.2 s; nothing waits",
+    ),
+    "all is put off": (
+        Facts(put_off=2, put_off_seconds=300),
+        "time",
+        "time: 2 messages are put off, the first for another 5 min",
+    ),
+    "one is put off": (
+        Facts(put_off=1, put_off_seconds=3),
+        "time",
+        "time: 1 message is put off, the first for another 3.0 s",
+    ),
+    "others have all": (
+        Facts(HOLDER, elsewhere=3),
+        "others",
+        "nothing to send: other members have 3 messages",
+    ),
+    "nothing is for it": (
+        Facts(HOLDER, has_matched=False),
+        "match",
+        "a message that its patterns match: none was for it so far",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", SENTENCES)
+def test_what_is_waited_for(what: str) -> None:
+    facts, word, sentence = SENTENCES[what]
+    assert waits(facts) == (word, sentence)
+
+
+def test_spans_and_sizes_for_people() -> None:
+    said = [span(s) for s in (-1, 0.04, 9.94, 10, 119, 120, 7199, 7200, 172_799, 172_800, 1e7)]
+    assert said == [
+        "0.0 s",
+        "0.0 s",
+        "9.9 s",
+        "10 s",
+        "119 s",
+        "2 min",
+        "120 min",
+        "2 h",
+        "48 h",
+        "2 days",
+        "116 days",
+    ]
+    assert [size(n) for n in (0, 1023, 1024, 5 << 20, 3 << 30)] == [
+        "0 bytes",
+        "1023 bytes",
+        "1 KiB",
+        "5 MiB",
+        "3.0 GiB",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "channel", "why"),
+    [
+        ("orders.eu", "orders.eu", ""),
+        ("orders.*", "orders.eu", ""),
+        ("Orders.EU", "orders.eu", "upper and lower case count"),
+        ("orders.us", "orders.eu", "segment 2 is 'eu', not 'us'"),
+        ("orders.us.#", "orders.eu.paid", "segment 2 is 'eu', not 'us'"),
+        ("*.eu.open", "orders.eu.paid", "segment 3 is 'paid', not 'open'"),
+        ("orders.us.open", "orders.eu.paid", ""),
+        ("shops", "orders", ""),
+        ("*.x", "orders.eu", ""),
+        (
+            "orders.*",
+            "orders.eu.paid",
+            "the channel has 1 segment more: * stands for one, > for one or more",
+        ),
+        ("orders", "orders.eu.paid", "the channel has 2 segments more: orders.# would match"),
+        (
+            "orders.eu.>",
+            "orders.eu",
+            "> stands for one segment or more, and there is none: # would match",
+        ),
+        ("orders.eu.paid", "orders", "the channel has 2 segments less"),
+        ("orders.eu.>", "orders", "the channel has 2 segments less"),
+        ("orders.eu.#", "orders", "the channel has 1 segment less"),
+        ("orders.us", "orders.eu.paid", ""),
+        (">", "orders", ""),
+    ],
+)
+def test_why_a_pattern_does_not_match(pattern: str, channel: str, why: str) -> None:
+    assert why_not(pattern, channel) == why
