@@ -105,6 +105,8 @@ class Position(_Said, frozen=True):
     """And from its cursor on."""
     again: int = 0
     """Messages that are to be sent again now."""
+    behind: int = 0
+    """Messages that wait for others of their key: of a group by key."""
     in_flight: int = 0
     in_flight_max: int = 0
     """0 for any number."""

@@ -57,7 +57,7 @@ class ExplainingPositions:
             in_flight = sum(member.held for member in members)
             size_ = sum(member.held_bytes for member in members)
             most = sum(member.in_flight_max for member in members)
-            again = window.in_flight - in_flight - put_off
+            again = window.in_flight - in_flight - put_off - stands.behind
             busiest = nsmallest(
                 EXPLAINED_MEMBERS, members, key=lambda member: (member.room, -member.held)
             )
@@ -95,6 +95,7 @@ class ExplainingPositions:
                 bytes_max=IN_FLIGHT_BYTES * max(1, len(members)),
                 oldest=oldest,
                 is_full=is_full,
+                behind=stands.behind,
                 put_off=put_off,
                 put_off_seconds=put_off_seconds,
                 is_served=position.is_served,
@@ -119,6 +120,7 @@ class ExplainingPositions:
             lag=ring.head - window.floor,
             unsent=unsent,
             again=again,
+            behind=stands.behind,
             in_flight=in_flight,
             in_flight_max=most,
             in_flight_bytes=size_,
@@ -141,10 +143,10 @@ class ExplainingPositions:
     def _member(self, member: Member) -> MemberSaid:
         group = member.group
         cls = self._store.classes[group.class_id]
-        sets = member.wheel.sets()
+        sets = member.sets()
         oldest = self._flight(cls, standing.oldest(sets, group.window, group.terms.pause))
         holder = self.holder(member.outbox)
-        unsent = sum(part.last - part.first for part in member.spans)
+        unsent = member.unsent
         word, sentence = waits(
             Facts(
                 holder=holder,

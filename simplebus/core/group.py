@@ -34,7 +34,7 @@ from simplebus.core.limits import (
 from simplebus.core.outbox import Outbox
 from simplebus.core.picking import Picked, Ranges
 from simplebus.core.spans import Span, Wheel
-from simplebus.core.standing import Standing
+from simplebus.core.standing import Sets, Standing
 from simplebus.core.subscription import Subscription
 from simplebus.core.takers import Takers
 from simplebus.core.terms import Pieces
@@ -100,6 +100,15 @@ class Member:
         """All that it has."""
         yield from self.spans
         yield from self.wheel
+
+    @property
+    def unsent(self) -> int:
+        """How many messages it was handed out that are not sent yet."""
+        return sum(span.last - span.first for span in self.spans)
+
+    def sets(self) -> Sets:
+        """What it was sent and has not acknowledged; a part of it, if it is much."""
+        return self.wheel.sets()
 
     def holds(self, sequence: int) -> bool:
         """Whether it was sent this message, and has it still."""

@@ -39,6 +39,7 @@ from simplebus.core.limits import (
 )
 from simplebus.core.outbox import Outbox
 from simplebus.core.spans import Span
+from simplebus.core.standing import Standing
 from simplebus.core.statistics import SubscriptionStatistics
 
 # So few are handled one after the other: arrays have a price of their own.
@@ -480,6 +481,9 @@ class KeyGroup(Group):
         return len(sequences)
 
     # Looks ---------------------------------------------------------------------------------------
+
+    def standing(self) -> Standing:
+        return super().standing()._replace(behind=len(self._in_wait))
 
     def statistics(self) -> SubscriptionStatistics:
         found, waiting = super().statistics(), len(self._in_wait)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from simplebus.core.group import Member
-from simplebus.core.limits import REDELIVERY_BYTES
+from simplebus.core.limits import EXPLAINED_SPANS, REDELIVERY_BYTES
 from simplebus.core.outbox import Outbox
-from simplebus.core.spans import Span
+from simplebus.core.spans import SequenceSet, Span
+from simplebus.core.standing import Sets
 
 if TYPE_CHECKING:
     from simplebus.core.key_group import KeyGroup
@@ -116,11 +118,25 @@ class KeyMember(Member):
                     self._due.setdefault(due, []).append(sequence)
 
     def skip_to(self, floor: int) -> None:
-        self.lose_range(0, floor)
-        gone = [entry for entry in self._handed if entry[0] < floor]
+        self.purge(0, floor)
+
+    def purge(self, first: int, last: int) -> None:
+        self.lose_range(first, last)
+        gone = [entry for entry in self._handed if first <= entry[0] < last]
         if gone:
-            self._handed = deque(entry for entry in self._handed if entry[0] >= floor)
+            self._handed = deque(each for each in self._handed if not first <= each[0] < last)
             self._weigh(-len(gone), -sum(size for _, size in gone))
+
+    @property
+    def unsent(self) -> int:
+        return len(self._handed)
+
+    def sets(self) -> Sets:
+        found: dict[tuple[int, int], SequenceSet] = {}
+        for sequence, (due, _) in islice(self._sent.items(), EXPLAINED_SPANS):
+            key = (due, self.group.attempts_of(sequence))
+            found.setdefault(key, SequenceSet()).add(sequence, sequence + 1)
+        return [(*key, held) for key, held in found.items()]
 
     def take(self, tick: int) -> bytes:
         self._is_here()

@@ -34,6 +34,8 @@ class Standing(NamedTuple):
     """What is to be sent now."""
     waiting: Sequence[SequenceSet]
     """All that waits, as far as that is known."""
+    behind: int = 0
+    """Messages that wait for others of their key."""
 
 
 class Oldest(NamedTuple):

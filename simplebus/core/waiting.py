@@ -48,6 +48,8 @@ class Facts:
     oldest: Flight | None = None
     is_full: bool = False
     """Whether no more may be in flight."""
+    behind: int = 0
+    """Messages that wait for others of their key."""
     put_off: int = 0
     put_off_seconds: float = 0.0
     is_served: bool = True
@@ -65,7 +67,7 @@ def waits(facts: Facts) -> tuple[Waits, str]:
     """The word and the sentence."""
     ready, put_off = facts.ready, facts.put_off
     if not facts.is_served:
-        left = ready + put_off + facts.in_flight
+        left = ready + put_off + facts.in_flight + facts.behind
         what = f"{messages(left)} wait{'s' * (left == 1)} for it" if left else "nothing waits"
         return Waits.NOBODY, f"nobody is connected to it since {span(facts.alone_seconds)}; {what}"
     if ready and facts.is_full and (facts.in_flight or not facts.full_seconds):
@@ -114,7 +116,12 @@ def _in_flight(facts: Facts) -> str:
         said += f", the oldest since {span(oldest.first_seconds)}"
         if oldest.attempt > 1:
             said += f" (sent {oldest.attempt} times)"
-    return f"{said}, {facts.holder}" if facts.holder else said
+    said = f"{said}, {facts.holder}" if facts.holder else said
+    if facts.behind:
+        said += (
+            f"; {messages(facts.behind)} wait{'s' * (facts.behind == 1)} for others of their key"
+        )
+    return said
 
 
 def _stuck(facts: Facts) -> str:

@@ -190,6 +190,20 @@ def test_a_group_says_who_has_what() -> None:
     assert waits[0] in ("others", "nothing", "acks")
 
 
+def test_a_group_by_key_says_what_waits_for_others_of_its_key() -> None:
+    bus = Bus()
+    reader = peer2(bus, subscribe(1, 5, group="g", by_key=True))
+    peer2(bus, enveloped(1, 0, *[b"\x10\0\1kx"] * 4))
+    assert reader.ids() == [0]
+    beats(bus, 2)
+    said = only(bus)
+    assert (said.in_flight, said.behind, said.again, said.waits) == (1, 3, 0, "acks")
+    assert said.waits_for.endswith("; 3 messages wait for others of their key")
+    assert said.oldest is not None
+    assert (said.oldest.sequence, said.oldest.sent_seconds) == (0, 2)
+    check_explained(bus.broker)
+
+
 def test_a_group_without_members_waits_for_one() -> None:
     bus = Bus()
     reader = peer2(bus, subscribe(1, 5, group="g", durable="d"))
@@ -427,13 +441,13 @@ def check_explained(broker: Broker) -> None:
         assert (said.stored, said.head) == (figures.ring.messages, figures.published)
         known = {
             (each.session_id, each.number, each.durable, each.group): each
-            for each in (figures.subscriptions)
+            for each in figures.subscriptions
         }
         for position in said.positions:
             key = (position.session, position.number, position.durable, position.group)
             there = known[key]
             assert position.cursor == there.cursor
-            assert position.unsent == there.waiting
+            assert position.unsent + position.behind == there.waiting
             assert position.in_flight >= 0
             assert position.in_flight + position.again + position.put_off == there.in_flight
             lost = {why.value: n for why, n in there.undelivered.items() if n}

@@ -255,6 +255,7 @@ wishes = st.sampled_from(
         {"channels": ["a"], "max_in_flight": 3},
         {"durable": "d", "max_in_flight": 2},
         {"group": "g", "max_in_flight": 2},
+        {"group": "k", "max_in_flight": 2, "by_key": True},
         {"start": "earliest"},
         {"max_pending": 3, "slow": "drop_newest"},
     ]
@@ -262,7 +263,7 @@ wishes = st.sampled_from(
 numbers = st.integers(0, 30)
 steps = st.lists(
     st.one_of(
-        st.tuples(st.just("publish"), st.lists(st.sampled_from("abt"), min_size=1, max_size=5)),
+        st.tuples(st.just("publish"), st.lists(st.sampled_from("abtkk"), min_size=1, max_size=5)),
         st.tuples(st.just("subscribe"), wishes),
         st.tuples(st.just("purge"), numbers, numbers),
         st.tuples(st.just("ack"), st.integers(0, 3), numbers, numbers),
@@ -277,6 +278,7 @@ CONTENTS = {
     "a": on_channel("a", b"x"),
     "b": on_channel("b", b"x"),
     "t": timed(b"x", not_before_ms=1500),
+    "k": b"\x10\0\1kx",
 }
 
 

@@ -45,6 +45,12 @@ SENTENCES = {
         "acks",
         f"its acknowledgements: 5 in flight, the oldest since 93 s, {HOLDER}",
     ),
+    "others of a key are in flight": (
+        Facts(HOLDER, 0, 1, 256, oldest=OLDEST, behind=7),
+        "acks",
+        f"its acknowledgements: 1 of 256 in flight, the oldest since 93 s, {HOLDER}; 7 messages "
+        "wait for others of their key",
+    ),
     "its connection takes nothing": (
         Facts(HOLDER, 12, 5, 1000, oldest=OLDEST, full_seconds=42),
         "bytes",
