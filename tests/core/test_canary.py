@@ -106,7 +106,7 @@ def tells_one_subscriber_only(patch: Patch) -> None:
             subscription.outbox.wake(subscription)
             self._ready(subscription.outbox)
 
-    patch.setattr(Store, "_wake", wake)
+    patch.setattr(Store, "wake", wake)
 
 
 def keeps_the_first_timer_index(patch: Patch) -> None:
