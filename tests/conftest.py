@@ -1,13 +1,15 @@
 """What all tests share: hypothesis profiles.
 
 `dev` is the default; HYPOTHESIS_PROFILE=ci tries far more examples. A failure prints the
-blob that reproduces it; `pytest --hypothesis-seed=N` replays a whole run.
+blob that reproduces it; `pytest --hypothesis-seed=N` replays a whole run. `--seed` and `--seeds`
+are for tests/simulation.
 """
 
 from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # A state machine's first example pays for imports and numpy's warm-up: that is not slowness.
@@ -20,6 +22,15 @@ settings.register_profile(
 )
 settings.register_profile("ci", settings.get_profile("dev"), max_examples=500)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+
+SEEDS = 64
+"""Lives of the simulation in a run of all tests."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", type=int, help="one life of tests/simulation, told as it happens")
+    parser.addoption("--seeds", type=int, default=SEEDS, help="how many lives there")
 
 
 def pytest_xdist_auto_num_workers() -> int:

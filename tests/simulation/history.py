@@ -1,0 +1,123 @@
+"""What is known of a bus from what it was told and has said.
+
+Rule 1: records only; what must be true of them stands in `promises` and `outliving`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from oracles import parse_frame
+
+from simplebus.core.classes import MessageClass
+from simplebus.core.session import Session
+from simplebus.core.subscription import Subscription
+
+_TOKEN = re.compile(rb"\{([a-z0-9]+)\.(\d+)\.([a-z]*)\}")
+"""Stands in every payload: whose it is, which one, and what may become of it."""
+
+
+def token_of(content: bytes) -> bytes:
+    """What tells a message from all others."""
+    found = _TOKEN.search(content)
+    assert found is not None, f"whose message is {content!r}?"
+    return found[0]
+
+
+def is_timed(token: bytes) -> bool:
+    """Whether it may come later than its place, or never."""
+    return b"t" in token.rsplit(b".", 1)[1]
+
+
+@dataclass(slots=True)
+class Sent:
+    """The last time that a message was sent to somebody."""
+
+    holder: tuple[int, int]
+    """Session and subscription."""
+    tick: int
+    """No later than when its time began to run."""
+    is_open: bool = True
+    """Whether nothing but its time and an ack ends it: it was not nacked."""
+
+
+@dataclass
+class Place:
+    """What is known of one position."""
+
+    class_id: int
+    key: tuple[str, str]
+    """Durable and group; a plain one has a name of its own."""
+    channels: tuple[str, ...]
+    since: int
+    """Messages from this one on are for it."""
+    first: int = 0
+    """The next one that it is to be sent for the first time."""
+    ticks: int = 1
+    """The shortest pause before it is sent something again."""
+    acked: set[int] = field(default_factory=set)
+    """Of this process: these must not be sent again."""
+    ever_acked: set[int] = field(default_factory=set)
+    """What was acknowledged, or perhaps was."""
+    ever_sent: set[int] = field(default_factory=set)
+    sent: dict[int, Sent] = field(default_factory=dict)
+    """By this process, and how the last time."""
+    excused: set[int] = field(default_factory=set)
+    """What was under way when its ack came."""
+    delivered: int = 0
+    redelivered: int = 0
+    lost: int = 0
+    """Counted as sent by the bus, and never left it: the connection had gone."""
+
+    @property
+    def is_group(self) -> bool:
+        return bool(self.key[1])
+
+    @property
+    def durable(self) -> str:
+        return self.key[0]
+
+
+@dataclass
+class Talk:
+    """What is known of one session."""
+
+    session: Session
+    who: str = ""
+    """The publisher's name, or a name for this session alone."""
+    is_named: bool = False
+    version: int = 0
+    heard: bytes = b""
+    told: bytes = b""
+    delivery: tuple[int, int, int] = (0, 0, 0)
+    """Class, attempt, subscription."""
+    asked: dict[int, tuple[int, int, dict[str, Any]]] = field(default_factory=dict)
+    """Subscribes by request: class, number, wish."""
+    places: dict[int, Place] = field(default_factory=dict)
+    left: set[int] = field(default_factory=set)
+    """Subscriptions that it has ended: what it says of them is of no effect."""
+    limits: dict[int, int] = field(default_factory=dict)
+    sent: dict[int, dict[int, Sent]] = field(default_factory=dict)
+    last: dict[int, int] = field(default_factory=dict)
+    """By subscription: what it was sent last for the first time."""
+    next: int = 0
+    clean_tick: int = 0
+    """When nothing waited between the ring and the wire."""
+    late_acks: list[tuple[Place, int]] = field(default_factory=list)
+    """What the last bytes acknowledged."""
+
+
+def content_of(cls: MessageClass, sequence: int) -> bytes:
+    """What a stored message holds."""
+    return parse_frame(bytes(cls.ring.frame(sequence)))[4]
+
+
+def pending_of(position: Subscription, head: int) -> set[int]:
+    """What a position has to be sent, or to have acknowledged."""
+    window = position.window
+    pending = set(range(window.cursor, head))
+    for first, last in window.unacked(window.floor, window.cursor):
+        pending.update(range(first, last))
+    return pending

@@ -1,0 +1,34 @@
+"""What is in messages: payloads that can be told apart, and dead letters.
+
+Rule 1: all that a check needs to know of a message stands in its payload, as {whose.which.what}; of
+`what`, t says that it has times, and c that it has the channel that some ask for.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from simplebus.core import envelope, envelope_content
+from simplebus.core.dead_letters import CLASS, SEQUENCE, SUBSCRIPTION
+from simplebus.core.envelope import Envelope
+
+
+def payload(whose: str, which: int, what: str = "", *, size: int = 0) -> bytes:
+    """A message's."""
+    return f"{{{whose}.{which}.{what}}}".encode().ljust(size, b"x")
+
+
+@functools.lru_cache(100_000)
+def dead_letter(content: bytes) -> tuple[int, str, int] | None:
+    """Of a dead letter: its class, whose it was, by name, and its sequence. None of another
+    message."""
+    if SEQUENCE.encode() not in content:
+        return None
+    read, _ = envelope.decode(content)
+    headers = dict(read.headers)
+    return int(headers[CLASS]), headers[SUBSCRIPTION], int(headers[SEQUENCE])
+
+
+def enveloped(data: bytes, about: Envelope) -> bytes:
+    """The content of an Envelope frame."""
+    return envelope_content.encode(about, data)

@@ -1,0 +1,205 @@
+"""One run: a bus, a network, a disk and the programs that a seed gives it.
+
+Rule 1: first everything fails; then all is calm, and what was promised must come true within
+CALM_SECONDS.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from simplebus.core.broker import Settings
+from simplebus.core.ledger import Level
+from simulation.clients import Client, Plain, Processed, Raw, Wish
+from simulation.disk import Disk
+from simulation.network import End, Line
+from simulation.program import Program
+from simulation.promises import Promises
+from simulation.server import Server
+from simulation.world import World
+
+WILD_SECONDS = 20.0
+CALM_SECONDS = 600.0
+SHARED_MEMORY = Path("/dev/shm")
+"""Where files cost least, where there is such a thing."""
+
+
+class Life:
+    """See the module's law."""
+
+    def __init__(self, seed: int, path: Path, *, tells: bool = False) -> None:
+        self.world = world = World(seed, tells=tells)
+        chance = world.random
+        self.disk = Disk(world, path)
+        self.promises = Promises(world)
+        level = chance.choice([Level.DISK, Level.DISK, Level.OS, Level.MEMORY, None])
+        settings = Settings(ack_timeout=chance.choice([1, 2, 6]))
+        self.server = Server(
+            world,
+            self.disk,
+            self.promises,
+            level=level,
+            settings=settings,
+            segment_bytes=chance.choice([1, 600, 1 << 20]),
+        )
+        world.say("level", level, "ack timeout", settings.ack_timeout)
+        self.processed: Processed = {}
+        self.clients: list[Client] = []
+        self._invite()
+
+    def _invite(self) -> None:
+        """Who takes part."""
+        world, chance = self.world, self.world.random
+        class_ids = [1, 2, 3][: chance.randint(1, 3)]
+        deliveries = chance.choice([0, 0, 3])
+        most = chance.choice([0, 1, 5])
+        wishes = []
+        for class_id in class_ids:
+            for name in ["d", "e"][: chance.randint(1, 2)]:
+                filters = chance.random() < 0.3
+                wishes.append(Wish(class_id, name, "", most, deliveries, filters=filters))
+        for number, wish in enumerate(wishes):
+            self._add(Raw, f"reader{number}", class_ids, wishes=[wish], count=0)
+        if chance.random() < 0.6:
+            wish = Wish(class_ids[0], "g", "crew", most, deliveries)
+            for number in range(chance.randint(1, 3)):
+                self._add(Raw, f"member{number}", class_ids, wishes=[wish], count=5)
+        for number in range(chance.randint(1, 2)):
+            wish = Wish(class_ids[-1], start=chance.choice(["waiting", "new", "earliest"]))
+            self._add(Raw, f"till{number}", class_ids, wishes=[wish], count=chance.randint(5, 60))
+        if chance.random() < 0.5:
+            self._add(Raw, "nobody", class_ids, wishes=[], count=20, is_named=False)
+        if chance.random() < 0.5:
+            plain = Plain(
+                world,
+                self._dial,
+                "plain",
+                class_ids=class_ids,
+                reads=chance.random() < 0.5,
+                count=20,
+            )
+            self.clients.append(plain)
+        for number in range(chance.randint(0, 2)):
+            wish = Wish(class_ids[0], f"s{number}", "", most, deliveries)
+            self.clients.append(
+                Program(
+                    world,
+                    self._dial,
+                    f"sdk{number}",
+                    class_ids=class_ids,
+                    wish=wish,
+                    count=chance.randint(0, 40),
+                    processed=self.processed,
+                )
+            )
+
+    def _add(
+        self,
+        kind: type[Raw],
+        name: str,
+        class_ids: list[int],
+        *,
+        wishes: list[Wish],
+        count: int,
+        is_named: bool = True,
+    ) -> None:
+        self.clients.append(
+            kind(
+                self.world,
+                self._dial,
+                name,
+                class_ids=class_ids,
+                wishes=wishes,
+                count=count,
+                is_named=is_named,
+                processed=self.processed,
+            )
+        )
+
+    def _dial(self, client: End, name: str) -> Line | None:
+        return self.server.accept(client, name)
+
+    def run(self) -> Promises:
+        """Live. Raises Broken when a promise is."""
+        world = self.world
+        with self.disk.under_the_journal():
+            self.server.start()
+            world.after(1.0, self._fate)
+            world.run(WILD_SECONDS)
+            world.say("all is calm")
+            world.calm = True
+            self.disk.is_full = self.disk.is_broken = False
+            self.disk.dies_in = 0
+            while world.now < WILD_SECONDS + CALM_SECONDS:
+                world.run(world.now + 10.0)
+                if self._is_settled():
+                    break
+            self._must_be_settled()
+            self.promises.finish(self.processed, self.server.broker)
+        return self.promises
+
+    def _fate(self) -> None:
+        """What becomes of the machine."""
+        world, server, disk = self.world, self.server, self.disk
+        if world.calm:
+            return
+        chance = world.random
+        if server.is_up:
+            match chance.choice(
+                ["kill", "cut", "stop", "dies", "full", "broken", "-", "-", "-", "-", "-", "-"]
+            ):
+                case "kill":
+                    server.kill()
+                case "cut":
+                    server.kill(power=True)
+                case "stop":
+                    server.stop()
+                case "dies":
+                    disk.dies_in = chance.randint(1, 12)
+                case "full":
+                    disk.is_full = True
+                    world.after(chance.uniform(0.1, 5.0), self._heal)
+                case "broken":
+                    disk.is_broken = True
+                    world.after(chance.uniform(0.1, 5.0), self._heal)
+        world.after(chance.expovariate(1.0), self._fate)
+
+    def _heal(self) -> None:
+        self.disk.is_full = self.disk.is_broken = False
+
+    def _is_settled(self) -> bool:
+        server = self.server
+        return (
+            server.is_up
+            and all(client.is_done for client in self.clients if isinstance(client, Raw | Program))
+            and not any(
+                position.window.floor < cls.ring.head
+                for cls in server.broker.classes.values()
+                for position in cls.subscriptions
+            )
+        )
+
+    def _must_be_settled(self) -> None:
+        promises, server = self.promises, self.server
+        undone = [
+            client.name
+            for client in self.clients
+            if isinstance(client, Raw | Program) and not client.is_done
+        ]
+        promises.demand(not undone, "what is said is confirmed in the end", undone)
+        for cls in server.broker.classes.values():
+            for position in cls.subscriptions:
+                promises.demand(
+                    position.window.floor == cls.ring.head,
+                    "what waits is delivered in the end",
+                    f"class {cls.class_id}, {position.durable or position.group!r}: "
+                    f"{position.window.floor} of {cls.ring.head}",
+                )
+
+
+def live(seed: int, *, tells: bool = False) -> Promises:
+    """One run by this seed."""
+    folder = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
+    with tempfile.TemporaryDirectory(dir=folder, prefix="simplebus-") as path:
+        return Life(seed, Path(path), tells=tells).run()

@@ -1,0 +1,427 @@
+"""What the bus promises, checked against everything that it does.
+
+Rule 1: the history is made of bytes: what each session said and was told, read by oracles. Of the
+broker itself only this is looked at: what lies in its rings and windows, and what it counts.
+Rule 2: where the history cannot say what must be, nothing is demanded: an ack that may have come
+too late, a message that may have expired, what a crash may take. Everything else is.
+Rule 3: what breaks is raised at once, by the name of the promise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from core.talk2 import (
+    ACK,
+    CONFIRM,
+    CONNECT,
+    DELIVER,
+    ENVELOPE,
+    ERROR,
+    MESSAGE,
+    NACK,
+    SUBSCRIBE,
+    UNSUBSCRIBE,
+    WORKING,
+)
+from oracles import parse_ack, parse_frame, split_frames
+
+from simplebus.core.broker import Broker
+from simplebus.core.classes import MessageClass
+from simplebus.core.errors import RemoteProtocolError
+from simplebus.core.session import Session
+from simulation.history import Place, Sent, Talk, content_of, is_timed, token_of
+from simulation.letters import dead_letter
+from simulation.outliving import Outliving
+
+
+class Promises(Outliving):
+    """Of one bus, over all its processes."""
+
+    # What is accepted ----------------------------------------------------------------------------
+
+    def look(self, broker: Broker) -> None:
+        """See what was stored since."""
+        for class_id, cls in broker.classes.items():
+            log = self.log.setdefault(class_id, [])
+            head = cls.ring.head
+            if head == len(log):
+                continue
+            for sequence in range(len(log), head):
+                if sequence < cls.ring.floor:
+                    log.append(b"")
+                    continue
+                content = content_of(cls, sequence)
+                log.append(content)
+                self._accepted(cls, sequence, content)
+
+    def _accepted(self, cls: MessageClass, sequence: int, content: bytes) -> None:
+        letter = dead_letter(content)
+        if letter is not None:
+            of, name, number = letter
+            self.dead.setdefault((of, name), set()).add(number)
+            self.count("dead letters")
+            return
+        token = token_of(content)
+        self.demand(
+            token not in self.at or token in self.may_be_twice,
+            "a number is stored once",
+            f"{token!r} is {self.at.get(token)} and {(cls.class_id, sequence)}",
+        )
+        self.at[token] = (cls.class_id, sequence)
+        self.count("accepted")
+
+    # Sessions ------------------------------------------------------------------------------------
+
+    def opened(self, session: Session) -> None:
+        self.talks[session.session_id] = Talk(
+            session, f"session {session.session_id} of {session.peer}"
+        )
+
+    def closed(self, session: Session) -> None:
+        talk = self.talks.pop(session.session_id)
+        frames, _ = split_frames(talk.told + bytes(session.outbox._rest))
+        delivery = talk.delivery
+        for frame in frames:
+            kind, class_id, message_id, last, _ = parse_frame(frame)
+            if kind == DELIVER:
+                delivery = (class_id, message_id, last)
+            elif kind in (MESSAGE, ENVELOPE):
+                number = delivery[2] if talk.version == 2 else class_id
+                if number in talk.places:
+                    talk.places[number].lost += 1
+        for place in talk.places.values():
+            for sent in place.sent.values():
+                if sent.holder[0] == session.session_id:
+                    sent.is_open = False
+
+    def refused(self, session: Session, error: RemoteProtocolError) -> None:
+        """The last bytes were applied up to some frame."""
+        talk = self.talks[session.session_id]
+        for place, sequence in talk.late_acks:
+            place.acked.discard(sequence)
+        self.demand(
+            error.reason in ("taken_over", "name_in_use", "heartbeat_timeout", "stalled"),
+            "nobody is cut off without a reason",
+            f"{session.peer}: {error.sentence}",
+        )
+
+    # What is said --------------------------------------------------------------------------------
+
+    def heard(self, session: Session, data: bytes) -> None:
+        """These bytes are about to be applied."""
+        talk = self.talks[session.session_id]
+        talk.late_acks.clear()
+        frames, talk.heard = split_frames(talk.heard + data)
+        for frame in frames:
+            kind, key, number, last, content = parse_frame(frame)
+            self.world.say("from", talk.who, chr(kind), key, number, last, content[:40])
+            if not talk.version:
+                talk.version = 2 if content.lstrip()[:1] == b"{" else 1
+            if kind == CONNECT and talk.version == 2:
+                wish = msgspec.json.decode(content or b"{}")
+                if wish.get("name"):
+                    talk.who, talk.is_named = wish["name"], True
+            elif kind in (MESSAGE, ENVELOPE):
+                token = token_of(content)
+                self.count("published")
+                if not talk.is_named:
+                    self.may_be_twice.add(token)
+                if talk.version == 2:
+                    self.numbers[talk.who, number] = token
+            elif kind == SUBSCRIBE:
+                if talk.version == 1:
+                    self._subscribed_plainly(talk, key)
+                else:
+                    talk.asked[number] = (key, last, msgspec.json.decode(content or b"{}"))
+            elif kind == UNSUBSCRIBE:
+                talk.left.add(key)
+            elif kind == ACK:
+                ends = parse_ack(content)
+                assert ends is not None
+                self._acked(talk, key, range(*ends))
+            elif kind in (NACK, WORKING):
+                ends = parse_ack(content.split(b" ")[0])
+                assert ends is not None
+                self._put_off(talk, key, range(*ends))
+
+    def _subscribed_plainly(self, talk: Talk, class_id: int) -> None:
+        if class_id not in talk.places:
+            position = (f"v1 {talk.who}", "")
+            place = Place(class_id, position, (), len(self.log.get(class_id, [])))
+            place.ticks = self.broker.settings.ack_timeout
+            talk.places[class_id] = place
+            talk.last[class_id] = -1
+
+    def _acked(self, talk: Talk, number: int, ids: range) -> None:
+        place = talk.places.get(number)
+        if place is None or number in talk.left:
+            return
+        sent = talk.sent.get(number, {})
+        tick = self.broker.tick_number
+        place.ever_acked |= place.ever_sent & set(ids)
+        for sequence in sorted(sent.keys() & set(ids)):
+            if place.is_group:
+                mine = place.sent.get(sequence)
+                if mine is None or mine.holder != (talk.session.session_id, number):
+                    continue
+                if not mine.is_open or tick >= mine.tick + place.ticks:
+                    continue
+            if sequence not in place.acked:
+                self.count("acked")
+                place.acked.add(sequence)
+                talk.late_acks.append((place, sequence))
+                place.excused |= self._under_way(place)
+
+    def _under_way(self, place: Place) -> set[int]:
+        """What was copied to be sent and has not left."""
+        found = set()
+        for talk in self.talks.values():
+            if place in talk.places.values() and talk.session.outbox._rest:
+                frames, _ = split_frames(talk.told + bytes(talk.session.outbox._rest))
+                for frame in frames:
+                    kind, class_id, message_id, _, _ = parse_frame(frame)
+                    if kind in (MESSAGE, ENVELOPE) and class_id == place.class_id:
+                        found.add(message_id)
+        return found
+
+    def _put_off(self, talk: Talk, number: int, ids: range) -> None:
+        """Nacked, or still worked on: when it comes again is another's affair."""
+        place = talk.places.get(number)
+        if place is None:
+            return
+        for sequence in talk.sent.get(number, {}).keys() & set(ids):
+            talk.sent[number][sequence].is_open = False
+        self.count("put off")
+
+    # What is told --------------------------------------------------------------------------------
+
+    def sent(self, session: Session, data: bytes) -> None:
+        """These bytes have left."""
+        talk = self.talks.get(session.session_id)
+        if talk is None:
+            return
+        frames, talk.told = split_frames(talk.told + data)
+        for frame in frames:
+            kind, key, number, last, content = parse_frame(frame)
+            if kind == DELIVER:
+                talk.delivery = (key, number, last)
+            elif kind in (MESSAGE, ENVELOPE):
+                self._delivered(talk, key, number, content)
+            elif kind == CONFIRM:
+                self._confirmed(talk, number)
+            elif kind == CONNECT and talk.version == 2:
+                talk.next = msgspec.json.decode(content)["next"]
+                self.world.say(talk.who, "goes on with", talk.next)
+            elif kind == SUBSCRIBE:
+                self._granted(talk, number, msgspec.json.decode(content))
+            elif kind == UNSUBSCRIBE:
+                talk.places.pop(key, None)
+                talk.sent.pop(key, None)
+            elif kind == ERROR:
+                self._told_error(talk, last, number, msgspec.json.decode(content))
+        if not session.outbox._rest:
+            talk.clean_tick = self.broker.tick_number
+
+    def _granted(self, talk: Talk, request: int, reply: dict[str, Any]) -> None:
+        class_id, number, wish = talk.asked.pop(request)
+        durable, group = wish.get("durable") or "", wish.get("group") or ""
+        channels = tuple(wish.get("channels", []))
+        cls = self.broker.classes[class_id]
+        position = cls.named.get(MessageClass.key(durable, group))
+        ticks = self.broker.settings.ack_timeout
+        if position is not None:
+            ticks = position.terms.ack_ticks
+        if not (durable or group):
+            place = Place(class_id, (f"plain {talk.who} {number}", ""), channels, reply["cursor"])
+            place.first = reply["cursor"]
+        else:
+            key = (class_id, MessageClass.key(durable, group))
+            known = self.places.get(key)
+            if known is None or not reply["resumed"]:
+                self.demand(
+                    known is None or not known.durable or bool(self._gone),
+                    "durables stay",
+                    f"{durable} of class {class_id} is new to the bus",
+                )
+                known = Place(class_id, (durable, group), channels, reply["cursor"])
+                known.first = reply["cursor"]
+                self.places[key] = known
+            place = known
+            place.first = reply["cursor"]
+            if not place.is_group:
+                self.demand(
+                    not (s := {s for s in place.acked if s >= reply["cursor"]}),
+                    "a position goes on where it was",
+                    f"{durable}: {s}",
+                )
+        place.ticks = ticks
+        talk.places[number] = place
+        talk.left.discard(number)
+        talk.limits[number] = wish.get("max_in_flight") or (256 if group else 65_536)
+        talk.last[number] = -1
+        talk.sent[number] = {}
+
+    def _told_error(self, talk: Talk, about: int, number: int, error: dict[str, Any]) -> None:
+        self.count(f"error {error['code']}")
+        self.world.say("to", talk.who, error["code"], number, error["count"])
+        if about in (MESSAGE, ENVELOPE):
+            for one in range(number, number + error["count"]):
+                self.refused_tokens.add(self.numbers[talk.who, one])
+        elif about == SUBSCRIBE:
+            talk.asked.pop(number, None)
+
+    def _confirmed(self, talk: Talk, following: int) -> None:
+        self.world.say("to", talk.who, "confirmed up to", following)
+        for number in range(talk.next, following):
+            token = self.numbers.get((talk.who, number))
+            if token is None or token in self.refused_tokens or token in self.confirmed:
+                continue
+            self.demand(
+                token in self.at or self.forgets,
+                "what is confirmed is stored",
+                f"{token!r} of {talk.who}",
+            )
+            if token in self.at:
+                self.confirmed.add(token)
+                self.count("confirmed")
+        talk.next = max(talk.next, following)
+
+    def _delivered(self, talk: Talk, class_id: int, sequence: int, content: bytes) -> None:
+        attempt, number = 1, class_id
+        if talk.version == 2:
+            named, attempt, number = talk.delivery
+            self.demand(named == class_id, "Deliver names what follows", talk.delivery, class_id)
+            if number == 0:
+                return
+        place = talk.places.get(number)
+        self.world.say(
+            "to",
+            talk.who,
+            f"{number}: {sequence} of class {class_id}, attempt {attempt},",
+            token_of(content).decode(),
+        )
+        self.demand(place is not None, "nothing comes for who did not ask", talk.who, number)
+        assert place is not None
+        self._is_whole(talk, class_id, sequence, content)
+        name = f"{sequence} of class {class_id}, attempt {attempt}, to {place.key} ({talk.who})"
+        self.demand(
+            sequence not in place.acked or sequence in place.excused,
+            "what is acknowledged does not come again",
+            name,
+        )
+        is_first = attempt == 1 and sequence > talk.last.get(number, -1)
+        if talk.version == 2 and attempt == 1:
+            timed = is_timed(token_of(content))
+            self.demand(
+                is_first or timed or (place.is_group),
+                "first deliveries are in order",
+                name,
+                "behind",
+                talk.last.get(number),
+            )
+            self._skips_nothing(place, sequence, name)
+        if attempt == 1:
+            talk.last[number] = max(talk.last.get(number, -1), sequence)
+            if talk.version == 2:
+                place.first = max(place.first, sequence + 1)
+        if attempt == 1 and talk.version == 2:
+            place.delivered += 1
+        else:
+            place.redelivered += 1
+        self.count("delivered")
+        self._fits(talk, place, number, name)
+        sent = Sent((talk.session.session_id, number), talk.clean_tick)
+        place.sent[sequence] = sent
+        place.ever_sent.add(sequence)
+        talk.sent.setdefault(number, {})[sequence] = sent
+
+    def _is_whole(self, talk: Talk, class_id: int, sequence: int, content: bytes) -> None:
+        log = self.log[class_id]
+        self.demand(sequence < len(log), "what is sent is stored", class_id, sequence)
+        stored = log[sequence]
+        self.demand(
+            not stored or content == stored or (talk.version == 1 and stored.endswith(content)),
+            "messages are relayed as they came",
+            f"{content!r}, was {stored!r}",
+        )
+
+    def _skips_nothing(self, place: Place, sequence: int, name: str) -> None:
+        """Between two first deliveries nothing lies that is for it."""
+        if place.is_group:
+            return
+        log = self.log[place.class_id]
+        for between in range(max(place.first, place.since), sequence):
+            content = log[between]
+            if not content or between in place.sent or between in place.ever_acked:
+                continue
+            token = token_of(content)
+            self.demand(
+                is_timed(token) or not self.is_for(place, token),
+                "nothing is left out",
+                f"{between} {token!r} before {name}",
+            )
+
+    def _fits(self, talk: Talk, place: Place, number: int, name: str) -> None:
+        """What is certainly in flight fits into the window."""
+        most = talk.limits.get(number)
+        if most is None or most > 1000:
+            return
+        tick = self.broker.tick_number
+        held = sum(
+            1
+            for sequence, sent in talk.sent[number].items()
+            if sent.is_open
+            and place.sent.get(sequence) is sent
+            and sequence not in place.acked
+            and tick < sent.tick + place.ticks
+        )
+        self.demand(held < most + 1, "windows are kept", f"{held} in flight of {most}: {name}")
+
+    # The end -------------------------------------------------------------------------------------
+
+    def finish(self, processed: dict[tuple[int, str], set[bytes]], broker: Broker) -> None:
+        """All is calm, everybody was there and has taken what there was. `processed` says what
+        each durable's and group's consumers have acknowledged, by class and name."""
+        broker.check()
+        for place in self.places.values():
+            if not place.durable:
+                continue
+            name = place.durable
+            done = processed.get((place.class_id, name), set())
+            dead = self.dead.get((place.class_id, name), set())
+            for sequence in self._needed_at_all(place):
+                token = token_of(self.log[place.class_id][sequence])
+                self.demand(
+                    token in done or sequence in dead,
+                    "what is confirmed is delivered or a dead letter",
+                    f"{token!r}, {sequence} of class {place.class_id}, for {name}",
+                )
+        self._adds_up(broker)
+
+    def _needed_at_all(self, place: Place) -> Iterable[int]:
+        log = self.log[place.class_id]
+        for sequence in range(place.since, len(log)):
+            token = token_of(log[sequence]) if log[sequence] else b""
+            if token and not is_timed(token) and self.is_for(place, token):
+                yield sequence
+
+    def _adds_up(self, broker: Broker) -> None:
+        for cls in broker.classes.values():
+            statistics = cls.statistics()
+            self.demand(
+                statistics.published == len(self.log[cls.class_id]), "counters add up", "published"
+            )
+            for held in statistics.subscriptions:
+                if not (held.durable or held.group):
+                    continue
+                place = self.places[cls.class_id, MessageClass.key(held.durable, held.group)]
+                self.demand(
+                    held.delivered + held.redelivered
+                    == place.delivered + place.redelivered + place.lost,
+                    "counters add up",
+                    f"{place.key}: {held.delivered} delivered and {held.redelivered} again are "
+                    f"counted, {place.delivered} and {place.redelivered} seen, {place.lost} lost",
+                )

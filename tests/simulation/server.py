@@ -1,0 +1,401 @@
+"""The bus as a process: what `serve` is, without its event loop and its thread.
+
+Rule 1: broker, keeper, keeping and writer are the real ones. What trio would do between them is
+done here by events, with the same order and the same freedom: each read, each lot, each answer of
+the writer is an event of its own, and the process may die before and behind each, and at each call
+to the disk.
+Rule 2: who dies leaves its files, and nothing else.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from typing import Any
+from unittest import mock
+
+from simplebus.core.broker import Broker, Settings
+from simplebus.core.errors import RemoteProtocolError
+from simplebus.core.ledger import Ledger, Level, Lot
+from simplebus.core.receive import ReceiveBuffer
+from simplebus.core.session import Session
+from simplebus.server import keeping
+from simplebus.server.keeping import Keeping, load
+from simplebus.server.writer import Floors, Writer
+from simplebus.storage.directory import Directory, take
+from simplebus.storage.errors import JournalError
+from simplebus.storage.journal import Journal
+from simulation.disk import Crash, Disk
+from simulation.network import End, Line
+from simulation.promises import Promises
+from simulation.world import World
+
+EPOCH = 1_700_000_000.0
+_BUFFER = ReceiveBuffer(1 << 13)
+
+
+class _TryLater(BaseException):
+    """The writer would wait for a second."""
+
+
+class _Waits:
+    """Instead of the event for which the writer waits."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+
+    def set(self) -> None:
+        self.is_set = True
+
+    def wait(self, seconds: float) -> bool:
+        if self.is_set:
+            return True
+        raise _TryLater
+
+
+class SteppedWriter(Writer):
+    """The writer, each of whose turns is an event."""
+
+    server: Server
+    """Set before one is made."""
+
+    def __init__(self, journal: Journal, **told: Any) -> None:
+        super().__init__(journal, **told)
+        self._stopping = _Waits()  # type: ignore[assignment]
+
+    def put(self, work: Lot | Floors) -> None:
+        super().put(work)
+        self._later()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._queue.put(None)
+        self._step()
+        self._journal.close()
+
+    def _later(self) -> None:
+        world = self.server.world
+        world.after(world.random.choice([0.0001, 0.005, 0.05]), self.server.guarded(self._step))
+
+    _retried: list[Lot] | None = None
+
+    def _step(self) -> None:
+        try:
+            if self._retried is not None:
+                lots = self._retried
+                self._journal.withdraw()
+                self._retried = None
+                if not self._write(lots):
+                    return
+            if not self._queue.empty():
+                self._turn()
+        except (_TryLater, OSError):
+            self.server.world.after(1.0, self.server.guarded(self._step))
+
+    def _write(self, lots: list[Lot]) -> bool:
+        try:
+            return super()._write(lots)
+        except _TryLater:
+            self._retried = lots
+            raise
+
+
+class _Token:
+    """The way from the writer to the event loop."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def run_sync_soon(self, what: object, *given: object) -> None:
+        server = self._server
+        server.world.soon(server.guarded(what), *given)
+
+
+class Server(End):
+    """One bus, over all its processes."""
+
+    def __init__(
+        self,
+        world: World,
+        disk: Disk,
+        promises: Promises,
+        *,
+        level: Level | None,
+        settings: Settings,
+        segment_bytes: int,
+    ) -> None:
+        self.world = world
+        self.disk = disk
+        self.promises = promises
+        self.level = level
+        self.settings = settings
+        self.segment_bytes = segment_bytes
+        self.life = 0
+        """Which process it is."""
+        self.is_up = False
+        self.kills = 0
+        self.broker: Broker
+        self.keeping: Keeping | None = None
+        self._directory: Directory | None = None
+        self._lines: dict[int, Line] = {}
+        self._sessions: dict[Line, Session] = {}
+        self._unread: dict[Line, bytearray] = {}
+        self._alarm = math.inf
+        self._epoch = EPOCH
+        logging.getLogger("simplebus.server").setLevel(logging.CRITICAL)
+
+    # Processes -----------------------------------------------------------------------------------
+
+    def guarded(self, action: object) -> object:
+        """An action of this process: nothing when that is gone; its death when it dies in it."""
+        life = self.life
+
+        def act(*given: object) -> None:
+            if self.is_up and self.life == life:
+                try:
+                    action(*given)  # type: ignore[operator]
+                except Crash:
+                    self.kill()
+
+        return act
+
+    def start(self) -> None:
+        """A process begins, with what is on the disk."""
+        assert not self.is_up
+        self.life += 1
+        world = self.world
+        self._epoch = EPOCH + world.random.choice([0.0, 0.0, 3600.0, -3600.0, 0.5])
+        try:
+            self._load()
+        except (Crash, OSError, JournalError) as error:
+            self._let_go()
+            is_sick = self.disk.is_broken or self.disk.is_full or isinstance(error, Crash)
+            self.promises.demand(is_sick, "a bus that was killed starts again", error)
+            world.after(0.5, self.start)
+            return
+        self.is_up = True
+        world.say("the bus is up, process", self.life)
+        self.promises.begin(self.broker)
+        self._alarm = math.inf
+        world.after(self.settings.tick_seconds, self.guarded(self.tick))
+        self.settle()
+
+    def _load(self) -> None:
+        if self.level is None:
+            self.broker = Broker(self.settings, identity=f"bus {self.life}")
+            self.keeping = None
+            self._read_clock()
+            return
+        self._directory = take(self.disk.path, new_bus="the bus")
+        self.broker = Broker(self.settings, identity=self._directory.bus, ledger=Ledger(self.level))
+        self._read_clock()
+        load(self.broker, self._directory)
+        journal = functools.partial(Journal, segment_bytes=self.segment_bytes)
+        SteppedWriter.server = self
+        with (
+            mock.patch.object(keeping, "Writer", SteppedWriter),
+            mock.patch.object(keeping, "Journal", journal),
+        ):
+            self.keeping = Keeping(self.broker, self._directory, self.settle)
+        assert self.broker.ledger is not None
+        self.keeping._written = self.broker.ledger.taken
+        self.keeping._token = _Token(self)  # type: ignore[assignment]
+
+    def kill(self, *, power: bool = False) -> None:
+        """The process is killed, or the power fails."""
+        if self.is_up:
+            self.world.say("the power fails" if power else "the bus is killed")
+            self.kills += 1
+            self._end(self.promises.power_cut if power else self.promises.killed, power=power)
+
+    def stop(self) -> None:
+        """The process ends in peace."""
+        if not self.is_up:
+            return
+        self.world.say("the bus is stopped")
+        try:
+            if self.keeping is not None:
+                self.keeping.close()
+        except Crash:
+            self.kill()
+            return
+        is_sick = self.disk.is_full or self.disk.is_broken
+        self._end(self.promises.killed if is_sick else self.promises.stopped)
+
+    def _end(self, tell: object, *, power: bool = False) -> None:
+        tell(self.broker, self.level)  # type: ignore[operator]
+        self.is_up = False
+        if power:
+            self.disk.cut_power()
+        self._let_go()
+        lines = list(self._sessions)
+        self._lines.clear()
+        self._sessions.clear()
+        self._unread.clear()
+        for line in lines:
+            line.cut(client_after=self.world.random.uniform(0, 0.5), server_after=0)
+        self.world.after(self.world.random.uniform(0.05, 1.0), self.start)
+
+    def _let_go(self) -> None:
+        self.disk.close()
+        if self._directory is not None:
+            self._directory.close()
+            self._directory = None
+
+    # Connections ---------------------------------------------------------------------------------
+
+    def accept(self, client: End, name: str) -> Line | None:
+        """A client connects."""
+        if not self.is_up:
+            return None
+        line = Line(self.world, client, self, name)
+        session = self.broker.open(name)
+        self._lines[session.session_id] = line
+        self._sessions[line] = session
+        self._unread[line] = bytearray()
+        self.promises.opened(session)
+        return line
+
+    def hear(self, line: Line, data: bytes) -> None:
+        if line in self._sessions:
+            self._unread[line] += data
+            self._read(line)
+
+    def go_on(self, line: Line) -> None:
+        if line in self._sessions:
+            self._flush(line)
+            self.settle()
+
+    def hang_up(self, line: Line) -> None:
+        if line in self._sessions:
+            self._close(line)
+            self.settle()
+
+    def _read(self, line: Line) -> None:
+        session = self._sessions.get(line)
+        if session is None:
+            return
+        unread = self._unread[line]
+        self._read_clock()
+        while unread and line in self._sessions:
+            if session.must_wait and not self.broker.holds_back(session):
+                if session.may_make_room:
+                    self.world.after(0.5, self.guarded(self._read_slowly), line)
+                return
+            data = bytes(unread[: min(session.read_bytes, len(_BUFFER.space))])
+            del unread[: len(data)]
+            self._receive(line, session, data)
+
+    def _read_slowly(self, line: Line) -> None:
+        """Acks of one that waits may make room."""
+        session = self._sessions.get(line)
+        if session is not None and self._unread[line]:
+            data = bytes(self._unread[line][:500])
+            del self._unread[line][:500]
+            self._receive(line, session, data)
+            self._read(line)
+
+    def _receive(self, line: Line, session: Session, data: bytes) -> None:
+        self.promises.heard(session, data)
+        try:
+            self.broker.receive(session, _BUFFER, _BUFFER.fill(data))
+        except RemoteProtocolError as error:
+            self.promises.refused(session, error)
+            self._cut(session, error)
+        self.promises.look(self.broker)
+        self.settle()
+
+    def _cut(self, session: Session, error: RemoteProtocolError) -> None:
+        line = self._lines.get(session.session_id)
+        if line is None:
+            return
+        self.world.say("session", session.session_id, "is cut off:", error.reason)
+        self.broker.fail(session, error)
+        outbox = session.outbox
+        while outbox.pending_bytes and (piece := outbox.peek(self.broker.tick_number)):
+            data = bytes(piece)
+            outbox.sent(len(data), self.broker.tick_number)
+            self.promises.sent(session, data)
+            if not line.is_gone and not line.down.ends and not line.down.is_closed:
+                line.down.put(data)
+        self._close(line)
+        if not line.is_gone:
+            line.shut(self)
+
+    def _close(self, line: Line) -> None:
+        session = self._sessions.pop(line)
+        del self._lines[session.session_id], self._unread[line]
+        self.promises.closed(session)
+        self.broker.close(session)
+        self.promises.look(self.broker)
+
+    def _flush(self, line: Line) -> None:
+        session = self._sessions[line]
+        outbox, tick = session.outbox, self.broker.tick_number
+        pipe = line.down
+        for _ in range(8):
+            room = pipe.room
+            if not room:
+                return
+            piece = outbox.peek(tick)
+            self.promises.look(self.broker)
+            if not piece:
+                break
+            count = min(len(piece), room)
+            if self.world.chance(0.1):
+                count = self.world.random.randint(1, count)
+            data = bytes(piece[:count])
+            outbox.sent(count, tick)
+            self.promises.sent(session, data)
+            pipe.put(data)
+        if not outbox.idle and pipe.room:
+            self.world.soon(self.guarded(self._flush_on), line)
+
+    def _flush_on(self, line: Line) -> None:
+        if line in self._sessions:
+            self._flush(line)
+            self.settle()
+
+    # Time ----------------------------------------------------------------------------------------
+
+    def _read_clock(self) -> None:
+        self.broker.clock.now = self._epoch + self.world.now
+
+    def tick(self) -> None:
+        """One beat of the ack timer."""
+        self._read_clock()
+        if self.keeping is not None:
+            self.keeping.tick()
+        for session, error in self.broker.tick():
+            self._cut(session, error)
+        self.promises.look(self.broker)
+        self.settle()
+        self.world.after(self.settings.tick_seconds, self.guarded(self.tick))
+
+    def _wake(self) -> None:
+        self._alarm = math.inf
+        self._read_clock()
+        self.broker.wake_due()
+        self.settle()
+
+    def settle(self) -> None:
+        """What the engine does at the end of each turn."""
+        broker = self.broker
+        while ready := broker.take_ready():
+            for session_id in ready:
+                line = self._lines.get(session_id)
+                if line is not None:
+                    self._flush(line)
+        for session, error in broker.take_cut():
+            self._cut(session, error)
+        due = broker.due
+        if due < self._alarm:
+            self._alarm = due
+            self.world.after(max(0.0, due - self._epoch - self.world.now), self.guarded(self._wake))
+        for session in broker.take_unblocked():
+            line = self._lines.get(session.session_id)
+            if line is not None:
+                self.world.soon(self.guarded(self._read), line)
+        if self.keeping is not None:
+            self.keeping.hand_over()
