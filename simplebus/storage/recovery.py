@@ -244,12 +244,13 @@ class _Reader:
             self._found.messages += len(cls.ring)
 
     def _read_class(self, cls: MessageClass, folder: Path, floor: int) -> None:
+        ring = cls.ring
         if not folder.is_dir():
             return
         segments = Segments(folder, cls.class_id, self._files, self._found)
         if not segments.firsts:
+            ring.begin(floor)  # No message is left: the sequences go on all the same.
             return
-        ring = cls.ring
         ring.begin(segments.firsts[0])
 
         def is_wanted(record: Record) -> bool:

@@ -152,6 +152,17 @@ def test_a_segment_that_is_missing_is_a_hole(tmp_path: Path) -> None:
     assert "the messages from 9 to 12 are missing" in dropped[0]
 
 
+def test_sequences_go_on_though_no_message_is_left(tmp_path: Path) -> None:
+    made(tmp_path)
+    for _ in range(3):
+        for path in segments(tmp_path):
+            path.unlink()
+        bus = KeptBus(tmp_path)
+        assert bus.broker.classes[1].ring.head == 1
+        bus.sync()
+        bus.crash()
+
+
 def test_other_files_in_it_are_left_alone(tmp_path: Path) -> None:
     sent = made(tmp_path)
     for name in ("classes/notes.txt", "classes/00001/00000000000000000000.log.bak", "state/x.log"):
