@@ -6,6 +6,7 @@ Rule 1: records only; what must be true of them stands in `promises` and `outliv
 from __future__ import annotations
 
 import re
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,8 +94,8 @@ class Talk:
     told: bytes = b""
     delivery: tuple[int, int, int] = (0, 0, 0)
     """Class, attempt, subscription."""
-    asked: dict[int, tuple[int, int, dict[str, Any]]] = field(default_factory=dict)
-    """Subscribes by request: class, number, wish."""
+    asked: deque[tuple[int, int, dict[str, Any]]] = field(default_factory=deque)
+    """Subscribes that are not answered, in order: class, number, wish."""
     places: dict[int, Place] = field(default_factory=dict)
     left: set[int] = field(default_factory=set)
     """Subscriptions that it has ended: what it says of them is of no effect."""

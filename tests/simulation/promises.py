@@ -135,7 +135,7 @@ class Promises(Outliving):
                 if talk.version == 1:
                     self._subscribed_plainly(talk, key)
                 else:
-                    talk.asked[number] = (key, last, msgspec.json.decode(content or b"{}"))
+                    talk.asked.append((key, last, msgspec.json.decode(content or b"{}")))
             elif kind == UNSUBSCRIBE:
                 talk.left.add(key)
             elif kind == ACK:
@@ -216,7 +216,7 @@ class Promises(Outliving):
                 talk.next = msgspec.json.decode(content)["next"]
                 self.world.say(talk.who, "goes on with", talk.next)
             elif kind == SUBSCRIBE:
-                self._granted(talk, number, msgspec.json.decode(content))
+                self._granted(talk, msgspec.json.decode(content))
             elif kind == UNSUBSCRIBE:
                 talk.places.pop(key, None)
                 talk.sent.pop(key, None)
@@ -225,8 +225,8 @@ class Promises(Outliving):
         if not session.outbox._rest:
             talk.clean_tick = self.broker.tick_number
 
-    def _granted(self, talk: Talk, request: int, reply: dict[str, Any]) -> None:
-        class_id, number, wish = talk.asked.pop(request)
+    def _granted(self, talk: Talk, reply: dict[str, Any]) -> None:
+        class_id, number, wish = talk.asked.popleft()
         durable, group = wish.get("durable") or "", wish.get("group") or ""
         channels = tuple(wish.get("channels", []))
         cls = self.broker.classes[class_id]
@@ -271,7 +271,7 @@ class Promises(Outliving):
             for one in range(number, number + error["count"]):
                 self.refused_tokens.add(self.numbers[talk.who, one])
         elif about == SUBSCRIBE:
-            talk.asked.pop(number, None)
+            talk.asked.popleft()
 
     def _confirmed(self, talk: Talk, following: int) -> None:
         self.world.say("to", talk.who, "confirmed up to", following)
