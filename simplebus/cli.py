@@ -14,13 +14,14 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from simplebus import journal_command, serve_command
+from simplebus import dlq_command, explain_command, journal_command, serve_command
 from simplebus.complaints import fail, sentence
 from simplebus.config import in_keys
 from simplebus.core.errors import BusError
 from simplebus.core.limits import CLASS_ID_MAX
 from simplebus.options import (
-    option,
+    URL,
+    URL_OPTION,
     parse_channel,
     parse_class,
     parse_header,
@@ -32,8 +33,6 @@ from simplebus.options import (
     settings,
 )
 from simplebus.spark import commands as pipeline
-
-URL = "simplebus://127.0.0.1:8888"
 
 _FROM_ENVIRONMENT = (
     "Each option can be set by an environment variable too: --port by SIMPLEBUS_PORT, and so on."
@@ -66,13 +65,6 @@ _CLASS = typer.Argument(
     show_default=False,
     help="The class of messages: its id, a number from 0 to 65535, or its name.",
 )
-_URL = option(
-    "--url",
-    "Where the bus listens, as simplebus://HOST:PORT: what `serve --host` and `--port` say.",
-    metavar="URL",
-    parser=parse_url,
-    show_default=URL,
-)
 
 
 # Commands ----------------------------------------------------------------------------------------
@@ -102,6 +94,8 @@ def _top(
 
 
 app.command(help=serve_command.HELP)(serve_command.serve)
+app.command(help=explain_command.HELP)(explain_command.explain)
+app.add_typer(dlq_command.app, name="dlq")
 app.add_typer(journal_command.app, name="journal")
 app.add_typer(pipeline.app, name="pipeline")
 
@@ -219,7 +213,7 @@ def pub(
             help="After so many seconds nobody gets the message any more.",
         ),
     ] = None,
-    url: Annotated[str, _URL] = URL,
+    url: Annotated[str, URL_OPTION] = URL,
 ) -> None:
     if text and count is not None:
         fail("give texts or --count, not both", status=2)
@@ -322,7 +316,7 @@ def sub(
             "channel (last_values), a sequence, or a time such as 2026-01-31T08:00.",
         ),
     ] = "waiting",
-    url: Annotated[str, _URL] = URL,
+    url: Annotated[str, URL_OPTION] = URL,
 ) -> None:
     from functools import partial
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 HOSTS = ("127.0.0.1", "::1")
 NATS_PORT = 4222
+URL = "simplebus://127.0.0.1:8888"
 DRAIN_SECONDS = 10.0
 CLASS_MEMORY_MIN = 4 * RING_BYTES_MIN
 
@@ -331,3 +332,12 @@ def in_options(text: str) -> str:
             why = f" ({_RELATED[name]})" if name in _RELATED and " from " in text else ""
             return text.removeprefix("limit ").replace(f"{name} ", f"{flag} ", 1) + why
     return text
+
+
+URL_OPTION = option(
+    "--url",
+    "Where the bus listens, as simplebus://HOST:PORT: what `serve --host` and `--port` say.",
+    metavar="URL",
+    parser=parse_url,
+    show_default=URL,
+)

@@ -1,0 +1,330 @@
+"""`simplebus dlq`: dead letters listed, shown, published again, thrown away.
+
+Rule 1: nothing heavy is imported before a command runs.
+Rule 2: what others wrote is printed without control characters.
+Rule 3: nothing is thrown away that was not chosen and agreed to.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from simplebus.complaints import fail
+from simplebus.explain_command import printable
+from simplebus.options import URL, URL_OPTION, parse_class
+
+if TYPE_CHECKING:
+    from simplebus.client.bus import Bus
+    from simplebus.core.explained import ClassSaid
+    from simplebus.dead import Choice, Letter, Pile
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help=(
+        "Look after dead letters: messages that a subscription gave up, as messages of a class of "
+        "their own.\n\nThe last part of a name is enough: orders for dead.orders.\n\n\b\n"
+        "  simplebus dlq ls\n"
+        "  simplebus dlq show orders --limit 5\n"
+        "  simplebus dlq requeue orders --reason max_deliveries\n"
+        "  simplebus dlq purge orders --sequence 17 --yes"
+    ),
+)
+
+_SHOWN_BYTES = 80
+
+T = TypeVar("T")
+
+_CLASS = typer.Argument(
+    parser=parse_class,
+    metavar="CLASS",
+    show_default=False,
+    help="The class in which they died, or that of its dead letters: its id, or its name.",
+)
+_JSON = typer.Option("--json", help="Print JSON, an object a line.")
+_REASON = typer.Option(
+    "--reason",
+    metavar="REASON",
+    show_default=False,
+    help="Those that died of this: max_deliveries, terminated or uncarriable.",
+)
+_SUBSCRIPTION = typer.Option(
+    "--subscription",
+    metavar="NAME",
+    show_default=False,
+    help="Those that the durable or group of this name gave up.",
+)
+_SEQUENCE = typer.Option(
+    "--sequence",
+    min=0,
+    metavar="N",
+    show_default=False,
+    help="The one with this sequence, as `show` prints it. May be given several times.",
+)
+_ALL = typer.Option("--all", help="All of them.")
+
+
+@app.command(help="List which classes have dead letters: how many, since when, and why.")
+def ls(
+    class_: Annotated[
+        Any,
+        typer.Argument(
+            parser=parse_class, metavar="[CLASS]", show_default="all classes", help="One class."
+        ),
+    ] = None,
+    as_json: Annotated[bool, _JSON] = False,
+    url: Annotated[str, URL_OPTION] = URL,
+) -> None:
+    from simplebus import dead
+
+    async def look(bus: Bus) -> list[Pile]:
+        if class_ is None:
+            return await dead.piles(bus)
+        return [await dead.pile(bus, await _find(bus, class_))]
+
+    piles = _run(url, look)
+    for pile in piles:
+        if as_json:
+            _print(
+                {
+                    "class": pile.name,
+                    "class_id": pile.class_id,
+                    "letters": pile.letters,
+                    "oldest": pile.oldest,
+                    "reasons": dict(pile.reasons),
+                    "counted": pile.looked_at,
+                }
+            )
+            continue
+        reasons = ", ".join(f"{why or 'no reason'} {n:,}" for why, n in pile.reasons.items())
+        if pile.looked_at < pile.letters:
+            reasons += f" (of the oldest {pile.looked_at:,})"
+        since = f", the oldest of {_moment(pile.oldest)}" if pile.oldest else ""
+        _echo(f"{pile.name}: {_letters(pile.letters)}{since}: {reasons}")
+    if not piles and not as_json:
+        typer.echo("no dead letters")
+
+
+@app.command(help="Print dead letters, oldest first.")
+def show(
+    class_: Annotated[Any, _CLASS],
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, metavar="COUNT", help="How many at most.")
+    ] = 20,
+    reason: Annotated[str | None, _REASON] = None,
+    subscription: Annotated[str | None, _SUBSCRIPTION] = None,
+    as_json: Annotated[bool, _JSON] = False,
+    url: Annotated[str, URL_OPTION] = URL,
+) -> None:
+    from simplebus import dead
+
+    choice = dead.Choice(reason=reason, subscription=subscription)
+
+    async def look(bus: Bus) -> list[Letter]:
+        found: list[Letter] = []
+        async for some in dead.Letters(bus, await _find(bus, class_), choice):
+            found += some
+            if len(found) >= limit:
+                break
+        return found[:limit]
+
+    found = _run(url, look)
+    for letter in found:
+        if as_json:
+            _print(_object(letter))
+        else:
+            for line in _lines(letter):
+                _echo(line)
+    if not found and not as_json:
+        typer.echo("no such dead letters")
+
+
+@app.command(
+    help=(
+        "Publish dead letters again, to the class in which each died.\n\n"
+        "Each is purged when the bus has confirmed its message: should this be stopped in between, "
+        "a message may come twice. It has the headers requeued-from and requeued-count, and goes "
+        "to every subscription of its class."
+    )
+)
+def requeue(
+    class_: Annotated[Any, _CLASS],
+    sequence: Annotated[list[int] | None, _SEQUENCE] = None,
+    everything: Annotated[bool, _ALL] = False,
+    reason: Annotated[str | None, _REASON] = None,
+    subscription: Annotated[str | None, _SUBSCRIPTION] = None,
+    as_json: Annotated[bool, _JSON] = False,
+    url: Annotated[str, URL_OPTION] = URL,
+) -> None:
+    from simplebus import dead
+
+    choice = _choice(sequence, reason, subscription, everything=everything)
+
+    async def work(bus: Bus) -> tuple[int, str]:
+        there, count = await _find(bus, class_), 0
+        async for some in dead.Letters(bus, there, choice):
+            done, refused = await dead.requeue(bus, there, some)
+            count += done
+            for letter in some[:done] if as_json else ():
+                _print({"sequence": letter.sequence, "class": letter.class_, "requeued": True})
+            if refused is not None:
+                return count, f"{there.name}#{some[done].sequence} was refused: {refused}"
+        return count, ""
+
+    count, problem = _run(url, work)
+    _end(count, "published again", sequence, problem, as_json=as_json)
+
+
+@app.command(help="Throw dead letters away.")
+def purge(
+    class_: Annotated[Any, _CLASS],
+    sequence: Annotated[list[int] | None, _SEQUENCE] = None,
+    everything: Annotated[bool, _ALL] = False,
+    reason: Annotated[str | None, _REASON] = None,
+    subscription: Annotated[str | None, _SUBSCRIPTION] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do it. Without, it is only said how many they are.")
+    ] = False,
+    as_json: Annotated[bool, _JSON] = False,
+    url: Annotated[str, URL_OPTION] = URL,
+) -> None:
+    from simplebus import dead
+
+    choice = _choice(sequence, reason, subscription, everything=everything)
+
+    async def work(bus: Bus) -> int:
+        there, count = await _find(bus, class_), 0
+        async for some in dead.Letters(bus, there, choice):
+            count += await dead.purge(bus, there, some) if yes else len(some)
+            for letter in some if as_json and yes else ():
+                _print({"sequence": letter.sequence, "class": letter.class_, "purged": True})
+        return count
+
+    count = _run(url, work)
+    if not yes:
+        fail(f"{_letters(count)} would be purged; say --yes to do it", status=2)
+    _end(count, "purged", sequence, "", as_json=as_json)
+
+
+def _choice(
+    sequences: list[int] | None, reason: str | None, subscription: str | None, *, everything: bool
+) -> Choice:
+    from simplebus.dead import Choice
+
+    chosen = bool(sequences) or reason is not None or subscription is not None
+    if chosen == everything:
+        fail("say which: --all, or some by --sequence, --reason or --subscription", status=2)
+    return Choice(frozenset(sequences) if sequences else None, reason, subscription)
+
+
+async def _find(bus: Bus, class_: int | str) -> ClassSaid:
+    """Raises BusError where there are none."""
+    from simplebus import dead
+    from simplebus.core.errors import BusError
+
+    found = await dead.find(bus, class_)
+    if found is None:
+        raise BusError(f"class {class_} has no dead letters")
+    return found
+
+
+def _run(url: str, work: Callable[[Bus], Coroutine[Any, Any, T]]) -> T:
+    """Connect, and do it."""
+    import trio
+
+    import simplebus
+
+    async def connected() -> T:
+        async with simplebus.connect(url, reconnect=None) as bus:
+            return await work(bus)
+
+    return trio.run(connected)
+
+
+def _end(
+    count: int, what: str, sequences: list[int] | None, problem: str, *, as_json: bool
+) -> None:
+    """Say what was done; the exit status is 1 if not all was that was asked for."""
+    if not as_json:
+        typer.echo(f"{_letters(count)} {what}")
+    if problem:
+        fail(printable(problem))
+    missing = len(set(sequences)) - count if sequences else 0
+    if missing > 0:
+        fail(f"{missing} of the {len(set(sequences or ()))} sequences were not there")
+
+
+def _letters(count: int) -> str:
+    return f"{count:,} dead letter{'' if count == 1 else 's'}"
+
+
+def _lines(letter: Letter) -> list[str]:
+    """A letter for people."""
+    by = letter.subscription or (
+        f"session {letter.session}" if letter.session else "nobody by name"
+    )
+    attempts = "" if letter.attempts == "0" else f" after {letter.attempts} attempts"
+    when = f", {_moment(letter.since)}" if letter.since else ""
+    lines = [
+        f"#{letter.sequence}  {letter.reason or 'no reason'}{attempts}, given up by {by}{when}",
+        f"    was {letter.class_}#{letter.died_as}"
+        + (f"  {letter.channel}" if letter.channel else "")
+        + (f"  key={_text(letter.key)}" if letter.key else ""),
+    ]
+    if letter.error:
+        lines.append(f"    error: {letter.error}")
+    lines += [f"    {name}={value}" for name, value in letter.headers]
+    shown = _text(letter.payload[:_SHOWN_BYTES])
+    more = len(letter.payload) - _SHOWN_BYTES
+    lines.append(f"    {shown}" + (f"… and {more:,} bytes" if more > 0 else ""))
+    return lines
+
+
+def _object(letter: Letter) -> dict[str, object]:
+    """The same for programs."""
+    found: dict[str, object] = {
+        "sequence": letter.sequence,
+        "reason": letter.reason,
+        "class": letter.class_,
+        "class_sequence": letter.died_as,
+        "attempts": letter.attempts,
+        "subscription": letter.subscription,
+        "session": letter.session,
+        "since": letter.since,
+        "error": letter.error,
+        "channel": letter.channel,
+        "headers": [list(pair) for pair in letter.headers],
+    }
+    for name, data in (("key", letter.key), ("payload", letter.payload)):
+        try:
+            found[name] = data.decode()
+        except UnicodeDecodeError:
+            found[name + "_base64"] = b64encode(data).decode()
+    return found
+
+
+def _print(found: dict[str, object]) -> None:
+    import msgspec
+
+    typer.echo(msgspec.json.encode(found).decode())
+
+
+def _echo(text: str) -> None:
+    typer.echo(printable(text))
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "backslashreplace")
+
+
+def _moment(seconds: str) -> str:
+    """A time that a letter tells, as far as it is one."""
+    try:
+        return datetime.fromtimestamp(float(seconds), UTC).isoformat(" ", "seconds")
+    except (ValueError, OverflowError, OSError):
+        return seconds

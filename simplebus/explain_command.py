@@ -1,0 +1,390 @@
+"""`simplebus explain`: what waits for what, in words.
+
+Rule 1: the bus says what is so; here it is only put into lines, or handed on as JSON.
+Rule 2: what others have called themselves is printed without control characters.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from simplebus.complaints import fail
+from simplebus.options import URL, URL_OPTION, parse_class
+
+if TYPE_CHECKING:
+    import msgspec
+
+    from simplebus.core.explained import (
+        BusSaid,
+        ChannelSaid,
+        ClassSaid,
+        Explained,
+        Match,
+        Position,
+        SessionSaid,
+    )
+
+HELP = (
+    "Say what waits for what: who gets which messages and why, what is in flight since when, what "
+    "was dropped for which reason.\n\n\b\n"
+    "  simplebus explain                   the bus in short\n"
+    "  simplebus explain orders            a class, by name or id\n"
+    "  simplebus explain orders.eu.paid    a channel: who gets what is published there\n"
+    "  simplebus explain session 4         a session\n\n"
+    "A word that is the name of a class and a channel is explained as both."
+)
+
+Line = tuple[int, str]
+"""How far it is indented, and its text."""
+
+_NEAREST = 3
+
+
+def explain(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CLASS|CHANNEL|session N]",
+            show_default=False,
+            help="What is asked about; nothing for the bus in short.",
+        ),
+    ] = None,
+    session: Annotated[
+        int | None,
+        typer.Option(
+            "--session", min=0, metavar="N", show_default=False, help="A session, by its id."
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print what the bus says as JSON, an object a line.")
+    ] = False,
+    url: Annotated[str, URL_OPTION] = URL,
+) -> None:
+    """See HELP."""
+    words = " ".join(what or []).split()
+    if len(words) == 2 and words[0] == "session" and words[1].isascii() and words[1].isdigit():
+        if session not in (None, int(words[1])):
+            fail(f"two sessions were given: {words[1]} and {session}", status=2)
+        words, session = [], int(words[1])
+    if len(words) > 1 or (words and session is not None):
+        fail(f"one class, channel or session is explained, got {' '.join(words)!r}", status=2)
+    from functools import partial
+
+    import trio
+
+    word = words[0] if words else None
+    answers, complaint = trio.run(partial(_ask, url, word, session))
+    if complaint:
+        fail(complaint)
+    if as_json:
+        import msgspec
+
+        for answer in answers:
+            typer.echo(msgspec.json.encode(answer).decode())
+        return
+    for answer in answers:
+        show(lines(answer))
+
+
+async def _ask(url: str, word: str | None, session: int | None) -> tuple[list[Explained], str]:
+    """What the bus says; or what is wrong with the question."""
+    import simplebus
+    from simplebus.core.errors import Reason, RefusedError
+
+    async with simplebus.connect(url, reconnect=None) as bus:
+        if session is not None:
+            try:
+                return [await bus.explain(session=session)], ""
+            except RefusedError as error:
+                there = [f"{one.session}" for one in (await bus.explain()).sessions]
+                return [], f"{error.sentence}: {', '.join(there)}"
+        if word is None:
+            return [await bus.explain()], ""
+        answers: list[Explained] = []
+        try:
+            answers.append(await bus.explain(parse_class(word)))
+        except RefusedError as error:
+            if error.code != Reason.UNKNOWN_CLASS:
+                raise
+        except typer.BadParameter:
+            pass  # It may be a channel.
+        try:
+            channel = await bus.explain(channel=word)
+        except (RefusedError, ValueError) as error:
+            return answers, "" if answers else f"{word!r} is no class, and no channel: {error}"
+        if channel.classes or channel.listeners:
+            answers.append(channel)
+        if answers:
+            return answers, ""
+        return [], _unknown(word, [line.name for line in (await bus.explain()).classes])
+
+
+def _unknown(word: str, names: Sequence[str]) -> str:
+    """That something is not there, and what is called nearly so."""
+    from difflib import get_close_matches
+
+    nearest = get_close_matches(word, filter(None, names), _NEAREST)
+    said = f"no class is called {word!r}, and nobody asks for a channel of that name"
+    return f"{said}; did you mean {', '.join(nearest)}?" if nearest else said
+
+
+# Lines -------------------------------------------------------------------------------------------
+
+
+def lines(said: Explained) -> list[Line]:
+    """What was said, for people."""
+    from simplebus.core.explained import BusSaid, ChannelSaid, ClassSaid
+
+    if isinstance(said, BusSaid):
+        return list(_bus(said))
+    if isinstance(said, ClassSaid):
+        return list(_class(said))
+    if isinstance(said, ChannelSaid):
+        return list(_channel(said))
+    return list(_session(said))
+
+
+def show(found: list[Line]) -> None:
+    """Print them; in a terminal no line is longer than that is wide."""
+    import shutil
+    import textwrap
+
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    for depth, text in found:
+        indent, plain = "  " * depth, printable(text)
+        if not width:
+            typer.echo(indent + plain)
+            continue
+        wrapped = textwrap.wrap(
+            plain,
+            max(20, width),
+            initial_indent=indent,
+            subsequent_indent=indent + "    ",
+            break_on_hyphens=False,
+        )
+        typer.echo("\n".join(wrapped or [""]))
+
+
+def printable(text: str) -> str:
+    """A text in which control characters are shown as escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _bus(said: BusSaid) -> Iterator[Line]:
+    from simplebus.core.waiting import messages, size
+
+    yield 0, f"bus {said.bus}: {size(said.memory_bytes)} of {size(said.memory_max)} are taken"
+    yield 1, f"what is confirmed has reached: {said.level}"
+    if said.failure:
+        yield 1, f"NOTHING CAN BE KEPT: {said.failure}"
+    if said.refused:
+        yield 1, f"refused: {_counts(said.refused)}"
+    yield from _heading(1, "classes", said.classes, said.classes_left_out)
+    for line in said.classes:
+        text = f"{_class_name(line.class_id, line.name)}: {messages(line.stored)}"
+        text += f", {_many(line.positions, 'subscription')}"
+        if line.publishers:
+            text += f", {_many(line.publishers, 'publisher')} waiting for room"
+        yield 2, text + (f", {line.dropped:,} dropped" if line.dropped else "")
+    yield from _heading(1, "sessions", said.sessions, said.sessions_left_out)
+    for one in said.sessions:
+        yield 2, f"{_who(one.session, one.name, one.peer)}: {_version(one.version)}"
+
+
+def _class(said: ClassSaid) -> Iterator[Line]:
+    from simplebus.core.waiting import messages, size, span
+
+    yield 0, _class_name(said.class_id, said.name)
+    yield 1, said.waits_for
+    stored = f"stored: {messages(said.stored)}"
+    if said.stored:
+        stored += f" ({said.floor} to {said.head - 1}), {size(said.stored_bytes)}"
+        if said.oldest_seconds is not None and said.newest_seconds is not None:
+            stored += f", {span(said.newest_seconds)} to {span(said.oldest_seconds)} old"
+    yield (
+        1,
+        f"{stored}; at most {said.stored_max:,} and {size(said.memory_max)}, then {said.policy}",
+    )
+    if said.backlog:
+        yield 1, f"waiting for a first subscription: {messages(said.backlog)}"
+    if said.keeps:
+        yield 1, f"keeps of what nobody needs: {said.keeps}"
+    if said.subjects:
+        yield 1, f"NATS subjects: {' '.join(said.subjects)}"
+    if said.safe < said.head:
+        yield 1, f"not on {said.level} yet: {messages(said.head - said.safe)}"
+    if said.purged:
+        yield 1, f"purged, and behind others that are stored: {messages(said.purged)}"
+    yield (
+        1,
+        (
+            f"so far: {said.delivered:,} delivered, {said.redelivered:,} delivered again, "
+            f"{said.acknowledged:,} acknowledged"
+        ),
+    )
+    if said.dropped:
+        yield 1, f"dropped: {_counts(said.dropped)}"
+    if said.dead_letters:
+        of = said.name or said.class_id
+        yield 1, f"dead letters: {said.dead_letters:,}, see simplebus dlq show {of}"
+    yield from _heading(1, "subscriptions", said.positions, said.positions_left_out)
+    for position in said.positions:
+        yield from _position(2, position)
+    if said.publishers:
+        yield from _heading(
+            1, "publishers that wait for room", said.publishers, said.publishers_left_out
+        )
+    for each in said.publishers:
+        gone = ", gone" if each.is_gone else ""
+        yield (
+            2,
+            (
+                f"{_who(each.session, each.name, each.peer)}{gone}: {messages(each.messages)}, "
+                f"{size(each.bytes)}, since {span(each.seconds)}"
+            ),
+        )
+
+
+def _position(depth: int, said: Position, *, of_class: bool = False) -> Iterator[Line]:
+    from simplebus.core.waiting import messages, size, span, whole
+
+    names = [
+        f"{what} {name!r}"
+        for what, name in (("durable", said.durable), ("group", said.group))
+        if name
+    ]
+    if said.session >= 0:
+        names.append(_who(said.session, said.name, said.peer))
+        names.append(f"subscription {said.number}")
+    if of_class:
+        names.insert(0, f"class {said.class_id}")
+    yield depth, ", ".join(names) or "a group"
+    depth += 1
+    yield depth, whole(said.waits, said.waits_for)
+    limit = f" of {said.in_flight_max:,}" if said.in_flight_max else ""
+    figures = [f"{said.in_flight:,}{limit} in flight ({size(said.in_flight_bytes)})"]
+    if said.oldest is not None:
+        figures.append(
+            f"the oldest {said.oldest.sequence}, first sent {span(said.oldest.first_seconds)} ago, "
+            f"again in {span(said.oldest.due_seconds)}"
+        )
+    figures += [
+        f"{count:,} {what}"
+        for count, what in (
+            (said.unsent, "not sent yet"),
+            (said.again, "to be sent again"),
+            (said.behind, "behind others of their key"),
+            (said.put_off, f"put off, the first for {span(said.put_off_seconds)}"),
+        )
+        if count
+    ]
+    yield depth, "; ".join(figures)
+    if said.patterns:
+        more = f" and {said.patterns_left_out} more" if said.patterns_left_out else ""
+        yield depth, f"for {' '.join(said.patterns)}{more}"
+    yield depth, f"floor {said.floor}, cursor {said.cursor}: {messages(said.lag)} behind the head"
+    if said.undelivered:
+        yield depth, f"not delivered: {_counts(said.undelivered)}"
+    for member in said.members:
+        yield (
+            depth,
+            (
+                f"{_who(member.session, member.name, member.peer)}: {member.in_flight:,} of "
+                f"{member.in_flight_max:,}; {whole(member.waits, member.waits_for)}"
+            ),
+        )
+    if said.members_left_out:
+        yield depth, f"and {_many(said.members_left_out, 'member')} more"
+
+
+def _channel(said: ChannelSaid) -> Iterator[Line]:
+    from simplebus.core.waiting import messages
+
+    yield 0, f"channel {said.channel}"
+    for cls in said.classes:
+        yield 1, f"{_class_name(cls.class_id, cls.name)}: {messages(cls.stored)} of it stored"
+        if cls.subjects:
+            yield 2, f"what NATS clients publish on it is stored here, by {' '.join(cls.subjects)}"
+        for match in cls.matches:
+            yield 2, f"goes to {_match(match)}"
+        for match in cls.near:
+            yield 2, f"does not go to {_match(match)}: {match.why_not}"
+        if cls.left_out:
+            yield 2, f"and {_many(cls.left_out, 'subscription')} more may get it"
+    if said.classes_left_out:
+        yield 1, f"and {_many(said.classes_left_out, 'class')} more"
+    for listener in said.listeners:
+        who = f"queue group {listener.queue!r} of {listener.members}" if listener.queue else ""
+        yield 1, f"NATS: {who or listener.peer} by {listener.pattern}"
+    if said.listeners_left_out:
+        yield 1, f"NATS: {said.listeners_left_out} more"
+
+
+def _match(match: Match) -> str:
+    if match.pattern:
+        return f"{match.who}, by {match.pattern}"
+    return f"{match.who}, which gets every message" if not match.why_not else match.who
+
+
+def _session(said: SessionSaid) -> Iterator[Line]:
+    from simplebus.core.waiting import messages, size, span
+
+    yield 0, f"{_who(said.session, said.name, said.peer)}: {_version(said.version)}"
+    if said.waits_for:
+        yield 1, said.waits_for
+    yield (
+        1,
+        (
+            f"{messages(said.unconfirmed)} unconfirmed, {said.parked:,} of them waiting for room"
+            if said.parked
+            else f"{messages(said.unconfirmed)} unconfirmed"
+        ),
+    )
+    if said.pending_bytes:
+        yield 1, f"{size(said.pending_bytes)} are kept for it"
+    if said.heartbeat:
+        yield 1, f"a heartbeat every {span(said.heartbeat)}"
+    if said.refused:
+        yield 1, f"refused: {_counts(said.refused)}"
+    yield from _heading(1, "subscriptions", said.positions, said.positions_left_out)
+    for position in said.positions:
+        yield from _position(2, position, of_class=True)
+
+
+def _heading(
+    depth: int, what: str, those: Sequence[msgspec.Struct], left_out: int
+) -> Iterator[Line]:
+    count = len(those) + left_out
+    if not count:
+        yield depth, f"no {what}"
+    elif left_out:
+        yield depth, f"{what}, {len(those)} of {count:,}:"
+    else:
+        yield depth, f"{what}:"
+
+
+def _class_name(class_id: int, name: str) -> str:
+    return f"class {class_id} {name!r}" if name else f"class {class_id}"
+
+
+def _who(session: int, name: str, peer: str) -> str:
+    called = f" {name!r}" if name else ""
+    return f"session {session}{called} ({peer})"
+
+
+def _version(version: int) -> str:
+    words = {-1: "at another door", 0: "has said nothing yet"}
+    return words.get(version, f"version {version}")
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{reason} {count:,}" for reason, count in sorted(counts.items()))
+
+
+def _many(count: int, what: str) -> str:
+    plural = "es" if what.endswith("s") else "s"
+    return f"{count:,} {what}{'' if count == 1 else plural}"

@@ -1,0 +1,368 @@
+"""`simplebus explain` and `simplebus dlq`, with one server for all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+import trio
+from typer.testing import CliRunner, Result
+
+import simplebus
+from simplebus import dead
+from simplebus.cli import app
+from simplebus.client.bus import Bus
+from simplebus.core.errors import BusError
+from simplebus.core.settings import Settings
+from simplebus.explain_command import lines
+from simplebus.testing.server import BusServer, bus_server
+
+SETTINGS = Settings(ack_timeout=1, tick_seconds=86_400.0)
+HEADERS = (("by", "ada"), ("dead-line", "monday"))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[BusServer]:
+    with bus_server(SETTINGS) as server:
+        yield server
+
+
+def run(server: BusServer, *arguments: object, status: int = 0) -> Result:
+    words = [str(each) for each in arguments]
+    done = CliRunner().invoke(app, [*words, "--url", server.address])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == status, done.output
+    return done
+
+
+def said(server: BusServer, *arguments: object, status: int = 0) -> list[str]:
+    return run(server, *arguments, status=status).output.splitlines()
+
+
+def objects(server: BusServer, *arguments: object) -> list[Any]:
+    return [json.loads(line) for line in said(server, *arguments, "--json")]
+
+
+def with_bus(server: BusServer, work: Callable[[Bus], Awaitable[None]]) -> None:
+    async def main() -> None:
+        with trio.fail_after(20):
+            async with simplebus.connect(server.address, name="till", reconnect=None) as bus:
+                await work(bus)
+
+    trio.run(main)
+
+
+async def until_dead(bus: Bus, class_: str, count: int) -> None:
+    while (await bus.explain(class_)).dead_letters < count:  # noqa: ASYNC110 - it has no event.
+        await trio.sleep(0.005)
+
+
+def bury(server: BusServer, class_: str, count: int, **about: Any) -> None:
+    """So many messages of a class die of a durable that never acknowledges."""
+
+    async def work(bus: Bus) -> None:
+        async with bus.subscribe(
+            class_, auto_ack=False, max_deliveries=1, durable="billing"
+        ) as orders:
+            for n in range(count):
+                await bus.publish(b"%d\x1b[2J\n" % n, class_id=class_, **about)
+            for _ in range(count):
+                await orders.get(5)
+            server.tick(2)
+            await until_dead(bus, class_, count)
+
+    with_bus(server, work)
+
+
+# Explain -----------------------------------------------------------------------------------------
+
+
+def test_a_class_a_channel_and_a_session_are_explained(server: BusServer) -> None:
+    async def work(bus: Bus) -> None:
+        await bus.publish_many([b"x"] * 5, class_id="shops", channel="shops")
+        async with (
+            bus.subscribe("shops", "shops", max_in_flight=2, auto_ack=False) as some,
+            bus.subscribe("shops", "Shops"),
+        ):
+            await some.get(5)
+            number = bus._core.session_id
+            shown = await trio.to_thread.run_sync(said, server, "explain", "shops")
+            text = "\n".join(shown)
+            assert shown[0].startswith("class ")
+            assert "    it waits for its acknowledgements: 2 of 2 in flight" in text
+            assert "channel shops" in text
+            assert f"goes to session {number} 'till'" in text
+            assert "upper and lower case count" in text
+            for words in (["session", number], [f"session {number}"], ["--session", number]):
+                shown = await trio.to_thread.run_sync(said, server, "explain", *words)
+                assert shown[0].startswith(f"session {number} 'till' (127.0.0.1:")
+            found = await trio.to_thread.run_sync(objects, server, "explain", "shops")
+            assert [one["about"] for one in found] == ["class", "channel"]
+            assert found[0]["positions"][0]["waits"] == "acks"
+            [found] = await trio.to_thread.run_sync(objects, server, "explain")
+            assert "till" in [one["name"] for one in found["sessions"]]
+            shown = await trio.to_thread.run_sync(said, server, "explain")
+            assert any("'shops': 5 messages, 2 subscriptions" in line for line in shown)
+
+    with_bus(server, work)
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "says"),
+    [
+        (["shop"], 1, "did you mean shops?"),
+        (["nothing.like.it"], 1, "no class is called 'nothing.like.it'"),
+        (["a..b"], 1, "'a..b' is no class, and no channel"),
+        (["session", "999"], 1, "no session 999 is open"),
+        (["one", "two"], 2, "one class, channel or session is explained"),
+        (["session", "1", "--session", "2"], 2, "two sessions were given"),
+    ],
+)
+def test_what_is_not_there_is_said(
+    server: BusServer, words: list[str], status: int, says: str
+) -> None:
+    async def work(bus: Bus) -> None:
+        await bus.publish(b"x", class_id="shops")
+
+    with_bus(server, work)
+    assert says in run(server, "explain", *words, status=status).output
+    [found] = objects(server, "explain")
+    assert "shop" not in [one["name"] for one in found["classes"]]
+
+
+def test_every_part_of_an_explanation_has_a_line() -> None:
+    from simplebus.core.explained import (
+        BusSaid,
+        ChannelClass,
+        ChannelSaid,
+        ClassLine,
+        ClassSaid,
+        Flight,
+        Listener,
+        Match,
+        Member,
+        Position,
+        Publisher,
+        SessionLine,
+        SessionSaid,
+    )
+
+    position = Position(
+        durable="d",
+        group="g",
+        session=4,
+        patterns=["a"],
+        patterns_left_out=3,
+        again=1,
+        unsent=2,
+        put_off=3,
+        behind=4,
+        in_flight=5,
+        in_flight_max=6,
+        oldest=Flight(),
+        undelivered={"expired": 7},
+        members=[Member(in_flight_max=8, waits_for="nothing to send")],
+        members_left_out=1,
+        waits="acks",
+        waits_for="its acknowledgements",
+    )
+    whole = ClassSaid(
+        stored=3,
+        head=3,
+        newest_seconds=1.0,
+        oldest_seconds=2.0,
+        backlog=1,
+        keeps="60 s",
+        subjects=["orders.>"],
+        level="disk",
+        purged=1,
+        dropped={"expired": 1},
+        dead_letters=2,
+        positions=[position],
+        positions_left_out=5,
+        publishers=[Publisher(is_gone=True)],
+        publishers_left_out=6,
+        waits_for="nothing is stored",
+    )
+    for found, count in (
+        (whole, 22),
+        (
+            BusSaid(
+                failure="disk_full",
+                refused={"bad_ack": 1},
+                classes=[ClassLine(publishers=1, dropped=2)],
+                sessions=[SessionLine(version=-1), SessionLine()],
+            ),
+            9,
+        ),
+        (
+            ChannelSaid(
+                classes=[
+                    ChannelClass(
+                        subjects=["a.>"],
+                        matches=[Match(who="x"), Match(who="y", pattern="a")],
+                        near=[Match(who="z", pattern="b", why_not="no")],
+                        left_out=1,
+                    )
+                ],
+                classes_left_out=1,
+                listeners=[Listener(queue="q"), Listener()],
+                listeners_left_out=1,
+            ),
+            11,
+        ),
+        (
+            SessionSaid(
+                waits_for="x",
+                parked=1,
+                pending_bytes=1,
+                heartbeat=1.0,
+                refused={"a": 1},
+                positions=[position],
+            ),
+            15,
+        ),
+    ):
+        shown = lines(found)
+        assert len(shown) == count, "\n".join(text for _, text in shown)
+        assert all(text for _, text in shown)
+
+
+# Dead letters ------------------------------------------------------------------------------------
+
+
+def test_dead_letters_are_listed_and_shown(server: BusServer) -> None:
+    bury(server, "orders", 3, channel="eu", key=b"\xffk", headers=HEADERS)
+    [listed] = [line for line in said(server, "dlq", "ls") if line.startswith("dead.orders:")]
+    assert listed.startswith("dead.orders: 3 dead letters, the oldest of 20")
+    assert listed.endswith(": max_deliveries 3")
+    [pile] = objects(server, "dlq", "ls", "orders")
+    assert (pile["letters"], pile["reasons"]) == (3, {"max_deliveries": 3})
+    shown = said(server, "dlq", "show", "orders", "--limit", 1)
+    assert shown[0].startswith("#0  max_deliveries after 1 attempts, given up by billing, 20")
+    assert shown[1:] == [
+        "    was orders#0  eu  key=\\xffk",
+        "    by=ada",
+        "    dead-line=monday",
+        "    0\\x1b[2J\\n",
+    ]
+    assert [one["sequence"] for one in objects(server, "dlq", "show", "dead.orders")] == [0, 1, 2]
+    [one] = objects(server, "dlq", "show", "orders", "--limit", 1)
+    assert (one["key_base64"], one["payload"], one["class"]) == ("/2s=", "0\x1b[2J\n", "orders")
+    assert said(server, "dlq", "show", "orders", "--reason", "uncarriable") == [
+        "no such dead letters"
+    ]
+
+
+def test_dead_letters_are_published_again_and_gone(server: BusServer) -> None:
+    bury(server, "again", 5, channel="eu", key=b"k", headers=HEADERS)
+    assert said(server, "dlq", "requeue", "again", "--sequence", 1, "--sequence", 3) == [
+        "2 dead letters published again"
+    ]
+    left = objects(server, "dlq", "show", "again")
+    assert [one["sequence"] for one in left] == [0, 2, 4]
+    [pile] = objects(server, "dlq", "ls", "again")
+    assert pile["letters"] == 3
+    done = objects(server, "dlq", "requeue", "again", "--subscription", "billing")
+    assert done[0] == {"sequence": 0, "class": "again", "requeued": True}
+    assert said(server, "dlq", "show", "again") == ["no such dead letters"]
+
+    async def work(bus: Bus) -> None:
+        async with bus.subscribe("again", durable="billing") as messages:
+            got = [await messages.get(5) for _ in range(5)]
+        assert [one.payload[:1] for one in got] == [b"1", b"3", b"0", b"2", b"4"]
+        assert {(one.channel, one.key) for one in got} == {("eu", b"k")}
+        assert got[0].headers == (
+            *HEADERS,
+            ("requeued-from", "dead.again#1"),
+            ("requeued-count", "1"),
+        )
+
+    with_bus(server, work)
+
+
+def test_a_message_that_dies_again_says_how_often(server: BusServer) -> None:
+    bury(server, "loop", 1)
+    run(server, "dlq", "requeue", "loop", "--all")
+
+    async def work(bus: Bus) -> None:
+        async with bus.subscribe(
+            "loop", durable="billing", max_deliveries=1, auto_ack=False
+        ) as loop:
+            await loop.get(5)
+            server.tick(2)
+            await until_dead(bus, "loop", 1)
+
+    with_bus(server, work)
+    run(server, "dlq", "requeue", "loop", "--all")
+
+    async def look(bus: Bus) -> None:
+        [message] = await bus.fetch("loop")
+        assert message.headers == (("requeued-from", "dead.loop#1"), ("requeued-count", "2"))
+
+    with_bus(server, look)
+
+
+def test_who_is_stopped_before_a_letter_is_purged_loses_none(
+    server: BusServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bury(server, "stopped", 3)
+
+    async def killed(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(dead, "purge", killed)
+        with pytest.raises(BaseException):  # noqa: B017, PT011 - in a group, or alone.
+            run(server, "dlq", "requeue", "stopped", "--all")
+    assert len(objects(server, "dlq", "show", "stopped")) == 3
+    assert said(server, "dlq", "requeue", "stopped", "--all") == ["3 dead letters published again"]
+
+    async def work(bus: Bus) -> None:
+        found = [message.payload[:1] for message in await bus.fetch("stopped")]
+        assert found == [b"0", b"1", b"2"] * 2
+
+    with_bus(server, work)
+
+
+def test_dead_letters_are_thrown_away_when_that_is_agreed_to(server: BusServer) -> None:
+    bury(server, "trash", 4)
+    asked = run(server, "dlq", "purge", "trash", "--all", status=2)
+    assert "4 dead letters would be purged; say --yes" in asked.output
+    assert said(server, "dlq", "purge", "trash", "--sequence", 2, "--yes") == [
+        "1 dead letter purged"
+    ]
+    missing = run(server, "dlq", "purge", "trash", "--sequence", 2, "--yes", status=1)
+    assert "1 of the 1 sequences were not there" in missing.output
+    done = objects(server, "dlq", "purge", "trash", "--all", "--yes")
+    assert [one["sequence"] for one in done] == [0, 1, 3]
+    assert objects(server, "dlq", "show", "trash") == []
+
+
+def test_which_ones_must_be_said(server: BusServer) -> None:
+    bury(server, "which", 1)
+    for words in ([], ["--all", "--reason", "terminated"]):
+        assert "say which" in run(server, "dlq", "requeue", "which", *words, status=2).output
+    with pytest.raises(BusError, match="class nowhere has no dead letters"):
+        run(server, "dlq", "show", "nowhere")
+
+
+def test_a_letter_that_says_nothing_stays(server: BusServer) -> None:
+    async def work(bus: Bus) -> None:
+        await bus.publish(b"x", class_id="dead.odd")
+        await bus.publish(b"y", class_id="dead.odd", headers={"dead-since": "soon"})
+        await bus.publish(
+            b"z", class_id="dead.odd", headers={"dead-class": "9" * 30, "dead-since": "1e99"}
+        )
+
+    with_bus(server, work)
+    refused = run(server, "dlq", "requeue", "odd", "--all", status=1)
+    assert "dead.odd#0 was refused: it does not say in which class it died" in refused.output
+    assert run(server, "dlq", "requeue", "odd", "--sequence", 2, status=1)
+    assert len(objects(server, "dlq", "show", "odd")) == 3
+    assert len(said(server, "dlq", "show", "odd")) == 9
+    [pile] = objects(server, "dlq", "ls", "dead.odd")
+    assert pile["reasons"] == {"": 3}
