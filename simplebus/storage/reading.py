@@ -38,7 +38,7 @@ from simplebus.storage.recovery import Files, Recovered, read_state
 _PIECE_BYTES = 1024 * 1024
 _WINDOW_BYTES = 256 * 1024
 # How old a file's time must be to say that nothing came since: the system's clock for it is coarse.
-_SETTLED_SECONDS = 1.0
+_SETTLED_SECONDS = 10.0
 # Files go and come while they are looked at; no server is so quick that this is not enough.
 _TURNS_MAX = 100
 _NO_SYNC = {errno.EINVAL, errno.EROFS}

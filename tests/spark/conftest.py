@@ -26,11 +26,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
     from simplebus.spark.home import quick_home
     from simplebus.spark.java import ensure_java
-    from spark.driver import QUICK_JAVA
+    from spark import quick
 
     ensure_java()
     place = tmp_path_factory.mktemp("spark")
-    quick_home(place)
+    quick_home(quick.place())
+    recording = quick.Recording()
     settings = {
         "spark.ui.enabled": "false",
         "spark.sql.shuffle.partitions": "2",
@@ -39,7 +40,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.sql.warehouse.dir": str(place / "warehouse"),
-        "spark.driver.extraJavaOptions": f"{QUICK_JAVA} -Dderby.system.home={place}",
+        "spark.driver.extraJavaOptions": f"{recording.options} -Dderby.system.home={place}",
         "spark.sql.streaming.stopTimeout": "20s",
         # Nothing here lasts long enough to be worth compiling.
         "spark.sql.codegen.wholeStage": "false",
@@ -55,4 +56,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     yield session
+    gateway = session.sparkContext._gateway
     session.stop()
+    recording.end(gateway.proc)

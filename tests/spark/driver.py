@@ -18,15 +18,10 @@ from typing import Any
 
 from simplebus.spark.jobs.archive import BatchArchiver
 from spark.holding import HeldArchiver, HeldSource, is_held
+from spark.quick import java_options
 
 CORES = 4
 """Two held tasks hold theirs, and two more run at the same time."""
-
-QUICK_JAVA = (
-    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
-    "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
-)
-"""It starts sooner: less is compiled and collected than pays in hours, and no class is verified."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +99,8 @@ def cluster(folder: Path) -> Any:
         "spark.master.ui.port": "0",
         "spark.worker.ui.port": "0",
         "spark.driver.memory": "1g",
-        "spark.driver.extraJavaOptions": QUICK_JAVA,
-        "spark.executor.extraJavaOptions": QUICK_JAVA,
+        "spark.driver.extraJavaOptions": java_options(),
+        "spark.executor.extraJavaOptions": java_options(),
         "spark.executor.memory": "512m",
         "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[1]),  # No simplebus there.
         "spark.python.daemon.module": "spark.forks",
