@@ -26,6 +26,8 @@ def place() -> Path:
     """A folder that outlives a run of the tests: an archive of classes is of those at one path."""
     found = Path(tempfile.gettempdir()) / f"simplebus-tests-{os.getuid()}"
     found.mkdir(mode=0o700, exist_ok=True)
+    if found.stat().st_uid != os.getuid():
+        raise PermissionError(f"{found} is somebody else's")
     return found
 
 
