@@ -387,6 +387,14 @@ def test_a_subscriber_gets_the_channels_that_it_asks_for(url: str) -> None:
     )
 
 
+def test_a_subscriber_begins_where_it_is_told_to(url: str) -> None:
+    with simplebus.connect_blocking(url) as bus:
+        for channel in ("a", "b", "a"):
+            bus.publish(channel.encode(), class_id="cli.state", channel=channel)
+    begin = ("sub", "cli.state", "--start", "last_values", "--count", "2", "--url", url)
+    assert run(*begin) == (0, "b\na\n", "")
+
+
 def test_a_durable_subscriber_goes_on_where_it_ended(url: str) -> None:
     durable = ("sub", "cli.lasting", "--durable", "till", "--count", "1", "--url", url)
     run("pub", "cli.lasting", "a", "b", "--url", url)

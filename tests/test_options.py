@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from simplebus import cli, options
 from simplebus.core.broker import FullPolicy, Settings
 from simplebus.core.limits import RECEIVE_BYTES, Limits
+from simplebus.core.requests import NamedClass
 from simplebus.server.serve import ServeOptions
 
 SERVE = typer.main.get_group(cli.app).commands["serve"]
@@ -122,6 +124,32 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="is no number of seconds"):
         options.parse_seconds(text)
+
+
+def test_classes_that_keep_last_values_are_given_by_id_or_name() -> None:
+    asked = given_to_serve("--last-values", "7", "--last-values", "state")["last_values"]
+    assert asked == [NamedClass(7, last_values=True), NamedClass(None, "state", last_values=True)]
+    with pytest.raises(typer.BadParameter, match="'a b' is no class"):
+        options.parse_last_values("a b")
+
+
+@pytest.mark.parametrize(
+    ("text", "start"),
+    [
+        ("last_values", "last_values"),
+        ("waiting", "waiting"),
+        ("17", 17),
+        ("2026-01-31T08:00+00:00", datetime(2026, 1, 31, 8, tzinfo=UTC)),
+    ],
+)
+def test_where_a_subscription_begins(text: str, start: object) -> None:
+    assert options.parse_start(text) == start
+
+
+@pytest.mark.parametrize("text", ["", "later", "-1", "9" * 20, "٣"])
+def test_what_is_no_start_is_refused(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match=r"is no start; write waiting, .* a sequence, or"):
+        options.parse_start(text)
 
 
 def test_environment_variables_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -207,8 +207,12 @@ class Answers:
             position.attach(session.outbox, number)
             session.subscriptions[number] = position
             cls.listening[position] = None
+        window = position.window
+        is_new = wish.seek or not resumed
         reply = SubscribeReply(
-            cursor=position.window.cursor, floor=position.window.floor, resumed=resumed
+            cursor=window.floor if is_new and wish.start == "last_values" else window.cursor,
+            floor=window.floor,
+            resumed=resumed,
         )
         self._reply(
             session,

@@ -172,6 +172,13 @@ class Subscribing(Suite):
                 expected = [NUMBERED[number] for number in (4, 5, 6, 7, 9)]
                 assert await payloads(late, 6) == [*expected, b"new"]
                 assert await nothing_comes(late)
+            async with bus.subscribe(1, start="last_values", max_in_flight=1) as late:
+                assert await payloads(late, 1) == expected[:1]
+                host.hang_up()
+                got: set[bytes] = set()
+                while b"new" not in got:
+                    got.update(await payloads(late, 1))
+                assert got >= {*expected[1:], b"new"}
 
     # Looks ---------------------------------------------------------------------------------------
 
