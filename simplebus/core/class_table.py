@@ -177,6 +177,8 @@ class ClassTable:
         if not cls.is_asked_for_values:
             cls.is_asked_for_values = True
             self._obey(cls)
+            for first, last in cls.purged:
+                cls.values.forget(first, last)
             if self.ledger is not None:
                 self.ledger.hurries[class_id] = None
 

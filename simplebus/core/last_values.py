@@ -90,6 +90,11 @@ class LastValues:
         """How many there are."""
         return self.sequences(self._ring.floor, self._ring.head, now).size
 
+    def forget(self, first: int, last: int) -> None:
+        """Messages first..last-1 are nobody's, and no values."""
+        self._look()
+        self._last[(self._last >= first) & (self._last < last)] = -1
+
     def _are_values(self, first: int, last: int, now: float) -> Flags:
         """Which of messages first..last-1, which were looked at, are values."""
         if last - first == 1:

@@ -36,6 +36,8 @@ def purge(cls: MessageClass, first: int, last: int, ledger: Ledger | None) -> in
         )
     before = len(purged)
     purged.add(first, last)
+    if cls.holds_values:
+        cls.values.forget(first, last)
     for position in cls.subscriptions:
         position.purge(first, last)
     _purge_waiting(cls, first, last)

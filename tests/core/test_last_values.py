@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from oracles import build_frame
 
 from core.talk import Bus
-from core.talk2 import ack, asked, enveloped, nack, on_channel, peer2, publish, subscribe
-from core.valued import Writer, drained, glance, late, payloads
+from core.talk2 import PURGE, ack, asked, enveloped, nack, on_channel, peer2, publish, subscribe
+from core.valued import KEEPS, Writer, drained, glance, late, payloads
 from simplebus.core import envelope
 from simplebus.core.envelope import Envelope
 from simplebus.core.frames import FrameBatch
@@ -162,6 +162,25 @@ def test_who_asks_for_a_start_that_is_none_hears_which_there_are() -> None:
     reader = peer2(bus, subscribe(1, 4, start="lastvalues"))
     (said,) = reader.told()
     assert '"last_values"' in said.content["message"]
+
+
+def test_a_purged_message_is_no_value_and_does_not_come_back() -> None:
+    for keeps in (False, True):
+        bus = Bus()
+        writer = Writer(bus)
+        bus.broker.classes[1].holds_values = keeps
+        bus.broker.classes[1].is_asked_for_values = keeps
+        for number in range(6):
+            writer.put("abc"[number % 3], b"%d" % number)
+        holder = peer2(bus, subscribe(1, 4))
+        writer.peer.say(asked(PURGE, 1, 4, first=3, last=5))
+        assert glance(bus) == [b"5"]
+        writer.peer.say(asked(ord("4"), classes=[KEEPS]))
+        assert glance(bus) == [b"5"]
+        assert len(holder.got()) == 4
+        holder.say(ack(4, 0, 3), ack(4, 5, 6))
+        assert glance(bus) == [b"5"]
+        assert bus.broker.classes[1].ring.floor == 5
 
 
 # Which classes keep them -------------------------------------------------------------------------
