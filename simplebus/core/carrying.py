@@ -35,6 +35,8 @@ _MILLISECONDS_MAX = (1 << 64) - 1
 class Taken:
     """Values that were copied out of a ring."""
 
+    values: Integers
+    """Their former sequences."""
     batch: FrameBatch
     rows: Rows | None
     had: list[Subscription]
@@ -42,13 +44,17 @@ class Taken:
     floor: int
     """Of the ring, while they were in there."""
 
+    def count_from(self, sequence: int) -> int:
+        """How many had this sequence or a higher one."""
+        return int(np.count_nonzero(self.values >= sequence))
+
 
 def tidy(store: Store, cls: MessageClass) -> None:
     """Carry some values, if what is held for them is mostly not theirs. What nobody needs was let
     go of."""
     ring, now = cls.ring, store.clock.now
     until = cls.needed_from(now)
-    if until <= ring.floor:
+    if until <= ring.floor:  # Nothing is held for values.
         return
     until = cls.values.cluttered_until(until, now)
     if until > ring.floor:
@@ -77,16 +83,20 @@ def take_out(store: Store, cls: MessageClass, values: Integers) -> Taken:
         is_timed |= rows.expires != NEVER
     if rows.opens is not None:
         is_timed |= rows.opens != AT_ONCE
-    copies = [ring.frame(sequence) for sequence in values.tolist()]
-    for index in np.flatnonzero(is_timed).tolist():
-        copies[index] = _as_of_now(copies[index], ring.row(int(values[index])), now)
-    bounds = np.cumsum([0, *map(len, copies)], dtype=np.int64)
-    batch = FrameBatch(np.frombuffer(b"".join(copies), np.uint8), bounds, 0)
+    if is_timed.any():
+        copies = [ring.frame(sequence) for sequence in values.tolist()]
+        for index in np.flatnonzero(is_timed).tolist():
+            copies[index] = _as_of_now(copies[index], ring.row(int(values[index])), now)
+        lengths, joined = np.array([*map(len, copies)]), b"".join(copies)
+    else:
+        begins, ends = ring.places(values)
+        lengths, joined = ends - begins, ring.joined(values, store.timer_index)
+    batch = FrameBatch(np.frombuffer(joined, np.uint8), np.r_[0, np.cumsum(lengths)], 0)
     described: Rows | None = None
     if (batch.data[batch.starts] == frames.ENVELOPE).any():
         described = rows if is_timed.any() else Rows(rows.count, rows.channels)
     had = [position for position in cls.subscriptions if position.window.floor >= behind]
-    return Taken(batch, described, had, ring.floor)
+    return Taken(values, batch, described, had, ring.floor)
 
 
 def _as_of_now(frame: bytes, row: Row, now: float) -> bytes:
@@ -164,6 +174,13 @@ class Saving:
         self._until = cls.ring.head
         """As above."""
         self._saves = cls.holds_values and not cls.values.fill_ring(store.clock.now)
+
+    def front(self) -> int:
+        """Behind the values that lie in front without another message between them: they are dealt
+        with together, since they make no room."""
+        if not self._saves:
+            return 0
+        return min(self._cls.values.front(self._store.clock.now), self._until)
 
     def take_out(self, floor: int) -> Taken | None:
         """The values below `floor`, before everything below it is let go of; None for none that

@@ -74,8 +74,8 @@ class LastValues:
     def floor(self, until: int, now: float) -> int:
         """The lowest value below `until`, or `until`."""
         self._look()
-        low, many = max(self._low, self._ring.floor), 1
-        while low < until:
+        low, many = max(self._low, self._ring.floor), _FEW
+        while low < until and not self._is_value(low, now):
             end = min(until, low + many)
             here = self._are_values(low, end, now)
             if here.any():
@@ -86,6 +86,16 @@ class LastValues:
         self._low = max(self._low, low)
         return min(low, until)
 
+    def front(self, now: float) -> int:
+        """The first message that is no value, of so many that are looked at at once; or behind
+        these."""
+        self._look()
+        first, last = self._ring.floor, min(self._ring.head, self._ring.floor + LOOK_AHEAD_MESSAGES)
+        if first == last or not self._is_value(first, now):
+            return first
+        here = self._are_values(first, last, now)
+        return last if here.all() else first + int(here.argmin())
+
     def count(self, now: float) -> int:
         """How many there are."""
         return self.sequences(self._ring.floor, self._ring.head, now).size
@@ -95,12 +105,13 @@ class LastValues:
         self._look()
         self._last[(self._last >= first) & (self._last < last)] = -1
 
+    def _is_value(self, sequence: int, now: float) -> bool:
+        """Whether this message, which was looked at, is one."""
+        row = self._ring.row(sequence)
+        return bool(self._last[row.channel] == sequence and row.expires > now)
+
     def _are_values(self, first: int, last: int, now: float) -> Flags:
         """Which of messages first..last-1, which were looked at, are values."""
-        if last - first == 1:
-            row = self._ring.row(first)
-            is_one = self._last[row.channel] == first and row.expires > now
-            return np.array([is_one], np.bool_)
         rows = self._ring.rows(first, last)
         here: Flags = self._last[rows.channels] == np.arange(first, last)
         if rows.expires is not None:
