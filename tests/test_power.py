@@ -133,6 +133,23 @@ os.ftruncate(file, 1)
     assert content(power) == {"file": b"0123x"}
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        "os.write(file, b'new')",
+        "os.writev(file, [b'n', b'ew'])",
+        "os.pwrite(file, b'new', 3)",
+        "os.pwritev(file, [b'n', b'ew'], 3)",
+    ],
+)
+def test_every_way_to_write_is_seen(power: Power, write: str) -> None:
+    """At the first sync of a file all of it is kept; here it is the second."""
+    begin = "file = opened('file')\nos.write(file, b'old'), os.fsync(file), sync()\n"
+    do(power, f"{begin}{write}\nos.fsync(file)")
+    power.cut()
+    assert content(power) == {"file": b"oldnew"}
+
+
 def test_by_chance_what_was_not_synced_is_there_too(power: Power) -> None:
     do(
         power,

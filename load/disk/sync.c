@@ -59,6 +59,14 @@ ssize_t pwritev(int file, const struct iovec *pieces, int count, off_t at) {
     return pwritev64(file, pieces, count, at);
 }
 
+ssize_t pwritev64v2(int file, const struct iovec *pieces, int count, off64_t at, int flags) {
+    return written(file, syscall(SYS_pwritev2, file, pieces, count, at, 0, flags), at);
+}
+
+ssize_t pwritev2(int file, const struct iovec *pieces, int count, off_t at, int flags) {
+    return pwritev64v2(file, pieces, count, at, flags);
+}
+
 static ssize_t appended(int file, ssize_t count) {
     if (count <= 0) return count;
     off_t at = lseek(file, 0, SEEK_CUR);
