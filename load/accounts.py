@@ -11,7 +11,7 @@ from array import array
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-LATE_S = 2.0  # Positions are kept every tenth of a second or so: this is long ago.
+LATE_S = 1.0  # Positions are kept every tenth of a second or so: this is long ago.
 
 
 def payload(publisher: str, number: int) -> bytes:
@@ -54,7 +54,9 @@ class Seen:
     disordered: int = 0
     """First deliveries of messages before which another of the same publisher was to come."""
     late: int = 0
-    """Messages that came again though they were processed LATE_S before."""
+    """Messages that came again though they were processed LATE_S before the last kill."""
+    killed_at: float = 0.0
+    """When that was."""
     _times: dict[str, array[float]] = field(default_factory=dict)
     """By publisher and number, when it came last; below 0 for one that has not come yet."""
 
@@ -68,7 +70,7 @@ class Seen:
             times = self._times[name.decode()] = array("d")
         self.deliveries += 1
         if number < len(times) and times[number] >= 0:
-            self.late += times[number] < now - LATE_S
+            self.late += times[number] < self.killed_at - LATE_S
         elif number < len(times):
             self.disordered += self.is_ordered
         else:
