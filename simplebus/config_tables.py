@@ -132,6 +132,10 @@ class ClassTable(_Table, frozen=True):
     """What it keeps that nobody needs any more; none of the three for what all classes do."""
     last_values: bool | None = None
     """Whether it keeps the last message of each channel besides; none for as who names it asks."""
+    ack_seconds: float | None = None
+    max_deliveries: int | None = None
+    backoff: list[float] | None = None
+    """Seconds."""
 
     def settings(self, where: str) -> ClassSettings:
         """What it does in its own way. Raises ConfigError for a size that is none."""
@@ -147,7 +151,16 @@ class ClassTable(_Table, frozen=True):
         policy = None if self.full is None else FullPolicy(self.full)
         return _or_complaint(
             where,
-            lambda: ClassSettings(keep, policy, self.max_messages, most, self.last_values),
+            lambda: ClassSettings(
+                keep,
+                policy,
+                self.max_messages,
+                most,
+                self.last_values,
+                self.ack_seconds,
+                self.max_deliveries,
+                None if self.backoff is None else tuple(self.backoff),
+            ),
         )
 
     def made(self, name: str, where: str) -> NamedClass:

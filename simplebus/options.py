@@ -66,6 +66,7 @@ _SETTING_FLAGS = {
     "ack_timeout": "--ack-timeout",
     "tick_seconds": "--tick",
     "heartbeat_seconds": "--heartbeat",
+    "max_deliveries": "--max-deliveries",
 }
 
 _RELATED = {
@@ -276,6 +277,7 @@ def settings(
     max_subscriptions: int,
     max_durables: int,
     max_dead_letters: int,
+    max_deliveries: int,
     config: Config | None = None,
     **_: Any,
 ) -> Settings:
@@ -320,6 +322,7 @@ def settings(
             keep=Keep(messages=keep_messages, bytes=keep_memory, seconds=keep_seconds),
             heartbeat_seconds=heartbeat,
             classes=config.class_settings if config else {},
+            deliveries_max=max_deliveries,
         )
     except ValueError as error:
         raise ValueError(in_options(str(error))) from None

@@ -17,7 +17,7 @@ from simplebus import nats_flags as nats
 from simplebus.complaints import fail, sentence
 from simplebus.config import Config, config_option, in_keys
 from simplebus.config_mistakes import ConfigError
-from simplebus.core.limits import HEARTBEAT_SECONDS
+from simplebus.core.limits import DELIVERIES, HEARTBEAT_SECONDS
 from simplebus.options import (
     ACKNOWLEDGEMENT,
     DEFAULT,
@@ -92,6 +92,16 @@ def serve(
             "--tick", "How long a tick is, the beat of the ack timer.", 1.0, panel=ACKNOWLEDGEMENT
         ),
     ] = 1.0,
+    max_deliveries: Annotated[
+        int,
+        option(
+            "--max-deliveries",
+            "How often a message is sent to a subscription that does not acknowledge it, before it "
+            "is given up and becomes a dead letter. 0 sends it without end.",
+            panel=ACKNOWLEDGEMENT,
+            metavar="COUNT",
+        ),
+    ] = DELIVERIES,
     full: Annotated[
         Full,
         option(

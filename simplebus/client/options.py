@@ -5,6 +5,7 @@ Rule 1: what cannot be is refused here, before anything is sent, with what was e
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Literal, TypedDict
 
@@ -45,8 +46,13 @@ class Options(TypedDict, total=False):
     meaning with that."""
     ack_seconds: float | None
     """How long a message may be unacknowledged before it comes again; None: as the bus says."""
-    max_deliveries: int
-    """How often a message is sent before it is given up; 0, the default, for without end."""
+    max_deliveries: int | None
+    """How often a message is sent before it is given up; 0 for without end, None: as the bus
+    says."""
+    backoff: Iterable[float] | None
+    """Pauses in seconds before a message comes the second time, the third and so on, the last one
+    before every further time; None: as the bus says. What is not refused comes no sooner than
+    `ack_seconds`."""
 
 
 def subscribe_request(
@@ -60,7 +66,8 @@ def subscribe_request(
     slow: str = "block",
     max_pending: int | None = None,
     ack_seconds: float | None = None,
-    max_deliveries: int = 0,
+    max_deliveries: int | None = None,
+    backoff: Iterable[float] | None = None,
     **unknown: object,
 ) -> SubscribeRequest:
     """The request that says so. Raises ValueError for what no bus would grant, and TypeError for
@@ -98,6 +105,7 @@ def subscribe_request(
         slow=slow,
         ack_seconds=ack_seconds,
         max_deliveries=max_deliveries,
+        backoff=None if backoff is None else list(backoff),
     )
     try:
         return msgspec.json.decode(request.encode(), type=SubscribeRequest)

@@ -9,8 +9,8 @@ terms about what it is for is refused, not answered wrongly.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from simplebus.core import frames
 from simplebus.core.acks import AckWindow
@@ -41,7 +41,7 @@ from simplebus.core.session import Session
 from simplebus.core.spans import Span
 from simplebus.core.store import Store
 from simplebus.core.subscription import Subscription
-from simplebus.core.terms import Terms
+from simplebus.core.terms import Terms, whole_ticks
 from simplebus.core.version2 import Version2, publisher_of
 
 _SLOW = ("block", "drop_oldest", "drop_newest", "disconnect")
@@ -161,12 +161,14 @@ class Answers:
             ring=cls.ring,
             window=cls.start("waiting"),
             outbox=session.outbox,
-            terms=Terms(ack_ticks=self._settings.ack_timeout),
+            terms=self._terms(cls),
+            timer_ticks=self._settings.ack_timeout,
             number=class_id,
             clock=self._store.clock,
             released=lambda: self._store.loosen(cls),
             bury=lambda *given_up: self._store.bury(cls, position, *given_up),
             put_off=lambda due: self._put_off(due, position),
+            errors=self._store.errors,
         )
         cls.add(position)
         cls.listening[position] = None
@@ -194,7 +196,7 @@ class Answers:
         elif wish.seek:
             position = self._moved(cls, position, wish)
         elif not position.is_served:
-            self._set_terms(cls, position, self._terms(wish))
+            self._set_terms(cls, position, self._terms(cls, wish))
         position.request = asked.request
         if wish.idle_seconds is not None:
             position.idle_seconds = wish.idle_seconds
@@ -318,7 +320,7 @@ class Answers:
         spans = None
         if asked.start == "last_values":  # They lie behind the cursor, and were never sent.
             spans = [Span(window.floor, window.cursor, 0)]
-        position = self._make(kind, cls, names, wanted, self._terms(asked), window, spans)
+        position = self._make(kind, cls, names, wanted, self._terms(cls, asked), window, spans)
         if cls.purged:
             purge_again(cls, position)
         return position
@@ -366,6 +368,7 @@ class Answers:
             released=lambda: store.loosen(cls),
             bury=lambda *given_up: store.bury(cls, position, *given_up),
             put_off=lambda due: self._put_off(due, position),
+            errors=store.errors,
             spans=spans,
         )
         position.durable, position.group = durable, group
@@ -389,20 +392,35 @@ class Answers:
         self.end(former)
         return position
 
-    def _terms(self, asked: SubscribeRequest) -> Terms:
+    def _terms(self, cls: MessageClass, asked: SubscribeRequest | None = None) -> Terms:
+        """What is asked for; where nothing is said, what the class says, else the bus. Version 1
+        asks for nothing."""
         settings = self._settings
+        own = settings.of_class(cls.class_id, cls.name)
+        ack_seconds, deliveries = own.ack_seconds, own.deliveries_max
+        backoff: Sequence[float] = own.backoff_seconds or ()
+        if asked is not None:
+            ack_seconds = asked.ack_seconds or ack_seconds
+            backoff = asked.backoff or backoff
+            deliveries = deliveries if asked.max_deliveries is None else asked.max_deliveries
         ticks = settings.ack_timeout
-        if asked.ack_seconds is not None:
-            ticks = max(1, math.ceil(asked.ack_seconds / settings.tick_seconds))
+        if ack_seconds is not None:
+            ticks = whole_ticks(ack_seconds, settings.tick_seconds)
+        terms = Terms(
+            ack_ticks=ticks,
+            deliveries_max=settings.deliveries_max if deliveries is None else deliveries,
+            backoff_ticks=tuple(whole_ticks(pause, settings.tick_seconds) for pause in backoff),
+        )
+        if asked is None:
+            return terms
         in_flight_max = None  # Of a group it is its members' business.
         if not asked.group:
             in_flight_max = asked.max_in_flight or IN_FLIGHT_MESSAGES
             if asked.max_pending is not None and asked.slow.startswith("drop"):
                 in_flight_max = min(in_flight_max, asked.max_pending)  # These are never dropped.
-        return Terms(
-            ack_ticks=ticks,
+        return replace(
+            terms,
             in_flight_max=in_flight_max,
-            deliveries_max=asked.max_deliveries,
             pending_max=asked.max_pending,
             slow=asked.slow,
             takes_envelopes=True,

@@ -9,7 +9,7 @@ Rule 2: this file knows what a dead letter looks like; where it is kept is the s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +37,10 @@ SESSION = "dead-session"
 """The id of the session that held the subscription; empty where several may, or none did."""
 SINCE = "dead-since"
 """When it was given up: seconds since 1970 by the bus's clock, to the microsecond."""
+ACCEPTED = "dead-accepted"
+"""When the bus accepted it, or a little later: as `SINCE`. Not there where that is not known."""
+ERROR = "dead-error"
+"""What its consumer said last, when it refused it. Not there where it said nothing."""
 
 
 _NOTHING = Envelope()
@@ -53,6 +57,17 @@ class Death:
     subscription: str
     session: str
     since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """One of them."""
+
+    sequence: int
+    frame: bytes
+    accepted: float = 0.0
+    """0 when that is not known."""
+    error: str = ""
 
 
 def class_name(of: str) -> str:
@@ -77,9 +92,9 @@ class Letters:
 
 
 def write(
-    stored: Iterable[tuple[int, bytes]], death: Death, *, class_id: int, frame_bytes_max: int
+    given_up: Iterable[Dead], death: Death, *, class_id: int, frame_bytes_max: int
 ) -> Letters:
-    """Dead letters for messages, given as sequence and frame, for the class with this id."""
+    """Dead letters for messages, for the class with this id."""
     alike = envelope.encode_pairs(
         (
             (REASON, death.reason.value),
@@ -90,30 +105,42 @@ def write(
             (SINCE, f"{death.since:.6f}"),
         )
     )
-    alike += envelope.with_length(SEQUENCE.encode())
     letters: list[bytes] = []
     names: dict[str, int] = {}
     channels: list[int] = []
     count = 0
-    for sequence, frame in stored:
+    for dead in given_up:
         count += 1
+        frame = dead.frame
         read, payload = _NOTHING, frame[HEADER_BYTES:-DELIMITER_BYTES]
         if frame[0] == frames.ENVELOPE:
             read, payload = envelope.decode(payload)
             read = Envelope(read.channel, read.key, read.headers, read.published)
-        why = alike + envelope.with_length(b"%d" % sequence)
-        try:
-            content = envelope.encode_with(read, why, payload)
-        except LocalProtocolError:  # Together with its own, the headers are too long.
-            continue
-        whole = frames.encode(frames.ENVELOPE, class_id=class_id, content=content)
-        if len(whole) <= frame_bytes_max:
-            letters.append(whole)
-            channels.append(names.setdefault(read.channel, len(names)))
+        for own in _own(dead):
+            try:
+                content = envelope.encode_with(read, alike + own, payload)
+            except LocalProtocolError:  # Together with its own, the headers are too long.
+                continue
+            whole = frames.encode(frames.ENVELOPE, class_id=class_id, content=content)
+            if len(whole) <= frame_bytes_max:
+                letters.append(whole)
+                channels.append(names.setdefault(read.channel, len(names)))
+                break
     columns = EnvelopeColumns(
         len(letters), list(names), np.array(channels, np.uint32) if len(names) > 1 else 0
     )
     return Letters(_batch(letters) if letters else None, columns, count - len(letters))
+
+
+def _own(dead: Dead) -> Iterator[bytes]:
+    """The headers that are about this one alone; without what was said, should that be too
+    long."""
+    own = envelope.encode_pairs(((SEQUENCE, str(dead.sequence)),))
+    if dead.accepted:
+        own += envelope.encode_pairs(((ACCEPTED, f"{dead.accepted:.6f}"),))
+    if dead.error:
+        yield own + envelope.encode_pairs(((ERROR, dead.error),))
+    yield own
 
 
 def _batch(whole: list[bytes]) -> FrameBatch:

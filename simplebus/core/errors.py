@@ -30,6 +30,7 @@ class Reason(enum.StrEnum):
     TOO_MANY_CONNECTIONS = "too_many_connections"
     ACK_UNSENT = "ack_unsent"
     ACK_UNSUBSCRIBED = "ack_unsubscribed"
+    ACK_LATE = "ack_late"
     DROP_OLDEST = "drop_oldest"
     DROP_NEWEST = "drop_newest"
     UNDELIVERED_AT_CLOSE = "undelivered_at_close"

@@ -138,6 +138,10 @@ class Nacked:
     last: int
     delay: float | None
     """Seconds until they are to come again; None for the pause that their attempts have earned."""
+    error: str = ""
+    """What went wrong; empty when nothing is said."""
+    attempt: int = 0
+    """Which sending of them is meant; 0 for whichever it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,16 +151,20 @@ class StillWorking:
     number: int
     first: int
     last: int
+    attempt: int = 0
+    """As of `Nacked`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terminated:
-    """Message ids first..last-1 are not to be sent again: the peer can never process them. No
-    frame says this."""
+    """Message ids first..last-1 are not to be sent again: the peer can never process them."""
 
     number: int
     first: int
     last: int
+    error: str = ""
+    attempt: int = 0
+    """Both as of `Nacked`."""
 
 
 @dataclass(frozen=True, slots=True)

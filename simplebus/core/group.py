@@ -22,7 +22,6 @@ from typing import Any
 
 from simplebus.core import picking
 from simplebus.core.acks import AckWindow
-from simplebus.core.errors import Reason
 from simplebus.core.frames import Integers
 from simplebus.core.limits import (
     GROUP_IN_FLIGHT_MESSAGES,
@@ -110,10 +109,6 @@ class Member:
         """What it was sent and has not acknowledged; a part of it, if it is much."""
         return self.wheel.sets()
 
-    def holds(self, sequence: int) -> bool:
-        """Whether it was sent this message, and has it still."""
-        return self.wheel.holds(sequence)
-
     def hand(self, spans: list[Span], tick: int) -> None:
         """These are to be sent to it."""
         if not self.spans:
@@ -129,9 +124,12 @@ class Member:
         self._hold(spans, -1)
         return spans
 
-    def give_up(self) -> list[Span]:
-        """It is gone. Returns all that it had."""
-        return [*self.give_back(), *self.wheel.clear()]
+    def give_up(self) -> list[tuple[int, Span]]:
+        """It is gone. Returns what it was sent and has not acknowledged, and by which tick it was
+        to do that."""
+        spans = self.wheel.clear()
+        self._hold([span for _, span in spans], -1)
+        return spans
 
     def pass_over(self, first: int, last: int) -> None:
         """It is not to be sent first..last-1, of what it was handed out."""
@@ -144,9 +142,15 @@ class Member:
             self.held_bytes += sign * self.group.ring.size(span.first, span.last)
         self.group.offer(self)
 
-    def lose(self, first: int, last: int) -> list[Span]:
-        """It has none of first..last-1 any longer. Returns what of them it was sent."""
-        spans = self.wheel.cut(first, last)
+    def holds(self, first: int, last: int, attempt: int, *, waiting: bool = False) -> bool:
+        """Whether any of first..last-1 is in flight to it; with this attempt, if it is not 0. What
+        waits is nobody's."""
+        return self.wheel.holds(first, last, attempt)
+
+    def lose(self, first: int, last: int, attempt: int = 0) -> list[Span]:
+        """It has none of first..last-1 any longer, or none with this attempt. Returns what of them
+        it was sent."""
+        spans = self.wheel.cut(first, last, attempt)
         if spans:
             self._hold(spans, -1)
         return spans
@@ -228,10 +232,10 @@ class Group(Subscription):
         return bool(self.members)
 
     def standing(self) -> Standing:
-        """Its own wheel holds what pauses; what is in flight its members have."""
+        """What is in flight its members have."""
         stands = super().standing()
         in_flight = sum(member.held for member in self.members)
-        return Standing(in_flight, [], self._wheel.sets(), stands.later, stands.again, [])
+        return Standing(in_flight, [], stands.pauses, stands.later, stands.again, [])
 
     # Members -------------------------------------------------------------------------------------
 
@@ -264,7 +268,9 @@ class Group(Subscription):
         """A member is gone. What it had is to be handed out again."""
         del self.members[member]
         member.outbox.forget(member)
-        self._again += member.give_up()
+        self._again += member.give_back()
+        for due, span in member.give_up():
+            self._return(span, due)
         self._has_come_back = True
 
     # Handing out ---------------------------------------------------------------------------------
@@ -373,34 +379,45 @@ class Group(Subscription):
 
     # What comes back -----------------------------------------------------------------------------
 
-    def acknowledge(self, member: Member, first: int, last: int) -> None:
-        """A member has processed what it holds of first..last-1."""
-        for span in member.lose(first, last):
+    def acknowledge(self, member: Member, first: int, last: int) -> bool:
+        """A member has processed what it holds of first..last-1. Returns whether that is any."""
+        spans = member.lose(first, last)
+        for span in spans:
             self.window.ack_range(span.first, span.last)
+        return bool(spans)
 
-    def acknowledge_all(self, member: Member, firsts: Integers, lasts: Integers) -> None:
-        """The same for many ranges."""
-        for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
-            self.acknowledge(member, first, last)
+    def acknowledge_all(
+        self, member: Member, firsts: Integers, lasts: Integers
+    ) -> list[tuple[int, int]]:
+        """The same for many ranges. Returns those of which it holds nothing."""
+        ranges = zip(firsts.tolist(), lasts.tolist(), strict=True)
+        return [(a, b) for a, b in ranges if not self.acknowledge(member, a, b)]
 
-    def refuse(self, member: Member, first: int, last: int, delay: float | None, tick: int) -> None:
+    def refuse(
+        self,
+        member: Member,
+        first: int,
+        last: int,
+        delay: float | None,
+        tick: int,
+        *,
+        attempt: int = 0,
+        error: str = "",
+    ) -> None:
         """A member could not process what it holds of first..last-1: see `nack`."""
-        for span in member.lose(first, last):
-            if delay is None:
-                self._expect(span.first, span.last, span.attempts, tick)
-            elif delay <= 0:
-                self._again.append(span)
-            else:
-                self._delay(self._clock.now + delay, span)
+        for span in member.lose(first, last, attempt):
+            self._refuse(span, delay, tick, error)
 
-    def terminate_held(self, member: Member, first: int, last: int) -> None:
+    def terminate_held(
+        self, member: Member, first: int, last: int, *, attempt: int = 0, error: str = ""
+    ) -> None:
         """A member can never process what it holds of first..last-1: see `terminate`."""
-        for span in member.lose(first, last):
-            self._give_up([(span.first, span.last)], Reason.TERMINATED, span.attempts)
+        self._terminate(member.lose(first, last, attempt), error)
+        self._has_come_back |= bool(self._again)
 
-    def extend(self, member: Member, first: int, last: int, tick: int) -> None:
+    def extend(self, member: Member, first: int, last: int, tick: int, attempt: int = 0) -> None:
         """A member is at what it holds of first..last-1: see `working`."""
-        self._postpone(member.wheel, first, last, tick)
+        self._postpone(member.wheel, first, last, tick, attempt)
 
     def tick(self, tick: int) -> None:
         for member in self.members:

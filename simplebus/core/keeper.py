@@ -198,4 +198,5 @@ def _position(position: Subscription) -> KeptPosition:
         terms.slow,
         position.idle_seconds,
         position.by_key,
+        terms.backoff_ticks,
     )

@@ -71,6 +71,7 @@ class KeptPosition(_Kept, frozen=True):
     slow: str
     idle_seconds: float | None
     by_key: bool = False
+    backoff_ticks: tuple[int, ...] = ()
 
     @property
     def key(self) -> tuple[int, str, str]:

@@ -25,7 +25,6 @@ import numpy as np
 
 from simplebus.core import key_hash, picking
 from simplebus.core.ahead import Ahead
-from simplebus.core.errors import Reason
 from simplebus.core.frames import Integers
 from simplebus.core.group import SHARE_MAX, Group, Member
 from simplebus.core.key_member import KeyMember
@@ -348,16 +347,25 @@ class KeyGroup(Group):
 
     # What comes back -----------------------------------------------------------------------------
 
-    def acknowledge(self, member: Member, first: int, last: int) -> None:
+    def acknowledge(self, member: Member, first: int, last: int) -> bool:
         assert isinstance(member, KeyMember)
-        self._acknowledged(member.lose_range(first, last))
+        lost = member.lose_range(first, last)
+        self._acknowledged(lost)
+        return bool(lost)
 
-    def acknowledge_all(self, member: Member, firsts: Integers, lasts: Integers) -> None:
+    def acknowledge_all(
+        self, member: Member, firsts: Integers, lasts: Integers
+    ) -> list[tuple[int, int]]:
         assert isinstance(member, KeyMember)
         done: list[int] = []
+        others: list[tuple[int, int]] = []
         for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+            before = len(done)
             done += member.lose_range(first, last)
+            if len(done) == before:
+                others.append((first, last))
         self._acknowledged(done)
+        return others
 
     def _acknowledged(self, sequences: list[int]) -> None:
         """These are processed."""
@@ -369,13 +377,23 @@ class KeyGroup(Group):
                 self.window.ack_range(sequence, sequence + 1)
         self._left(sequences)
 
-    def refuse(self, member: Member, first: int, last: int, delay: float | None, tick: int) -> None:
-        super().refuse(member, first, last, delay, tick)
+    def refuse(
+        self,
+        member: Member,
+        first: int,
+        last: int,
+        delay: float | None,
+        tick: int,
+        *,
+        attempt: int = 0,
+        error: str = "",
+    ) -> None:
+        super().refuse(member, first, last, delay, tick, attempt=attempt, error=error)
         self._has_come_back = True
 
-    def extend(self, member: Member, first: int, last: int, tick: int) -> None:
+    def extend(self, member: Member, first: int, last: int, tick: int, attempt: int = 0) -> None:
         assert isinstance(member, KeyMember)
-        member.postpone(first, last, tick)
+        member.postpone(first, last, tick, attempt)
 
     def tick(self, tick: int) -> None:
         super().tick(tick)
@@ -390,9 +408,8 @@ class KeyGroup(Group):
             self.window.ack_range(span.first, span.last)
             self._left(self._inside(span.first, span.last))
 
-    def terminate(self, first: int, last: int) -> None:
-        for span in self._sent_before(first, last):
-            self._give_up([(span.first, span.last)], Reason.TERMINATED, span.attempts)
+    def terminate(self, first: int, last: int, *, attempt: int = 0, error: str = "") -> None:
+        self._terminate(self._sent_before(first, last), error)
 
     def _sent_before(self, first: int, last: int) -> list[Span]:
         """What of first..last-1 was sent to somebody and is not acknowledged."""

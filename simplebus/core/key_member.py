@@ -53,8 +53,8 @@ class KeyMember(Member):
         yield from self.group.spans_of([sequence for sequence, _ in self._handed])
         yield from self.group.spans_of(self._sent)
 
-    def holds(self, sequence: int) -> bool:
-        return sequence in self._sent
+    def holds(self, first: int, last: int, attempt: int, *, waiting: bool = False) -> bool:
+        return any(True for _ in self._sent_as(first, last, attempt))
 
     def hand_some(self, sequences: list[int], sizes: list[int], tick: int) -> None:
         """These, which are so long, are to be sent to it."""
@@ -75,11 +75,22 @@ class KeyMember(Member):
         self._weigh(-len(handed), -sum(size for _, size in handed))
         return self.group.spans_of([sequence for sequence, _ in handed])
 
-    def give_up(self) -> list[Span]:
-        return [*self.give_back(), *self.group.spans_of(self.lose_some(self._sent))]
+    def give_up(self) -> list[tuple[int, Span]]:
+        by_due: dict[int, list[int]] = {}
+        for sequence, (due, _) in self._sent.items():
+            by_due.setdefault(due, []).append(sequence)
+        self.lose_some(self._sent)
+        return [(due, span) for due, held in by_due.items() for span in self.group.spans_of(held)]
 
-    def lose(self, first: int, last: int) -> list[Span]:
-        return self.group.spans_of(self.lose_some(self._sent_of(first, last)))
+    def lose(self, first: int, last: int, attempt: int = 0) -> list[Span]:
+        return self.group.spans_of(self.lose_some(list(self._sent_as(first, last, attempt))))
+
+    def _sent_as(self, first: int, last: int, attempt: int) -> Iterator[int]:
+        """What it was sent of first..last-1, or was sent so often."""
+        attempts_of = self.group.attempts_of
+        for sequence in self._sent_of(first, last):
+            if sequence in self._sent and attempt in (0, attempts_of(sequence)):
+                yield sequence
 
     def _sent_of(self, first: int, last: int) -> Iterable[int]:
         """What it was sent of first..last-1; some of these, if they are few, it was not."""
@@ -107,15 +118,13 @@ class KeyMember(Member):
         due = [s for s in self._due.pop(tick, ()) if self._sent.get(s, (0, 0))[0] == tick]
         return self.group.spans_of(self.lose_some(dict.fromkeys(due)))
 
-    def postpone(self, first: int, last: int, tick: int) -> None:
-        """The ack timeout of what it was sent of first..last-1 begins again."""
-        for sequence in list(self._sent_of(first, last)):
-            sent = self._sent.get(sequence)
-            if sent is not None:
-                due = tick + self.group.pause(sequence)
-                if due != sent[0]:
-                    self._sent[sequence] = (due, sent[1])
-                    self._due.setdefault(due, []).append(sequence)
+    def postpone(self, first: int, last: int, tick: int, attempt: int) -> None:
+        """The ack timeout of what it was sent of first..last-1, or so often, begins again."""
+        for sequence in list(self._sent_as(first, last, attempt)):
+            sent, due = self._sent[sequence], tick + self.group.pause(sequence)
+            if due != sent[0]:
+                self._sent[sequence] = (due, sent[1])
+                self._due.setdefault(due, []).append(sequence)
 
     def skip_to(self, floor: int) -> None:
         self.purge(0, floor)

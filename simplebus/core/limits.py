@@ -54,6 +54,8 @@ LOOK_AHEAD_MESSAGES = 16_384
 LOOKED_MESSAGES_MAX = 65_536
 # One that is dealt with by itself, be it converted or put off, counts as so many of them.
 LOOKED_FOR_ONE = 16
+# And in so many spans it is looked for one message.
+LOOKED_FOR_SPANS = 1024
 
 # Messages that expired are looked for in so many first, and in more as long as there is no other;
 # and in one tick, for all positions of all classes, in so many.
@@ -93,11 +95,24 @@ RING_IDLE_TICKS = 30
 # So many messages that are given up become dead letters at once, and if they are long no more than
 # REDELIVERY_BYTES of them: each is written by itself.
 DEAD_LETTERS_MAX = 256
+# Of so many messages that are to come again the bus remembers what was said of them last, and so
+# many bytes of that.
+ERRORS_MAX = 4096
+ERRORS_BYTES_MAX = 4 * 1024 * 1024
+# How long that may be: a sentence, no trace.
+ERROR_BYTES_MAX = 1024
 # All dead letters together may hold a part of all memory: nobody may read them.
 DEAD_LETTERS_PART = 4
 
 # Redelivery pauses double up to this many ticks.
 REDELIVERY_PAUSE_TICKS_MAX = 60
+# Who wants other pauses says so many at most, each no longer than a day.
+BACKOFF_MAX = 64
+PAUSE_SECONDS_MAX = 86_400.0
+# A message is sent so often before it is given up, unless told otherwise: with the pauses above,
+# for some thirteen minutes. As RabbitMQ's quorum queues, which give up after 20.
+DELIVERIES = 16
+DELIVERIES_MAX = 0xFFFF
 
 # A bulk of messages in flight must be addressable by the nearest-id rule: half the id space.
 MESSAGES_MAX = 1 << (MESSAGE_ID_BITS - 2)

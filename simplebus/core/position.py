@@ -6,7 +6,8 @@ Rule 3: what waits to be sent, be it again, is not in flight; and what was never
 acknowledged, though the cursor has passed it.
 
     ring    floor ─ in flight ─ cursor ─ not sent yet ─ head
-    wheel   tick 17: (4, 9)  tick 18: (9, 30) …      what to look at again, by tick
+    wheel   tick 17: (4, 9)  tick 18: (9, 30) …      in flight: what to look at again, by tick
+    refused tick 19: (2, 3)                          what pauses, by tick
     later   12.5 s: (30, 31)                         put off to a time
     again   (4, 6) (8, 9)                            what is to be sent again now
 """
@@ -23,6 +24,7 @@ from simplebus.core.acks import AckWindow
 from simplebus.core.ahead import Ahead
 from simplebus.core.channel_table import Wanted
 from simplebus.core.errors import Reason
+from simplebus.core.last_errors import LastErrors
 from simplebus.core.limits import IN_FLIGHT_BYTES, MESSAGES_MAX
 from simplebus.core.outbox import Nowhere, Outbox
 from simplebus.core.picking import Ranges
@@ -56,6 +58,7 @@ class Position(ABC):
         released: Callable[[], None] = lambda: None,
         bury: Callable[[Ranges, Reason, int], None] = lambda ranges, reason, attempts: None,
         put_off: Callable[[float], None] = lambda due: None,
+        errors: LastErrors | None = None,
         spans: Iterable[Span] | None = None,
     ) -> None:
         """What the window has in flight is to be sent again: it lies in `spans`, or somebody else
@@ -98,6 +101,7 @@ class Position(ABC):
         """Called with messages that it is giving up, why, and how often it was sent them."""
         self._put_off = put_off
         """Called with the time at which `wake_due` is to be called."""
+        self._errors = LastErrors() if errors is None else errors
         self._weight = Weight(ring)
         """Of what is in flight."""
         self._peeked = window.cursor
@@ -108,6 +112,7 @@ class Position(ABC):
         self._entered = window.in_flight
         self._dropped_in_flight = 0
         self._wheel = Wheel()
+        self._refused = Wheel()
         self._later: list[tuple[float, int, Span]] = []
         self._again: deque[Span] = deque()
         self._unsent = SequenceSet()
@@ -161,7 +166,8 @@ class Position(ABC):
     def standing(self) -> Standing:
         """Where that is which the cursor has passed, for who asks what it waits for."""
         waiting = [self._unsent, self._resend] if self.terms.in_flight_max is not None else []
-        return Standing(self._held(), self._wheel.sets(), [], self._later, self._again, waiting)
+        sent, pauses = self._wheel.sets(), self._refused.sets()
+        return Standing(self._held(), sent, pauses, self._later, self._again, waiting)
 
     def statistics(self) -> SubscriptionStatistics:
         return SubscriptionStatistics(
@@ -219,7 +225,7 @@ class Position(ABC):
     @property
     def has_waiting(self) -> bool:
         """Whether some of what the cursor has passed may wait to be sent."""
-        return bool(self._again or self._later)
+        return bool(self._again or self._later or self._refused)
 
     def ack(self, first: int, last: int) -> None:
         """The consumer has processed what it was sent of first..last-1."""
@@ -230,27 +236,48 @@ class Position(ABC):
             self._resend.remove(begin, end)
             self.window.ack_range(begin, end)
 
-    def nack(self, first: int, last: int, delay: float | None, tick: int) -> None:
-        """The consumer could not process first..last-1. They come again after the pause that their
-        attempts have earned, or after `delay` seconds."""
-        if delay is None:
-            self.working(first, last, tick)
-            return
-        for span in self._wheel.cut(first, last):
+    def holds(self, first: int, last: int, attempt: int, *, waiting: bool = False) -> bool:
+        """Whether any of first..last-1 is in flight, with this attempt if it is not 0; or, if that
+        is to count, waits to be sent again."""
+        is_there = self._wheel.holds(first, last, attempt)
+        return is_there or (waiting and self._resend.overlaps(first, last))
+
+    def nack(
+        self,
+        first: int,
+        last: int,
+        delay: float | None,
+        tick: int,
+        *,
+        attempt: int = 0,
+        error: str = "",
+    ) -> None:
+        """The consumer could not process first..last-1, and says why. What of them is in flight,
+        with this attempt if it is not 0, comes again after the pause that its attempts have earned,
+        or after `delay` seconds."""
+        for span in self._wheel.cut(first, last, attempt):
             self._wait(span)
-            if delay <= 0:
-                self._again.append(span)
-            else:
-                self._delay(self._clock.now + delay, span)
+            self._refuse(span, delay, tick, error)
         if self._again:
             self.outbox.wake(self)
 
-    def working(self, first: int, last: int, tick: int) -> None:
-        """The consumer is at it: the ack timeout of first..last-1 begins again."""
-        self._postpone(self._wheel, first, last, tick)
+    def _refuse(self, span: Span, delay: float | None, tick: int, error: str) -> None:
+        """Have these come again after a pause, or after so many seconds."""
+        self._errors.note(self, span.first, span.last, error)
+        if delay is None:
+            due = tick + self.terms.refused_pause(span.attempts)
+            self._refused.put(due, span.first, span.last, span.attempts)
+        elif delay <= 0:
+            self._again.append(span)
+        else:
+            self._delay(self._clock.now + delay, span)
 
-    def _postpone(self, wheel: Wheel, first: int, last: int, tick: int) -> None:
-        wheel.postpone(first, last, lambda attempts: tick + self.terms.pause(attempts))
+    def working(self, first: int, last: int, tick: int, attempt: int = 0) -> None:
+        """The consumer is at it: the ack timeout of first..last-1 begins again."""
+        self._postpone(self._wheel, first, last, tick, attempt)
+
+    def _postpone(self, wheel: Wheel, first: int, last: int, tick: int, attempt: int) -> None:
+        wheel.postpone(first, last, lambda attempts: tick + self.terms.pause(attempts), attempt)
 
     def tick(self, tick: int) -> None:
         """Queue what is due at this tick and not acknowledged."""
@@ -258,6 +285,8 @@ class Position(ABC):
             if span.last > self.window.floor:
                 self._again.append(span)
                 self._wait(span)
+        if self._refused:
+            self._again += self._refused.pop(tick)
         if self._again:
             self.outbox.wake(self)
         self.window.release_memory()
@@ -293,19 +322,27 @@ class Position(ABC):
     # Coming and going ----------------------------------------------------------------------------
 
     def detach(self) -> None:
-        """The session is gone; the position stays. What was in flight is to be sent again."""
+        """The session is gone; the position stays. What was in flight is to be sent again: what was
+        sent once as soon as somebody is there, the rest after its pause, so that one who goes on
+        coming and falling does not use up a message's deliveries."""
         self.outbox.forget(self)
         self.outbox = Nowhere()
-        for span in self._wheel:
+        for due, span in self._wheel.clear():
             self._wait(span)
-        self._again = deque(sorted(self._spans(), key=lambda span: span.first))
-        self._wheel.clear()
-        self._later.clear()
-        self._put_off(NEVER)
+            self._return(span, due)
+        self._again = deque(sorted(self._again, key=lambda span: span.first))
+
+    def _return(self, span: Span, due: int) -> None:
+        """Who was sent these, and was to acknowledge them by then, is gone."""
+        if span.attempts < 2:
+            self._again.append(span)
+        else:
+            self._refused.put(due, span.first, span.last, span.attempts)
 
     def give_up_waiting(self) -> None:
         """The position is gone: nothing is to be woken for it any more."""
         self._put_off(NEVER)
+        self._errors.forget(self)
 
     def attach(self, outbox: Outbox, number: int) -> None:
         """A session takes the position up."""
@@ -325,6 +362,7 @@ class Position(ABC):
         """Wherever they are kept."""
         yield from self._again
         yield from self._wheel
+        yield from self._refused
         for _, _, span in self._later:
             yield span
 
@@ -342,7 +380,7 @@ class Position(ABC):
     def _check_waiting(self) -> None:
         """What is said to wait is what lies in the spans that wait."""
         unsent, resend = SequenceSet(), SequenceSet()
-        for span in (*self._again, *(span for _, _, span in self._later)):
+        for span in (*self._again, *self._refused, *(span for _, _, span in self._later)):
             for first, last in self.window.unacked(span.first, span.last):
                 (unsent if self._is_unsent(span) else resend).add(first, last)
         assert list(self._unsent) == list(unsent), (list(self._unsent), list(unsent))

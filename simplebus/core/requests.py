@@ -15,12 +15,15 @@ from msgspec import Meta
 
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import (
+    BACKOFF_MAX,
     BINDINGS_MAX,
+    DELIVERIES_MAX,
     FETCH_MESSAGES_MAX,
     HEARTBEAT_SECONDS_MAX,
     IDLE_SECONDS_MAX,
     IN_FLIGHT_MAX,
     NAME_CHARACTERS_MAX,
+    PAUSE_SECONDS_MAX,
     SEQUENCE_MAX,
 )
 
@@ -29,6 +32,7 @@ VERSION = 2
 Name = Annotated[str, Meta(min_length=1, max_length=NAME_CHARACTERS_MAX)]
 ClassId = Annotated[int, Meta(ge=0, le=0xFFFF)]
 Sequence = Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)]
+Seconds = Annotated[float, Meta(gt=0, le=PAUSE_SECONDS_MAX)]
 
 
 STARTS = ("waiting", "new", "earliest", "last", "last_values")
@@ -133,10 +137,14 @@ class SubscribeRequest(_Request, frozen=True):
     own limits."""
     slow: str = "block"
     """"block", "drop_oldest", "drop_newest" or "disconnect"."""
-    ack_seconds: Annotated[float, Meta(gt=0, le=86_400)] | None = None
-    """Instead of the bus's ack timeout; counted in whole ticks, at least one."""
-    max_deliveries: Annotated[int, Meta(ge=0, le=0xFFFF)] = 0
-    """How often a message is sent before it is given up; 0 for without end."""
+    ack_seconds: Seconds | None = None
+    """Instead of the class's ack timeout; counted in whole ticks, at least one."""
+    max_deliveries: Annotated[int, Meta(ge=0, le=DELIVERIES_MAX)] | None = None
+    """How often a message is sent before it is given up; 0 for without end, None for what the class
+    says."""
+    backoff: Annotated[list[Seconds], Meta(min_length=1, max_length=BACKOFF_MAX)] | None = None
+    """Pauses before the second sending, the third and so on, the last one for all further ones, in
+    whole ticks; None for what the class says."""
     by_key: bool = False
     """Of a group: whether messages of one key go to one member, one after the other."""
 

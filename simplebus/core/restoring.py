@@ -126,6 +126,7 @@ class Restoring:
             pending_max=kept.pending_max,
             slow=kept.slow,
             takes_envelopes=True,
+            backoff_ticks=kept.backoff_ticks,
         )
         spans = spans_of(window, kept.attempts)
         position = broker.answers.restore(cls, kept, terms, window, spans)

@@ -9,7 +9,15 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from simplebus.core.limits import HEARTBEAT_SECONDS, RING_BYTES_MIN, Limits
+from simplebus.core.limits import (
+    BACKOFF_MAX,
+    DELIVERIES,
+    DELIVERIES_MAX,
+    HEARTBEAT_SECONDS,
+    PAUSE_SECONDS_MAX,
+    RING_BYTES_MIN,
+    Limits,
+)
 
 
 class FullPolicy(enum.StrEnum):
@@ -60,12 +68,38 @@ class ClassSettings:
     last_values: bool | None = None
     """Whether it keeps the last message of each channel, besides everything else; None for as who
     names it asks."""
+    ack_seconds: float | None = None
+    """How long a message may be unacknowledged, the first time."""
+    deliveries_max: int | None = None
+    """How often a message is sent before it is given up; 0 for without end."""
+    backoff_seconds: tuple[float, ...] | None = None
+    """Pauses before the second sending, the third and so on, the last one for all further ones."""
 
     def __post_init__(self) -> None:
+        _check_deliveries(self.deliveries_max or 0)
+        backoff = self.backoff_seconds
+        if backoff is not None and not 1 <= len(backoff) <= BACKOFF_MAX:
+            raise ValueError(
+                f"backoff must have from 1 to {BACKOFF_MAX} pauses, got {len(backoff)}"
+            )
+        for what, seconds in (
+            *(("ack_seconds", s) for s in (self.ack_seconds,) if s is not None),
+            *(("backoff", s) for s in backoff or ()),
+        ):
+            if not 0 < seconds <= PAUSE_SECONDS_MAX:
+                raise ValueError(
+                    f"{what} must be above 0 and up to {PAUSE_SECONDS_MAX:g} seconds, got "
+                    f"{seconds:g}"
+                )
         for name, least in (("messages_max", 1), ("bytes_max", 4 * RING_BYTES_MIN)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+def _check_deliveries(count: int) -> None:
+    if not 0 <= count <= DELIVERIES_MAX:
+        raise ValueError(f"max_deliveries must be from 0 to {DELIVERIES_MAX}, got {count}")
 
 
 _AS_ALL = ClassSettings()
@@ -89,8 +123,11 @@ class Settings:
     """The longest that a version 2 peer may be silent; 0 for ever."""
     classes: Mapping[int | str, ClassSettings] = field(default_factory=dict)
     """Of classes that do something in their own way, by id or by name."""
+    deliveries_max: int = DELIVERIES
+    """How often a message is sent before it is given up; 0 for without end."""
 
     def __post_init__(self) -> None:
+        _check_deliveries(self.deliveries_max)
         if not 1 <= self.ack_timeout <= 0xFFFF:
             raise ValueError(f"ack_timeout must be from 1 to 65535 ticks, got {self.ack_timeout}")
         if not self.tick_seconds > 0:

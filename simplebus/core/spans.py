@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
 
+from simplebus.core.errors import Reason
+
 INHERITED = -1
 """The attempts of messages that somebody else was sent, who knows how often."""
 
@@ -33,6 +35,8 @@ class Span:
     last: int
     attempts: int
     """How often this subscription was sent them; INHERITED when a former one left them."""
+    given_up: Reason | None = None
+    """Why they are not to be sent any more; None for what is."""
 
     @property
     def next_attempt(self) -> int:
@@ -59,35 +63,39 @@ class Wheel:
         """What is due at this tick, ascending."""
         return _spans(self._due.pop(tick, {}))
 
-    def cut(self, first: int, last: int) -> list[Span]:
-        """Take messages first..last-1 out, wherever they lie."""
+    def __bool__(self) -> bool:
+        return bool(self._due)
+
+    def cut(self, first: int, last: int, attempt: int = 0) -> list[Span]:
+        """Take messages first..last-1 out, wherever they lie; or those that were sent so often."""
         out: list[Span] = []
-        for tick, attempts, sequences in self._sets():
+        for tick, attempts, sequences in self._sets(attempt):
             out += [Span(a, b, attempts) for a, b in sequences.take(first, last)]
             self._drop_empty(tick, attempts)
         return out
 
-    def holds(self, sequence: int) -> bool:
-        """Whether this message lies in here."""
-        return any(not held.without(sequence, sequence + 1) for _, _, held in self._sets())
+    def holds(self, first: int, last: int, attempt: int = 0) -> bool:
+        """Whether any of messages first..last-1 lies in here; or of those that were sent so
+        often."""
+        return any(held.overlaps(first, last) for _, _, held in self._sets(attempt))
 
     def sets(self) -> list[tuple[int, int, SequenceSet]]:
         """Everything: when it is due, how often it was sent, and which messages."""
-        return self._sets()
+        return self._sets(0)
 
-    def postpone(self, first: int, last: int, due: Callable[[int], int]) -> None:
+    def postpone(self, first: int, last: int, due: Callable[[int], int], attempt: int = 0) -> None:
         """Messages first..last-1, as far as they are in here, are due at another tick, which
-        follows from their attempts. Those that are due then are not touched: however often this is
-        asked for at a time, each message is moved once."""
-        for tick, attempts, sequences in self._sets():
+        follows from their attempts; or those that were sent so often. Those that are due then are
+        not touched: however often this is asked for at a time, each message is moved once."""
+        for tick, attempts, sequences in self._sets(attempt):
             then = due(attempts)
             if then != tick and (ranges := sequences.take(first, last)):
                 self._set(then, attempts).update(ranges)
                 self._drop_empty(tick, attempts)
 
-    def clear(self) -> list[Span]:
-        """Take everything out, ascending."""
-        spans = sorted(self, key=_first)
+    def clear(self) -> list[tuple[int, Span]]:
+        """Take everything out: when it is due, and what; of one tick, ascending."""
+        spans = [(tick, span) for tick, held in self._due.items() for span in _spans(held)]
         self._due.clear()
         return spans
 
@@ -102,11 +110,13 @@ class Wheel:
             sequences = by_attempts[attempts] = SequenceSet()
         return sequences
 
-    def _sets(self) -> list[tuple[int, int, SequenceSet]]:
+    def _sets(self, attempt: int) -> list[tuple[int, int, SequenceSet]]:
+        """Those of all attempts for 0."""
         return [
             (tick, attempts, sequences)
             for tick, by_attempts in self._due.items()
             for attempts, sequences in by_attempts.items()
+            if attempt in (0, attempts)
         ]
 
     def _drop_empty(self, tick: int, attempts: int) -> None:
@@ -213,6 +223,11 @@ class SequenceSet:
         if first < last:
             outside.append((first, last))
         return outside
+
+    def overlaps(self, first: int, last: int) -> bool:
+        """Whether any of first..last-1 is in here."""
+        at = bisect_right(self._lasts, first)
+        return first < last and at < len(self._firsts) and self._firsts[at] < last
 
     def clear(self) -> None:
         self._firsts.clear()

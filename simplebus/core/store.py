@@ -16,10 +16,12 @@ from simplebus.core import carrying, dead_letters, envelope, frames, noting, pic
 from simplebus.core.class_table import ClassTable
 from simplebus.core.classes import MessageClass
 from simplebus.core.columns import AT_ONCE, NEVER, Row, Rows, Times
+from simplebus.core.dead_letters import Dead
 from simplebus.core.envelope import EnvelopeColumns
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.events import Refused
 from simplebus.core.frames import FrameBatch
+from simplebus.core.last_errors import LastErrors
 from simplebus.core.ledger import Ledger
 from simplebus.core.limits import (
     CHANNEL_NAMES_MAX,
@@ -70,6 +72,8 @@ class Store:
         self.bound = self.table.bound
         self.budget = self.table.budget
         self.room = Room(self.classes, self.budget, self._append, self.table.dead_budget)
+        self.errors = LastErrors()
+        """What was said of messages that are to come again."""
         self.timer_index = 0
         self._ready = ready
         """Called with outboxes that have something new."""
@@ -356,7 +360,16 @@ class Store:
             since=self.clock.now,
         )
         letters = dead_letters.write(
-            ((sequence, cls.ring.frame(sequence)) for a, b in ranges for sequence in range(a, b)),
+            (
+                Dead(
+                    sequence,
+                    cls.ring.frame(sequence),
+                    cls.times.at(sequence),
+                    self.errors.of(position, sequence),
+                )
+                for a, b in ranges
+                for sequence in range(a, b)
+            ),
             death,
             class_id=dead.class_id,
             frame_bytes_max=self.settings.limits.frame_bytes,
@@ -408,6 +421,7 @@ class Store:
 
     def tick(self) -> None:
         """Once per tick: memory, times, and what nobody waits for any more."""
+        self.errors.forget_done()
         if 4 * self.budget.left < self.budget.limit:
             self._forget_channels()
         spare = EXPIRED_MESSAGES_MAX

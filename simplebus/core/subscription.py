@@ -8,6 +8,7 @@ Rule 2: one turn looks at so many messages and no more, whether any of them is f
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 
 from simplebus.core import picking
 from simplebus.core.ahead import Ahead
@@ -17,6 +18,7 @@ from simplebus.core.limits import (
     EXPIRED_FIRST,
     LOOK_AHEAD_MESSAGES,
     LOOKED_FOR_ONE,
+    LOOKED_FOR_SPANS,
     LOOKED_MESSAGES_MAX,
     PLAIN_FRAMES_MAX,
     REDELIVERY_BYTES,
@@ -102,8 +104,10 @@ class Subscription(Position):
                 last = ranges[REDELIVERY_PIECES][0]
                 del ranges[REDELIVERY_PIECES:]
             self.looked += max(0, last - first)
-            if self.terms.deliveries_max and span.attempts >= self.terms.deliveries_max:
-                last = self._give_up_front(ranges, last, span.attempts)
+            most_sent = self.terms.deliveries_max
+            if span.given_up or (most_sent and span.attempts >= most_sent):
+                reason = span.given_up or Reason.MAX_DELIVERIES
+                last = self._give_up_front(ranges, last, span.attempts, reason)
                 ranges = []
             else:
                 ranges = picking.front(ranges, most)
@@ -422,25 +426,55 @@ class Subscription(Position):
         self._leave_out(picked, end, attempts=0)
         return end == last
 
-    def terminate(self, first: int, last: int) -> None:
-        """The consumer can never process what it was sent of first..last-1: give it up."""
-        spans = self._wheel.cut(first, last)
-        if not self.is_served:  # It was given back, and waits.
-            spans += [span for span in self._again if span.first < last and first < span.last]
-        attempts = max((span.attempts for span in spans), default=1)
-        for begin, end in self._unsent.without(max(first, self.window.floor), last):
-            self._give_up(self.window.unacked(begin, end), Reason.TERMINATED, attempts)
+    def terminate(self, first: int, last: int, *, attempt: int = 0, error: str = "") -> None:
+        """The consumer can never process first..last-1, and says why: give up what of them is in
+        flight, with this attempt if it is not 0, or waits to be sent again."""
+        spans = self._wheel.cut(first, last, attempt)
+        if self.is_served:
+            for a, b in self._resend.take(first, last):
+                spans.append(Span(a, b, attempt or self._attempts_of(a)))
+        else:
+            spans += [
+                Span(max(first, span.first), min(last, span.last), span.attempts)
+                for span in self._spans()
+                if span.first < last and first < span.last and not self._is_unsent(span)
+            ]
+        self._terminate(spans, error)
 
-    def _give_up_front(self, ranges: Ranges, last: int, attempts: int) -> int:
-        """Give up what lies in front of these, before `last`, which was sent often enough: so much
-        that nobody else waits for long. Returns where it ends."""
+    def _attempts_of(self, sequence: int) -> int:
+        """How often a message that waits was sent, if that is soon found; else once."""
+        for span in islice(self._spans(), LOOKED_FOR_SPANS):
+            if span.first <= sequence < span.last:
+                return span.attempts
+        return 1
+
+    def _terminate(self, spans: list[Span], error: str) -> None:
+        """Give these up: some now, further ones in turns."""
+        left = DEAD_LETTERS_MAX
+        for span in spans:
+            self._errors.note(self, span.first, span.last, error)
+            if left > 0:
+                ranges = self.window.unacked(span.first, span.last)
+                left -= picking.total(ranges)
+                span.first = self._give_up_front(
+                    ranges, span.last, span.attempts, Reason.TERMINATED
+                )
+            if span.first < span.last:
+                rest = Span(span.first, span.last, span.attempts, Reason.TERMINATED)
+                self._wait(rest)
+                self._again.append(rest)
+                self.outbox.wake(self)
+
+    def _give_up_front(self, ranges: Ranges, last: int, attempts: int, reason: Reason) -> int:
+        """Give up what lies in front of these, before `last`, which was sent so often: so much that
+        nobody else waits for long. Returns where it ends."""
         some = picking.front(ranges, DEAD_LETTERS_MAX)
         if some:
             first, end = some[0][0], some[-1][1]
             end = self.ring.piece(first, end, REDELIVERY_BYTES)[1]
             some = picking.before(some, end)
             last = end if picking.total(some) < picking.total(ranges) else last
-        self._give_up(some, Reason.MAX_DELIVERIES, attempts)
+        self._give_up(some, reason, attempts)
         return last
 
     def _give_up(self, ranges: Ranges, reason: Reason, attempts: int) -> None:

@@ -5,6 +5,7 @@ Rule 1: plain values; what follows from them is the subscription's business.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from simplebus.core.limits import REDELIVERY_PAUSE_TICKS_MAX
@@ -37,11 +38,25 @@ class Terms:
     slow: str = "block"
     takes_envelopes: bool = False
     """Whether the peer knows envelopes; else it gets payloads."""
+    backoff_ticks: tuple[int, ...] = ()
+    """Ticks before the second sending, the third and so on, the last one for all further ones;
+    none for the ack timeout, doubled each time."""
 
     def pause(self, attempts: int) -> int:
-        """Ticks between a sending and the next."""
-        doubled = self.ack_ticks << min(attempts - 1, 16)
+        """Ticks between a sending and the next, for what is not acknowledged in time."""
+        return max(self.refused_pause(attempts), self.ack_ticks)
+
+    def refused_pause(self, attempts: int) -> int:
+        """Ticks from a refusal to the next sending."""
+        if self.backoff_ticks:
+            return self.backoff_ticks[min(max(attempts, 1), len(self.backoff_ticks)) - 1]
+        doubled = self.ack_ticks << min(max(attempts - 1, 0), 16)
         return max(min(doubled, REDELIVERY_PAUSE_TICKS_MAX), self.ack_ticks)
+
+
+def whole_ticks(seconds: float, tick_seconds: float) -> int:
+    """A time in ticks, rounded up, one at least."""
+    return max(1, math.ceil(seconds / tick_seconds))
 
 
 @dataclass(slots=True)

@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from simplebus.core.acks import nearest_sequence
+from simplebus.core.acks import AckWindow, nearest_sequence
 from simplebus.core.errors import Reason
 from simplebus.core.events import Acked, Nacked, StillWorking, Terminated
 from simplebus.core.group import Group, Member
-from simplebus.core.limits import PLAIN_FRAMES_MAX
+from simplebus.core.limits import PLAIN_FRAMES_MAX, REDELIVERY_MESSAGES
 from simplebus.core.outbox import Outbox
 from simplebus.core.session import Session
 from simplebus.core.store import Store
@@ -95,7 +95,8 @@ class Verdicts:
         group = member.group
         first, last = self._sequences(group, first_id, last_id)
         before = group.window.floor
-        group.acknowledge(member, first, last)
+        if not group.acknowledge(member, first, last):
+            self._count_late(group.window, first, last)
         if group.window.floor != before:
             self._store.release(self._store.classes[group.class_id])
         self.hand_out(group)
@@ -106,7 +107,8 @@ class Verdicts:
         firsts, lasts = window.sequences(event.firsts, event.lasts)
         self._refused[Reason.ACK_UNSENT] += int(np.count_nonzero(lasts > window.cursor))
         firsts, lasts = np.maximum(firsts, before), np.minimum(lasts, window.cursor)
-        group.acknowledge_all(member, firsts, lasts)
+        for first, last in group.acknowledge_all(member, firsts, lasts):
+            self._count_late(window, first, last)
         if window.floor != before:
             self._store.release(self._store.classes[group.class_id])
         self.hand_out(group)
@@ -116,27 +118,41 @@ class Verdicts:
         if subscription is None:
             self._refused[Reason.ACK_UNSUBSCRIBED] += 1
             return
-        tick = self._store.clock.tick
+        tick, attempt = self._store.clock.tick, event.attempt
+        position = subscription.group if isinstance(subscription, Member) else subscription
+        first, last = self._sequences(position, event.first, event.last)
+        is_end = isinstance(event, Terminated)
+        if not subscription.holds(first, last, attempt, waiting=is_end):
+            self._count_late(position.window, first, last)
+            return
         if isinstance(subscription, Member):
             group = subscription.group
-            first, last = self._sequences(group, event.first, event.last)
-            if isinstance(event, Nacked):
-                group.refuse(subscription, first, last, event.delay, tick)
-            elif isinstance(event, Terminated):
-                group.terminate_held(subscription, first, last)
-            else:
-                group.extend(subscription, first, last, tick)
+            match event:
+                case Nacked(delay=delay, error=error):
+                    group.refuse(
+                        subscription, first, last, delay, tick, attempt=attempt, error=error
+                    )
+                case Terminated(error=error):
+                    group.terminate_held(subscription, first, last, attempt=attempt, error=error)
+                case StillWorking():
+                    group.extend(subscription, first, last, tick, attempt)
             self.hand_out(group)
             return
-        first, last = self._sequences(subscription, event.first, event.last)
-        if isinstance(event, Nacked):
-            subscription.nack(first, last, event.delay, tick)
-            self._ready(subscription.outbox)
-        elif isinstance(event, Terminated):
-            subscription.terminate(first, last)
-        else:
-            subscription.working(first, last, tick)
+        match event:
+            case Nacked(delay=delay, error=error):
+                subscription.nack(first, last, delay, tick, attempt=attempt, error=error)
+                self._ready(subscription.outbox)
+            case Terminated(error=error):
+                subscription.terminate(first, last, attempt=attempt, error=error)
+            case StillWorking():
+                subscription.working(first, last, tick, attempt)
         self._go_on(subscription)
+
+    def _count_late(self, window: AckWindow, first: int, last: int) -> None:
+        """None of these is in flight to who has said something of them, with the attempt that he
+        has named: somebody else may have them by now."""
+        if window.unacked(first, min(last, first + REDELIVERY_MESSAGES)):
+            self._refused[Reason.ACK_LATE] += 1
 
     def _sequences(self, position: Subscription, first_id: int, last_id: int) -> tuple[int, int]:
         """A range of ids as sequences, as far as they were sent."""

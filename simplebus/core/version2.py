@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simplebus.core import explained, frames, requests
+from simplebus.core.envelope_content import unstuff
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.events import (
     Acked,
@@ -33,11 +34,13 @@ from simplebus.core.events import (
     Refused,
     StillWorking,
     SubscriptionAsked,
+    Terminated,
     UnsubscriptionAsked,
 )
 from simplebus.core.frames import Flags, FrameBatch, Integers
 from simplebus.core.limits import (
     DELIMITER_BYTES,
+    ERROR_BYTES_MAX,
     HEADER_BYTES,
     MESSAGE_ID_BITS,
     MESSAGE_ID_MASK,
@@ -55,7 +58,7 @@ _NUMBER: np.dtype[np.uint32] = np.dtype(">u4")
 _WHITE_SPACE = b" \t\r\n"
 """What JSON takes for it."""
 _HALF = 1 << (MESSAGE_ID_BITS - 1)
-_NACK = re.compile(rb"([0-9]{1,10}-[0-9]{1,10})(?: ([0-9]{1,12}))?")
+_NACK = re.compile(rb"([0-9]{1,10}-[0-9]{1,10})(?: ([0-9]{1,12}|terminate))?(?:\n(.*))?", re.DOTALL)
 
 
 class Version2(Version1):
@@ -367,21 +370,42 @@ def _purge(key: int, frame: FrameBatch) -> PurgeAsked:
     )
 
 
-def _nacked(key: int, frame: FrameBatch) -> Nacked:
+def _nacked(key: int, frame: FrameBatch) -> Nacked | Terminated:
     held = content(frame)
     match = _NACK.fullmatch(held)
     if match is None:
         shown = held[:40].decode("ascii", "backslashreplace")
         raise RemoteProtocolError(
             Reason.BAD_ACK,
-            f"a Nack held {shown!r}; expected first-last, or first-last and milliseconds",
+            f"a Nack held {shown!r}; expected first-last, perhaps a blank and milliseconds or "
+            "terminate, perhaps a line end and a sentence",
         )
     first, last = frames.ack_range(match[1], "a Nack")
-    return Nacked(key, first, last, None if match[2] is None else int(match[2]) / 1000)
+    error, attempt = _sentence(match[3] or b""), _header(frame)[2]
+    if match[2] == b"terminate":
+        return Terminated(key, first, last, error, attempt)
+    delay = None if match[2] is None else int(match[2]) / 1000
+    return Nacked(key, first, last, delay, error, attempt)
+
+
+def _sentence(stuffed: bytes) -> str:
+    """What a Nack says went wrong."""
+    text = unstuff(stuffed)
+    if len(text) > ERROR_BYTES_MAX:
+        raise RemoteProtocolError(
+            Reason.BAD_ACK,
+            f"a Nack's sentence has {len(text)} bytes, {ERROR_BYTES_MAX} are allowed",
+        )
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise RemoteProtocolError(
+            Reason.BAD_ACK, f"a Nack's sentence is not UTF-8: {error.reason}"
+        ) from None
 
 
 def _working(key: int, frame: FrameBatch) -> StillWorking:
-    return StillWorking(key, *frames.ack_range(content(frame), "a Working"))
+    return StillWorking(key, *frames.ack_range(content(frame), "a Working"), _header(frame)[2])
 
 
 def _refused(error: RemoteProtocolError, frame: FrameBatch) -> Refused:

@@ -34,6 +34,7 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.group import Member
 from simplebus.core.limits import (
     CLASS_ID_MAX,
+    ERROR_BYTES_MAX,
     HEADER_BYTES,
     IN_FLIGHT_MAX,
     NAME_CHARACTERS_MAX,
@@ -353,6 +354,8 @@ class Verdict:
     """`ack`, `nack`, `working` or `terminate`."""
     delay: float = 0.0
     """Of a nack: seconds until it is to come again."""
+    error: str = ""
+    """Of one that is not to come again: what went wrong."""
 
 
 _PLAIN = {
@@ -378,8 +381,11 @@ def verdict(payload: bytes) -> Verdict | None:
         return found
     if payload.startswith(b"-NAK"):
         return Verdict("nack", _delay(payload[4:].strip()))
-    if payload.startswith((b"+TERM", b"+NXT")):  # With a reason, or with what is wanted next.
-        return _PLAIN[b"+TERM" if payload.startswith(b"+TERM") else b"+NXT"]
+    if payload.startswith(b"+TERM"):
+        reason = payload[5:].strip()[:ERROR_BYTES_MAX]
+        return Verdict("terminate", error=reason.decode(errors="replace")[:ERROR_BYTES_MAX])
+    if payload.startswith(b"+NXT"):  # With what is wanted next.
+        return _PLAIN[b"+NXT"]
     return None
 
 
@@ -409,11 +415,12 @@ class Receipt:
     stream: str
     consumer: str
     sequence: int
+    attempt: int
 
 
 def receipt(subject: bytes) -> Receipt | None:
     """What a subject that acknowledgements are published on says; None for nothing."""
     tokens = subject.decode("utf-8", "replace").split(".")
-    if len(tokens) != 9 or not _DIGITS.fullmatch(tokens[5]):
+    if len(tokens) != 9 or not all(map(_DIGITS.fullmatch, tokens[4:6])):
         return None
-    return Receipt(tokens[2], tokens[3], int(tokens[5]))
+    return Receipt(tokens[2], tokens[3], int(tokens[5]), int(tokens[4]))

@@ -36,6 +36,8 @@ from simplebus.nats.acked import (
     ASKS,
     AckedSubscription,
     Deliveries,
+    Receipt,
+    Verdict,
     Wish,
     receipt,
     verdict,
@@ -227,24 +229,27 @@ class Classes:
         guest, sequence, known = deliveries.guest, about.sequence, False
         for subscription in deliveries.named(about):
             number = subscription.number
-            if self._is_held(guest, number, sequence):
+            if self._is_held(guest, number, about, says):
                 known = True
                 first = sequence & MESSAGE_ID_MASK
                 match says.kind:
                     case "ack":
                         self.broker.apply(guest, AckedOne(number, first, first + 1))
                     case "nack":
-                        self.broker.apply(guest, Nacked(number, first, first + 1, says.delay))
+                        nack = Nacked(number, first, first + 1, says.delay, attempt=about.attempt)
+                        self.broker.apply(guest, nack)
                     case "working":
-                        self.broker.apply(guest, StillWorking(number, first, first + 1))
+                        working = StillWorking(number, first, first + 1, about.attempt)
+                        self.broker.apply(guest, working)
                     case "terminate":
-                        self.broker.apply(guest, Terminated(number, first, first + 1))
+                        end = Terminated(number, first, first + 1, says.error, about.attempt)
+                        self.broker.apply(guest, end)
         if not known and says.kind != "working" and (position := deliveries.left(about)):
             known = True  # To come again is what a nack asks for, and what it will do.
             if says.kind == "ack":
                 position.ack(sequence, sequence + 1)
             elif says.kind == "terminate":
-                position.terminate(sequence, sequence + 1)
+                position.terminate(sequence, sequence + 1, error=says.error)
             self.broker.store.release(self.broker.classes[position.class_id])
         if not known:
             self._refused[Reason.ACK_UNSUBSCRIBED] += 1
@@ -253,14 +258,18 @@ class Classes:
         return known
 
     @staticmethod
-    def _is_held(guest: Session, number: int, sequence: int) -> bool:
-        """Whether what this subscription says of a message may count, or has counted already."""
-        held = guest.subscriptions[number]
+    def _is_held(guest: Session, number: int, about: Receipt, says: Verdict) -> bool:
+        """Whether what this subscription says of a message may count, or has counted already. Done
+        is done, whichever sending it was of."""
+        held, sequence = guest.subscriptions[number], about.sequence
         if sequence < held.window.floor:
             return True
-        if isinstance(held, Member):
-            return held.holds(sequence)
-        return sequence < held.window.cursor
+        if says.kind == "ack":
+            if isinstance(held, Member):
+                return held.holds(sequence, sequence + 1, 0)
+            return sequence < held.window.cursor
+        is_end = says.kind == "terminate"
+        return held.holds(sequence, sequence + 1, about.attempt, waiting=is_end)
 
 
 def _check_grants(session: NatsSession, queue: bytes, wanted: Wish) -> None:

@@ -103,13 +103,25 @@ def ack(number: int, first: int, last: int) -> bytes:
     return build_frame(ACK, class_id=number, content=b"%d-%d" % (first, last))
 
 
-def nack(number: int, first: int, last: int, delay_ms: int | None = None) -> bytes:
-    delay = b"" if delay_ms is None else b" %d" % delay_ms
-    return build_frame(NACK, class_id=number, content=b"%d-%d" % (first, last) + delay)
+def nack(
+    number: int,
+    first: int,
+    last: int,
+    delay_ms: int | str | None = None,
+    error: bytes | None = None,
+    *,
+    attempt: int = 0,
+) -> bytes:
+    """`delay_ms` may be "terminate"; what is wrong is said as it is, unstuffed."""
+    delay = b"" if delay_ms is None else b" %s" % str(delay_ms).encode()
+    why = b"" if error is None else b"\n" + error
+    content = b"%d-%d" % (first, last) + delay + why
+    return build_frame(NACK, class_id=number, message_id=attempt, content=content)
 
 
-def working(number: int, first: int, last: int) -> bytes:
-    return build_frame(WORKING, class_id=number, content=b"%d-%d" % (first, last))
+def working(number: int, first: int, last: int, *, attempt: int = 0) -> bytes:
+    content = b"%d-%d" % (first, last)
+    return build_frame(WORKING, class_id=number, message_id=attempt, content=content)
 
 
 def unsubscribe(number: int, request: int = 9, *, forget: bool = False) -> bytes:

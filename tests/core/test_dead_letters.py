@@ -83,6 +83,7 @@ def test_what_is_given_up_says_why() -> None:
         ("dead-session", "0"),
         ("dead-since", "1763700000.250000"),
         ("dead-sequence", "0"),
+        ("dead-accepted", "1763700000.250000"),
     )
     assert first == Envelope("a.b", b"key", own.headers + reasons, 1234)
     assert second[:2] == ("", b"")

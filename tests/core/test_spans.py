@@ -65,11 +65,11 @@ TestSequenceSet = SequenceSetMachine.TestCase
 
 @given(
     puts=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(1, 2)), max_size=12),
-    cuts=st.lists(bounds, max_size=5),
+    cuts=st.lists(st.tuples(bounds, st.integers(0, 2)), max_size=5),
     tick=st.integers(1, 4),
 )
 def test_what_is_cut_out_of_a_wheel_is_due_no_more(
-    puts: list[tuple[int, int, int]], cuts: list[tuple[int, int]], tick: int
+    puts: list[tuple[int, int, int]], cuts: list[tuple[tuple[int, int], int]], tick: int
 ) -> None:
     wheel, model = Wheel(), dict[int, tuple[int, int]]()
     first = 0
@@ -77,17 +77,21 @@ def test_what_is_cut_out_of_a_wheel_is_due_no_more(
         wheel.put(due, first, first + count, attempts)
         model |= dict.fromkeys(range(first, first + count), (due, attempts))
         first += count
-    for begin, end in cuts:
-        out = {
-            s: span.attempts for span in wheel.cut(begin, end) for s in range(span.first, span.last)
+    for (begin, end), only in cuts:
+        expected = {
+            s: attempts
+            for s, (_, attempts) in model.items()
+            if begin <= s < end and only in (0, attempts)
         }
-        expected = {s: attempts for s, (_, attempts) in model.items() if begin <= s < end}
+        assert wheel.holds(begin, end, only) == bool(expected)
+        spans = wheel.cut(begin, end, only)
+        out = {s: span.attempts for span in spans for s in range(span.first, span.last)}
         assert out == expected
         model = {s: what for s, what in model.items() if s not in out}
     popped = {s: span.attempts for span in wheel.pop(tick) for s in range(span.first, span.last)}
     assert popped == {s: attempts for s, (due, attempts) in model.items() if due == tick}
-    rest = [s for span in wheel.clear() for s in range(span.first, span.last)]
-    assert rest == sorted(set(model) - set(popped))
+    rest = [s for _, span in wheel.clear() for s in range(span.first, span.last)]
+    assert sorted(rest) == sorted(set(model) - set(popped))
     assert len(wheel) == 0
 
 

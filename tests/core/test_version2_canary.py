@@ -4,6 +4,7 @@ to notice. The broker's own checks are left out."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +16,16 @@ from core.test_version2_machine import Version2Machine
 from simplebus.core import picking
 from simplebus.core.answers import Answers
 from simplebus.core.channel_table import Wanted
+from simplebus.core.classes import MessageClass
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.frames import Flags, Integers
 from simplebus.core.group import Group, Member
+from simplebus.core.last_errors import LastErrors
 from simplebus.core.picking import Picked
 from simplebus.core.ring import Ring
 from simplebus.core.spans import Span, Wheel
 from simplebus.core.subscription import Subscription
+from simplebus.core.terms import Terms
 from simplebus.core.version2 import Version2
 
 Patch = pytest.MonkeyPatch
@@ -66,8 +70,8 @@ def looks_at_a_clock_that_is_fast(patch: Patch) -> None:
 def lets_every_member_decide(patch: Patch) -> None:
     lose = Member.lose
 
-    def lose_all(self: Member, first: int, last: int) -> list[Span]:
-        return [span for each in self.group.members for span in lose(each, first, last)]
+    def lose_all(self: Member, first: int, last: int, attempt: int = 0) -> list[Span]:
+        return [span for each in self.group.members for span in lose(each, first, last, attempt)]
 
     leave = Group.leave
 
@@ -114,7 +118,24 @@ def leaves_what_it_kept_to_the_next_one(patch: Patch) -> None:
 
 def refuses_more_than_it_is_told(patch: Patch) -> None:
     cut = Wheel.cut
-    patch.setattr(Wheel, "cut", lambda self, first, last: cut(self, first, last + 1))
+    patch.setattr(Wheel, "cut", lambda self, first, last, *of: cut(self, first, last + 1, *of))
+
+
+def forgets_to_pause(patch: Patch) -> None:
+    patch.setattr(Terms, "refused_pause", lambda self, attempts: 1)
+
+
+def sends_without_end(patch: Patch) -> None:
+    set_terms = Answers._set_terms
+
+    def endless(self: Answers, cls: MessageClass, position: Subscription, terms: Terms) -> None:
+        set_terms(self, cls, position, replace(terms, deliveries_max=0))
+
+    patch.setattr(Answers, "_set_terms", endless)
+
+
+def forgets_what_was_said(patch: Patch) -> None:
+    patch.setattr(LastErrors, "note", lambda *said: None)
 
 
 def sends_more_than_may_be_in_flight(patch: Patch) -> None:
@@ -133,6 +154,9 @@ BREAKS: list[Callable[[Patch], None]] = [
     forgets_a_durable_that_was_used_lately,
     leaves_what_it_kept_to_the_next_one,
     refuses_more_than_it_is_told,
+    forgets_to_pause,
+    sends_without_end,
+    forgets_what_was_said,
     sends_more_than_may_be_in_flight,
 ]
 

@@ -35,6 +35,7 @@ bindings = st.sampled_from([[], [], ["a.*"], ["b", "a.x"], ["#"]])
 @st.composite
 def subscriptions(draw: st.DrawFn) -> SubscribeRequest:
     kind = draw(st.sampled_from(["plain", "plain", "durable", "group", "durable group"]))
+    backoff = {"plain": draw(st.sampled_from([None, [1.0], [1.0, 4.0]])), "durable": [2.0, 5.0]}
     asked = SubscribeRequest(
         channels=draw(bindings) if kind == "plain" else draw(st.sampled_from([[], ["a.*"]])),
         durable="d" if kind == "durable" else "e" if kind == "durable group" else None,
@@ -42,6 +43,8 @@ def subscriptions(draw: st.DrawFn) -> SubscribeRequest:
         start=draw(st.sampled_from(["waiting", "waiting", "new", "earliest"])),
         max_in_flight=draw(st.sampled_from([None, None, 1, 3])),
         idle_seconds=draw(st.sampled_from([None, 0.5, 4.0])) if "durable" in kind else None,
+        max_deliveries=draw(st.sampled_from([None, 2])) if kind == "plain" else None,
+        backoff=backoff.get(kind),
     )
     return replace(asked, seek=kind == "durable" and asked.start != "waiting")
 
@@ -187,6 +190,13 @@ class Version2Machine(RuleBasedStateMachine):
         talker = self.talker(who)
         if talker.subscriptions:
             self.world.nack(talker, self.number(talker, which), first, count, delay_ms)
+
+    @precondition(lambda self: self.somebody_is_there)
+    @rule(who=anybody, which=anybody, first=st.integers(0, 3), count=st.sampled_from([1, 2]))
+    def terminate(self, who: int, which: int, first: int, count: int) -> None:
+        talker = self.talker(who)
+        if talker.subscriptions:
+            self.world.terminate(talker, self.number(talker, which), first, count)
 
     @rule(who=anybody, kind=kinds, count=st.integers(1, 9), random=randoms)
     def publish_and_everybody_decides(

@@ -26,6 +26,7 @@ from core.channel_oracle import is_match
 from core.talk import Bus
 from core.talk2 import Peer2, hello
 from simplebus.core.broker import Settings
+from simplebus.core.envelope import decode
 from simplebus.core.limits import Limits
 from simplebus.core.requests import SubscribeRequest
 from simplebus.core.ring import Ring
@@ -85,6 +86,8 @@ class Position:
     """What may come again at any time: refused, or its consumer has gone."""
     waits: dict[int, float] = field(default_factory=dict)
     """Refused with a delay: not before."""
+    pauses: dict[int, int] = field(default_factory=dict)
+    """Refused without one: not before this tick."""
     idle_seconds: float | None = None
     """How long it stays while nobody is there, and since when nobody is."""
     idle_since: float = 0.0
@@ -92,6 +95,12 @@ class Position:
     @property
     def outlives(self) -> bool:
         return self.asked.durable is not None
+
+    def pause(self, sends: int) -> int:
+        """Ticks until what was refused comes again, or more if it was sent more often."""
+        if self.asked.backoff:
+            return int(self.asked.backoff[min(sends, len(self.asked.backoff)) - 1])
+        return min(ACK_TIMEOUT * 2 ** (sends - 1), 60)
 
 
 class Talker:
@@ -141,7 +150,9 @@ class World:
             frame_seconds=1e9,
             stall_seconds=1e9,
         )
-        settings = Settings(limits=limits, ack_timeout=ACK_TIMEOUT, heartbeat_seconds=0)
+        settings = Settings(
+            limits=limits, ack_timeout=ACK_TIMEOUT, heartbeat_seconds=0, deliveries_max=0
+        )
         self.bus = Bus(settings)
         self.bus.trusting = trusting
         self.broker = self.bus.broker
@@ -155,6 +166,8 @@ class World:
         """The last message stored, by author and class."""
         self.positions: dict[int, list[Position]] = {class_id: [] for class_id in CLASSES}
         self.backlog: dict[int, set[int]] = {class_id: set() for class_id in CLASSES}
+        self.dead: list[tuple[str, str, str | None]] = []
+        """What was terminated: class, sequence, and why."""
         self.messages = 0
         self.first_sequence = first_sequence
         self.bus.peer(b"").say(hello(*CLASSES))
@@ -350,15 +363,10 @@ class World:
     def let_go(self, talker: Talker, number: int, *, forget: bool) -> None:
         class_id, position = talker.subscriptions.pop(number)
         mine = {s for s, (holder, _) in position.out.items() if holder == (talker, number)}
-        for sequence in mine:
+        for sequence in mine:  # It comes again, at once or after a pause.
             del position.out[sequence]
-        position.free |= mine
         if self.is_served(position, talker):
             return
-        if position.asked.group is None:
-            # What was put off by the consumer that is gone may come at once to the next one.
-            position.free |= set(position.waits)
-            position.waits.clear()
         if position.outlives and not forget:
             position.idle_since = self.now
             return
@@ -454,6 +462,8 @@ class World:
             pause = self.broker.tick_number - position.out[sequence][1]
             assert pause >= ACK_TIMEOUT, "sent again too early"
         assert position.waits.get(sequence, 0.0) <= self.now, "sent again before its delay"
+        tick = self.broker.tick_number
+        assert position.pauses.get(sequence, 0) <= tick, "sent again before its pause"
         if is_plain and not sends and sequence not in position.left and it.opens == 0.0:
             for earlier in position.todo:
                 if earlier < sequence and not position.sends.get(earlier):
@@ -474,7 +484,11 @@ class World:
         """It is in flight, at the latest since so many ticks."""
         position.free.discard(sequence)
         position.waits.pop(sequence, None)
+        position.pauses.pop(sequence, None)
         position.out[sequence] = ((talker, number), self.broker.tick_number - ago)
+        most = position.asked.max_deliveries
+        if most and position.sends[sequence] >= most:
+            position.todo.discard(sequence)  # It is given up when it is due again.
 
     def heard_everything(self, talker: Talker) -> None:
         """Nothing that may be sent to an unlimited plain subscription is left."""
@@ -487,6 +501,9 @@ class World:
                 assert position.sends.get(sequence) or not may_come, "not sent"
                 is_due = position.waits.get(sequence, self.now + 1) <= self.now
                 is_due |= sequence in position.free
+                if not position.outlives:
+                    tick = self.broker.tick_number
+                    is_due |= position.pauses.get(sequence, tick + 1) <= tick
                 assert not (is_due and may_come), "not sent again"
 
     def held(self, talker: Talker, number: int) -> tuple[Position, list[int]]:
@@ -521,6 +538,7 @@ class World:
         position.todo.discard(sequence)
         position.free.discard(sequence)
         position.waits.pop(sequence, None)
+        position.pauses.pop(sequence, None)
 
     def nack(
         self, talker: Talker, number: int, first: int, count: int, delay_ms: int | None
@@ -528,17 +546,48 @@ class World:
         position, mine = self.held(talker, number)
         for sequence in mine[first : first + count]:
             at = sequence % ID_COUNT
-            talker.peer.say(talk2.nack(number, at, at + 1, delay_ms))
-            if position.asked.group is None and (
-                delay_ms is None or self.is_overdue(position, sequence)
-            ):
+            talker.peer.say(talk2.nack(number, at, at + 1, delay_ms, b"not now"))
+            if position.asked.group is None and self.is_overdue(position, sequence):
                 continue  # It comes again by itself.
             del position.out[sequence]
             if delay_ms:
                 position.waits[sequence] = self.now + delay_ms / 1000
             elif delay_ms == 0:
                 position.free.add(sequence)
+            else:
+                pause = position.pause(position.sends[sequence])
+                position.pauses[sequence] = self.broker.tick_number + pause
         self.look()
+
+    def terminate(self, talker: Talker, number: int, first: int, count: int) -> None:
+        """Of some of what it holds, it says that it can never process it."""
+        class_id, _ = talker.subscriptions[number]
+        position, mine = self.held(talker, number)
+        for sequence in mine[first : first + count]:
+            if sequence not in position.todo:
+                continue  # It may have been given up already.
+            at = sequence % ID_COUNT
+            error = f"never {number}"
+            talker.peer.say(talk2.nack(number, at, at + 1, "terminate", error.encode()))
+            self.settled(position, sequence)
+            if self.now < self.stored[class_id][sequence].expires:
+                self.dead.append((str(class_id), str(sequence), error))
+        self.look()
+
+    def check_dead(self) -> None:
+        """What was terminated lies there, with what was said of it."""
+        found = []
+        for class_id in CLASSES:
+            dead = self.broker.store.names.get(f"dead.{class_id}")
+            ring = self.broker.classes[dead].ring if dead is not None else None
+            for at in range(ring.floor, ring.head) if ring is not None else ():
+                headers = dict(decode(parse_frame(ring.frame(at))[4])[0].headers)
+                if headers["dead-reason"] == "terminated":
+                    found.append(
+                        (headers["dead-class"], headers["dead-sequence"], headers.get("dead-error"))
+                    )
+        assert not set(self.dead) - set(found), "terminated, and no dead letter"
+        self.broker.store.errors.check()
 
     def working(self, talker: Talker, number: int) -> None:
         position, mine = self.held(talker, number)
@@ -605,6 +654,7 @@ class World:
             idle_rounds = idle_rounds + 1 if before == start else 0
         for author in self.authors:
             assert not author.unconfirmed, "never confirmed"
+        self.check_dead()
         for class_id, positions in self.positions.items():
             for position in positions:
                 late = {s for s in position.todo if self.stored[class_id][s].expires <= self.now}
@@ -612,7 +662,7 @@ class World:
             assert not len(self.broker.classes[class_id].ring), "kept for nobody"
 
     def is_done(self) -> bool:
-        return not any(len(cls.ring) for cls in self.broker.classes.values())
+        return not any(len(self.broker.classes[class_id].ring) for class_id in CLASSES)
 
     def collect_what_is_left(self) -> None:
         """Somebody comes for every position that nobody is connected to, and for every backlog."""
