@@ -271,6 +271,8 @@ def _in_words(complaint: str) -> str:
         ("`object | null`", "a table"),
         ("`array | str | null`", "a list or a text"),
         ("`int | null`", "a whole number"),
+        ("`float | null`", "a number"),
+        ("`array | null`", "a list"),
         ("`array`", "a list"),
         ("`object`", "a table"),
         ("`str`", "a text"),

@@ -152,6 +152,21 @@ def test_what_a_class_does_in_its_own_way(file: Path) -> None:
     assert settings.of_class(3, "logs") == settings.of_class(3) == ClassSettings()
 
 
+def test_a_class_may_have_pauses_and_deliveries_of_its_own(file: Path) -> None:
+    file.write_text(
+        "[serve]\nmax-deliveries = 5\n[classes.orders]\nack-seconds = 2\n"
+        "backoff = [1, 5.5, 30]\nmax-deliveries = 0\n[classes.logs]\nmax-deliveries = 3"
+    )
+    settings = options.settings(**given(file)[0])
+    assert settings.deliveries_max == 5
+    own = settings.of_class(3, "orders")
+    assert (own.ack_seconds, own.backoff_seconds, own.deliveries_max) == (2, (1, 5.5, 30), 0)
+    assert settings.of_class(3, "logs").deliveries_max == 3
+    assert settings.of_class(3).deliveries_max is None
+    with pytest.raises(ValueError, match="--max-deliveries must be from 0 to 65535, got 65536"):
+        options.settings(**given(file, "--max-deliveries", "65536")[0])
+
+
 @pytest.mark.parametrize("text", ['[nats]\ntoken = "x"', '[nats]\nuser = "x"\npassword = "y"'])
 def test_secrets_that_everybody_may_read_are_warned_of(file: Path, text: str) -> None:
     file.write_text(text)
@@ -174,6 +189,19 @@ USER = '[[nats.users]]\nuser = "x"\n'
         ("[serve]\nconfig = 'x'", ": serve: 'config' is unknown"),
         ("[serve]\nport = '7'", ": serve.port: expected a number, got '7'"),
         ("[serve]\nport = 7.5", ": serve.port: "),
+        (
+            "[classes.orders]\nbackoff = []",
+            ": classes.orders: backoff must have from 1 to 64 pauses, got 0",
+        ),
+        ("[classes.orders]\nbackoff = 5", ": classes.orders.backoff: expected a list"),
+        (
+            "[classes.orders]\nbackoff = [1, -1]",
+            ": classes.orders: backoff must be above 0 and up to 86400 seconds, got -1",
+        ),
+        (
+            "[classes.orders]\nmax-deliveries = -1",
+            ": classes.orders: max_deliveries must be from 0 to 65535, got -1",
+        ),
         ("[serve]\nport = 70000", ": serve.port: "),
         ("[serve]\nport = true", ": serve.port: expected a value, not true or false, got true"),
         ("[serve]\nverbose = 1", ": serve.verbose: expected true or false, got 1"),

@@ -59,7 +59,7 @@ class BlockingHandling:
             if outcome is not None and message.is_request:
                 self._bus.reply(message, outcome)
         except Exception as error:
-            message.nack()
+            message.nack(error=error)
             self._failures.add(self._handler, message, error)
         else:
             message.ack()

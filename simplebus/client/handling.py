@@ -115,15 +115,15 @@ class Handling:
             if is_reply:
                 await self._bus.reply(message, outcome, confirm=False)
         except Exception as error:
-            message.nack()
+            message.nack(error=error)
             self._failures.add(self._handler, message, error)
         except anyio.get_cancelled_exc_class() as cancelled:
             if is_cancelled_by_scope():
                 raise
             forgive()
-            message.nack()
             itself = RuntimeError("the handler cancelled itself")
             itself.__cause__ = cancelled
+            message.nack(error=itself)
             self._failures.add(self._handler, message, itself)
         else:
             message.ack()

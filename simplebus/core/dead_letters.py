@@ -38,7 +38,7 @@ SESSION = "dead-session"
 SINCE = "dead-since"
 """When it was given up: seconds since 1970 by the bus's clock, to the microsecond."""
 ACCEPTED = "dead-accepted"
-"""When the bus accepted it, or a little later: as `SINCE`. Not there where that is not known."""
+"""When the bus accepted it, or a little before: as `SINCE`. Not there where that is not known."""
 ERROR = "dead-error"
 """What its consumer said last, when it refused it. Not there where it said nothing."""
 

@@ -105,7 +105,9 @@ class Verdicts:
         group = member.group
         window, before = group.window, group.window.floor
         firsts, lasts = window.sequences(event.firsts, event.lasts)
-        self._refused[Reason.ACK_UNSENT] += int(np.count_nonzero(lasts > window.cursor))
+        unsent = int(np.count_nonzero(lasts > window.cursor))
+        if unsent:
+            self._refused[Reason.ACK_UNSENT] += unsent
         firsts, lasts = np.maximum(firsts, before), np.minimum(lasts, window.cursor)
         for first, last in group.acknowledge_all(member, firsts, lasts):
             self._count_late(window, first, last)

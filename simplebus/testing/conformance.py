@@ -17,6 +17,7 @@ from simplebus.testing.delivering import Delivering
 from simplebus.testing.hosts import Host, blocking_host, memory_host, server_host
 from simplebus.testing.promises import Suite
 from simplebus.testing.publishing import Publishing
+from simplebus.testing.refusing import Refusing
 from simplebus.testing.subscribing import Subscribing
 
 __all__ = [
@@ -30,7 +31,7 @@ __all__ = [
 ]
 
 
-class BlockingBusConformance(Delivering, Publishing, Subscribing, Handling):
+class BlockingBusConformance(Delivering, Refusing, Publishing, Subscribing, Handling):
     """What every bus promises to every client, also to one without an event loop."""
 
 

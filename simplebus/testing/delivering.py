@@ -278,7 +278,7 @@ class Delivering(Suite):
                     letter.ack()
             assert (letter.payload, letter.channel, letter.key) == (b"bad", "eu", b"k")
             headers = dict(letter.headers)
-            assert float(headers.pop("dead-since")) > 0
+            assert float(headers.pop("dead-since")) >= float(headers.pop("dead-accepted")) > 0
             assert headers.pop("dead-session").isdigit()
             assert headers == {
                 "trace": "7",

@@ -501,6 +501,20 @@ def test_what_waits_and_what_was_said_outlive_the_connection_if_the_bus_does(
     assert inbox.told() == ["+4-12"]
 
 
+def test_who_is_at_a_message_of_which_a_copy_was_dropped_speaks_of_whichever_was_sent() -> None:
+    inbox = inbox_with(2, auto_ack=False)
+    first, second = take(inbox, 2)
+    inbox.at_work.add(0)
+    assert inbox.come([0], attempt=2) == 1
+    first.nack(error="no")
+    second.nack()
+    parsed = [parse_frame(frame) for frame in split_frames(inbox.desk.take())[0]]
+    assert [(content, attempt) for _, _, attempt, _, content in parsed] == [
+        (b"0-1\nno", 0),
+        (b"1-2", 1),
+    ]
+
+
 @pytest.mark.parametrize(
     ("options", "resumed", "same_run"),
     [

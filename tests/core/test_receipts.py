@@ -21,6 +21,7 @@ from simplebus.core.client.receipts import (
     Receipt,
     Verdict,
     nacked,
+    terminated,
 )
 from simplebus.core.client.runs import Ids
 from simplebus.core.errors import LocalProtocolError
@@ -50,7 +51,8 @@ def told(log: AckLog) -> list[tuple[str, str]]:
     found, rest = split_frames(log.desk.take())
     assert rest == b""
     parsed = [parse_frame(frame) for frame in found]
-    assert {(subject, number, detail) for _, subject, number, detail, _ in parsed} <= {(7, 0, 0)}
+    for kind, subject, attempt, detail, _ in parsed:
+        assert (subject, attempt, detail) == (7, 0 if chr(kind) == "3" else 1, 0)
     return [(chr(kind), content.decode()) for kind, *_, content in parsed]
 
 
@@ -202,6 +204,61 @@ def test_what_is_said_by_hand_is_not_said_again_by_settling() -> None:
         ("3", "4-6"),
     ]
     assert len(calls) == 3
+
+
+class SilentError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        ("no such customer", "no such customer"),
+        (ValueError("no number: 'x'"), "ValueError: no number: 'x'"),
+        (KeyError(), "KeyError"),
+        (SilentError(), "SilentError"),
+        (7, "7"),
+        ("", ""),
+        ("<\r\n>", "<\r\n\0>"),
+        ("x" * 2000, "x" * 1024),
+        ("\u20ac" * 1000, "\u20ac" * 341),
+        ("\ud800", "?"),
+    ],
+)
+def test_a_nack_says_what_went_wrong_as_far_as_it_may(error: object, sentence: str) -> None:
+    log = log_of()
+    came = receipt(log, range(4))
+    came.say(nacked(None, error), 0, 1)
+    came.say(nacked(1.5, error), 1, 2)
+    came.say(terminated(error), 2, 4)
+    assert told(log) == [
+        ("8", f"0-1\n{sentence}"),
+        ("8", f"1-2 1500\n{sentence}"),
+        ("8", f"2-4 terminate\n{sentence}"),
+    ]
+    came.say(terminated(), 0, 1)
+    assert told(log) == [("8", "0-1 terminate")]
+
+
+def test_a_nack_names_its_attempt_unless_a_newer_one_was_dropped() -> None:
+    log = log_of()
+    came = Receipt(Subscriber(), log, class_id=1, sequences=range(9), attempt=3)
+    log.newer.update((1, 5))
+
+    def attempts() -> list[tuple[bytes, int]]:
+        parsed = [parse_frame(frame) for frame in split_frames(log.desk.take())[0]]
+        return [(content, attempt) for _, _, attempt, _, content in parsed]
+
+    came.say(NACKED, 0, 1)
+    came.say(WORKING, 1, 2)
+    came.say(NACKED, 1, 2)
+    came.say(terminated(), 4, 6)
+    assert attempts() == [(b"0-1", 3), (b"1-2", 0), (b"1-2", 0), (b"4-6 terminate", 0)]
+    assert not log.newer
+    came.say(NACKED, 1, 2)
+    came.say(ACKED, 2, 3)
+    assert attempts() == [(b"1-2", 3), (b"2-3", 0)]
 
 
 def test_what_is_said_before_the_bus_knows_the_subscription_waits() -> None:

@@ -322,6 +322,44 @@ def test_what_is_terminated_is_a_dead_letter(queue: str) -> None:
     assert letters.payloads() == [b"a"]
 
 
+@pytest.mark.parametrize("queue", ["", "g"])
+def test_why_a_message_is_terminated_stands_in_its_dead_letter(queue: str) -> None:
+    doors = holding(b"a", b"b")
+    client = doors.client()
+    client.sub("$SB.SUB.1.d", queue=queue)
+    first, second = client.messages()
+    client.pub(first.reply, b"+TERM no such customer: \xc3\x85gren")
+    client.pub(second.reply, b"+TERM")
+    (a, _), (b, _) = stored(doors, DEAD_1)
+    assert ("dead-error", "no such customer: \u00c5gren") in a.headers
+    assert "dead-error" not in dict(b.headers)
+
+
+@pytest.mark.parametrize("queue", ["", "g"])
+@pytest.mark.parametrize("word", [b"-NAK", b'-NAK {"delay": 9000000000}', b"+TERM", b"+WPI"])
+def test_a_word_about_a_former_delivery_does_not_touch_the_present_one(
+    word: bytes, queue: str
+) -> None:
+    doors = holding(b"a")
+    client = doors.client(b"SUB _INBOX.me.* 2\r\n")
+    client.sub("$SB.SUB.1.d", "1", queue)
+    (former,) = client.messages()
+    doors.tick(6)
+    (present,) = client.messages()
+    assert (fields(former)[2], fields(present)[2]) == ("1", "2")
+    doors.tick(1)
+    client.pub(former.reply, word, reply="_INBOX.me.1")
+    (answer,) = client.messages()
+    assert (answer.subject, b" 503" in answer.headers) == ("_INBOX.me.1", True)
+    assert doors.statistics(1).dropped == {}
+    doors.tick(11)
+    (again,) = client.messages()
+    assert fields(again)[2] == "3"
+    client.pub(former.reply, b"+ACK", reply="_INBOX.me.2")  # Done is done.
+    assert [m.subject for m in client.messages()] == ["_INBOX.me.2"]
+    assert doors.statistics(1).ring.messages == 0
+
+
 def test_so_many_deliveries_and_no_more() -> None:
     doors = holding(b"a")
     client = doors.client(b"SUB $SB.SUB.1.-.max_deliveries=2 1\r\n")

@@ -342,6 +342,18 @@ def test_attempts_are_counted_on(tmp_path: Path) -> None:
     assert len(bus.broker.classes[dead].ring) == 1
 
 
+def test_pauses_and_how_often_a_message_is_sent_are_kept(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    asked = {"max_deliveries": 7, "backoff": [2, 9], "ack_seconds": 4}
+    peer2(bus, subscribe(1, 5, durable="billing", group="g", **asked))
+    bus.sync()
+    before = [position.terms for position in bus.broker.classes[1].subscriptions]
+    bus = again(bus, tmp_path)
+    [terms] = [position.terms for position in bus.broker.classes[1].subscriptions]
+    assert [terms] == before
+    assert (terms.ack_ticks, terms.deliveries_max, terms.backoff_ticks) == (4, 7, (2, 9))
+
+
 def test_a_durable_is_there_for_the_first_message_that_is_confirmed_after_it(
     tmp_path: Path,
 ) -> None:

@@ -195,6 +195,9 @@ class Inbox:
                 wanted &= ~np.isin(numbers, waiting)
         for first, last in ranges_of(wanted):
             self._put(run.part(first, last), sequences[first:last], attempt, 0)
+        if wanted.all():
+            return 0
+        self._log.newer.update(numbers[~wanted].tolist())
         return run.count - int(np.count_nonzero(wanted))
 
     def _came_late(self, sequence: int) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from simplebus.core import envelope as envelopes
 from simplebus.core import frames
 from simplebus.core.client.enveloped import uniform_prefix
-from simplebus.core.client.receipts import ACKED, WORKING, Receipt, nacked
+from simplebus.core.client.receipts import ACKED, WORKING, Receipt, nacked, terminated
 from simplebus.core.client.runs import Ids, Run
 from simplebus.core.envelope import Envelope
 from simplebus.core.frames import Integers
@@ -123,9 +123,15 @@ class Message(Generic[T]):
             self._receipt.check_owner(owner, self)
         self._receipt.say(ACKED, self._index, self._index + 1)
 
-    def nack(self, delay: float | None = None) -> None:
-        """It is to come again after so many seconds; by default the bus's pause, which grows."""
-        self._receipt.say(nacked(delay), self._index, self._index + 1)
+    def nack(self, delay: float | None = None, error: object = None) -> None:
+        """It is to come again after so many seconds; by default the bus's pause, which grows.
+        `error` says what went wrong: an exception, or a sentence of up to 1,024 bytes. The bus
+        tells it in the dead letter, if it comes to that."""
+        self._receipt.say(nacked(delay, error), self._index, self._index + 1)
+
+    def terminate(self, error: object = None) -> None:
+        """It can never be processed: it becomes a dead letter now, which says why."""
+        self._receipt.say(terminated(error), self._index, self._index + 1)
 
     def working(self) -> None:
         """Its processing takes longer: the ack timeout starts again."""
@@ -253,9 +259,13 @@ class Batch:
             self._receipt.check_owner(owner, self)
         self._receipt.say(ACKED, self._at, self._at + self._run.count)
 
-    def nack(self, delay: float | None = None) -> None:
+    def nack(self, delay: float | None = None, error: object = None) -> None:
         """All are to come again, as `Message.nack` says."""
-        self._receipt.say(nacked(delay), self._at, self._at + self._run.count)
+        self._receipt.say(nacked(delay, error), self._at, self._at + self._run.count)
+
+    def terminate(self, error: object = None) -> None:
+        """None can ever be processed, as `Message.terminate` says."""
+        self._receipt.say(terminated(error), self._at, self._at + self._run.count)
 
     def working(self) -> None:
         """The ack timeout of all starts again."""

@@ -20,9 +20,10 @@ import numpy as np
 
 from simplebus.core import arguments, frames
 from simplebus.core.client.runs import Ids
+from simplebus.core.envelope_content import stuff
 from simplebus.core.errors import LocalProtocolError
 from simplebus.core.frames import DELIMITER
-from simplebus.core.limits import MESSAGE_ID_MASK
+from simplebus.core.limits import ERROR_BYTES_MAX, MESSAGE_ID_MASK
 
 Verdict = tuple[int, bytes]
 """A frame's type, and what its content holds behind the range."""
@@ -40,12 +41,32 @@ Span = tuple[int, int, int, int]
 """Sequences first..last-1, and where in the row they stand: both 0 for what is in no row."""
 
 
-def nacked(delay: float | None) -> Verdict:
-    """The verdict for a message that is to come again after so many seconds."""
+def nacked(delay: float | None = None, error: object = None) -> Verdict:
+    """The verdict for a message that is to come again after so many seconds, and why."""
     if delay is None:
-        return NACKED
+        return (frames.NACK, _sentence(error)) if error is not None else NACKED
     seconds = arguments.seconds("delay", delay, most=_DELAY_MAX)
-    return frames.NACK, b" %d" % round(seconds * 1000)
+    return frames.NACK, b" %d" % round(seconds * 1000) + _sentence(error)
+
+
+def terminated(error: object = None) -> Verdict:
+    """The verdict for a message that is never to come again, and why."""
+    return frames.NACK, b" terminate" + _sentence(error)
+
+
+def _sentence(error: object) -> bytes:
+    """How a Nack says what went wrong: an exception by its type and text, anything else as text;
+    so much of it as a Nack may hold."""
+    if error is None:
+        return b""
+    try:
+        text = str(error)
+    except Exception:  # Whoever wrote it: what it is about still has to be told.
+        text = ""
+    if isinstance(error, BaseException):
+        text = f"{type(error).__qualname__}: {text}" if text else type(error).__qualname__
+    cut = text[:ERROR_BYTES_MAX].encode(errors="replace")[:ERROR_BYTES_MAX]
+    return b"\n" + stuff(cut.decode(errors="ignore").encode())
 
 
 class Desk:
@@ -85,6 +106,8 @@ class AckLog:
         """Whether anybody still wants to know."""
         self.late = -1
         """Up to here, sequences came otherwise than in a row; -1 when none did."""
+        self.newer: set[int] = set()
+        """Sequences of which a newer sending was dropped, because an older one was still here."""
         self.late_ones: set[int] = set()
         """Sequences that came otherwise and wait; what is judged by hand meanwhile is taken out."""
         self._number = number
@@ -118,6 +141,7 @@ class AckLog:
         """Nor is what was said before."""
         self.is_open = False
         self.late_ones.clear()
+        self.newer.clear()
         if self._is_attached:
             self.desk.count -= self._count()
         self._entries.clear()
@@ -154,26 +178,42 @@ class AckLog:
 
     def take(self) -> bytes:
         """Frames for everything in the log, which is empty then."""
-        told: list[tuple[Verdict, int, int]] = []
+        told: list[tuple[Verdict, int, int, int]] = []
         row = 0
         for entry in self._entries:
-            verdict = entry.verdict
+            verdict, attempt = entry.verdict, 0
             count = entry.last - entry.first
             if verdict[0] == frames.ACK:
                 self.desk.acked += count
-            elif verdict[0] == frames.NACK:
-                self.desk.nacked += count
+            else:
+                attempt = self._attempt_of(entry)
+                self.desk.nacked += count * (verdict[0] == frames.NACK)
+            if self.newer and verdict[0] != frames.WORKING:
+                self._forget_newer(entry)
             for first, last, row_first, row_last in self._spans_of(entry):
-                if told and told[-1][0] == verdict:
-                    _, begin, end = told[-1]
+                if told and told[-1][0] == verdict and told[-1][3] == attempt:
+                    _, begin, end, _ = told[-1]
                     if end == first or (row_first and row == row_first and end > self.late):
-                        told[-1] = (verdict, begin, last)
+                        told[-1] = (verdict, begin, last, attempt)
                         row = row_last
                         continue
-                told.append((verdict, first, last))
+                told.append((verdict, first, last, attempt))
                 row = row_last
         self._entries.clear()
         return b"".join([self._encode(*one) for one in told])
+
+    def _attempt_of(self, entry: _Entry) -> int:
+        """Which sending is spoken of; 0 for the last one, also where that was dropped."""
+        receipt = entry.receipt
+        if self.newer:
+            sequences = np.asarray(receipt.sequences[entry.first : entry.last]).tolist()
+            if not self.newer.isdisjoint(sequences):
+                return 0
+        return receipt.attempt
+
+    def _forget_newer(self, entry: _Entry) -> None:
+        sequences = np.asarray(entry.receipt.sequences[entry.first : entry.last]).tolist()
+        self.newer.difference_update(sequences)
 
     def _spans_of(self, entry: _Entry) -> list[Span]:
         """Ranges for the messages of an entry."""
@@ -191,15 +231,17 @@ class AckLog:
         lasts = (part[np.r_[breaks, part.size - 1]] + 1).tolist()
         return [(begin, end, 0, 0) for begin, end in zip(firsts, lasts, strict=True)]
 
-    def _encode(self, verdict: Verdict, first: int, last: int) -> bytes:
+    def _encode(self, verdict: Verdict, first: int, last: int, attempt: int) -> bytes:
         frame_type, argument = verdict
         begin = first & MESSAGE_ID_MASK
         end = begin + last - first
-        header = frames.HEADER.pack(frame_type, self._number, 0, 0)
+        header = frames.HEADER.pack(frame_type, self._number, attempt, 0)
         if end <= _ID_COUNT:
             return header + b"%d-%d" % (begin, end) + argument + DELIMITER
         cut = last - (end - _ID_COUNT)
-        return self._encode(verdict, first, cut) + self._encode(verdict, cut, last)
+        return self._encode(verdict, first, cut, attempt) + self._encode(
+            verdict, cut, last, attempt
+        )
 
 
 class _Entry:

@@ -1,0 +1,73 @@
+"""What was said last of messages that are to come again: the latest, and no more than a bound."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.core.acks import AckWindow
+from simplebus.core.last_errors import LastErrors
+
+
+class Somebody:
+    """A position, as far as errors are concerned."""
+
+    def __init__(self) -> None:
+        self.window = AckWindow(floor=0)
+        self.window.cursor = 100
+
+
+said = st.tuples(
+    st.integers(0, 2), st.integers(0, 30), st.integers(0, 6), st.sampled_from(["", "no", "x" * 90])
+)
+
+
+@given(
+    steps=st.lists(st.one_of(said, st.integers(0, 2), st.none()), max_size=30),
+    count=st.integers(1, 40),
+)
+def test_the_last_word_is_remembered_until_there_are_too_many(
+    steps: list[tuple[int, int, int, str] | int | None], count: int
+) -> None:
+    positions = [Somebody() for _ in range(3)]
+    errors = LastErrors(count_max=count, bytes_max=40 * 600)
+    model: dict[tuple[int, int], str] = {}
+    for step in steps:
+        match step:
+            case None:
+                positions[0].window.ack_range(0, positions[0].window.floor + 3)
+                errors.forget_done()
+            case int(who):
+                errors.forget(positions[who])
+                model = {key: text for key, text in model.items() if key[0] != who}
+            case (who, first, many, text):
+                errors.note(positions[who], first, first + many, text)
+                for sequence in range(first, first + many):
+                    if text:
+                        model.pop((who, sequence), None)
+                        model[who, sequence] = text
+        errors.check()
+        for (who, sequence), text in model.items():
+            assert errors.of(positions[who], sequence) in ("", text)
+        for (who, sequence), text in list(model.items())[-count:]:
+            if sequence >= positions[who].window.floor:
+                assert errors.of(positions[who], sequence) == text
+
+
+def test_they_take_so_many_bytes_and_no_more() -> None:
+    somebody, errors = Somebody(), LastErrors(bytes_max=3000)
+    for sequence in range(10):
+        errors.note(somebody, sequence, sequence + 1, "x" * 100)
+        errors.check()
+    assert [s for s in range(10) if errors.of(somebody, s)] == [5, 6, 7, 8, 9]
+    errors.note(somebody, 0, 1 << 40, "of all")
+    errors.check()
+
+
+def test_what_is_about_messages_that_are_done_with_goes() -> None:
+    somebody, errors = Somebody(), LastErrors()
+    errors.note(somebody, 0, 5, "no")
+    somebody.window.ack_range(0, 3)
+    errors.forget_done()
+    assert [errors.of(somebody, sequence) for sequence in range(5)] == ["", "", "", "no", "no"]
+    assert len(errors) == 2

@@ -1,0 +1,43 @@
+"""Pauses between sendings, and times in ticks."""
+
+from __future__ import annotations
+
+import pytest
+
+from simplebus.core.settings import ClassSettings, Settings
+from simplebus.core.terms import Terms, whole_ticks
+
+
+def test_pauses_double_up_to_a_minute_or_are_those_that_were_named() -> None:
+    plain, named = Terms(ack_ticks=6), Terms(ack_ticks=4, backoff_ticks=(1, 5, 90))
+    assert [plain.pause(n) for n in (1, 2, 3, 4, 5, 6, 999)] == [6, 12, 24, 48, 60, 60, 60]
+    assert [plain.refused_pause(n) for n in (-1, 0, 1, 2)] == [6, 6, 6, 12]
+    assert Terms(ack_ticks=100).pause(9) == 100
+    assert [named.refused_pause(n) for n in (0, 1, 2, 3, 4, 999)] == [1, 1, 5, 90, 90, 90]
+    assert [named.pause(n) for n in (1, 2, 3)] == [4, 5, 90]
+
+
+@pytest.mark.parametrize(("seconds", "ticks"), [(0.001, 1), (1.0, 1), (1.01, 2), (30, 30)])
+def test_a_time_is_so_many_whole_ticks(seconds: float, ticks: int) -> None:
+    assert whole_ticks(seconds, 1.0) == ticks
+    assert whole_ticks(seconds / 4, 0.25) == ticks
+
+
+@pytest.mark.parametrize(
+    ("named", "sentence"),
+    [
+        ({"deliveries_max": -1}, "max_deliveries must be from 0 to 65535, got -1"),
+        ({"deliveries_max": 65536}, "max_deliveries must be from 0 to 65535"),
+        ({"backoff_seconds": ()}, "backoff must have from 1 to 64 pauses, got 0"),
+        ({"backoff_seconds": (1.0,) * 65}, "backoff must have from 1 to 64 pauses, got 65"),
+        ({"backoff_seconds": (1.0, 0.0)}, "backoff must be above 0 and up to 86400 seconds, got 0"),
+        ({"ack_seconds": 0.0}, "ack_seconds must be above 0"),
+        ({"ack_seconds": float("nan")}, "ack_seconds must be above 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(named: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        ClassSettings(**named)  # type: ignore[arg-type]
+    if "deliveries_max" in named:
+        with pytest.raises(ValueError, match=sentence):
+            Settings(**named)  # type: ignore[arg-type]
