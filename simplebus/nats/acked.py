@@ -352,8 +352,8 @@ class Verdict:
 
     kind: str
     """`ack`, `nack`, `working` or `terminate`."""
-    delay: float = 0.0
-    """Of a nack: seconds until it is to come again."""
+    delay: float | None = 0.0
+    """Of a nack: seconds until it is to come again; None when nothing is said of that."""
     error: str = ""
     """Of one that is not to come again: what went wrong."""
 
@@ -362,7 +362,7 @@ _PLAIN = {
     b"": Verdict("ack"),
     b"+ACK": Verdict("ack"),
     b"+NXT": Verdict("ack"),
-    b"-NAK": Verdict("nack"),
+    b"-NAK": Verdict("nack", None),
     b"+WPI": Verdict("working"),
     b"+TERM": Verdict("terminate"),
 }

@@ -13,6 +13,7 @@ from two_doors import DEAD_1, Client, Doors, deliveries, fields, holding, stored
 from simplebus.core.broker import Settings
 from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
+from simplebus.core.settings import ClassSettings
 from simplebus.nats.acked import token
 
 # What is granted ---------------------------------------------------------------------------------
@@ -358,6 +359,22 @@ def test_a_word_about_a_former_delivery_does_not_touch_the_present_one(
     client.pub(former.reply, b"+ACK", reply="_INBOX.me.2")  # Done is done.
     assert [m.subject for m in client.messages()] == ["_INBOX.me.2"]
     assert doors.statistics(1).ring.messages == 0
+
+
+@pytest.mark.parametrize("queue", ["", "g"])
+def test_a_nack_obeys_the_pauses_of_its_class(queue: str) -> None:
+    own = ClassSettings(backoff_seconds=(2.0, 3.0))
+    doors = Doors(Settings(classes={1: own}))
+    doors.peer(connect1(1), publish1(1, b"a"))
+    client = doors.client()
+    client.sub("$SB.SUB.1.d", queue=queue)
+    found = []
+    for tick in range(9):
+        for message in client.messages():
+            found.append((tick, fields(message)[2]))
+            client.pub(message.reply, b"-NAK")
+        doors.tick(1)
+    assert found == [(0, "1"), (2, "2"), (5, "3"), (8, "4")]
 
 
 def test_so_many_deliveries_and_no_more() -> None:

@@ -118,7 +118,7 @@ def test_what_is_not_utf_8_is_no_name() -> None:
         (b"+TERM because", Verdict("terminate", error="because")),
         (b"+TERM  \xff ", Verdict("terminate", error="\ufffd")),
         (b"+TERM " + b"x" * 2000, Verdict("terminate", error="x" * 1024)),
-        (b"-NAK", Verdict("nack")),
+        (b"-NAK", Verdict("nack", None)),
         (b'-NAK {"delay": 5000000000}', Verdict("nack", 5.0)),
         (b'-NAK{"delay": 1500000}', Verdict("nack", 0.0015)),
         (b"-NAK 1m30s", Verdict("nack", 90.0)),
