@@ -136,6 +136,8 @@ class ClassTable(_Table, frozen=True):
     max_deliveries: int | None = None
     backoff: list[float] | None = None
     """Seconds."""
+    max_disk: int | str | None = None
+    """Bytes of messages that may be on disk only, where full is spill."""
 
     def settings(self, where: str) -> ClassSettings:
         """What it does in its own way. Raises ConfigError for a size that is none."""
@@ -149,6 +151,7 @@ class ClassTable(_Table, frozen=True):
             )
         most = _size(self.max_memory, f"{where}.max_memory")
         policy = None if self.full is None else FullPolicy(self.full)
+        disk = _size(self.max_disk, f"{where}.max_disk")
         return _or_complaint(
             where,
             lambda: ClassSettings(
@@ -160,6 +163,7 @@ class ClassTable(_Table, frozen=True):
                 self.ack_seconds,
                 self.max_deliveries,
                 None if self.backoff is None else tuple(self.backoff),
+                disk,
             ),
         )
 

@@ -11,6 +11,7 @@ import enum
 import math
 from collections.abc import Callable
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -84,6 +85,7 @@ class Full(enum.StrEnum):
     BLOCK = "block"
     DROP_OLDEST = "drop_oldest"
     DROP_NEWEST = "drop_newest"
+    SPILL = "spill"
 
 
 class Durability(enum.StrEnum):
@@ -279,6 +281,7 @@ def settings(
     max_dead_letters: int,
     max_deliveries: int,
     config: Config | None = None,
+    data_dir: Path | None = None,
     **_: Any,
 ) -> Settings:
     """What the options of `serve` amount to, those that are not given fitted to those that are.
@@ -298,7 +301,7 @@ def settings(
     if max_total_pending is None:
         max_total_pending = max(DEFAULT.total_pending_bytes, max_pending)
     try:
-        return Settings(
+        chosen = Settings(
             limits=Limits(
                 frame_bytes=max_frame,
                 class_messages=max_class_messages,
@@ -326,6 +329,11 @@ def settings(
         )
     except ValueError as error:
         raise ValueError(in_options(str(error))) from None
+    if chosen.spills and data_dir is None:
+        raise ValueError(
+            "the policy spill keeps on disk what does not fit into memory: it needs --data-dir"
+        )
+    return chosen
 
 
 def in_options(text: str) -> str:

@@ -108,7 +108,8 @@ def serve(
             "--full",
             "What happens to a message for a class that is at one of its limits. block: its "
             "publisher waits, nothing is lost. drop_oldest: the oldest message makes room. "
-            "drop_newest: it is dropped itself. What is dropped is counted.",
+            "drop_newest: it is dropped itself. What is dropped is counted. spill: the oldest in "
+            "memory make room, and are read back from --data-dir when somebody needs them.",
             panel=MEMORY,
             metavar="POLICY",
         ),

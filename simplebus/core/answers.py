@@ -411,8 +411,8 @@ class Answers:
             deliveries_max=settings.deliveries_max if deliveries is None else deliveries,
             backoff_ticks=tuple(whole_ticks(pause, settings.tick_seconds) for pause in backoff),
         )
-        if asked is None:
-            return terms
+        if asked is None:  # What is read back for it from disk takes memory.
+            return terms if cls.spill is None else replace(terms, in_flight_max=IN_FLIGHT_MESSAGES)
         in_flight_max = None  # Of a group it is its members' business.
         if not asked.group:
             in_flight_max = asked.max_in_flight or IN_FLIGHT_MESSAGES

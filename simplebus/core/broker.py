@@ -95,6 +95,10 @@ class Broker:
         from others that have had the same; empty where no other has. What it is to keep past the
         process is noted in `ledger`."""
         self.settings = settings or Settings()
+        if self.settings.spills and ledger is None:
+            raise ValueError(
+                "the policy spill keeps what does not fit into memory on disk: it needs a journal"
+            )
         self.clock = Clock()
         """The driver sets `now` before it brings anything."""
         self.sessions: dict[int, Session] = {}
@@ -124,6 +128,7 @@ class Broker:
         self._lookups = Lookups(self.store, self._make_ready, self.answers.wake)
         self.classes = self.store.classes
         self.budget = self.store.budget
+        self.spilling = self.store.spilling
         self._loose = self.store.loose
         self._let_in = self.store.room.let_in
         self._next_session_id = 0
@@ -248,6 +253,8 @@ class Broker:
         there is none."""
         if self._loose:
             self.store.release_loose()
+        if self.spilling is not None and self.spilling.behind:
+            self.spilling.go_on()
         if self._let_in:
             self._hear_of_room()
         ready = list(self._ready)
@@ -282,6 +289,8 @@ class Broker:
         assert ledger is not None
         ledger.reach(lot)
         self.confirming.reach()
+        for cls in [cls for cls in self.store.room.awaited if cls.spill is not None]:
+            self.store.room.made(cls)  # What is written may leave the memory.
         if not ledger.is_behind:
             for session in ledger.lagging:
                 session.lags = False
@@ -495,7 +504,9 @@ class Broker:
 
     def _holds_back(self, session: Session, short_of_memory: bool) -> bool:
         return any(
-            window.floor == cls.floor() < cls.ring.head and (cls.blocked or short_of_memory)
+            window.floor == cls.floor() < cls.ring.head
+            and cls.spill is None
+            and (cls.blocked or short_of_memory)
             for held in session.subscriptions.values()
             if (cls := self.classes[held.class_id]) and (window := held.window)
         )
@@ -510,7 +521,8 @@ class Broker:
             memory += cls.ring.statistics().memory_bytes + cls.channels.memory_bytes
             cls.check()
             keeps = bool(cls.keep) or cls.holds_values
-            assert cls.ring.floor == cls.floor() or (keeps and cls.ring.floor < cls.floor())
+            assert cls.first == cls.floor() or (keeps and cls.first < cls.floor())
+            assert cls.first <= cls.ring.floor
             for subscription in cls.subscriptions:
                 subscription.check()
             for session in cls.blocked:

@@ -149,7 +149,7 @@ class MakingWay:
         before, or may be."""
         store, cls, ring, now = self._store, self._cls, self._cls.ring, self._store.clock.now
         if not cls.holds_values:
-            return cls.release_kept(size)
+            return cls.give_way(size)
         floor = cls.floor()
         if floor <= ring.floor:
             return False

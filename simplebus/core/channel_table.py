@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simplebus.core.channels import is_literal
+from simplebus.core.columns import Columns
 from simplebus.core.frames import Flags
 from simplebus.core.limits import (
     CHANNEL_BYTES,
@@ -96,6 +97,8 @@ class ChannelTable:
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
         self._columns = ring.columns
+        self.lends: dict[Columns, None] = {}
+        """Those of other rings whose messages carry its channels."""
         self._names = [""]
         """By number; "" for one that is free."""
         self._numbers: dict[str, int] = {"": 0}
@@ -169,7 +172,8 @@ class ChannelTable:
         if self._ring.floor == self._all_used_at:
             return 0
         is_idle = self._is_named.copy()
-        is_idle[np.flatnonzero(self._columns.uses[: is_idle.size])] = False
+        for columns in (self._columns, *self.lends):
+            is_idle[np.flatnonzero(columns.uses[: is_idle.size])] = False
         idle = np.flatnonzero(is_idle)
         if idle.size <= most:
             self._all_used_at = self._ring.floor

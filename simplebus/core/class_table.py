@@ -14,11 +14,12 @@ from simplebus.core.budget import MemoryBudget, MemoryShare
 from simplebus.core.classes import MessageClass
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.ledger import Ledger
-from simplebus.core.limits import CLASS_ID_MAX, DEAD_LETTERS_PART
+from simplebus.core.limits import CLASS_ID_MAX, DEAD_LETTERS_PART, SPILL_MEMORY_PART
 from simplebus.core.naming import given_ids, named_class
 from simplebus.core.requests import NamedClass
 from simplebus.core.ring import Ring
 from simplebus.core.settings import FullPolicy, Settings
+from simplebus.core.spilling import Spill, Spilling
 
 
 class ClassTable:
@@ -32,7 +33,13 @@ class ClassTable:
         self.names: dict[str, int] = {}
         """Ids of the classes that have names."""
         self.bound = Bound()
-        self.budget = MemoryBudget(settings.limits.total_bytes)
+        total = settings.limits.total_bytes
+        aside = max(total // SPILL_MEMORY_PART, 4 * settings.limits.frame_bytes)
+        self.spill_budget = MemoryBudget(aside)
+        """Of what is read back from disk."""
+        self.spilling: Spilling | None = None
+        """Set when classes may be larger than memory."""
+        self.budget = MemoryBudget(max(total - aside, total // 2) if settings.spills else total)
         self.dead_budget = MemoryShare(self.budget.limit // DEAD_LETTERS_PART, self.budget)
         """Of all dead letters."""
         self.opened: Callable[[int], None] = lambda class_id: None
@@ -84,8 +91,14 @@ class ClassTable:
         ring = cls.ring
         ring.messages_max = min(own.messages_max or limits.class_messages, limits.class_messages)
         ring.bytes_max = min(own.bytes_max or limits.class_bytes, limits.class_bytes)
+        if cls.policy is FullPolicy.SPILL and not dead_letters.are_kept_in(cls.name):
+            assert self.spilling is not None
+            cls.spill = cls.spill or Spill(cls, self.spilling)
+            cls.spill.bytes_max = own.disk_bytes_max or 0
         asked = cls.is_asked_for_values if own.last_values is None else own.last_values
-        cls.holds_values = asked and not dead_letters.are_kept_in(cls.name)
+        cls.holds_values = (
+            bool(asked) and cls.spill is None and not dead_letters.are_kept_in(cls.name)
+        )
         if dead_letters.are_kept_in(cls.name):
             cls.policy = FullPolicy.DROP_OLDEST
             ring.bytes_max = min(limits.dead_letter_bytes, ring.bytes_max)

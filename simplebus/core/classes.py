@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,6 +29,9 @@ from simplebus.core.settings import FullPolicy, Keep
 from simplebus.core.spans import SequenceSet
 from simplebus.core.statistics import ClassStatistics
 from simplebus.core.subscription import Subscription
+
+if TYPE_CHECKING:
+    from simplebus.core.spilling import Spill
 
 
 class MessageClass:
@@ -64,6 +68,8 @@ class MessageClass:
         """Durables and groups: see `key`."""
         self.waiting = AckWindow(floor=0)
         """The backlog: what the next subscription that asks for what waits takes over."""
+        self.spill: Spill | None = None
+        """What of it is on disk only; None in a class that fits into memory."""
         self.blocked: deque[Session] = deque()
         """Whose parked messages wait for room here, longest wait first."""
         self.dropped: Counter[Reason] = Counter()
@@ -76,6 +82,16 @@ class MessageClass:
         """So long it keeps what nobody needs any more."""
         self.keep = keep
         self._keeps = bool(keep)
+
+    @property
+    def first(self) -> int:
+        """The lowest sequence that is stored."""
+        return self.ring.floor if self.spill is None else self.spill.first
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether `give_way` may make room."""
+        return self._keeps or self.holds_values or self.spill is not None
 
     @property
     def has_backlog(self) -> bool:
@@ -103,13 +119,13 @@ class MessageClass:
         floor = self.needed_from(now)
         if self.holds_values:
             floor = self.values.floor(floor, now)
-        self.ring.release(floor)
+        self.let_go(floor)
 
     def needed_from(self, now: float) -> int:
         """The lowest sequence that somebody may still need, or that is to be kept longer, but for
         last values."""
         floor = self.floor()
-        if self._keeps and floor > self.ring.floor:
+        if self._keeps and floor > self.first:
             floor = min(floor, self._kept_from(now))
         return floor
 
@@ -118,23 +134,38 @@ class MessageClass:
         was asked for."""
         while self.floors_owed and self.floors_owed[0][0] <= reached:
             self.floors_owed.popleft()
-        return self.floors_owed[0][1] if self.floors_owed else self.ring.floor
+        return self.floors_owed[0][1] if self.floors_owed else self.first
 
-    def release_kept(self, size: int) -> bool:
-        """Let go of at least `size` bytes of what is merely kept. Returns whether there was any."""
+    def let_go(self, floor: int) -> None:
+        """Nothing below floor is stored any longer."""
+        self.ring.release(floor)
+        if self.spill is not None:
+            self.spill.release(floor)
+
+    def give_way(self, size: int) -> bool:
+        """Let go of at least `size` bytes of what is merely kept, or is on disk, too. Returns
+        whether there was any."""
+        if self.spill is not None and self.policy is FullPolicy.SPILL:
+            return self.spill.make_room(size)
         ring, floor = self.ring, self.floor()
         if floor <= ring.floor:
+            return False
+        if not self._keeps:
             return False
         ring.release(min(floor, max(ring.after(size), ring.floor + 1)))
         return True
 
     def _kept_from(self, now: float) -> int:
-        ring, keep = self.ring, self.keep
-        kept = ring.floor
+        ring, keep, spill = self.ring, self.keep, self.spill
+        kept = self.first
         if keep.messages:
             kept = max(kept, ring.head - keep.messages)
         if keep.bytes and ring.frame_bytes > keep.bytes:
             kept = max(kept, ring.after(ring.frame_bytes - keep.bytes))
+        elif keep.bytes and spill is not None:
+            too_many = spill.frame_bytes + ring.frame_bytes - keep.bytes
+            if too_many > 0:
+                kept = max(kept, spill.after(too_many))
         if keep.seconds:
             kept = max(kept, min(self.times.find(now - keep.seconds, ring.head), ring.head))
         return kept
@@ -158,6 +189,8 @@ class MessageClass:
         them any more."""
         self.subscriptions[position] = None
         self._floors.add(position)
+        if self.spill is not None:
+            self.spill.add(position)
         if isinstance(position, Group):
             self.groups[position] = None
         if position.durable or position.group:
@@ -168,6 +201,8 @@ class MessageClass:
         it was the last one."""
         del self.subscriptions[position]
         self._floors.remove(position)
+        if self.spill is not None:
+            self.spill.remove(position)
         self.policed.pop(position, None)
         if isinstance(position, Group):
             del self.groups[position]
@@ -195,10 +230,15 @@ class MessageClass:
             case "new":
                 at = ring.head
             case "earliest":
-                at = ring.floor
+                at = self.first
             case "last":
                 at = ring.head - 1
             case "last_values":
+                if self.spill is not None:
+                    raise ValueError(
+                        f"class {self.class_id} has messages that are on disk only: it keeps no "
+                        "last values"
+                    )
                 return self._start_with_values(wanted, now)
             case Start(sequence=int(sequence), time=None):
                 at = sequence
@@ -210,7 +250,7 @@ class MessageClass:
                     f'{{"sequence": n}} or {{"time": seconds}}, got {start!r}'
                 )
         self._let_wait()
-        return AckWindow(floor=min(max(at, ring.floor), ring.head))
+        return AckWindow(floor=min(max(at, self.first), ring.head))
 
     def _let_wait(self) -> None:
         """What waits is not for a position that is about to come, and stays."""
@@ -259,6 +299,8 @@ class MessageClass:
             class_id=self.class_id,
             name=self.name,
             ring=self.ring.statistics(),
+            spilled=self.spill.messages if self.spill is not None else 0,
+            spilled_bytes=self.spill.frame_bytes if self.spill is not None else 0,
             published=self.ring.head - self.carried,
             delivered=self.delivered + sum(s.delivered for s in subscriptions),
             redelivered=self.redelivered + sum(s.redelivered for s in subscriptions),

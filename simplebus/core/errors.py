@@ -63,6 +63,7 @@ class Reason(enum.StrEnum):
     UNKNOWN_SESSION = "unknown_session"
     DISK_FULL = "disk_full"
     DISK_FAILED = "disk_failed"
+    DAMAGED = "damaged"
 
 
 class BusError(Exception):

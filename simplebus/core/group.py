@@ -443,6 +443,10 @@ class Group(Subscription):
             member.skip_to(floor)
         return super()._skip(floor)
 
+    def bring_back(self) -> None:
+        self._has_come_back = self._has_come_back or bool(self._away)
+        super().bring_back()
+
     def _wait(self, span: Span) -> None:
         pass  # Only what somebody holds can be acknowledged.
 

@@ -16,7 +16,13 @@ from simplebus.core.acks import AckWindow
 from simplebus.core.classes import MessageClass
 from simplebus.core.kept import Changes, KeptClass, KeptPosition, KeptPublisher, KeptWindow
 from simplebus.core.ledger import Ledger, Lot
-from simplebus.core.limits import KEPT_BYTES_MIN, KEPT_POSITIONS, KEPT_SECONDS, KEPT_UNION_MAX
+from simplebus.core.limits import (
+    KEPT_BYTES_MIN,
+    KEPT_FRAME_BYTES,
+    KEPT_POSITIONS,
+    KEPT_SECONDS,
+    KEPT_UNION_MAX,
+)
 from simplebus.core.subscription import Subscription
 from simplebus.core.version2 import Version2
 
@@ -42,6 +48,8 @@ class Keeper:
         self._bytes = 0
         """Of changes since the last snapshot."""
         self._snapshot_bytes = 0
+        self._frame_bytes = 0
+        """Of messages since the last snapshot."""
         self.wants_snapshot = True
         """Whether the next lot is to hold everything."""
 
@@ -49,7 +57,11 @@ class Keeper:
         """What is to be written next, if anything is."""
         ledger, now = self._ledger, self._broker.clock.now
         is_owed = not ledger.is_empty
-        if self._bytes > max(KEPT_BYTES_MIN, 4 * self._snapshot_bytes):
+        self._frame_bytes += ledger.noted_bytes
+        if (
+            self._bytes > max(KEPT_BYTES_MIN, 4 * self._snapshot_bytes)
+            or self._frame_bytes > KEPT_FRAME_BYTES
+        ):
             self.wants_snapshot = True
         at_all = self.wants_snapshot or now >= self._due
         if not at_all and not is_owed:
@@ -60,7 +72,7 @@ class Keeper:
         if self.wants_snapshot:
             self.wants_snapshot = False
             snapshot = self._everything().encode()
-            self._bytes, self._snapshot_bytes = 0, len(snapshot)
+            self._bytes, self._snapshot_bytes, self._frame_bytes = 0, len(snapshot), 0
             return ledger.take(snapshot=snapshot)
         changes = Changes(changes.classes, changes.positions, changes.gone, begun, refused, purged)
         if not any(structs.astuple(changes)):
@@ -112,7 +124,7 @@ class Keeper:
             purged=[
                 (class_id, first, last)
                 for class_id, cls in broker.classes.items()
-                for first, last in cls.purged.within(cls.ring.floor, cls.ring.head)
+                for first, last in cls.purged.within(cls.first, cls.ring.head)
             ],
         )
 

@@ -76,6 +76,10 @@ class KeyGroup(Group):
         super().__init__(**arguments)
         self._has_come_back = bool(self._again)
 
+    @property
+    def may_rest(self) -> bool:
+        return not len(self._lanes)
+
     # What members ask ----------------------------------------------------------------------------
 
     def attempts_of(self, sequence: int) -> int:

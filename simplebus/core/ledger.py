@@ -108,6 +108,11 @@ class Ledger:
         return not (self._entries or self._refused or self._begun or self._purged or self.hurries)
 
     @property
+    def noted_bytes(self) -> int:
+        """Bytes of frames noted since the last lot was taken."""
+        return self._noted_bytes
+
+    @property
     def mark(self) -> int:
         """The number of the lot that holds all that was noted so far."""
         return self.taken if self.is_empty else self.taken + 1
@@ -128,6 +133,11 @@ class Ledger:
         if self.level is Level.MEMORY or not unsafe:
             return head
         return unsafe[0][1]
+
+    def written(self, class_id: int, head: int) -> int:
+        """The same whatever the level is: it can be read again where it was written."""
+        unsafe = self._unsafe.get(class_id)
+        return unsafe[0][1] if unsafe else head
 
     def note(
         self, class_id: int, first: int, count: int, frames: bytes, publisher: str, now: float

@@ -201,13 +201,22 @@ PUBLISHERS_MAX = 65_536
 PUBLISHERS_AHEAD_BYTES_MAX = 16 * 1024 * 1024
 # A publisher whose credit does not hold it waits while so much is to be written.
 LEDGER_BYTES_MAX = 64 * 1024 * 1024
+# A class that is full, and whose messages are on disk, too, lets go of such a part of its memory at
+# once. Who needs older messages is read so many bytes at a time; of these, all together hold a part
+# of all memory. And so many marks say how long what is on disk is.
+SPILL_PART = 8
+SPILL_READ_BYTES = 1024 * 1024
+SPILL_MEMORY_PART = 8
+SPILLED_MARKS_MAX = 4096
 # What is kept past the process, beside messages, is looked at so often, less often where it is more
 # than so many positions and classes. All of it is written anew when what has changed takes so many
-# bytes, and four times as many as all of it. And of so many subscriptions that end with the process
-# it is found out exactly what they leave behind.
+# bytes, and four times as many as all of it; or when so many bytes of messages have come, so that
+# which numbers those have used is known without reading them. And of so many subscriptions that end
+# with the process it is found out exactly what they leave behind.
 KEPT_SECONDS = 0.1
 KEPT_POSITIONS = 1000
 KEPT_BYTES_MIN = 4 * 1024 * 1024
+KEPT_FRAME_BYTES = 256 * 1024 * 1024
 KEPT_UNION_MAX = 16
 # When messages were accepted is known to within so many seconds, and for so many points in time.
 TIMES_STEP_SECONDS = 0.01

@@ -71,7 +71,9 @@ class Outbox:
         """Where in the replies a Confirm begins that none was behind yet; -1 for nowhere."""
         self._rest = memoryview(b"")
         """Copied bytes that go first: the rest of a cut frame, redeliveries, replies."""
-        self._owed: deque[Callable[[], None]] = deque()
+        self._owed: deque[Callable[[], bool | None]] = deque()
+        self._waits = False
+        """Whether the first one owed is not known yet."""
         self._queue: deque[Feed] = deque()
         self._peeked: memoryview = memoryview(b"")
         self._source: Feed | None = None
@@ -84,7 +86,8 @@ class Outbox:
     @property
     def idle(self) -> bool:
         """Whether nothing waits to be sent."""
-        return not (self._rest or self._replies or self._owed or self._queue)
+        owes = self._owed and not self._waits
+        return not (self._rest or self._replies or owes or self._queue)
 
     def reply(self, frame: bytes) -> None:
         """Queue a frame that is no subscription's message."""
@@ -104,9 +107,14 @@ class Outbox:
         self._replies += frames.encode(frames.DELIVER, class_id=class_id) + messages
         self._named = None
 
-    def owe(self, say: Callable[[], None]) -> None:
-        """Have an answer said by calling this, once everything that was said before is taken."""
+    def owe(self, say: Callable[[], bool | None]) -> None:
+        """Have an answer said by calling this, once everything that was said before is taken. It
+        returns False where it could not be said yet: it is called again after `go_on`."""
         self._owed.append(say)
+
+    def go_on(self) -> None:
+        """What was not known when it was to be said may be known now."""
+        self._waits = False
 
     def wake(self, feed: Feed) -> None:
         """The feed has something to send."""
@@ -124,8 +132,11 @@ class Outbox:
     def peek(self, tick: int) -> memoryview:
         """The next bytes to send; empty when there are none, or none were found yet: see Rule 3."""
         self._source = None
-        if self._owed and not (self._rest or self._replies):
-            self._owed.popleft()()
+        if self._owed and not (self._waits or self._rest or self._replies):
+            self._waits = True
+            if self._owed[0]() is not False:
+                self._waits = False
+                self._owed.popleft()
         if not self._rest and self._replies:
             self._rest = memoryview(bytes(self._replies))
             self._replies.clear()

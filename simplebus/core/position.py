@@ -64,7 +64,11 @@ class Position(ABC):
         """What the window has in flight is to be sent again: it lies in `spans`, or somebody else
         was sent it."""
         self.class_id = ring.class_id
+        self.class_ring = ring
+        """What the class has in memory."""
         self.ring = ring
+        """What the position is sent is in there: the same, or a ring of its own while it is
+        behind."""
         self.window = window
         self.outbox = outbox or Nowhere()
         self.terms = terms
@@ -115,6 +119,8 @@ class Position(ABC):
         self._refused = Wheel()
         self._later: list[tuple[float, int, Span]] = []
         self._again: deque[Span] = deque()
+        self._away: list[Span] = []
+        """What is to be sent again and is not read back from disk yet."""
         self._unsent = SequenceSet()
         """What waits and was never sent, though the cursor has passed it."""
         self._resend = SequenceSet()
@@ -179,7 +185,7 @@ class Position(ABC):
             floor=self.window.floor,
             cursor=self.window.cursor,
             in_flight=self.window.in_flight,
-            waiting=self.ring.head - self.window.cursor,
+            waiting=self.class_ring.head - self.window.cursor,
             delivered=self.delivered,
             redelivered=self.redelivered,
             acknowledged=self.acknowledged,
@@ -225,7 +231,7 @@ class Position(ABC):
     @property
     def has_waiting(self) -> bool:
         """Whether some of what the cursor has passed may wait to be sent."""
-        return bool(self._again or self._later or self._refused)
+        return bool(self._again or self._later or self._refused or self._away)
 
     def ack(self, first: int, last: int) -> None:
         """The consumer has processed what it was sent of first..last-1."""
@@ -330,7 +336,9 @@ class Position(ABC):
         for due, span in self._wheel.clear():
             self._wait(span)
             self._return(span, due)
-        self._again = deque(sorted(self._again, key=lambda span: span.first))
+        back = sorted((*self._again, *self._away), key=lambda span: span.first)
+        self._again = deque(back)
+        self._away.clear()
 
     def _return(self, span: Span, due: int) -> None:
         """Who was sent these, and was to acknowledge them by then, is gone."""
@@ -348,6 +356,32 @@ class Position(ABC):
         """A session takes the position up."""
         self.outbox, self.number = outbox, number
 
+    # Behind -------------------------------------------------------------------------------------
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether it needs what its class has no longer in memory."""
+        return self.ring is not self.class_ring
+
+    @property
+    def may_rest(self) -> bool:
+        """Whether nothing needs to be in the ring while nobody is there to be sent it."""
+        return True
+
+    def move_to(self, ring: Ring) -> None:
+        """From now on what it is sent is in there, from its floor on, as far as it is there."""
+        self.ring = ring
+        self._weight = Weight(ring)
+        self._ahead = None
+        self._all_wanted_until = 0
+
+    def bring_back(self) -> None:
+        """More is in the ring than there was."""
+        self._again += self._away
+        self._away.clear()
+        if self._again:
+            self.outbox.wake(self)
+
     def attempts(self) -> list[tuple[int, int, int]]:
         """How often what is in flight, or waits behind the cursor, was sent, where that is not
         once: messages first..last-1 of which it is said, ascending."""
@@ -361,6 +395,7 @@ class Position(ABC):
     def _spans(self) -> Iterator[Span]:
         """Wherever they are kept."""
         yield from self._again
+        yield from self._away
         yield from self._wheel
         yield from self._refused
         for _, _, span in self._later:
@@ -370,7 +405,8 @@ class Position(ABC):
         """Raise AssertionError unless the invariants hold."""
         window = self.window
         window.check()
-        assert self.ring.floor <= window.floor <= window.cursor <= self.ring.head
+        assert self.ring.floor <= window.floor <= window.cursor <= self.class_ring.head
+        assert window.cursor <= self.ring.head or self.is_behind
         assert self.acknowledged >= 0
         if self.has_work and self.is_connected:
             assert self.queued, "work that nobody was told about"
@@ -380,7 +416,8 @@ class Position(ABC):
     def _check_waiting(self) -> None:
         """What is said to wait is what lies in the spans that wait."""
         unsent, resend = SequenceSet(), SequenceSet()
-        for span in (*self._again, *self._refused, *(span for _, _, span in self._later)):
+        put_off = (span for _, _, span in self._later)
+        for span in (*self._again, *self._away, *self._refused, *put_off):
             for first, last in self.window.unacked(span.first, span.last):
                 (unsent if self._is_unsent(span) else resend).add(first, last)
         assert list(self._unsent) == list(unsent), (list(self._unsent), list(unsent))

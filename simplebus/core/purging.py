@@ -24,11 +24,11 @@ def purge(cls: MessageClass, first: int, last: int, ledger: Ledger | None) -> in
     Raises RemoteProtocolError (memory_limit) where there would be too many rows of them.
     """
     ring, purged = cls.ring, cls.purged
-    first, last = max(first, ring.floor), min(last, ring.head)
+    first, last = max(first, cls.first), min(last, ring.head)
     if first >= last:
         return 0
-    purged.remove(0, ring.floor)
-    if purged.ranges >= PURGED_RANGES_MAX and first > ring.floor:
+    purged.remove(0, cls.first)
+    if purged.ranges >= PURGED_RANGES_MAX and first > cls.first:
         raise RemoteProtocolError(
             Reason.MEMORY_LIMIT,
             f"class {cls.class_id} has {purged.ranges} rows of purged messages behind others that "
@@ -45,10 +45,10 @@ def purge(cls: MessageClass, first: int, last: int, ledger: Ledger | None) -> in
     cls.dropped[Reason.PURGED] += count
     if ledger is not None:
         ledger.purge(cls.class_id, first, last)
-    front = purged.within(ring.floor, ring.floor + 1)
+    front = purged.within(cls.first, cls.first + 1)
     if front:  # It is not kept either.
-        [(_, end)] = purged.within(ring.floor, ring.head)[:1]
-        ring.release(min(end, cls.floor()))
+        [(_, end)] = purged.within(cls.first, ring.head)[:1]
+        cls.let_go(min(end, cls.floor()))
     return count
 
 
@@ -65,5 +65,5 @@ def _purge_waiting(cls: MessageClass, first: int, last: int) -> None:
 
 def purge_again(cls: MessageClass, position: Subscription) -> None:
     """A new position does not have what is purged."""
-    for first, last in cls.purged.within(cls.ring.floor, cls.ring.head):
+    for first, last in cls.purged.within(cls.first, cls.ring.head):
         position.purge(first, last)

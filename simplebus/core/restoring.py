@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
 
-from simplebus.core import envelope, frames
 from simplebus.core.acks import AckWindow
 from simplebus.core.broker import Broker
 from simplebus.core.classes import MessageClass
@@ -26,12 +24,11 @@ from simplebus.core.limits import (
     MESSAGE_ID_BITS,
     MESSAGE_ID_MASK,
     PUBLISHERS_AHEAD_BYTES_MAX,
-    RECEIVE_BYTES,
 )
 from simplebus.core.publishers import Ahead
 from simplebus.core.purging import purge
+from simplebus.core.reviving import Reviving
 from simplebus.core.spans import Span
-from simplebus.core.split import Scratch, split
 from simplebus.core.terms import Terms
 from simplebus.core.version2 import numbers_of
 
@@ -47,59 +44,38 @@ class Restoring:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._scratch_bytes = RECEIVE_BYTES
-        self._scratch = Scratch(self._scratch_bytes)
+        self._reviving = Reviving(broker.store)
+        self.split = self._reviving.split
 
     def open_class(self, class_id: int, name: str) -> MessageClass:
         """A class that is to be there. Raises RemoteProtocolError (too_many_classes)."""
         self._broker.store.table.open_classes([(class_id, name)])
         return self._broker.classes[class_id]
 
-    def split(self, buffer: bytearray, begin: int, end: int, count: int) -> list[FrameBatch]:
-        """The frames in buffer[begin:end], behind which SPARE_BYTES follow. Raises ValueError
-        unless that are `count`, and nothing else."""
-        if end - begin > self._scratch_bytes:
-            self._scratch_bytes = 1 << (end - begin).bit_length()
-            self._scratch = Scratch(self._scratch_bytes)
-        batches = []
-        while begin < end:
-            batch = split(buffer, begin, end, self._scratch)
-            if batch is None:
-                raise ValueError(f"{end - begin} bytes behind the last frame are none")
-            batches.append(batch)
-            begin += batch.data.size
-            count -= batch.count
-        if count:
-            raise ValueError(f"{abs(count)} frames are {'missing' if count > 0 else 'too many'}")
-        return batches
-
     def put(self, cls: MessageClass, first: int, batch: FrameBatch, times: Times) -> None:
         """Messages that follow those that are there, the first one with sequence `first`, and when
         each was accepted. Raises RestoreError."""
         assert cls.ring.head == first, (cls.ring.head, first)
-        types = batch.data[batch.starts]
-        breaks = np.flatnonzero(types[1:] != types[:-1]) + 1
-        bounds = [0, *breaks.tolist(), batch.count]
-        for begin, end in pairwise(bounds):
-            self._put_run(cls, batch.slice(begin, end), times[begin:end])
-
-    def _put_run(self, cls: MessageClass, run: FrameBatch, times: Times) -> None:
-        rows = None
-        if run.data[0] == frames.ENVELOPE:
-            read = envelope.scan(run)
-            if read.count < run.count:
-                raise RestoreError(f"class {cls.class_id}: an envelope cannot be read")
-            rows = self._broker.store.rows_of(cls, read, times)
-        taken = 0
-        if rows is not None or run.data[0] == frames.MESSAGE:
-            taken = cls.ring.append(run, 0, rows)
-        if taken < run.count:
+        try:
+            for run, rows in self._reviving.runs(cls, batch, times):
+                taken = cls.ring.append(run, 0, rows)
+                while taken < run.count and cls.spill is not None:
+                    rest = run.slice(taken, run.count)
+                    if not cls.spill.make_room(rest.data.size):
+                        break
+                    part = None if rows is None else rows.part(taken, rows.count)
+                    taken += cls.ring.append(rest, 0, part)
+                if taken < run.count:
+                    raise MemoryError
+        except ValueError as error:
+            raise RestoreError(f"class {cls.class_id}: {error}") from None
+        except MemoryError:
             ring = cls.ring.statistics()
             raise RestoreError(
                 f"class {cls.class_id} holds more than fits: {ring.messages} messages in "
                 f"{ring.memory_bytes} bytes and further ones; more memory for the class or for "
-                "all classes is needed"
-            )
+                "all classes is needed, or the policy spill"
+            ) from None
 
     def set_waiting(
         self, cls: MessageClass, kept: KeptClass | None, known_head: int | None
@@ -107,10 +83,10 @@ class Restoring:
         """What waits in a class whose messages are all there. What is kept is about messages below
         `known_head`, if that is given."""
         ring = cls.ring
-        cls.waiting = AckWindow(floor=ring.floor)
+        cls.waiting = AckWindow(floor=cls.first)
         if kept is not None:
             head = ring.head if known_head is None else known_head
-            cls.waiting = kept.waiting.window(floor=ring.floor, head=head)
+            cls.waiting = kept.waiting.window(floor=cls.first, head=head)
 
     def add_position(self, kept: KeptPosition, known_head: int | None) -> None:
         """A durable, with nobody connected to it. What was in flight is to be sent again. What is
@@ -118,7 +94,7 @@ class Restoring:
         broker = self._broker
         cls = broker.classes[kept.class_id]
         head = cls.ring.head if known_head is None else known_head
-        window = kept.window.window(floor=cls.ring.floor, head=head)
+        window = kept.window.window(floor=cls.first, head=head)
         terms = Terms(
             ack_ticks=kept.ack_ticks,
             in_flight_max=kept.in_flight_max,

@@ -29,6 +29,8 @@ class FullPolicy(enum.StrEnum):
     """The oldest message makes room."""
     DROP_NEWEST = "drop_newest"
     """It is dropped itself."""
+    SPILL = "spill"
+    """The oldest in memory make room, and stay on disk; with a journal only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,9 @@ class ClassSettings:
     """How often a message is sent before it is given up; 0 for without end."""
     backoff_seconds: tuple[float, ...] | None = None
     """Pauses before the second sending, the third and so on, the last one for all further ones."""
+    disk_bytes_max: int | None = None
+    """Bytes of frames that it may hold on disk only, about; None for any number. At this limit its
+    publishers wait."""
 
     def __post_init__(self) -> None:
         _check_deliveries(self.deliveries_max or 0)
@@ -95,6 +100,10 @@ class ClassSettings:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
+        if self.disk_bytes_max is not None and self.disk_bytes_max < 1:
+            raise ValueError(f"disk_bytes_max must be at least 1, got {self.disk_bytes_max}")
+        if self.last_values and self.full_policy is FullPolicy.SPILL:
+            raise ValueError("last_values is for classes that fit into memory, and not for spill")
 
 
 def _check_deliveries(count: int) -> None:
@@ -134,6 +143,12 @@ class Settings:
             raise ValueError(f"tick_seconds must be above 0, got {self.tick_seconds}")
         if not self.heartbeat_seconds >= 0:
             raise ValueError(f"heartbeat_seconds must be 0 or more, got {self.heartbeat_seconds}")
+
+    @property
+    def spills(self) -> bool:
+        """Whether some class may."""
+        policies = [self.full_policy, *(each.full_policy for each in self.classes.values())]
+        return FullPolicy.SPILL in policies
 
     def of_class(self, class_id: int, name: str = "") -> ClassSettings:
         """What this class does in its own way. What is said of its name wins."""

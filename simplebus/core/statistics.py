@@ -50,6 +50,10 @@ class ClassStatistics:
     name: str
     """Empty for a class that has only its id."""
     ring: RingStatistics
+    spilled: int
+    """Messages that are on disk only."""
+    spilled_bytes: int
+    """About how many bytes of frames these have."""
     published: int
     """Messages accepted since the class exists."""
     delivered: int

@@ -37,6 +37,7 @@ from simplebus.core.outbox import Outbox
 from simplebus.core.room import Room
 from simplebus.core.session import Session
 from simplebus.core.settings import FullPolicy, Settings
+from simplebus.core.spilling import Spilling
 from simplebus.core.subscription import Subscription
 from simplebus.core.terms import Clock
 from simplebus.core.version2 import Version2
@@ -71,6 +72,11 @@ class Store:
         self.names = self.table.names
         self.bound = self.table.bound
         self.budget = self.table.budget
+        self.spilling: Spilling | None = None
+        """What is on disk only; None where no class may be larger than memory."""
+        if ledger is not None and settings.spills:
+            self.spilling = Spilling(self, ledger, self.table.spill_budget, ready=ready)
+            self.table.spilling = self.spilling
         self.room = Room(self.classes, self.budget, self._append, self.table.dead_budget)
         self.errors = LastErrors()
         """What was said of messages that are to come again."""
@@ -155,7 +161,7 @@ class Store:
         if taken < batch.count:
             rest = batch.slice(taken, batch.count)
             match cls.policy:
-                case FullPolicy.BLOCK:
+                case FullPolicy.BLOCK | FullPolicy.SPILL:
                     self.room.park(session, cls, rest)
                 case FullPolicy.DROP_NEWEST:
                     self._drop_newest(session, cls, rest)
@@ -174,7 +180,7 @@ class Store:
         ring = cls.ring
         first = ring.head
         dealt = put(batch)
-        if dealt < batch.count and (cls.keep or cls.holds_values):
+        if dealt < batch.count and cls.gives_way:
             way = carrying.MakingWay(self, cls)
             while dealt < batch.count:
                 rest = batch.slice(dealt, batch.count)
@@ -359,23 +365,26 @@ class Store:
             session=str(session_id) if position.is_connected else "",
             since=self.clock.now,
         )
+        ring = position.ring
+        there = [range(max(a, ring.floor), min(b, ring.head)) for a, b in ranges]
         letters = dead_letters.write(
             (
                 Dead(
                     sequence,
-                    cls.ring.frame(sequence),
+                    ring.frame(sequence),
                     cls.times.at(sequence),
                     self.errors.of(position, sequence),
                 )
-                for a, b in ranges
-                for sequence in range(a, b)
+                for each in there
+                for sequence in each
             ),
             death,
             class_id=dead.class_id,
             frame_bytes_max=self.settings.limits.frame_bytes,
         )
-        if letters.lost:
-            cls.dropped[Reason.NO_DEAD_LETTER] += letters.lost
+        lost = letters.lost + picking.total(ranges) - sum(map(len, there))
+        if lost:
+            cls.dropped[Reason.NO_DEAD_LETTER] += lost
         if letters.batch is not None:
             self._lay(dead, letters.batch, letters.columns)
 
@@ -425,11 +434,13 @@ class Store:
         if 4 * self.budget.left < self.budget.limit:
             self._forget_channels()
         spare = EXPIRED_MESSAGES_MAX
+        if self.spilling is not None:
+            self.spilling.tick()
         for cls in list(self.classes.values()):
             cls.ring.tick()
-            cls.times.forget(cls.ring.floor)
+            cls.times.forget(cls.first)
             if cls.purged:
-                cls.purged.remove(0, cls.ring.floor)
+                cls.purged.remove(0, cls.first)
             if cls.ring.floor < cls.ring.timed_until:
                 spare = self._expire(cls, spare)
             self._police(cls)  # Some may not have counted all yet.
@@ -459,6 +470,8 @@ class Store:
     def _expire_backlog(self, cls: MessageClass, most: int) -> int:
         """The same for what no position is there for. Returns how many were dropped."""
         ring, waiting = cls.ring, cls.waiting
+        if waiting.floor < ring.floor:
+            return 0  # It is on disk.
         first, many = waiting.floor, EXPIRED_FIRST
         end = min(waiting.cursor if cls.subscriptions else ring.head, ring.timed_until)
         end = min(end, first + most)

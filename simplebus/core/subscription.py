@@ -96,9 +96,12 @@ class Subscription(Position):
         while self._again and self.looked < self.looked_max:
             span = self._again[0]
             first = max(span.first, self.window.floor)
+            if first >= self.ring.head:
+                self._away.append(self._again.popleft())
+                continue
             is_plain = self._is_plain()
             many = REDELIVERY_PLAIN_MESSAGES if is_plain else REDELIVERY_MESSAGES
-            last = min(span.last, first + many)
+            last = min(span.last, first + many, self.ring.head)
             ranges = self.window.unacked(first, last)
             if len(ranges) > REDELIVERY_PIECES:
                 last = ranges[REDELIVERY_PIECES][0]
@@ -253,13 +256,16 @@ class Subscription(Position):
 
     def skip_to(self, floor: int) -> None:
         """The class's policy took away everything below floor."""
-        unsent = picking.count(self.ring, self.window.cursor, floor, self.wanted)
+        wanted = None if self.is_behind else self.wanted
+        if self.is_behind:
+            self._ahead = None
+        unsent = picking.count(self.ring, self.window.cursor, floor, wanted)
         self.dropped += self._skip(floor) + unsent
 
     def let_go(self, reason: Reason) -> None:
         """Nobody is to be sent anything of what it has kept so far."""
         before = self.dropped
-        self.skip_to(self.ring.head)
+        self.skip_to(self.class_ring.head)
         self._count(reason, self.dropped - before)
 
     def purge(self, first: int, last: int) -> None:
@@ -272,8 +278,9 @@ class Subscription(Position):
             self._dropped_in_flight += lost
             self.dropped += lost
         if cursor < last:
-            kept = picking.wanted_ranges(self.ring, cursor, first, self.wanted)
-            self.dropped += picking.count(self.ring, max(first, cursor), last, self.wanted)
+            wanted = None if self.is_behind else self.wanted  # It is looked at when it is read.
+            kept = picking.wanted_ranges(self.ring, cursor, first, wanted)
+            self.dropped += picking.count(self.ring, max(first, cursor), last, wanted)
             self._pass_over(kept, last)
 
     def _pass_over(self, kept: Ranges, end: int) -> None:
@@ -384,6 +391,20 @@ class Subscription(Position):
             return False
         self._pass_over(picking.wanted_ranges(self.ring, cursor, first, self.wanted), head)
         return True
+
+    def pass_over(self, first: int, last: int, reason: Reason) -> None:
+        """Messages first..last-1 cannot be had: it is not sent them, now or ever. What is before
+        them, and was not sent, still is."""
+        window = self.window
+        cursor = window.cursor
+        ranges = window.unacked(first, last)
+        if cursor < last:
+            ranges.append((max(cursor, first), last))
+            self._pass_over([(cursor, first)] * (cursor < first), last)
+        for begin, end in ranges:
+            self._done(begin, end)
+        self._count(reason, picking.total(ranges))
+        self._released()
 
     def expire(self, most: int) -> bool:
         """Drop those in front that come too late, up to `most`, but for what is in flight. Returns

@@ -34,7 +34,8 @@ class Weight:
     def of(self, held: int, window: AckWindow) -> int:
         """Bytes of the `held` messages of this window that are in flight. Never too few by much,
         and where they are too many for one position, not too many by much either."""
-        ring, floor, cursor = self._ring, window.floor, window.cursor
+        ring, floor = self._ring, window.floor
+        cursor = min(window.cursor, ring.head)  # Behind it lies what is not read back yet.
         if held == cursor - floor:
             return ring.size(floor, cursor)
         since = max(self._cursor, floor)
@@ -49,9 +50,10 @@ class Weight:
         return self._bytes
 
     def _look(self, held: int, window: AckWindow) -> int:
-        ring, floor, cursor = self._ring, window.floor, window.cursor
+        ring, floor, cursor = self._ring, window.floor, min(window.cursor, self._ring.head)
         there = window.in_flight
         if there > _WAITING_MAX * held:
             return ring.size(floor, cursor) * held // (cursor - floor)
         gaps, behind = window.gaps()
+        gaps = gaps[: gaps.searchsorted(cursor)]
         return (ring.sizes(gaps) + ring.size(behind, cursor)) * held // there

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import trio
 
 from simplebus.core.broker import Broker
 from simplebus.core.keeper import Keeper
 from simplebus.core.ledger import Ledger, Level
+from simplebus.core.spilling import Read, Stretch
+from simplebus.server.reader import Reader
 from simplebus.server.writer import Failure, Writer
 from simplebus.storage.directory import Directory
 from simplebus.storage.errors import JournalError
 from simplebus.storage.journal import Journal
+from simplebus.storage.readback import JournalReader
 from simplebus.storage.recovery import recover, settle
 
 log = logging.getLogger("simplebus.server")
@@ -43,6 +46,12 @@ class Keeping:
             failed=lambda failure: self._soon(self._has_failed, failure),
             snapshot=lambda: self._soon(self._want_snapshot),
         )
+        self._spilling = broker.spilling
+        self._reader = Reader(
+            JournalReader(directory.path),
+            given=lambda read, found: self._soon(self._has_read, read, found),
+            failed=lambda read: self._soon(self._has_not_read, read),
+        )
         self._floors: dict[int, int] = {}
         self._written = 0
         """The last lot that is written."""
@@ -58,6 +67,8 @@ class Keeping:
         self._written = self._ledger.taken
         self._token = trio.lowlevel.current_trio_token()
         self._writer.start()
+        if self._spilling is not None:
+            self._reader.start()
 
     def hand_over(self) -> None:
         """At the end of a turn: have written what has come, unless enough is under way."""
@@ -65,6 +76,9 @@ class Keeping:
             lot = self._keeper.take()
             if lot is not None:
                 self._writer.put(lot)
+        if self._spilling is not None:
+            for read in self._spilling.take_reads():
+                self._reader.put(read)
 
     def tick(self) -> None:
         """Once per tick: let go of segments that nobody needs."""
@@ -81,6 +95,8 @@ class Keeping:
         if lot is not None:
             self._writer.put(lot)
         self._writer.stop()
+        if self._spilling is not None:
+            self._reader.stop()
 
     def _has_reached(self, lot: int) -> None:
         if self._ledger.failure is not None:
@@ -93,6 +109,15 @@ class Keeping:
         if self._ledger.failure is None:
             log.error("%s; publishers are refused until it can be", failure[1])
         self._ledger.failure = failure
+
+    def _has_read(self, read: Read, found: Sequence[Stretch]) -> None:
+        assert self._spilling is not None
+        self._spilling.given(read, found)
+        self._settle()
+
+    def _has_not_read(self, read: Read) -> None:
+        assert self._spilling is not None
+        self._spilling.failed(read)
 
     def _want_snapshot(self) -> None:
         self._keeper.wants_snapshot = True

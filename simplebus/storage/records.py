@@ -94,11 +94,26 @@ class End:
 
 def read(data: memoryview, at: int, *, whole: bool = True) -> Record | End:
     """The record that begins at `at`. `whole` says whether its body is looked at, too."""
+    record = read_header(data, at)
+    if record is None:
+        cut = bytes(data[at : at + HEADER_BYTES])
+        if any(cut):
+            return End(at, f"a header of {HEADER_BYTES} bytes is cut off after {len(cut)}")
+        return End(at)
+    if isinstance(record, End):
+        return record
+    if record.end > len(data):
+        return End(at, f"a record of {record.end - at} bytes is cut off after {len(data) - at}")
+    if whole and not is_whole(data, record):
+        return End(at, WRONG_CHECKSUM)
+    return record
+
+
+def read_header(data: memoryview, at: int) -> Record | End | None:
+    """The same of its header alone, whatever follows; None where that is not all there."""
     header = data[at : at + HEADER_BYTES]
     if len(header) < HEADER_BYTES:
-        if any(header):
-            return End(at, f"a header of {HEADER_BYTES} bytes is cut off after {len(header)}")
-        return End(at)
+        return None
     magic, kind, flags, class_id, meta_bytes, body_bytes, count, lot, first, time, checksum = (
         _HEADER.unpack_from(header)
     )
@@ -111,12 +126,22 @@ def read(data: memoryview, at: int, *, whole: bool = True) -> Record | End:
             at,
             f"a record of the format {magic!r}, kind {kind}, flags {flags} is none that is known",
         )
-    record = Record(at, kind, class_id, meta_bytes, body_bytes, count, lot, first, time, checksum)
-    if record.end > len(data):
-        return End(at, f"a record of {record.end - at} bytes is cut off after {len(data) - at}")
-    if whole and not is_whole(data, record):
-        return End(at, WRONG_CHECKSUM)
-    return record
+    return Record(at, kind, class_id, meta_bytes, body_bytes, count, lot, first, time, checksum)
+
+
+def find(data: memoryview, at: int, *, class_id: int, first: int) -> Record | None:
+    """The next header of messages of this class, from sequence `first` on, at `at` or behind it."""
+    content = data.obj if isinstance(data.obj, bytes) else bytes(data)
+    while (at := content.find(MAGIC, at)) >= 0:
+        found = read_header(data, at)
+        if (
+            isinstance(found, Record)
+            and (found.kind, found.class_id) == (Kind.MESSAGES, class_id)
+            and found.first >= first
+        ):
+            return found
+        at += 1
+    return None
 
 
 def is_whole(data: memoryview, record: Record) -> bool:

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from simplebus.core.frames import FrameBatch
 from simplebus.core.kept import Image, decode
 from simplebus.core.limits import SPARE_BYTES
 from simplebus.core.restoring import Numbers, RestoreError, Restoring, add_numbers
+from simplebus.core.spilling import Spill
 from simplebus.storage import records
 from simplebus.storage.appending import sync_file, sync_folder
 from simplebus.storage.directory import Directory
@@ -131,6 +133,15 @@ class Segments:
         self._files = files
         self._found = found
 
+    def starts(self) -> list[Start]:
+        """How each begins."""
+        return [_start(self._folder / file_name(first)) for first in self.firsts]
+
+    def begin_at(self, number: int) -> None:
+        """Leave out so many segments in front."""
+        del self.firsts[:number]
+        self.head = self.firsts[0]
+
     def records(self, wanted: Callable[[Record], bool]) -> Iterator[tuple[memoryview, Record]]:
         """Each whole record that is wanted, and the bytes of the file that it is in."""
         for data, record in self.headers(wanted):
@@ -179,6 +190,25 @@ class Segments:
 
     def _say(self, sentence: str) -> None:
         self._found.dropped.append(sentence)
+
+
+class Start(NamedTuple):
+    """What is known of a segment without reading it."""
+
+    size: int
+    """Bytes."""
+    header: Record | None
+    """Of its first record; None where that is damaged."""
+
+
+def _start(path: Path) -> Start:
+    try:
+        with path.open("rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            header = records.read_header(memoryview(file.read(records.HEADER_BYTES)), 0)
+    except OSError as error:
+        raise JournalError(f"{path} cannot be read: {error.strerror}") from None
+    return Start(size, header if isinstance(header, Record) else None)
 
 
 class _Group:
@@ -230,10 +260,13 @@ class _Reader:
         self._known_heads: dict[int, int] = {}
         """By class: the first message that is later than what is known beside messages."""
         self._broker = broker
+        self._share = 0
+        """Bytes of memory that are there for each class."""
         self._restoring = Restoring(broker)
 
     def read_classes(self, folder: Path) -> None:
         ids = {class_id_of(each.name) for each in folder.iterdir()} | set(self._image.classes)
+        self._share = self._broker.budget.limit // (2 * max(1, len(ids)))
         for class_id in sorted(each for each in ids if each is not None):
             kept = self._image.classes.get(class_id)
             cls = self._restoring.open_class(class_id, kept.name if kept else "")
@@ -250,7 +283,12 @@ class _Reader:
         segments = Segments(folder, cls.class_id, self._files, self._found)
         if not segments.firsts:
             ring.begin(floor)  # No message is left: the sequences go on all the same.
+            if cls.spill is not None:
+                cls.spill.first = floor
             return
+        if cls.spill is not None:
+            cls.spill.first = max(segments.firsts[0], floor)
+            self._leave_on_disk(cls, cls.spill, segments)
         ring.begin(segments.firsts[0])
 
         def is_wanted(record: Record) -> bool:
@@ -273,6 +311,34 @@ class _Reader:
             self._put(cls, group, floor)
         if not len(ring) and ring.head < segments.head:
             ring.begin(segments.head)
+        if cls.spill is not None:
+            cls.spill.first = min(cls.spill.first, ring.floor)
+
+    def _leave_on_disk(self, cls: MessageClass, spill: Spill, segments: Segments) -> None:
+        """Do not read the segments in front that need not be in memory, and tell nothing new."""
+        starts = segments.starts()
+        most = min(cls.ring.bytes_max // 2, self._share)
+        held = 0
+        for at in range(len(starts) - 1, 0, -1):
+            start, before = starts[at], starts[at - 1]
+            held += start.size
+            messages = segments.firsts[-1] - segments.firsts[at - 1]
+            fits = held + before.size <= most and messages <= cls.ring.messages_max // 2
+            header = start.header
+            # What a later segment begins with is as late as all that is in the ones before it.
+            if fits or header is None or self._is_later(header) or header.lot >= self._since[""]:
+                continue
+            for first, each in zip(segments.firsts[:at], starts[:at], strict=True):
+                if each.header is not None:
+                    cls.times.note(each.header.time, max(first, spill.first))
+                    self._found.lot = max(self._found.lot, each.header.lot)
+            ends = zip(segments.firsts[1 : at + 1], starts[:at], strict=True)
+            for end, each in ends:
+                if end > spill.first:
+                    spill.note(end, each.size)
+            self._found.messages += max(0, segments.firsts[at] - spill.first)
+            segments.begin_at(at)
+            return
 
     def _is_later(self, record: Record) -> bool:
         """Whether what is known beside messages is older than it. Should it speak of such messages,

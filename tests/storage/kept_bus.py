@@ -35,11 +35,11 @@ class KeptBus(Bus):
         settings: Settings | None = None,
         now: float = START,
     ) -> None:
-        super().__init__(settings)
+        super().__init__()
         self.directory = take(path, new_bus="here")
         try:
             self.broker = Broker(
-                self.broker.settings,
+                settings or Settings(),
                 identity=self.directory.bus,
                 run=str(next(RUNS)),
                 ledger=Ledger(level),

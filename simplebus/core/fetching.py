@@ -1,0 +1,151 @@
+"""What a Fetch is answered: stored messages by sequence, from memory or from disk.
+
+Rule 1: nobody's position moves.
+Rule 2: many may be asked for at once: each is looked up when the peer has taken those before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from simplebus.core import frames
+from simplebus.core.budget import MemoryBudget
+from simplebus.core.classes import MessageClass
+from simplebus.core.events import FetchAsked
+from simplebus.core.limits import FETCH_BYTES_MAX, FETCH_PURGED_MAX, FETCH_TIMES_MAX
+from simplebus.core.outbox import Outbox
+from simplebus.core.requests import FetchReply
+from simplebus.core.ring import Ring
+from simplebus.core.session import Session
+from simplebus.core.spilling import Read, Stretch
+from simplebus.core.store import Store
+
+
+class Fetching:
+    """Of one broker."""
+
+    def __init__(self, store: Store, ready: Callable[[Outbox], None]) -> None:
+        self._store = store
+        self.make_ready = ready
+
+    def fetch(self, session: Session, asked: FetchAsked, cls: MessageClass) -> None:
+        """A peer asks for messages of a class."""
+        session.outbox.owe(_Fetch(self, session, asked, cls).answer)
+        self.make_ready(session.outbox)
+
+    def head(self, cls: MessageClass) -> int:
+        """What may be gone after a crash is shown to nobody who asks: he would not ask again."""
+        head, ledger = cls.ring.head, self._store.ledger
+        return head if ledger is None else max(ledger.safe(cls.class_id, head), cls.first)
+
+    def ask(self, read: Read) -> None:
+        """Have something read from disk."""
+        assert self._store.spilling is not None
+        self._store.spilling.ask(read)
+
+    def pieces(self, stretches: Sequence[Stretch], cls: MessageClass) -> list[Ring]:
+        """What was read, as it is in a ring: each a run without a gap."""
+        spilling = self._store.spilling
+        assert spilling is not None
+        rings: list[Ring] = []
+        for stretch in stretches:
+            if not stretch.frames:
+                continue
+            if not rings or rings[-1].head != stretch.first:
+                budget = MemoryBudget(1 << 40)  # It is gone when it is answered.
+                rings.append(
+                    Ring(
+                        class_id=cls.class_id,
+                        messages_max=1 << 30,
+                        bytes_max=1 << 40,
+                        budget=budget,
+                    )
+                )
+                rings[-1].begin(stretch.first)
+            for batch in spilling.split(stretch):
+                rings[-1].append(batch, 0)
+        return rings
+
+
+class _Fetch:
+    """One that is to be answered."""
+
+    def __init__(
+        self, fetching: Fetching, session: Session, asked: FetchAsked, cls: MessageClass
+    ) -> None:
+        self._fetching = fetching
+        self._session = session
+        self._asked = asked
+        self._cls = cls
+        self._found: list[Ring] | None = None
+        """What was on disk."""
+        self._end = 0
+        """Up to where it was read."""
+
+    def answer(self) -> bool:
+        """Say it. Returns False when it must be read first."""
+        cls, asked, wish = self._cls, self._asked, self._asked.asked
+        head = self._fetching.head(cls)
+        first = wish.first if wish.time is None else cls.times.find(wish.time, head)
+        first = min(max(first, cls.first), head)
+        last = min(first + wish.count, head)
+        ring = cls.ring
+        if first < min(ring.floor, last):
+            if self._found is None:
+                until = min(last, ring.floor)
+                read = Read(cls.class_id, first, until, FETCH_BYTES_MAX, self._has_read)
+                self._fetching.ask(read)
+                return False
+            # Messages that are damaged are left out, and the answer is without a gap.
+            ring = next((each for each in self._found if each.head > first), ring)
+            if ring is cls.ring:
+                first = last = max(first, min(self._end, ring.floor))
+            else:
+                first = max(first, ring.floor)
+                last = max(first, min(last, ring.head))
+        times: list[tuple[int, float]] = []
+        if wish.times:
+            times = cls.times.steps(first, last, most=FETCH_TIMES_MAX + 1)
+            if len(times) > FETCH_TIMES_MAX:
+                last, _ = times.pop()
+        purged: list[tuple[int, int]] = []
+        if cls.purged:
+            purged = cls.purged.within(first, last)
+            if len(purged) > FETCH_PURGED_MAX:
+                last, _ = purged[FETCH_PURGED_MAX]
+        pieces: list[memoryview] = []
+        at, space = first, FETCH_BYTES_MAX
+        while at < last and space > 0:
+            piece, at = ring.piece(at, last, space)
+            pieces.append(piece)
+            space -= len(piece)
+        outbox = self._session.outbox
+        if pieces:
+            outbox.answer(cls.class_id, b"".join(pieces))
+        while times and times[-1][0] >= at:
+            times.pop()
+        reply = FetchReply(
+            first=first,
+            next=at,
+            floor=cls.first,
+            head=head,
+            times=times,
+            purged=[(a, min(b, at)) for a, b in purged if a < at],
+        )
+        outbox.reply(
+            frames.encode(
+                frames.FETCH,
+                class_id=cls.class_id,
+                message_id=asked.request,
+                content=reply.encode(),
+            )
+        )
+        return True
+
+    def _has_read(self, stretches: Sequence[Stretch]) -> None:
+        if stretches:
+            self._end = stretches[-1].first + stretches[-1].messages
+            self._found = self._fetching.pieces(stretches, self._cls)
+        self._session.outbox.go_on()
+        if not self._session.closed:
+            self._fetching.make_ready(self._session.outbox)

@@ -1,0 +1,215 @@
+"""Whatever happens, a class that spills is heard as one is that has all the memory it needs."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from core.talk import Bus
+from core.talk2 import (
+    Peer2,
+    ack,
+    enveloped,
+    nack,
+    on_channel,
+    peer2,
+    publish,
+    subscribe,
+    timed,
+)
+
+from simplebus.core.broker import Settings
+from simplebus.core.ledger import Level
+from simplebus.core.limits import Limits
+from storage.kept_bus import START
+from storage.spilled_bus import SpilledBus, small
+
+Heard = list[tuple[int, int, bytes]]
+
+
+class Side:
+    """One of the two buses, and who is connected to it."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+        bus.trusting = True
+        bus.broker.clock.now = START
+        self.sender = peer2(bus)
+        self.number = 0
+        self.readers: dict[str, Peer2] = {}
+
+    def publish(self, contents: list[tuple[str, bytes]]) -> None:
+        for kind, content in contents:
+            say = publish if kind == "plain" else enveloped
+            self.sender.say(say(1, self.number, content))
+            self.number += 1
+        self.settle()
+
+    def settle(self) -> None:
+        if isinstance(self.bus, SpilledBus):
+            self.bus.sync()  # Which checks the bus.
+
+    def join(self, name: str, options: dict[str, object]) -> None:
+        self.readers[name] = peer2(self.bus, subscribe(1, 5, **options))
+
+    def leave(self, name: str) -> None:
+        self.readers.pop(name).leave()
+
+    def hear(self, name: str) -> Heard:
+        heard: Heard = []
+        while True:
+            if isinstance(self.bus, SpilledBus):
+                self.bus.bring()
+            got = self.readers[name].got()
+            if not got:
+                return heard
+            heard += [(each.message_id, each.attempt, each.content) for each in got]
+
+    def tick(self, seconds: float) -> None:
+        self.bus.broker.clock.now += seconds
+        self.bus.tick()
+        self.bus.broker.wake_due()
+        self.settle()
+
+
+READERS: dict[str, dict[str, object]] = {
+    "all": {"durable": "all", "max_in_flight": 200},
+    "few": {"durable": "few", "max_in_flight": 5, "max_deliveries": 3},
+    "eu": {"durable": "eu", "channels": ["eu.*"]},
+    "live": {"start": "new"},
+}
+"""What they subscribe to."""
+
+
+class Life:
+    """The same on both sides."""
+
+    def __init__(self, path: Path, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.sides = [
+            Side(Bus(Settings(limits=Limits()))),
+            Side(
+                SpilledBus(
+                    path,
+                    settings=small(24),
+                    level=Level.OS,
+                    segment_bytes=self.random.choice([1, 2000]),
+                )
+            ),
+        ]
+        self.count = 0
+        for name in READERS:
+            self.join(name)
+
+    def join(self, name: str) -> None:
+        for side in self.sides:
+            side.join(name, READERS[name])
+
+    def step(self) -> None:
+        kind = self.random.choices(
+            ["publish", "hear", "leave", "tick", "later"], [30, 30, 6, 8, 2]
+        )[0]
+        getattr(self, kind)()
+
+    def publish(self) -> None:
+        contents: list[tuple[str, bytes]] = []
+        for _ in range(self.random.randint(1, 12)):
+            text = b"%d" % self.count
+            self.count += 1
+            contents.append(
+                self.random.choice(
+                    [
+                        ("plain", text),
+                        ("plain", text * 30),
+                        ("channel", on_channel("eu.de", text)),
+                        ("channel", on_channel("us.ny", text)),
+                        ("timed", timed(text, expires_ms=3000)),
+                        ("timed", timed(text, not_before_ms=2000)),
+                    ]
+                )
+            )
+        for side in self.sides:
+            side.publish(contents)
+
+    def one(self) -> str | None:
+        """Somebody who is there."""
+        return self.random.choice([*self.sides[0].readers, None])
+
+    def hear(self) -> None:
+        name = self.one()
+        if name is None:
+            return
+        heard, same = [side.hear(name) for side in self.sides]
+        assert same == heard, name
+        for message_id, _, _ in heard:
+            for said in self.answers(message_id):
+                for side in self.sides:
+                    side.readers[name].say(said)
+        for side in self.sides:
+            side.settle()
+
+    def answers(self, message_id: int) -> list[bytes]:
+        last = message_id + 1
+        if self.random.random() < 0.8:
+            return [ack(5, message_id, last)]
+        return self.random.choice(
+            [
+                [],
+                [nack(5, message_id, last, 0)],
+                [nack(5, message_id, last, 1500)],
+                [nack(5, message_id, last)],
+            ]
+        )
+
+    def leave(self) -> None:
+        name = self.one()
+        if name is not None:
+            for side in self.sides:
+                side.leave(name)
+        for gone in sorted(set(READERS) - set(self.sides[0].readers)):
+            if self.random.random() < 0.4:
+                self.join(gone)
+
+    def tick(self) -> None:
+        for side in self.sides:
+            side.tick(1.0)
+
+    def later(self) -> None:
+        for side in self.sides:
+            side.tick(5.0)
+
+    def end(self) -> None:
+        for name in sorted(set(READERS) - set(self.sides[0].readers)):
+            self.join(name)
+        for _ in range(100):
+            for name in READERS:
+                heard, same = [side.hear(name) for side in self.sides]
+                assert same == heard
+                for side in self.sides:
+                    for message_id, _, _ in heard:
+                        side.readers[name].say(ack(5, message_id, message_id + 1))
+            for side in self.sides:
+                side.tick(10.0)
+            here = [side.bus.statistics(1) for side in self.sides]
+            if not any(each.ring.messages + each.spilled + each.in_flight for each in here):
+                break
+        else:
+            raise AssertionError("something is left")
+        assert here[0].dropped == here[1].dropped
+        assert here[0].acknowledged == here[1].acknowledged
+        kept = self.sides[1].bus
+        assert isinstance(kept, SpilledBus)
+        self.reads = kept.reads
+        kept.crash()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_it_is_heard_as_if_all_were_in_memory(tmp_path: Path, seed: int) -> None:
+    life = Life(tmp_path / "journal", seed)
+    for _ in range(110):
+        life.step()
+    life.end()
+    assert life.reads > 10
+    shutil.rmtree(tmp_path)
