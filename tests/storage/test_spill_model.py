@@ -183,7 +183,7 @@ class Life:
     def end(self) -> None:
         for name in sorted(set(READERS) - set(self.sides[0].readers)):
             self.join(name)
-        for _ in range(100):
+        for _ in range(1000):
             for name in READERS:
                 heard, same = [side.hear(name) for side in self.sides]
                 assert same == heard
