@@ -332,15 +332,6 @@ class Ring:
             end = self._end(last - 1)
         return self._view[begin:end], last
 
-    def batch(self, first: int, last: int, bytes_max: int) -> tuple[FrameBatch, int]:
-        """The same as frames. Of a message with an envelope, `rows` tells more."""
-        piece, last = self.piece(first, last, bytes_max)
-        starts = [self._position[start:stop] for start, stop in self._pieces(first, last)]
-        bounds = np.concatenate([*starts, [0]])
-        bounds -= bounds[0]
-        bounds[-1] = len(piece)
-        return FrameBatch(np.frombuffer(piece, np.uint8), bounds, 0), last
-
     def size(self, first: int, last: int) -> int:
         """Bytes of frames first..last-1."""
         if first >= last:
