@@ -1,13 +1,35 @@
-"""A class that is larger than memory behaves as one that is not."""
+"""A class that is larger than memory: what is read back, what waits, what is said and counted."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from core.talk import numbered
-from core.talk2 import Got, Peer2, ack, peer2, publish, subscribe
+from core.talk import subscribe as subscribe1
+from core.talk2 import (
+    FETCH,
+    Got,
+    Peer2,
+    ack,
+    asked,
+    enveloped,
+    nack,
+    on_channel,
+    peer2,
+    publish,
+    subscribe,
+    unsubscribe,
+)
 
-from storage.spilled_bus import SpilledBus
+from simplebus.core import spilling
+from simplebus.core.broker import Broker, Settings
+from simplebus.core.errors import Reason
+from simplebus.core.ledger import Level
+from simplebus.core.limits import Limits
+from simplebus.core.settings import ClassSettings, FullPolicy, Keep
+from storage.kept_bus import KeptBus
+from storage.spilled_bus import SpilledBus, small
 
 
 def fill(bus: SpilledBus, peer: Peer2, count: int, *, start: int = 0, step: int = 16) -> None:
@@ -21,18 +43,42 @@ def fill(bus: SpilledBus, peer: Peer2, count: int, *, start: int = 0, step: int 
 def all_of(bus: SpilledBus, reader: Peer2, *, number: int = 5) -> list[Got]:
     """What a reader gets that acknowledges everything at once."""
     got: list[Got] = []
-    while True:
-        bus.bring()
-        some = reader.got()
-        if not some:
-            return got
+    while some := hear(bus, reader):
         got += some
         for message in some:
             reader.say(ack(number, message.message_id, message.message_id + 1))
+    return got
+
+
+def hear(bus: SpilledBus, reader: Peer2) -> list[Got]:
+    bus.bring()
+    return reader.got()
 
 
 def contents(got: list[Got]) -> list[bytes]:
     return [message.content for message in got]
+
+
+def later(bus: SpilledBus, seconds: float) -> None:
+    bus.broker.clock.now += seconds
+    bus.tick()
+    bus.broker.wake_due()
+
+
+def again(bus: SpilledBus, path: Path, **more: object) -> SpilledBus:
+    """After a crash."""
+    bus.crash()
+    return SpilledBus(path, **more)  # type: ignore[arg-type]
+
+
+def test_it_needs_a_journal() -> None:
+    with pytest.raises(ValueError, match="it needs a journal"):
+        Broker(Settings(full_policy=FullPolicy.SPILL))
+    with pytest.raises(ValueError, match="it needs a journal"):
+        Broker(Settings(classes={"x": ClassSettings(full_policy=FullPolicy.SPILL)}))
+
+
+# Who was away ------------------------------------------------------------------------------------
 
 
 def test_a_durable_that_was_away_gets_what_did_not_fit(tmp_path: Path) -> None:
@@ -43,9 +89,11 @@ def test_a_durable_that_was_away_gets_what_did_not_fit(tmp_path: Path) -> None:
     here = bus.statistics(1)
     assert here.ring.messages <= 64
     assert here.spilled + here.ring.messages == 1000
+    assert 800 * 13 < here.spilled_bytes < 1000 * 30
     reader = peer2(bus, subscribe(1, 5, durable="d"))
     assert contents(all_of(bus, reader)) == numbered(1000)
-    assert not bus.broker.spilling.behind
+    assert not bus.broker.spilling.behind  # type: ignore[union-attr]
+    assert bus.broker.spilling.budget.used == 0  # type: ignore[union-attr]
     assert bus.statistics(1).spilled == 0
 
 
@@ -63,3 +111,435 @@ def test_a_live_subscriber_notices_nothing(tmp_path: Path) -> None:
         bus.sync()
     assert contents(got) == numbered(1000)
     assert bus.reads == 0
+
+
+def test_the_first_subscriber_gets_what_waited_for_it_in_either_version(tmp_path: Path) -> None:
+    bus = SpilledBus(tmp_path)
+    fill(bus, peer2(bus), 300)
+    old = bus.peer(subscribe1(1))
+    bus.bring()
+    assert [each.payload for each in old.hear()] == numbered(300)
+    old.leave()
+    assert contents(all_of(bus, peer2(bus, subscribe(1, 5)))) == numbered(300)
+
+
+def test_envelopes_and_channels_come_back(tmp_path: Path) -> None:
+    bus = SpilledBus(tmp_path)
+    peer2(bus, subscribe(1, 5, durable="d", channels=["eu.*"])).leave()
+    sender = peer2(bus)
+    for at in range(0, 300, 20):
+        for number in range(at, at + 20):
+            channel = "eu.de" if number % 3 else "us.ny"
+            sender.say(enveloped(1, number, on_channel(channel, b"%d" % number)))
+        bus.sync()
+    reader = peer2(bus, subscribe(1, 5, durable="d", channels=["eu.*"]))
+    found = [int(each.content[8:]) for each in all_of(bus, reader)]
+    assert found == [number for number in range(300) if number % 3]
+
+
+@pytest.mark.parametrize("by_key", [False, True])
+def test_members_of_a_group_get_each_message_once(tmp_path: Path, by_key: bool) -> None:
+    bus = SpilledBus(tmp_path)
+    options: dict[str, object] = {"durable": "g", "group": "g"}
+    if by_key:
+        options["by_key"] = True
+    peer2(bus, subscribe(1, 5, **options)).leave()
+    fill(bus, peer2(bus), 400)
+    one, two = peer2(bus, subscribe(1, 5, **options)), peer2(bus, subscribe(1, 6, **options))
+    got: list[Got] = []
+    for _ in range(100):
+        for reader, number in ((one, 5), (two, 6)):
+            for message in hear(bus, reader):
+                got.append(message)
+                reader.say(ack(number, message.message_id, message.message_id + 1))
+    assert sorted(each.message_id for each in got) == list(range(400))
+    assert {each.number for each in got} == {5, 6}
+    assert bus.statistics(1).spilled == 0
+
+
+def test_two_who_are_behind_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    bus = SpilledBus(tmp_path)
+    for name in ("a", "b"):
+        peer2(bus, subscribe(1, 5, durable=name)).leave()
+    fill(bus, peer2(bus), 300)
+    stuck = peer2(bus, subscribe(1, 5, durable="a", max_in_flight=1))
+    assert len(hear(bus, stuck)) == 1
+    assert contents(all_of(bus, peer2(bus, subscribe(1, 5, durable="b")))) == numbered(300)
+    assert contents(all_of(bus, stuck)) == numbered(300)[1:] or stuck.got() == []
+
+
+def test_who_leaves_while_it_is_behind_goes_on_where_it_was(tmp_path: Path) -> None:
+    bus = SpilledBus(tmp_path)
+    peer2(bus, subscribe(1, 5, durable="d")).leave()
+    fill(bus, peer2(bus), 300)
+    reader = peer2(bus, subscribe(1, 5, durable="d", max_in_flight=50))
+    assert len(hear(bus, reader)) == 50
+    reader.say(ack(5, 10, 20))
+    reader.leave()
+    bus.bring()
+    assert bus.broker.spilling.budget.used == 0  # type: ignore[union-attr]
+    reader = peer2(bus, subscribe(1, 5, durable="d"))
+    got = all_of(bus, reader)
+    assert sorted(each.message_id for each in got) == [*range(10), *range(20, 300)]
+    assert {each.attempt for each in got if each.message_id < 50} == {2}
+
+
+def test_a_subscription_that_ends_while_it_is_behind_leaves_nothing(tmp_path: Path) -> None:
+    bus = SpilledBus(tmp_path)
+    peer2(bus, subscribe(1, 5, durable="d")).leave()
+    fill(bus, peer2(bus), 300)
+    reader = peer2(bus, subscribe(1, 5, durable="d"), subscribe(1, 6, start="new"))
+    bus.broker.take_ready()  # Something is being read.
+    reader.say(unsubscribe(5, forget=True))
+    bus.bring()
+    assert bus.statistics(1).spilled == 0
+    assert not bus.broker.spilling.behind  # type: ignore[union-attr]
+
+
+# What is late ------------------------------------------------------------------------------------
+
+
+def test_one_message_that_is_put_off_holds_up_nothing(tmp_path: Path) -> None:
+    bus = SpilledBus(tmp_path)
+    live, sender = peer2(bus, subscribe(1, 7)), peer2(bus)
+    sender.say(publish(1, 0, b"first"))
+    assert contents(live.got()) == [b"first"]
+    live.say(nack(7, 0, 1, 3600_000))
+    got = []
+    for at in range(1, 1001, 20):
+        sender.say(publish(1, at, *numbered(20, start=at)))
+        bus.sync()
+        for message in hear(bus, live):
+            got.append(message.content)
+            live.say(ack(7, message.message_id, message.message_id + 1))
+    assert got == numbered(1000, start=1)
+    assert bus.statistics(1).ring.messages <= 64
+    later(bus, 3600)
+    (message,) = hear(bus, live)
+    assert (message.content, message.attempt) == (b"first", 2)
+    live.say(ack(7, 0, 1))
+    bus.bring()
+    assert bus.statistics(1).spilled == bus.statistics(1).ring.messages == 0
+
+
+def test_what_is_acknowledged_is_not_held_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spilling, "SPILL_READ_BYTES", 4096)
+    bus = SpilledBus(tmp_path)
+    live, sender = peer2(bus, subscribe(1, 7)), peer2(bus)
+    sender.say(publish(1, 0, b"first"))
+    live.got()
+    live.say(nack(7, 0, 1, 3600_000))
+    for at in range(1, 1001, 20):
+        sender.say(publish(1, at, *numbered(20, start=at, size=400)))
+        bus.sync()
+        for message in hear(bus, live):
+            live.say(ack(7, message.message_id, message.message_id + 1))
+    (behind,) = bus.broker.spilling.behind  # type: ignore[union-attr]
+    assert behind.position.ring.frame_bytes < 100_000  # And not 400 KB.
+    later(bus, 3600)
+    assert b"first" in contents(hear(bus, live))
+
+
+def test_what_is_on_disk_only_becomes_a_dead_letter_whole(tmp_path: Path) -> None:
+    bus = SpilledBus(tmp_path)
+    reader = peer2(bus, subscribe(1, 5, durable="d", max_deliveries=1, max_in_flight=10))
+    fill(bus, peer2(bus), 300)
+    assert len(hear(bus, reader)) == 10
+    later(bus, 3600)
+    for _ in range(20):
+        later(bus, 60)
+        hear(bus, reader)
+        bus.sync()
+    dead = bus.broker.classes[bus.broker.store.names["dead.1"]].ring
+    texts = [dead.frame(sequence) for sequence in range(dead.floor, dead.head)]
+    assert len(texts) >= 10
+    assert all(b"%d." % number in text for number, text in enumerate(texts))
+
+
+# Publishers --------------------------------------------------------------------------------------
+
+
+def test_a_publisher_waits_for_what_is_not_written(tmp_path: Path) -> None:
+    bus = SpilledBus(tmp_path)
+    sender = peer2(bus, publish(1, 0, *numbered(200)), name="till")
+    assert len(bus.broker.classes[1].ring) == 64
+    assert bus.statistics(1).parked == 136
+    for _ in range(5):
+        bus.sync()
+        bus.bring()
+    assert bus.statistics(1).parked == 0
+    assert [each.message_id for each in sender.told() if each.kind == "confirm"][-1] == 200
+    assert contents(all_of(bus, peer2(bus, subscribe(1, 5)))) == numbered(200)
+
+
+def test_at_the_limit_of_its_disk_publishers_wait(tmp_path: Path) -> None:
+    own = ClassSettings(disk_bytes_max=2000)
+    bus = SpilledBus(tmp_path, settings=small(classes={1: own}))
+    fill(bus, peer2(bus), 600)
+    here = bus.statistics(1)
+    assert 100 < here.spilled < 300
+    assert here.parked + here.spilled + here.ring.messages == 600
+    reader = peer2(bus, subscribe(1, 5))
+    got: list[Got] = []
+    for _ in range(20):
+        got += all_of(bus, reader)
+        bus.sync()
+    assert contents(got) == numbered(600)
+
+
+def test_the_level_memory_spills_what_is_written(tmp_path: Path) -> None:
+    bus = SpilledBus(tmp_path, level=Level.MEMORY)
+    fill(bus, peer2(bus), 300)
+    assert bus.statistics(1).spilled > 200
+    assert contents(all_of(bus, peer2(bus, subscribe(1, 5)))) == numbered(300)
+
+
+# Fetch and retention -----------------------------------------------------------------------------
+
+
+def fetched(bus: SpilledBus, peer: Peer2, **what: object) -> tuple[list[Got], dict[str, int]]:
+    peer.say(asked(FETCH, 1, 3, **what))
+    got, told = peer.listen()
+    if not told:
+        bus.bring()
+        got, told = peer.listen()
+    (reply,) = told
+    return got, reply.content
+
+
+def test_what_is_on_disk_only_is_fetched(tmp_path: Path) -> None:
+    bus = SpilledBus(tmp_path)
+    fill(bus, peer2(bus), 300)
+    peer, at = peer2(bus), 0
+    found: list[bytes] = []
+    while at < 300:
+        got, reply = fetched(bus, peer, first=at, count=70)
+        assert [each.message_id for each in got] == list(range(at, reply["next"]))
+        assert (reply["first"], reply["floor"], reply["head"]) == (at, 0, 300)
+        found += contents(got)
+        at = reply["next"]
+    assert found == numbered(300)
+
+
+def test_answers_that_must_be_read_keep_their_order(tmp_path: Path) -> None:
+    bus = SpilledBus(tmp_path)
+    fill(bus, peer2(bus), 300)
+    peer = peer2(bus)
+    peer.say(*(asked(FETCH, 1, request, first=at, count=1) for request, at in ((1, 3), (2, 299))))
+    assert peer.listen() == ([], [])
+    peer.say(publish(1, 0, b"x"))
+    bus.sync()
+    while True:  # Others are answered meanwhile.
+        bus.bring()
+        got, told = peer.listen()
+        if [each for each in told if each.kind == "fetch"]:
+            break
+    fetches = [each.message_id for each in told if each.kind == "fetch"]
+    while len(fetches) < 2:
+        bus.bring()
+        more, told = peer.listen()
+        got += more
+        fetches += [each.message_id for each in told if each.kind == "fetch"]
+    assert fetches == [1, 2]
+    assert [each.message_id for each in got] == [3, 299]
+
+
+def test_what_is_kept_is_on_disk_and_goes_at_last(tmp_path: Path) -> None:
+    settings = small(keep=Keep(messages=500))
+    bus = SpilledBus(tmp_path, settings=settings, segment_bytes=1000)
+    reader, sender = peer2(bus, subscribe(1, 7)), peer2(bus)
+    for at in range(0, 1000, 20):
+        sender.say(publish(1, at, *numbered(20, start=at)))
+        bus.sync()
+        reader.got()
+        reader.say(ack(7, at, at + 20))
+    assert bus.broker.classes[1].first == 500
+    bus.keeper.wants_snapshot = True
+    bus.sync()
+    assert not bus.remove()
+    folder = tmp_path / "classes" / "00001"
+    assert min(int(each.stem) for each in folder.iterdir()) > 400
+    got, reply = fetched(bus, peer2(bus), first=0, count=5)
+    assert (reply["first"], reply["floor"]) == (500, 500)
+    assert contents(got) == numbered(5, start=500)
+    assert contents(all_of(bus, peer2(bus, subscribe(1, 5, start="earliest")))) == numbered(
+        500, start=500
+    )
+
+
+def test_what_is_kept_by_bytes_and_age_counts_what_is_on_disk(tmp_path: Path) -> None:
+    bus = SpilledBus(tmp_path, settings=small(keep=Keep(bytes=8000, seconds=100)))
+    reader, sender = peer2(bus, subscribe(1, 7)), peer2(bus)
+    for at in range(0, 1000, 20):
+        sender.say(publish(1, at, *numbered(20, start=at)))
+        bus.sync()
+        reader.got()
+        reader.say(ack(7, at, at + 20))
+    here = bus.statistics(1)
+    assert 6500 < here.spilled_bytes + here.ring.frame_bytes < 9000
+    later(bus, 101)
+    assert bus.statistics(1).spilled == 0
+
+
+# Recovery ----------------------------------------------------------------------------------------
+
+
+def test_it_comes_back_without_being_read_whole(tmp_path: Path) -> None:
+    bus = SpilledBus(tmp_path, segment_bytes=1000)
+    reader = peer2(bus, subscribe(1, 5, durable="d", max_in_flight=30), name="reader")
+    reader.say(ack(5, 0, 0))
+    fill(bus, peer2(bus, name="till"), 1000)
+    assert len(hear(bus, reader)) == 30
+    reader.say(ack(5, 0, 10), ack(5, 12, 15))
+    bus.close()
+    first = tmp_path / "classes" / "00001" / f"{0:020}.log"
+    data = first.read_bytes()
+    bus = SpilledBus(tmp_path, segment_bytes=1000)
+    here = bus.statistics(1)
+    assert here.ring.messages <= 64
+    assert here.spilled + here.ring.messages == 990
+    assert bus.found.messages == 990
+    assert first.read_bytes() == data
+    reader = peer2(bus, subscribe(1, 5, durable="d"))
+    got = all_of(bus, reader)
+    assert sorted(each.message_id for each in got) == [10, 11, *range(15, 1000)]
+    assert contents(sorted(got, key=lambda each: each.message_id)) == [
+        text for number, text in enumerate(numbered(1000)) if number in {10, 11} or number >= 15
+    ]
+
+
+def test_publishers_are_known_after_a_crash_of_a_class_that_spills(tmp_path: Path) -> None:
+    bus = SpilledBus(tmp_path, segment_bytes=500)
+    fill(bus, peer2(bus, name="till"), 500)
+    bus = again(bus, tmp_path, segment_bytes=500)
+    peer = Peer2(bus, bus.broker.open())
+    peer.say(asked(ord("4"), request=1, version=2, classes=[1], name="till"))
+    (answer,) = peer.told()
+    assert answer.content["next"] == 500
+    assert contents(all_of(bus, peer2(bus, subscribe(1, 5)))) == numbered(500)
+
+
+def test_a_crash_while_catching_up_loses_nothing(tmp_path: Path) -> None:
+    bus = SpilledBus(tmp_path, segment_bytes=700)
+    peer2(bus, subscribe(1, 5, durable="d")).leave()
+    fill(bus, peer2(bus, name="till"), 500)
+    seen: set[int] = set()
+    for _ in range(6):
+        reader = peer2(bus, subscribe(1, 5, durable="d", max_in_flight=100))
+        for message in hear(bus, reader):
+            seen.add(message.message_id)
+            reader.say(ack(5, message.message_id, message.message_id + 1))
+        bus.broker.clock.now += 1
+        bus.sync()
+        bus = again(bus, tmp_path, segment_bytes=700, now=bus.broker.clock.now)
+    reader = peer2(bus, subscribe(1, 5, durable="d"))
+    assert seen | {each.message_id for each in all_of(bus, reader)} == set(range(500))
+
+
+def test_a_class_that_spills_may_be_opened_without(tmp_path: Path) -> None:
+    bus = SpilledBus(tmp_path)
+    fill(bus, peer2(bus), 300)
+    bus.crash()
+    wide = KeptBus(tmp_path, settings=Settings(limits=Limits()))
+    assert len(wide.broker.classes[1].ring) == 300
+
+
+# A disk that fails -------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_read_now_is_read_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = SpilledBus(tmp_path)
+    fill(bus, peer2(bus), 300)
+    reader = peer2(bus, subscribe(1, 5))
+
+    def fail(read: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bus.reader, "read", fail)
+        for _ in range(3):
+            assert hear(bus, reader) == []
+            later(bus, 1)
+    assert bus.statistics(1).acknowledged == 0
+    later(bus, 1)
+    assert contents(all_of(bus, reader)) == numbered(300)
+
+
+def corrupt(path: Path, content: bytes, *, header: bool) -> None:
+    """Damage the record that this message is in."""
+    data = bytearray(path.read_bytes())
+    at = data.index(content)
+    if header:
+        at = data.rindex(b"sbj1", 0, at) + 8
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("header", [False, True])
+def test_what_is_damaged_is_counted_and_the_rest_is_heard(tmp_path: Path, header: bool) -> None:
+    bus = SpilledBus(tmp_path)
+    fill(bus, peer2(bus), 320)
+    segment = tmp_path / "classes" / "00001" / f"{0:020}.log"
+    corrupt(segment, b"100.", header=header)
+    reader = peer2(bus, subscribe(1, 5))
+    lost = set(range(96, 112))
+    assert [each.message_id for each in all_of(bus, reader)] == [
+        number for number in range(320) if number not in lost
+    ]
+    assert bus.statistics(1).dropped[Reason.DAMAGED] == 16
+    (problem,) = bus.reader.problems
+    assert "the messages from 96 to 112" in problem
+    got, reply = fetched(bus, peer2(bus), first=320)
+    assert got == []
+    assert reply["head"] == 320
+
+
+def test_a_fetch_leaves_out_what_is_damaged_and_goes_on_behind_it(tmp_path: Path) -> None:
+    bus = SpilledBus(tmp_path)
+    fill(bus, peer2(bus), 320)
+    corrupt(tmp_path / "classes" / "00001" / f"{0:020}.log", b"100.", header=False)
+    peer, at = peer2(bus), 90
+    found: list[int] = []
+    for _ in range(4):
+        got, reply = fetched(bus, peer, first=at, count=20)
+        found += [each.message_id for each in got]
+        at = reply["next"]
+    assert found == [*range(90, 96), *range(112, at)]
+    assert at > 140
+
+
+def test_a_segment_that_is_gone_is_said(tmp_path: Path) -> None:
+    bus = SpilledBus(tmp_path, segment_bytes=400)
+    fill(bus, peer2(bus), 320)
+    folder = tmp_path / "classes" / "00001"
+    segments = sorted(folder.iterdir())
+    gone = int(segments[3].stem), int(segments[4].stem)
+    segments[3].unlink()
+    reader = peer2(bus, subscribe(1, 5))
+    assert [each.message_id for each in all_of(bus, reader)] == [
+        number for number in range(320) if not gone[0] <= number < gone[1]
+    ]
+    assert bus.statistics(1).dropped[Reason.DAMAGED] == gone[1] - gone[0]
+
+
+@pytest.mark.parametrize("read_bytes", [60, 500])
+def test_small_reads_bring_everything_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_bytes: int
+) -> None:
+    monkeypatch.setattr(spilling, "SPILL_READ_BYTES", read_bytes)
+    bus = SpilledBus(tmp_path, segment_bytes=900)
+    peer2(bus, subscribe(1, 5, durable="d")).leave()
+    fill(bus, peer2(bus), 200)
+    reader = peer2(bus, subscribe(1, 5, durable="d", max_in_flight=20))
+    got = hear(bus, reader)
+    while len(got) < 20:
+        got += hear(bus, reader)
+    reader.leave()
+    reader = peer2(bus, subscribe(1, 5, durable="d", max_in_flight=20))
+    got = all_of(bus, reader)
+    assert contents(got) == numbered(200)
+    assert {each.attempt for each in got[:20]} == {2}
