@@ -9,7 +9,10 @@ stand in segments until a snapshot has them; a segment that nobody needs goes wh
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from simplebus.core.ledger import Entry, Level, Lot
@@ -26,6 +29,10 @@ from simplebus.storage.names import (
 )
 
 SEGMENT_BYTES = 64 * 1024 * 1024
+
+# So many files are synced one after the other: threads have a price of their own.
+_SYNCS_ALONE_MAX = 2
+_SYNCS_AT_ONCE = 32
 
 
 @dataclass(slots=True)
@@ -59,6 +66,7 @@ class Journal:
         """What every lot up to this one says is in a snapshot that is synced, or in the files."""
         self._new_snapshot_lot = 0
         self._is_snapshot_new = False
+        self._pool: ThreadPoolExecutor | None = None
         self._folders: dict[Path, None] = {}
         """Those with new names in them."""
 
@@ -88,17 +96,28 @@ class Journal:
             self._remove_old_states()
 
     def _sync_files(self) -> None:
-        is_to_disk = self.level is Level.DISK
-        for file in self._files():
-            if file.is_dirty:
-                if is_to_disk:
-                    file.sync()
-                else:
-                    file.settle()
-        if is_to_disk:
-            for folder in list(self._folders):
-                sync_folder(folder)
+        dirty = [file for file in self._files() if file.is_dirty]
+        if self.level is Level.DISK:
+            self._all([file.sync for file in dirty])
+            self._all([partial(sync_folder, folder) for folder in self._folders])
+        else:
+            for file in dirty:
+                file.settle()
         self._folders.clear()
+
+    def _all(self, syncs: list[Callable[[], None]]) -> None:
+        """Do all of these at once: the system writes for several together what it would write for
+        each. Raises OSError when one does, and all have ended."""
+        if len(syncs) <= _SYNCS_ALONE_MAX:
+            for sync in syncs:
+                sync()
+            return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(_SYNCS_AT_ONCE, "simplebus sync")
+        waiting = [self._pool.submit(sync) for sync in syncs]
+        wait(waiting)
+        for each in waiting:
+            each.result()
 
     def withdraw(self) -> None:
         """Forget what was written since the last sync."""
@@ -113,6 +132,9 @@ class Journal:
                 file.close()
         self._classes.clear()
         self._state = None
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
 
     def _files(self) -> list[AppendFile]:
         files = [cls.file for cls in self._classes.values() if cls.file is not None]
