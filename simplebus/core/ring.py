@@ -454,6 +454,14 @@ class Ring:
                 first, begin, size = self._wrap, 0, size - before_wrap
         return min(self._search(first, last, begin + size - 1) + 1, last)
 
+    def reserve(self, messages: int, size: int) -> None:
+        """About so many messages of so many bytes are to come: have room for them at once, if
+        limits and budget allow."""
+        slots = _at_least(RING_SLOTS_MIN, min(messages, self.messages_max))
+        size = min(max(size, RING_BYTES_MIN), self.bytes_max - slots * self._row_bytes)
+        if slots > self._slots and size > self._size:
+            self._resize(slots, size)
+
     def free(self) -> None:
         """Let go of everything, and of the memory: it is used no more, or `begin` follows."""
         self.release(self.head)

@@ -39,6 +39,8 @@ from simplebus.storage.records import End, Kind, Record
 
 # So much is dealt with together.
 _GROUP_BYTES = 1024 * 1024
+# So much more memory is taken than the files make expect, as messages differ.
+_RESERVED = 1.05
 
 
 @dataclass(slots=True)
@@ -260,6 +262,8 @@ class _Reader:
         self._known_heads: dict[int, int] = {}
         """By class: the first message that is later than what is known beside messages."""
         self._broker = broker
+        self._expected = 0
+        """Bytes of the files of the class that is read, from its floor on."""
         self._share = 0
         """Bytes of memory that are there for each class."""
         self._restoring = Restoring(broker)
@@ -290,6 +294,11 @@ class _Reader:
             cls.spill.first = max(segments.firsts[0], floor)
             self._leave_on_disk(cls, cls.spill, segments)
         ring.begin(segments.firsts[0])
+        self._expected = sum(
+            start.size
+            for start, last in zip(segments.starts(), [*segments.firsts[1:], None], strict=True)
+            if last is None or last > floor
+        )
 
         def is_wanted(record: Record) -> bool:
             return record.last > floor or self._is_later(record) or self._has_news(record)
@@ -365,8 +374,11 @@ class _Reader:
         for batch in batches:
             begin, end = max(at, floor), at + batch.count
             if begin < end:
-                if not len(cls.ring) and cls.ring.head < begin:
-                    cls.ring.begin(begin)
+                if not len(cls.ring):
+                    if cls.ring.head < begin:
+                        cls.ring.begin(begin)
+                    messages = sum(len(each.bounds) - 1 for each in batches)
+                    self._reserve(cls, group.size / messages)
                 part = batch.slice(begin - at, batch.count)
                 self._restoring.put(cls, begin, part, times[begin - first : end - first])
             at = end
@@ -375,6 +387,12 @@ class _Reader:
     def _time_of(self, record: Record) -> float:
         """When its messages were accepted: not later than now, though the clock was set back."""
         return min(record.time, self._broker.clock.now)
+
+    def _reserve(self, cls: MessageClass, size: float) -> None:
+        """Have memory at once for what is to come, messages of about this size. What is read in
+        vain, because its memory must grow step by step, takes as long as all the rest."""
+        expected = int(self._expected * _RESERVED)
+        cls.ring.reserve(int(expected / size), expected)
 
     def _split(self, group: _Group) -> list[FrameBatch]:
         first, last = group.records[0], group.records[-1]

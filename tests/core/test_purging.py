@@ -221,7 +221,7 @@ def test_of_too_many_rows_no_more_is_purged(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_of_many_rows_a_fetch_tells_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simplebus.core.lookups.FETCH_PURGED_MAX", 2)
+    monkeypatch.setattr("simplebus.core.fetching.FETCH_PURGED_MAX", 2)
     bus = Bus()
     peer = filled(bus)
     peer.say(purge(1, 2), purge(3, 4), purge(5, 6), purge(7, 8))
