@@ -167,6 +167,19 @@ def test_a_class_may_have_pauses_and_deliveries_of_its_own(file: Path) -> None:
         options.settings(**given(file, "--max-deliveries", "65536")[0])
 
 
+def test_a_class_spills_where_there_is_a_data_directory(file: Path) -> None:
+    file.write_text(
+        "[serve]\ndata-dir = 'here'\n[classes.orders]\nfull = 'spill'\nmax-disk = '2GiB'\n"
+    )
+    settings = options.settings(**given(file)[0])
+    assert settings.of_class(3, "orders") == ClassSettings(
+        full_policy=FullPolicy.SPILL, disk_bytes_max=2 << 30
+    )
+    file.write_text("[classes.orders]\nfull = 'spill'\n")
+    with pytest.raises(ValueError, match="it needs --data-dir"):
+        options.settings(**given(file)[0])
+
+
 @pytest.mark.parametrize("text", ['[nats]\ntoken = "x"', '[nats]\nuser = "x"\npassword = "y"'])
 def test_secrets_that_everybody_may_read_are_warned_of(file: Path, text: str) -> None:
     file.write_text(text)
