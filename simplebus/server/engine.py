@@ -177,11 +177,11 @@ class Engine:
 
     async def drained(self) -> None:
         """Stop reading from peers that only publish; wait until all that is stored for
-        subscribers is acknowledged."""
+        subscribers is acknowledged, unless it is kept past the process."""
         for connection in self.connections.values():
             if not connection.session.subscriptions:
                 connection.cut()
-        while any(cls.is_awaited for cls in self.broker.classes.values()):
+        while self.keeping is None and any(cls.is_awaited for cls in self.broker.classes.values()):
             self._settled = trio.Event()
             await self._settled.wait()
 

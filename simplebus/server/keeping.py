@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import trio
 
@@ -29,6 +30,33 @@ log = logging.getLogger("simplebus.server")
 _LOTS_MAX = 2
 
 
+@dataclass(frozen=True, slots=True)
+class JournalStatistics:
+    """A snapshot of a journal and of what it has to do."""
+
+    level: Level
+    lots: int
+    """How many lots are under way."""
+    held_bytes: int
+    """Bytes of frames that have not reached the level."""
+    written_bytes: int
+    """Bytes of records of messages that this process has written."""
+    syncs: int
+    """How often files were synced."""
+    failures: int
+    """How often something could not be written."""
+    failure: str
+    """Why nothing can be written now; empty where it can."""
+    lagging_sessions: int
+    """Sessions that are not read from meanwhile, as they cannot be told."""
+    behind: int
+    """Subscriptions for which messages are read back from disk."""
+    read_bytes: int
+    """Bytes of frames that were read back."""
+    read_failures: int
+    """How often they could not be."""
+
+
 class Keeping:
     """Of one broker with a ledger, in one directory."""
 
@@ -40,8 +68,9 @@ class Keeping:
         self._settle = settle
         self._keeper = Keeper(broker)
         self._token: trio.lowlevel.TrioToken | None = None
+        self._journal = Journal(directory, level=broker.ledger.level)
         self._writer = Writer(
-            Journal(directory, level=broker.ledger.level),
+            self._journal,
             reached=lambda lot: self._soon(self._has_reached, lot),
             failed=lambda failure: self._soon(self._has_failed, failure),
             snapshot=lambda: self._soon(self._want_snapshot),
@@ -69,6 +98,22 @@ class Keeping:
         self._writer.start()
         if self._spilling is not None:
             self._reader.start()
+
+    def statistics(self) -> JournalStatistics:
+        ledger, failure = self._ledger, self._ledger.failure
+        return JournalStatistics(
+            level=ledger.level,
+            lots=ledger.taken - self._written,
+            held_bytes=ledger.held_bytes,
+            written_bytes=self._journal.written_bytes,
+            syncs=self._journal.files_synced,
+            failures=self._writer.failures,
+            failure=failure[1] if failure is not None else "",
+            lagging_sessions=len(ledger.lagging),
+            behind=len(self._spilling.behind) if self._spilling is not None else 0,
+            read_bytes=self._reader.read_bytes,
+            read_failures=self._reader.failures,
+        )
 
     def hand_over(self) -> None:
         """At the end of a turn: have written what has come, unless enough is under way."""

@@ -48,6 +48,8 @@ class Writer:
         self._failed = failed
         self._snapshot = snapshot
         self._queue: queue.SimpleQueue[Lot | Floors | None] = queue.SimpleQueue()
+        self.failures = 0
+        """How often something could not be written."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="simplebus journal", daemon=True)
 
@@ -102,6 +104,7 @@ class Writer:
                 self._journal.sync()
             except OSError as error:
                 is_withdrawn = False
+                self.failures += 1
                 self._failed(_failure(error))
                 if self._stopping.wait(_RETRY_SECONDS):
                     count = sum(entry.count for lot in lots for entry in lot.entries)

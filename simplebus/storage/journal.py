@@ -66,6 +66,10 @@ class Journal:
         """What every lot up to this one says is in a snapshot that is synced, or in the files."""
         self._new_snapshot_lot = 0
         self._is_snapshot_new = False
+        self.written_bytes = 0
+        """Bytes of records of messages that were written, also when they are written again."""
+        self.files_synced = 0
+        """How often files were synced, or were to be."""
         self._pool: ThreadPoolExecutor | None = None
         self._folders: dict[Path, None] = {}
         """Those with new names in them."""
@@ -98,6 +102,7 @@ class Journal:
     def _sync_files(self) -> None:
         dirty = [file for file in self._files() if file.is_dirty]
         if self.level is Level.DISK:
+            self.files_synced += len(dirty)
             self._all([file.sync for file in dirty])
             self._all([partial(sync_folder, folder) for folder in self._folders])
         else:
@@ -150,6 +155,7 @@ class Journal:
         if file is None or (file.used and file.used + size > self.segment_bytes):
             file = self._begin_segment(cls, entry.first)
         file.append(pieces, mark=last)
+        self.written_bytes += size
         cls.segments[max(cls.segments)] = lot
 
     def _class(self, class_id: int) -> _Class:

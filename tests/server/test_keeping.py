@@ -17,8 +17,11 @@ from served import class_statistics, connect, message, serving, until
 import simplebus
 from simplebus.core.errors import RefusedError
 from simplebus.core.ledger import Level
+from simplebus.core.limits import Limits
+from simplebus.core.settings import FullPolicy, Settings
 from simplebus.server import writer
 from simplebus.storage.appending import AppendFile
+from simplebus.testing.server import bus_server
 
 PAYLOADS = [b"%06d" % number for number in range(3000)]
 
@@ -113,3 +116,33 @@ async def test_what_was_published_through_kills_is_there_once_and_in_order(
         assert class_statistics(server).ring.messages == len(PAYLOADS)
         async with simplebus.connect(f"simplebus://{server.addresses[0]}") as bus:
             assert [each.payload for each in await bus.fetch(1)] == PAYLOADS
+
+
+def test_a_class_larger_than_memory_is_served_from_disk_by_one_server_after_the_other(
+    tmp_path: Path,
+) -> None:
+    settings = Settings(limits=Limits(class_messages=500), full_policy=FullPolicy.SPILL)
+    with (
+        bus_server(settings, data_dir=tmp_path) as server,
+        simplebus.connect_blocking(server.address) as bus,
+    ):
+        with bus.subscribe(1, durable="away"):
+            pass
+        with bus.subscribe(1, start="new") as live:
+            for at in range(0, len(PAYLOADS), 100):
+                bus.publish_many(PAYLOADS[at : at + 100], class_id=1)
+                bus.flush()
+                assert [live.get(timeout=10).payload for _ in range(100)] == PAYLOADS[at : at + 100]
+        assert server.statistics().spilled > 1000
+        journal = server.ask(lambda up: up.engine.keeping and up.engine.keeping.statistics())
+        assert journal is not None
+        assert (journal.held_bytes, journal.failures, journal.failure) == (0, 0, "")
+        assert journal.written_bytes > len(PAYLOADS) * 19
+    with (
+        bus_server(settings, data_dir=tmp_path) as server,
+        simplebus.connect_blocking(server.address) as bus,
+        bus.subscribe(1, durable="away") as reader,
+    ):
+        assert server.statistics().spilled > 1000
+        assert [each.payload for each in bus.fetch(1, first=7, count=3)] == PAYLOADS[7:10]
+        assert [reader.get(timeout=10).payload for _ in PAYLOADS] == PAYLOADS
