@@ -55,14 +55,15 @@ def ls(directory: Annotated[str, _DIRECTORY]) -> None:
 
 
 @app.command(
-    help="Read everything, and say what is not whole. The exit status is 1 if anything is."
+    help="Read everything, and say what is not whole, and which messages a server leaves out then. "
+    "The exit status is 1 if anything is."
 )
 def verify(directory: Annotated[str, _DIRECTORY]) -> None:
     from pathlib import Path
 
     from simplebus.storage.inspection import Inspection
 
-    inspection = Inspection(Path(directory))
+    inspection = Inspection(Path(directory), goes_on=False)
     messages = size = 0
     for summary in inspection.summaries(whole=True):
         messages += summary.head - summary.first
@@ -73,7 +74,10 @@ def verify(directory: Annotated[str, _DIRECTORY]) -> None:
     typer.echo(f"whole: {messages:,} messages in {size:,} bytes")
 
 
-@app.command(help="Print messages for people: one a line, with bytes that are no text escaped.")
+@app.command(
+    help="Print messages for people: one a line, with bytes that are no text escaped. Those behind "
+    "something that is not whole, which a server leaves out, are shown as well."
+)
 def dump(
     directory: Annotated[str, _DIRECTORY],
     class_: Annotated[Any, _CLASS],

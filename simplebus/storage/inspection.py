@@ -60,9 +60,14 @@ class KeptMessage:
 
 
 class Inspection:
-    """Of the journal in one directory. Raises JournalError."""
+    """Of the journal in one directory. Raises JournalError.
 
-    def __init__(self, path: Path) -> None:
+    Messages behind something that is not whole, which a server leaves out when it comes back, are
+    shown as well; `goes_on` false leaves them out, too.
+    """
+
+    def __init__(self, path: Path, *, goes_on: bool = True) -> None:
+        self._goes_on = goes_on
         self.directory: Directory = look(path)
         self._files = Files()
         self._found = Recovered()
@@ -95,7 +100,9 @@ class Inspection:
 
     def _segments(self, class_id: int) -> Segments | None:
         folder = self.directory.path / CLASSES / folder_name(class_id)
-        return Segments(folder, class_id, self._files, self._found) if folder.is_dir() else None
+        if not folder.is_dir():
+            return None
+        return Segments(folder, class_id, self._files, self._found, goes_on=self._goes_on)
 
     def _summary(self, class_id: int, *, whole: bool) -> ClassSummary:
         kept = self._image.classes.get(class_id)

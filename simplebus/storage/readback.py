@@ -174,10 +174,11 @@ class JournalReader:
         why = problem.problem or "nothing was written there"
         if isinstance(header, Record) and header.first <= at < header.last <= end:
             last, place = header.last, place + header.end
-        elif (following := records.find(rest, 1, class_id=class_id, first=at + 1)) is not None:
-            last, place = min(end, following.first), place + following.at
         else:
-            last = end
+            behind = records.search(rest, 1, class_id=class_id, first=at + 1)
+            following = next(behind, None)
+            last = end if following is None else min(end, following.first)
+            place += 0 if following is None else following.at
         found.append(self._lost(class_id, at, last, f"{segment.path}, byte {place}: {why}"))
         return last, place
 

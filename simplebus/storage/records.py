@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -129,19 +129,22 @@ def read_header(data: memoryview, at: int) -> Record | End | None:
     return Record(at, kind, class_id, meta_bytes, body_bytes, count, lot, first, time, checksum)
 
 
-def find(data: memoryview, at: int, *, class_id: int, first: int) -> Record | None:
-    """The next header of messages of this class, from sequence `first` on, at `at` or behind it."""
-    content = data.obj if isinstance(data.obj, bytes) else bytes(data)
-    while (at := content.find(MAGIC, at)) >= 0:
-        found = read_header(data, at)
+def search(data: memoryview, at: int, *, class_id: int, first: int) -> Iterator[Record]:
+    """The whole records of messages of this class from sequence `first` on that stand at `at` or
+    behind it, whatever is between them."""
+    content = bytes(data[at:])
+    place = 0
+    while (place := content.find(MAGIC, place)) >= 0:
+        found = read(data, at + place)
         if (
             isinstance(found, Record)
             and (found.kind, found.class_id) == (Kind.MESSAGES, class_id)
             and found.first >= first
         ):
-            return found
-        at += 1
-    return None
+            yield found
+            first, place = found.last, found.end - at
+        else:
+            place += 1
 
 
 def is_whole(data: memoryview, record: Record) -> bool:

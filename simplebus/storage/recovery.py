@@ -17,7 +17,7 @@ import numpy as np
 
 from simplebus.core.broker import Broker
 from simplebus.core.classes import MessageClass
-from simplebus.core.errors import RemoteProtocolError
+from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.frames import FrameBatch
 from simplebus.core.kept import Image, decode
 from simplebus.core.limits import SPARE_BYTES
@@ -126,8 +126,20 @@ def read_state(folder: Path, files: Files, found: Recovered) -> tuple[Image, dic
 class Segments:
     """A class's segments, in order, as far as they follow one another."""
 
-    def __init__(self, folder: Path, class_id: int, files: Files, found: Recovered) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        class_id: int,
+        files: Files,
+        found: Recovered,
+        *,
+        goes_on: bool = False,
+    ) -> None:
+        """`goes_on` says whether what lies behind something that is not whole is read, too."""
         self.class_id = class_id
+        self.lost = 0
+        """Messages that are left out, as far as it is known how many they are."""
+        self._goes_on = goes_on
         self.firsts = sorted(_numbers(folder))
         self.head = self.firsts[0] if self.firsts else 0
         """The sequence behind the last message, when all records were read."""
@@ -152,46 +164,86 @@ class Segments:
 
     def headers(self, wanted: Callable[[Record], bool]) -> Iterator[tuple[memoryview, Record]]:
         """The same with the others, of which only the header was looked at."""
-        expected = self.head
         for at, first in enumerate(self.firsts):
             following = self.firsts[at + 1] if at + 1 < len(self.firsts) else None
             path = self._folder / file_name(first)
             data = self._files.read(path)
-            position, problem = 0, ""
-            while following is None or expected < following:
-                record = records.read(data, position, whole=False)
-                if isinstance(record, End):
-                    problem = record.problem
+            position = 0
+            while following is None or self.head < following:
+                record = self._next(data, position, wanted)
+                if isinstance(record, Record):
+                    yield data, record
+                    self.head, position = record.last, record.end
+                    continue
+                if not record.problem:
                     break
-                self._found.lot = max(self._found.lot, record.lot)
-                if record.kind != Kind.MESSAGES or record.class_id != self.class_id:
-                    problem = f"a record of kind {record.kind}, class {record.class_id}"
+                behind = self._behind(data, position, following)
+                end = behind[-1].last if behind else self.head
+                if self._goes_on and behind:
+                    end = behind[0].first
+                self._say(_sentence(path, len(data), position, record.problem, self.head, end))
+                if not (self._goes_on and behind):
+                    if position == 0:  # The next segment will have its name.
+                        self._found.given_up.append(path)
+                    if following is None:
+                        self.lost += end - self.head
                     break
-                if record.first != expected or not record.messages:
-                    problem = f"{record.messages} messages from {record.first}, not from {expected}"
+                self.lost += end - self.head
+                self.head, position = end, behind[0].at
+            if following is not None and self.head < following:
+                if not self._goes_on:
+                    self._give_up(self.firsts[at + 1 :])
                     break
-                if wanted(record) and not records.is_whole(data, record):
-                    problem = records.WRONG_CHECKSUM
-                    break
-                yield data, record
-                expected, position = record.last, record.end
-                self.head = expected
-            if problem:
-                rest = len(data) - position
-                self._say(f"{path}: {rest} bytes from byte {position} on: {problem}")
-                if position == 0:  # The next segment will have its name.
-                    self._found.given_up.append(path)
-            if following is not None and expected < following:
-                lost = [self._folder / file_name(each) for each in self.firsts[at + 1 :]]
-                self._say(
-                    f"{lost[0]} and what follows it, {len(lost)} files: the messages from "
-                    f"{expected} to {following} are missing before it"
-                )
-                self._found.given_up += lost
-                break
+                self.lost += following - self.head
+                self._say(f"{path}: the messages from {self.head} to {following} are not in it")
+                self.head = following
+
+    def _next(
+        self, data: memoryview, position: int, wanted: Callable[[Record], bool]
+    ) -> Record | End:
+        """The record that stands there, if it is the next one."""
+        record = records.read(data, position, whole=False)
+        if isinstance(record, End):
+            return record
+        self._found.lot = max(self._found.lot, record.lot)
+        if record.kind != Kind.MESSAGES or record.class_id != self.class_id:
+            return End(position, f"a record of kind {record.kind}, class {record.class_id}")
+        if record.first != self.head or not record.messages:
+            what = f"{record.messages} messages from {record.first}, not from {self.head}"
+            return End(position, what)
+        if wanted(record) and not records.is_whole(data, record):
+            return End(position, records.WRONG_CHECKSUM)
+        return record
+
+    def _behind(self, data: memoryview, position: int, following: int | None) -> list[Record]:
+        """The whole records behind what is not whole."""
+        found = records.search(data, position + 1, class_id=self.class_id, first=self.head)
+        return [each for each in found if following is None or each.first < following]
+
+    def _give_up(self, firsts: list[int]) -> None:
+        """The segments that begin with these are left out, as messages before them are missing."""
+        paths = [self._folder / file_name(first) for first in firsts]
+        last = records.search(
+            self._files.read(paths[-1]), 0, class_id=self.class_id, first=firsts[-1]
+        )
+        end = max((each.last for each in last), default=firsts[-1])
+        self.lost += end - self.head
+        self._say(
+            f"{paths[0]} and what follows it, {len(paths)} files: the messages from {self.head} "
+            f"to {firsts[0]} are missing before it; so all up to {end} are left out"
+        )
+        self._found.given_up += paths
 
     def _say(self, sentence: str) -> None:
         self._found.dropped.append(sentence)
+
+
+def _sentence(path: Path, size: int, position: int, problem: str, first: int, last: int) -> str:
+    """What is left out of a file, from a byte on, and which messages are known to be among it."""
+    sentence = f"{path}: {size - position} bytes from byte {position} on: {problem}"
+    if first < last:
+        sentence += f"; so the messages from {first} to {last} are left out"
+    return sentence
 
 
 class Start(NamedTuple):
@@ -320,6 +372,8 @@ class _Reader:
             self._put(cls, group, floor)
         if not len(ring) and ring.head < segments.head:
             ring.begin(segments.head)
+        if segments.lost:
+            cls.dropped[Reason.DAMAGED] += segments.lost
         if cls.spill is not None:
             cls.spill.first = min(cls.spill.first, ring.floor)
 

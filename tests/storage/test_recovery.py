@@ -9,10 +9,12 @@ import pytest
 from core.talk import numbered
 from core.talk2 import ack, peer2, publish, subscribe
 
+from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
 from simplebus.core.settings import Settings
 from simplebus.storage import records
 from simplebus.storage.errors import JournalError
+from simplebus.storage.inspection import Inspection
 from simplebus.storage.records import HEADER_BYTES, Record
 from storage.kept_bus import KeptBus
 from storage.test_journal import next_number, payloads
@@ -140,8 +142,28 @@ def test_what_lies_behind_a_hole_is_set_aside_and_said(tmp_path: Path) -> None:
     assert there == sent[1 : 2 * EACH]
     assert len(dropped) == 2
     assert "the messages from 6 to 9 are missing" in dropped[1]
+    assert "all up to 18 are left out" in dropped[1]
     assert len(segments(tmp_path)) == 2
     assert len(list(files[0].parent.glob("*.dropped"))) == LOTS - 2
+
+
+def test_what_lies_behind_damage_in_a_file_is_said_counted_and_shown(tmp_path: Path) -> None:
+    sent = made(tmp_path)
+    (path,) = segments(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[ends(data)[2] + HEADER_BYTES + 3] ^= 1
+    path.write_bytes(data)
+    inspection = Inspection(tmp_path)
+    found = [each.payload for each in inspection.messages(1, count=99)]
+    assert found == sent[: 2 * EACH] + sent[3 * EACH :]
+    (problem,) = inspection.problems
+    assert problem.endswith("so the messages from 6 to 9 are left out")
+    bus = KeptBus(tmp_path)
+    assert payloads(bus) == sent[1 : 2 * EACH]
+    (sentence,) = bus.found.dropped
+    assert sentence.endswith("so the messages from 6 to 18 are left out")
+    assert bus.statistics(1).dropped[Reason.DAMAGED] == 12
+    bus.crash()
 
 
 def test_a_segment_that_is_missing_is_a_hole(tmp_path: Path) -> None:
@@ -150,6 +172,8 @@ def test_a_segment_that_is_missing_is_a_hole(tmp_path: Path) -> None:
     there, _, dropped = come_back(tmp_path)
     assert there == sent[1 : 3 * EACH]
     assert "the messages from 9 to 12 are missing" in dropped[0]
+    inspection = Inspection(tmp_path)  # Its files are set aside.
+    assert inspection.problems == []
 
 
 def test_sequences_go_on_though_no_message_is_left(tmp_path: Path) -> None:
