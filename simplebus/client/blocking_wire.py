@@ -62,6 +62,7 @@ class BlockingWire:
         """Whether this connection is to be the last: nothing is left to be done on another."""
         self.one_thread = OneThread()
         """Held by whoever uses the bus."""
+        self.core.hear_notices(lambda sentence: log.warning("the bus says: %s", sentence))
         forks.watch(self)
 
     def check(self) -> None:

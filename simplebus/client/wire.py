@@ -53,6 +53,7 @@ class Wire(Waits):
         """Whether a consumer holds messages that it may process any time."""
         self._beat_wanted = Signal()
         core.on_ack = self._acked
+        core.hear_notices(lambda sentence: log.warning("the bus says: %s", sentence))
         forks.watch(self)
 
     # Connections ---------------------------------------------------------------------------------

@@ -297,6 +297,13 @@ class Broker:
                 self._unblocked[session] = None
             ledger.lagging.clear()
 
+    def fail_to_keep(self, reason: Reason, sentence: str) -> None:
+        """What the ledger has given out cannot be kept for now; `reach` says when it can."""
+        assert self.ledger is not None
+        if self.ledger.failure is None:
+            self.confirming.fail(reason, sentence)
+        self.ledger.failure = reason, sentence
+
     def take_cut(self) -> list[tuple[Session, RemoteProtocolError]]:
         """Sessions to be cut off, and why."""
         cut, self._cut = self._cut, []

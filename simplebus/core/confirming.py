@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+from simplebus.core import frames
 from simplebus.core.errors import Reason
 from simplebus.core.ledger import Ledger, Level
 from simplebus.core.outbox import Outbox
+from simplebus.core.requests import ErrorReply
 from simplebus.core.session import Session
 from simplebus.core.version2 import Version2
 
@@ -69,6 +71,15 @@ class Confirming:
                 del self._waiting[session]
             if number is not None and not session.closed:
                 self._say(session, number)
+
+    def fail(self, reason: Reason, sentence: str) -> None:
+        """Nothing can be kept for now: tell who waits for a confirm, which will come later."""
+        said = f"{sentence}; what was accepted before is confirmed when it is written"
+        reply = ErrorReply(code=reason, message=said, count=0)
+        for session in self._waiting:
+            if not session.closed:
+                session.outbox.reply(frames.encode(frames.ERROR, content=reply.encode()))
+                self._ready(session.outbox)
 
     def _say(self, session: Session, number: int) -> None:
         session.confirmed = number

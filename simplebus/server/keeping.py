@@ -153,7 +153,8 @@ class Keeping:
     def _has_failed(self, failure: Failure) -> None:
         if self._ledger.failure is None:
             log.error("%s; publishers are refused until it can be", failure[1])
-        self._ledger.failure = failure
+        self._broker.fail_to_keep(*failure)
+        self._settle()
 
     def _has_read(self, read: Read, found: Sequence[Stretch]) -> None:
         assert self._spilling is not None

@@ -50,7 +50,7 @@ async def test_a_server_that_was_stopped_has_its_messages_again(
 
 
 async def test_a_full_disk_refuses_publishers_until_there_is_space(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     is_full = trio.Event()
     append = AppendFile.append
@@ -70,6 +70,7 @@ async def test_a_full_disk_refuses_publishers_until_there_is_space(
             is_full.set()
             await bus.publish(b"accepted", class_id=1, confirm=False)
             await until(lambda: ledger.failure is not None)
+            await until(lambda: "the bus says: disk_full: the journal cannot be" in caplog.text)
             await bus.publish(b"refused", class_id=1, confirm=False)
             await until(lambda: class_statistics(server).dropped != {})
             is_full = trio.Event()

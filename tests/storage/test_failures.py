@@ -199,3 +199,17 @@ def test_what_is_not_safe_yet_is_not_fetched(tmp_path: Path) -> None:
     bus.sync()
     peer.say(asked(FETCH, 1, 3))
     assert len(peer.got()) == 3
+
+
+def test_who_waits_for_a_confirm_is_told_that_it_comes_later(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    waits, idle = peer2(bus, publish(1, 0, b"accepted"), name="till"), peer2(bus, name="other")
+    bus.broker.fail_to_keep(Reason.DISK_FULL, "no space")
+    bus.broker.fail_to_keep(Reason.DISK_FULL, "no space")
+    (said,) = waits.told()
+    assert (said.kind, said.class_id, said.message_id, said.last_field) == ("error", 0, 0, 0)
+    assert (said.content["code"], said.content["count"]) == ("disk_full", 0)
+    assert "confirmed when it is written" in said.content["message"]
+    assert idle.told() == []
+    bus.sync()
+    assert confirms(waits.told()) == [(1, 2)]

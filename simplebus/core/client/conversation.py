@@ -72,6 +72,8 @@ class Conversation:
         """What the bus calls the connection; None while there is none, or no answer."""
         self.greetings = 0
         """Connections that the bus has answered."""
+        self.on_notice: Callable[[str], object] = lambda sentence: None
+        """Called with what the bus says about nothing that was asked of it."""
         self.ignored = 0
         """Frames of no consequence."""
         self._introduction = introduction
@@ -247,6 +249,8 @@ class Conversation:
         if kind in (frames.MESSAGE, frames.ENVELOPE):
             self.publisher.refuse(number, reply.count, error)
             return
+        if not kind:
+            self.on_notice(f"{reply.code}: {reply.message}")
         request = self.requests.take(number, kind)
         if kind == frames.SUBSCRIBE:
             inbox = self.inboxes.of(request) if request else self.inboxes.of_request(number)

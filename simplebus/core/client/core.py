@@ -237,6 +237,10 @@ class ClientCore:
         """What was refused since this was asked the last time, by position."""
         return self.publisher.refusals()
 
+    def hear_notices(self, call: Callable[[str], object]) -> None:
+        """Have this called with what the bus says about nothing that was asked of it."""
+        self._talk.on_notice = call
+
     @property
     def on_ack(self) -> Callable[[], object]:
         """Called when a consumer has said something about a message by itself."""
