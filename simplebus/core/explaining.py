@@ -135,7 +135,7 @@ class Explaining:
                 ClassLine(
                     class_id=cls.class_id,
                     name=cls.name,
-                    stored=len(cls.ring),
+                    stored=cls.ring.head - cls.first,
                     positions=len(cls.subscriptions),
                     publishers=len(cls.blocked),
                     dropped=sum(cls.dropped.values()),
@@ -156,20 +156,20 @@ class Explaining:
         positions = [self._positions.position(cls, position) for position in there]
         blocked = list(islice(cls.blocked, EXPLAINED_MEMBERS))
         dead = store.names.get(dead_letters.class_name(cls.name or str(cls.class_id)))
-        stored = len(ring)
+        stored, spill = ring.head - cls.first, cls.spill
         return ClassSaid(
             class_id=cls.class_id,
             name=cls.name,
             now=self._now,
-            floor=ring.floor,
+            floor=cls.first,
             head=ring.head,
             stored=stored,
             stored_max=ring.messages_max,
-            stored_bytes=figures.frame_bytes,
+            stored_bytes=figures.frame_bytes + (spill.frame_bytes if spill is not None else 0),
             memory_bytes=figures.memory_bytes,
             memory_max=ring.bytes_max,
             newest_seconds=self._positions.age(cls, ring.head - 1) if stored else None,
-            oldest_seconds=self._positions.age(cls, ring.floor) if stored else None,
+            oldest_seconds=self._positions.age(cls, cls.first) if stored else None,
             policy=cls.policy.value,
             keeps=_keeps(cls.keep),
             subjects=[short(each) for each in store.bound.subjects(cls.class_id)][
@@ -178,7 +178,7 @@ class Explaining:
             level=self._level,
             safe=ring.head if ledger is None else ledger.safe(cls.class_id, ring.head),
             backlog=_backlog(cls),
-            purged=sum(b - a for a, b in cls.purged.within(ring.floor, ring.head)),
+            purged=sum(b - a for a, b in cls.purged.within(cls.first, ring.head)),
             channels=len(cls.channels),
             delivered=cls.delivered + sum(p.delivered for p in cls.subscriptions),
             redelivered=cls.redelivered + sum(p.redelivered for p in cls.subscriptions),
@@ -206,20 +206,19 @@ class Explaining:
 
     def _class_waits_for(self, cls: MessageClass, positions: list[Position]) -> str:
         """What holds the floor; and if somebody waits for room, what is full."""
-        ring = cls.ring
-        if not len(ring):
+        if cls.first == cls.ring.head:
             held = "nothing is stored"
         elif not cls.subscriptions:
             held = f"{messages(_backlog(cls))} wait for a first subscription"
         else:
-            holders = [each for each in positions if each.floor == ring.floor]
+            holders = [each for each in positions if each.floor == cls.first]
             if holders:
                 first = holders[0]
                 held = f"the oldest stored message is held by {_name(first)}"
                 if len(holders) > 1:
                     held += f" and {len(holders) - 1} more"
                 held += f"; {whole(first.waits, first.waits_for)}"
-            elif cls.waiting.floor == ring.floor < cls.waiting.cursor:
+            elif cls.waiting.floor == cls.first < cls.waiting.cursor:
                 held = f"{messages(cls.waiting.in_flight)} wait for who asks for what waits"
             else:
                 held = "what is stored is kept though nobody needs it"
@@ -230,7 +229,11 @@ class Explaining:
         return f"{publishers} for room: {self._full(cls)}; {held}"
 
     def _full(self, cls: MessageClass) -> str:
-        ring, budget = cls.ring, cls.ring.budget
+        ring, budget, spill = cls.ring, cls.ring.budget, cls.spill
+        if spill is not None and spill.bytes_max and spill.frame_bytes >= spill.bytes_max:
+            return f"{size(spill.frame_bytes)} of {size(spill.bytes_max)} are on disk only"
+        if spill is not None and len(ring):
+            return "what is in memory is not written yet"
         if len(ring) >= ring.messages_max:
             return f"{len(ring):,} of {ring.messages_max:,} messages are stored"
         memory = ring.statistics().memory_bytes

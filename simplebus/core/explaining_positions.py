@@ -48,7 +48,7 @@ class ExplainingPositions:
 
     def position(self, cls: MessageClass, position: Subscription) -> Position:
         """One of a class."""
-        window, ring, terms = position.window, position.ring, position.terms
+        window, ring, terms = position.window, position.class_ring, position.terms
         stands = position.standing()
         members = list(position.members) if isinstance(position, Group) else []
         put_off = standing.put_off(stands, window)
@@ -71,7 +71,8 @@ class ExplainingPositions:
             if terms.in_flight_max is None:  # What waits to be sent again is not known otherwise.
                 in_flight = window.in_flight - again - put_off
             covered = max(1, window.cursor - window.floor)
-            size_ = ring.size(window.floor, window.cursor) * in_flight // covered
+            read = position.ring  # Not all that it was sent may be read back yet.
+            size_ = read.size(window.floor, min(window.cursor, read.head)) * in_flight // covered
             most = terms.in_flight_max or 0
             oldest = self._flight(cls, standing.oldest(stands.sent, window, terms.pause))
             holder = self.holder(position.outbox)

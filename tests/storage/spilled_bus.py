@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from core.talk import numbered
+from core.talk2 import FETCH, Got, Peer2, ack, asked, publish
+
 from simplebus.core.broker import Settings
 from simplebus.core.limits import Limits
 from simplebus.core.settings import FullPolicy
@@ -50,3 +53,47 @@ class SpilledBus(KeptBus):
             self.broker.spilling.failed(read)
         else:
             self.broker.spilling.given(read, found)
+
+
+def fill(bus: SpilledBus, peer: Peer2, count: int, *, start: int = 0, step: int = 16) -> None:
+    """Publish so many, each few of them written before the next come."""
+    sent = numbered(count, start=start)
+    for at in range(0, count, step):
+        peer.say(publish(1, start + at, *sent[at : at + step]))
+        bus.sync()
+
+
+def all_of(bus: SpilledBus, reader: Peer2, *, number: int = 5) -> list[Got]:
+    """What a reader gets that acknowledges everything at once."""
+    got: list[Got] = []
+    while some := hear(bus, reader):
+        got += some
+        for message in some:
+            reader.say(ack(number, message.message_id, message.message_id + 1))
+    return got
+
+
+def hear(bus: SpilledBus, reader: Peer2) -> list[Got]:
+    bus.bring()
+    return reader.got()
+
+
+def contents(got: list[Got]) -> list[bytes]:
+    return [message.content for message in got]
+
+
+def later(bus: SpilledBus, seconds: float) -> None:
+    bus.broker.clock.now += seconds
+    bus.tick()
+    bus.broker.wake_due()
+
+
+def fetched(bus: SpilledBus, peer: Peer2, **what: object) -> tuple[list[Got], dict[str, int]]:
+    """What a Fetch is answered."""
+    peer.say(asked(FETCH, 1, 3, **what))
+    got, told = peer.listen()
+    if not told:
+        bus.bring()
+        got, told = peer.listen()
+    (reply,) = told
+    return got, reply.content

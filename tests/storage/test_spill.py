@@ -10,7 +10,6 @@ from core.talk import subscribe as subscribe1
 from core.talk2 import (
     FETCH,
     Got,
-    Peer2,
     ack,
     asked,
     enveloped,
@@ -24,51 +23,10 @@ from core.talk2 import (
 
 from simplebus.core import spilling
 from simplebus.core.broker import Broker, Settings
-from simplebus.core.errors import Reason
+from simplebus.core.explained import ClassQuestion, ClassSaid
 from simplebus.core.ledger import Level
-from simplebus.core.limits import Limits
 from simplebus.core.settings import ClassSettings, FullPolicy, Keep
-from storage.kept_bus import KeptBus
-from storage.spilled_bus import SpilledBus, small
-
-
-def fill(bus: SpilledBus, peer: Peer2, count: int, *, start: int = 0, step: int = 16) -> None:
-    """Publish so many, each few of them written before the next come."""
-    sent = numbered(count, start=start)
-    for at in range(0, count, step):
-        peer.say(publish(1, start + at, *sent[at : at + step]))
-        bus.sync()
-
-
-def all_of(bus: SpilledBus, reader: Peer2, *, number: int = 5) -> list[Got]:
-    """What a reader gets that acknowledges everything at once."""
-    got: list[Got] = []
-    while some := hear(bus, reader):
-        got += some
-        for message in some:
-            reader.say(ack(number, message.message_id, message.message_id + 1))
-    return got
-
-
-def hear(bus: SpilledBus, reader: Peer2) -> list[Got]:
-    bus.bring()
-    return reader.got()
-
-
-def contents(got: list[Got]) -> list[bytes]:
-    return [message.content for message in got]
-
-
-def later(bus: SpilledBus, seconds: float) -> None:
-    bus.broker.clock.now += seconds
-    bus.tick()
-    bus.broker.wake_due()
-
-
-def again(bus: SpilledBus, path: Path, **more: object) -> SpilledBus:
-    """After a crash."""
-    bus.crash()
-    return SpilledBus(path, **more)  # type: ignore[arg-type]
+from storage.spilled_bus import SpilledBus, all_of, contents, fetched, fill, hear, later, small
 
 
 def test_it_needs_a_journal() -> None:
@@ -299,16 +257,6 @@ def test_the_level_memory_spills_what_is_written(tmp_path: Path) -> None:
 # Fetch and retention -----------------------------------------------------------------------------
 
 
-def fetched(bus: SpilledBus, peer: Peer2, **what: object) -> tuple[list[Got], dict[str, int]]:
-    peer.say(asked(FETCH, 1, 3, **what))
-    got, told = peer.listen()
-    if not told:
-        bus.bring()
-        got, told = peer.listen()
-    (reply,) = told
-    return got, reply.content
-
-
 def test_what_is_on_disk_only_is_fetched(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
     fill(bus, peer2(bus), 300)
@@ -383,163 +331,17 @@ def test_what_is_kept_by_bytes_and_age_counts_what_is_on_disk(tmp_path: Path) ->
     assert bus.statistics(1).spilled == 0
 
 
-# Recovery ----------------------------------------------------------------------------------------
-
-
-def test_it_comes_back_without_being_read_whole(tmp_path: Path) -> None:
-    bus = SpilledBus(tmp_path, segment_bytes=1000)
-    reader = peer2(bus, subscribe(1, 5, durable="d", max_in_flight=30), name="reader")
-    reader.say(ack(5, 0, 0))
-    fill(bus, peer2(bus, name="till"), 1000)
-    assert len(hear(bus, reader)) == 30
-    reader.say(ack(5, 0, 10), ack(5, 12, 15))
-    bus.close()
-    first = tmp_path / "classes" / "00001" / f"{0:020}.log"
-    data = first.read_bytes()
-    bus = SpilledBus(tmp_path, segment_bytes=1000)
-    here = bus.statistics(1)
-    assert here.ring.messages <= 64
-    assert here.spilled + here.ring.messages == 990
-    assert bus.found.messages == 990
-    assert first.read_bytes() == data
-    reader = peer2(bus, subscribe(1, 5, durable="d"))
-    got = all_of(bus, reader)
-    assert sorted(each.message_id for each in got) == [10, 11, *range(15, 1000)]
-    assert contents(sorted(got, key=lambda each: each.message_id)) == [
-        text for number, text in enumerate(numbered(1000)) if number in {10, 11} or number >= 15
-    ]
-
-
-def test_publishers_are_known_after_a_crash_of_a_class_that_spills(tmp_path: Path) -> None:
-    bus = SpilledBus(tmp_path, segment_bytes=500)
-    fill(bus, peer2(bus, name="till"), 500)
-    bus = again(bus, tmp_path, segment_bytes=500)
-    peer = Peer2(bus, bus.broker.open())
-    peer.say(asked(ord("4"), request=1, version=2, classes=[1], name="till"))
-    (answer,) = peer.told()
-    assert answer.content["next"] == 500
-    assert contents(all_of(bus, peer2(bus, subscribe(1, 5)))) == numbered(500)
-
-
-def test_a_crash_while_catching_up_loses_nothing(tmp_path: Path) -> None:
-    bus = SpilledBus(tmp_path, segment_bytes=700)
-    peer2(bus, subscribe(1, 5, durable="d")).leave()
-    fill(bus, peer2(bus, name="till"), 500)
-    seen: set[int] = set()
-    for _ in range(6):
-        reader = peer2(bus, subscribe(1, 5, durable="d", max_in_flight=100))
-        for message in hear(bus, reader):
-            seen.add(message.message_id)
-            reader.say(ack(5, message.message_id, message.message_id + 1))
-        bus.broker.clock.now += 1
-        bus.sync()
-        bus = again(bus, tmp_path, segment_bytes=700, now=bus.broker.clock.now)
-    reader = peer2(bus, subscribe(1, 5, durable="d"))
-    assert seen | {each.message_id for each in all_of(bus, reader)} == set(range(500))
-
-
-def test_a_class_that_spills_may_be_opened_without(tmp_path: Path) -> None:
-    bus = SpilledBus(tmp_path)
-    fill(bus, peer2(bus), 300)
-    bus.crash()
-    wide = KeptBus(tmp_path, settings=Settings(limits=Limits()))
-    assert len(wide.broker.classes[1].ring) == 300
-
-
-# A disk that fails -------------------------------------------------------------------------------
-
-
-def test_what_cannot_be_read_now_is_read_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bus = SpilledBus(tmp_path)
-    fill(bus, peer2(bus), 300)
-    reader = peer2(bus, subscribe(1, 5))
-
-    def fail(read: object) -> None:
-        raise OSError(5, "Input/output error")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(bus.reader, "read", fail)
-        for _ in range(3):
-            assert hear(bus, reader) == []
-            later(bus, 1)
-    assert bus.statistics(1).acknowledged == 0
-    later(bus, 1)
-    assert contents(all_of(bus, reader)) == numbered(300)
-
-
-def corrupt(path: Path, content: bytes, *, header: bool) -> None:
-    """Damage the record that this message is in."""
-    data = bytearray(path.read_bytes())
-    at = data.index(content)
-    if header:
-        at = data.rindex(b"sbj1", 0, at) + 8
-    data[at] ^= 1
-    path.write_bytes(data)
-
-
-@pytest.mark.parametrize("header", [False, True])
-def test_what_is_damaged_is_counted_and_the_rest_is_heard(tmp_path: Path, header: bool) -> None:
-    bus = SpilledBus(tmp_path)
-    fill(bus, peer2(bus), 320)
-    segment = tmp_path / "classes" / "00001" / f"{0:020}.log"
-    corrupt(segment, b"100.", header=header)
-    reader = peer2(bus, subscribe(1, 5))
-    lost = set(range(96, 112))
-    assert [each.message_id for each in all_of(bus, reader)] == [
-        number for number in range(320) if number not in lost
-    ]
-    assert bus.statistics(1).dropped[Reason.DAMAGED] == 16
-    (problem,) = bus.reader.problems
-    assert "the messages from 96 to 112" in problem
-    got, reply = fetched(bus, peer2(bus), first=320)
-    assert got == []
-    assert reply["head"] == 320
-
-
-def test_a_fetch_leaves_out_what_is_damaged_and_goes_on_behind_it(tmp_path: Path) -> None:
-    bus = SpilledBus(tmp_path)
-    fill(bus, peer2(bus), 320)
-    corrupt(tmp_path / "classes" / "00001" / f"{0:020}.log", b"100.", header=False)
-    peer, at = peer2(bus), 90
-    found: list[int] = []
-    for _ in range(4):
-        got, reply = fetched(bus, peer, first=at, count=20)
-        found += [each.message_id for each in got]
-        at = reply["next"]
-    assert found == [*range(90, 96), *range(112, at)]
-    assert at > 140
-
-
-def test_a_segment_that_is_gone_is_said(tmp_path: Path) -> None:
-    bus = SpilledBus(tmp_path, segment_bytes=400)
-    fill(bus, peer2(bus), 320)
-    folder = tmp_path / "classes" / "00001"
-    segments = sorted(folder.iterdir())
-    gone = int(segments[3].stem), int(segments[4].stem)
-    segments[3].unlink()
-    reader = peer2(bus, subscribe(1, 5))
-    assert [each.message_id for each in all_of(bus, reader)] == [
-        number for number in range(320) if not gone[0] <= number < gone[1]
-    ]
-    assert bus.statistics(1).dropped[Reason.DAMAGED] == gone[1] - gone[0]
-
-
-@pytest.mark.parametrize("read_bytes", [60, 500])
-def test_small_reads_bring_everything_in_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_bytes: int
-) -> None:
-    monkeypatch.setattr(spilling, "SPILL_READ_BYTES", read_bytes)
-    bus = SpilledBus(tmp_path, segment_bytes=900)
-    peer2(bus, subscribe(1, 5, durable="d")).leave()
-    fill(bus, peer2(bus), 200)
-    reader = peer2(bus, subscribe(1, 5, durable="d", max_in_flight=20))
-    got = hear(bus, reader)
-    while len(got) < 20:
-        got += hear(bus, reader)
-    reader.leave()
-    reader = peer2(bus, subscribe(1, 5, durable="d", max_in_flight=20))
-    got = all_of(bus, reader)
-    assert contents(got) == numbered(200)
-    assert {each.attempt for each in got[:20]} == {2}
+def test_who_asks_is_told_what_is_on_disk_and_who_needs_it(tmp_path: Path) -> None:
+    own = ClassSettings(disk_bytes_max=2000)
+    bus = SpilledBus(tmp_path, settings=small(classes={1: own}))
+    peer2(bus, subscribe(1, 5, durable="d", max_in_flight=1)).leave()
+    fill(bus, peer2(bus), 600)
+    peer2(bus, subscribe(1, 5, durable="d", max_in_flight=1))
+    bus.broker.take_ready()  # It is being read for.
+    said = bus.broker.explaining.explain(ClassQuestion(1))
+    assert isinstance(said, ClassSaid)
+    assert (said.floor, said.head) == (0, said.stored)
+    assert said.stored > 100
+    assert "are on disk only" in said.waits_for
+    (position,) = said.positions
+    assert (position.lag, position.unsent) == (said.stored, said.stored)
