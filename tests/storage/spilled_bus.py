@@ -9,6 +9,7 @@ from core.talk import numbered
 from core.talk2 import FETCH, Got, Peer2, ack, asked, publish
 
 from simplebus.core.broker import Settings
+from simplebus.core.ledger import Level
 from simplebus.core.limits import Limits
 from simplebus.core.settings import FullPolicy
 from simplebus.core.spilling import Read
@@ -26,6 +27,7 @@ class SpilledBus(KeptBus):
 
     def __init__(self, path: Path, **given: Any) -> None:
         given.setdefault("settings", small())
+        given.setdefault("level", Level.OS)  # What a sync takes is not of interest here.
         super().__init__(path, **given)
         self.reader = JournalReader(path)
         self.reads = 0
