@@ -59,7 +59,7 @@ class KeyGroup(Group):
     def __init__(self, **arguments: Any) -> None:
         self._lanes = Lanes()
         """What the cursor has passed and is not dealt with, but for what opens later."""
-        self._attempts: dict[int, int] = {}
+        self.attempts_of: dict[int, int] = {}
         """How often each of these was sent, if it ever was."""
         self._in_wait: dict[int, None] = {}
         """Those of them that were never handed out."""
@@ -82,18 +82,14 @@ class KeyGroup(Group):
 
     # What members ask ----------------------------------------------------------------------------
 
-    def attempts_of(self, sequence: int) -> int:
-        """How often this was sent."""
-        return self._attempts.get(sequence, 0)
-
     def pause(self, sequence: int) -> int:
         """Ticks until this, which was sent, is overdue, from now on."""
-        return self.terms.pause(self._attempts[sequence])
+        return self.terms.pause(self.attempts_of[sequence])
 
     def spans_of(self, sequences: Iterable[int]) -> list[Span]:
         """These, ascending, and how often they were sent."""
         spans: list[Span] = []
-        attempts_of = self._attempts.get
+        attempts_of = self.attempts_of.get
         for sequence in sorted(sequences):
             attempts = attempts_of(sequence, 0)
             if spans and spans[-1].last == sequence and spans[-1].attempts == attempts:
@@ -128,7 +124,7 @@ class KeyGroup(Group):
             data = ring.joined(np.array(sequences), timer_index)
         often = max(attempts + 1, 1)
         for sequence in sequences:
-            self._attempts[sequence] = often
+            self.attempts_of[sequence] = often
         if attempts > 0:
             self.redelivered += len(sequences)
         else:
@@ -167,6 +163,7 @@ class KeyGroup(Group):
         if member in self.members and member not in self._owners:
             self._owners.add(member, member.identity)
             self._deal_again()
+            self._look_on()
 
     def _key_members(self) -> Iterator[KeyMember]:
         for member in self.members:
@@ -255,9 +252,8 @@ class KeyGroup(Group):
         self._settle(span, last, picked)
         for begin, end in picked.send:
             if is_inside:
-                for sequence in range(begin, end):
-                    self._in_wait[sequence] = None
-                    self._make_ready(sequence)
+                self._in_wait.update(dict.fromkeys(range(begin, end)))
+                self._make_ready(reversed(range(begin, end)), before_others=True)
             else:
                 self._enter(begin, end, attempts)
 
@@ -277,33 +273,34 @@ class KeyGroup(Group):
         """Messages first..last-1, which were sent so often, go into their lanes."""
         sequences = range(first, last)
         if attempts:
-            self._attempts.update(dict.fromkeys(sequences, attempts))
+            self.attempts_of.update(dict.fromkeys(sequences, attempts))
         self._in_wait.update(dict.fromkeys(sequences))
-        for sequence in self._lanes.enter(sequences, key_hash.lanes(self.ring, first, last)):
-            self._make_ready(sequence)
+        self._make_ready(self._lanes.enter(sequences, key_hash.lanes(self.ring, first, last)))
 
-    def _make_ready(self, sequence: int) -> None:
-        """This one, which waits, may be handed out: sooner than others if it was sent before."""
-        lane = self._lanes.lane(sequence)
-        owner = self._owners.of(lane) if lane else None
-        if lane and owner is None:
-            self._nobodys.append(sequence)
-            return
-        ready = self._anybodys if owner is None else owner.ready
-        if sequence in self._attempts:
-            ready.appendleft(sequence)
-        else:
-            ready.append(sequence)
-        if owner is not None and owner not in self._callers and owner.room:
-            self._callers[owner] = None
+    def _make_ready(self, sequences: Iterable[int], *, before_others: bool = False) -> None:
+        """These, which wait, may be handed out."""
+        lane_of, owner_of, callers = self._lanes.lane, self._owners.of, self._callers
+        for sequence in sequences:
+            lane = lane_of(sequence)
+            ready: deque[int] = self._anybodys
+            if lane:
+                owner = owner_of(lane)
+                if owner is None:
+                    self._nobodys.append(sequence)
+                    continue
+                ready = owner.ready
+                if owner not in callers and owner.room:
+                    callers[owner] = None
+            if before_others:
+                ready.appendleft(sequence)
+            else:
+                ready.append(sequence)
 
     def _call_out(self, woken: dict[Member, None]) -> None:
         """Hand out what is ready, to whom has room."""
         if self._nobodys and self._owners:
             nobodys, self._nobodys = self._nobodys, []
-            for sequence in nobodys:
-                if sequence in self._in_wait:
-                    self._make_ready(sequence)
+            self._make_ready(sorted(s for s in nobodys if s in self._in_wait))
         callers = self._callers
         while callers:
             caller = next(iter(callers))
@@ -361,15 +358,7 @@ class KeyGroup(Group):
         self, member: Member, firsts: Integers, lasts: Integers
     ) -> list[tuple[int, int]]:
         assert isinstance(member, KeyMember)
-        done: list[int] = []
-        others: list[tuple[int, int]] = []
-        for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
-            before = len(done)
-            done += member.lose_range(first, last)
-            if len(done) == before:
-                others.append((first, last))
-        self._acknowledged(done)
-        return others
+        self._acknowledged(member.lose_ranges(firsts, lasts))
 
     def _acknowledged(self, sequences: list[int]) -> None:
         """These are processed."""
@@ -437,15 +426,17 @@ class KeyGroup(Group):
 
     def _left(self, sequences: list[int]) -> None:
         """These are dealt with: those behind them may be handed out."""
-        lanes, attempts, waiting = self._lanes, self._attempts, self._in_wait
+        leave, attempts, waiting = self._lanes.leave, self.attempts_of, self._in_wait
+        following: list[int] = []
         for sequence in sequences:
             attempts.pop(sequence, None)
             if sequence in waiting:
                 del waiting[sequence]
                 self._gone_ready += 1
-            following = lanes.leave(sequence)
-            if following is not None:
-                self._make_ready(following)
+            behind = leave(sequence)
+            if behind is not None:
+                following.append(behind)
+        self._make_ready([sequence for sequence in following if sequence in waiting])
         if self._gone_ready > len(waiting) + _GONE_MAX:
             self._forget_gone()
 
@@ -479,7 +470,7 @@ class KeyGroup(Group):
         return self.window.floor > before
 
     def _drop_oldest(self, count: int, ahead: Ahead) -> int:
-        never_sent = (s for s in self._in_wait if s not in self._attempts)
+        never_sent = (s for s in self._in_wait if s not in self.attempts_of)
         dropped = self._drop(list(islice(never_sent, count)))
         if dropped < count:
             dropped += super()._drop_oldest(count - dropped, ahead)
@@ -488,7 +479,7 @@ class KeyGroup(Group):
     def _drop_newest(self, count: int, ahead: Ahead) -> int:
         dropped = super()._drop_newest(count, ahead)
         if dropped < count and self.window.cursor == self.ring.head:
-            never_sent = (s for s in reversed(self._in_wait) if s not in self._attempts)
+            never_sent = (s for s in reversed(self._in_wait) if s not in self.attempts_of)
             dropped += self._drop(list(islice(never_sent, count - dropped)))
         return dropped
 
@@ -533,7 +524,7 @@ class KeyGroup(Group):
         queues = (self._anybodys, self._nobodys, *(m.ready for m in self._key_members()))
         ready = sorted(s for queue in queues for s in queue if s in self._in_wait)
         assert ready == sorted(s for s in self._in_wait if self._lanes.is_first(s))
-        assert set(self._attempts) <= set(self._lanes)
+        assert set(self.attempts_of) <= set(self._lanes)
 
 
 def _ranges(sequences: list[int]) -> picking.Ranges:

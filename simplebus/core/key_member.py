@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from simplebus.core.frames import Integers
 from simplebus.core.group import Member
 from simplebus.core.limits import EXPLAINED_SPANS, REDELIVERY_BYTES
 from simplebus.core.outbox import Outbox
@@ -75,12 +76,8 @@ class KeyMember(Member):
         self._weigh(-len(handed), -sum(size for _, size in handed))
         return self.group.spans_of([sequence for sequence, _ in handed])
 
-    def give_up(self) -> list[tuple[int, Span]]:
-        by_due: dict[int, list[int]] = {}
-        for sequence, (due, _) in self._sent.items():
-            by_due.setdefault(due, []).append(sequence)
-        self.lose_some(self._sent)
-        return [(due, span) for due, held in by_due.items() for span in self.group.spans_of(held)]
+    def give_up(self) -> list[Span]:
+        return [*self.give_back(), *self.group.spans_of(self.lose_some(list(self._sent)))]
 
     def lose(self, first: int, last: int, attempt: int = 0) -> list[Span]:
         return self.group.spans_of(self.lose_some(list(self._sent_as(first, last, attempt))))
@@ -104,15 +101,26 @@ class KeyMember(Member):
 
     def lose_some(self, sequences: Iterable[int]) -> list[int]:
         """The same for these."""
-        lost, size = [], 0
-        for sequence in list(sequences):
-            sent = self._sent.pop(sequence, None)
+        lost: list[int] = []
+        size, pop = 0, self._sent.pop
+        for sequence in sequences:
+            sent = pop(sequence, None)
             if sent is not None:
                 lost.append(sequence)
                 size += sent[1]
         if lost:
             self._weigh(-len(lost), -size)
         return lost
+
+    def lose_ranges(self, firsts: Integers, lasts: Integers) -> list[int]:
+        """The same for many ranges. Most of them hold a single message."""
+        here: list[int] = []
+        for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+            if first + 1 == last:
+                here.append(first)
+            else:
+                here += self._sent_of(first, last)
+        return self.lose_some(here)
 
     def overdue(self, tick: int) -> list[Span]:
         due = [s for s in self._due.pop(tick, ()) if self._sent.get(s, (0, 0))[0] == tick]
@@ -159,10 +167,11 @@ class KeyMember(Member):
     def _take_some(self, tick: int) -> bytes:
         """Send what it was handed first, and what behind that was sent as often."""
         group, handed = self.group, self._handed
-        attempts = group.attempts_of(handed[0][0])
+        attempts = group.attempts_of.get(handed[0][0], 0)
         space = REDELIVERY_BYTES
         taken: dict[int, int] = {}
-        while handed and space > 0 and group.attempts_of(handed[0][0]) == attempts:
+        attempts_of = group.attempts_of.get
+        while handed and space > 0 and attempts_of(handed[0][0], 0) == attempts:
             sequence, size = handed.popleft()
             taken[sequence] = size
             space -= size
@@ -178,8 +187,9 @@ class KeyMember(Member):
         sequences = sorted(taken)
         self.attempt = attempts + 1
         data, due = group.write(sequences, attempts, tick)
+        sent = self._sent
         for sequence in sequences:
-            self._sent[sequence] = (due, taken[sequence])
+            sent[sequence] = (due, taken[sequence])
         self._due.setdefault(due, []).extend(sequences)
         return data
 
