@@ -134,6 +134,7 @@ async def print_messages(
     *,
     durable: str | None = None,
     group: str | None = None,
+    by_key: bool = False,
     start: Any = "waiting",
     count: int | None,
     raw: bool,
@@ -147,7 +148,13 @@ async def print_messages(
         async with (
             simplebus.connect(url, reconnect=None) as bus,
             bus.subscribe(
-                class_id, *channels, auto_ack=False, durable=durable, group=group, start=start
+                class_id,
+                *channels,
+                auto_ack=False,
+                durable=durable,
+                group=group,
+                by_key=by_key,
+                start=start,
             ) as messages,
             trio.open_nursery() as nursery,
         ):

@@ -46,13 +46,11 @@ class Options(TypedDict, total=False):
     meaning with that."""
     ack_seconds: float | None
     """How long a message may be unacknowledged before it comes again; None: as the bus says."""
-    max_deliveries: int | None
-    """How often a message is sent before it is given up; 0 for without end, None: as the bus
-    says."""
-    backoff: Iterable[float] | None
-    """Pauses in seconds before a message comes the second time, the third and so on, the last one
-    before every further time; None: as the bus says. What is not refused comes no sooner than
-    `ack_seconds`."""
+    max_deliveries: int
+    """How often a message is sent before it is given up; 0, the default, for without end."""
+    by_key: bool
+    """Of a group: whether messages with one key go to one member, one after the other. The next one
+    comes when the one before is acknowledged or given up; by default that is not so."""
 
 
 def subscribe_request(
@@ -66,8 +64,8 @@ def subscribe_request(
     slow: str = "block",
     max_pending: int | None = None,
     ack_seconds: float | None = None,
-    max_deliveries: int | None = None,
-    backoff: Iterable[float] | None = None,
+    max_deliveries: int = 0,
+    by_key: bool = False,
     **unknown: object,
 ) -> SubscribeRequest:
     """The request that says so. Raises ValueError for what no bus would grant, and TypeError for
@@ -94,6 +92,10 @@ def subscribe_request(
                 f"durable_seconds is {durable_seconds:g}, so durable must be given: what has no "
                 "name ends with its connection"
             )
+    if not isinstance(by_key, bool):
+        raise TypeError(f"by_key must be true or false, got {by_key!r}")
+    if by_key and group is None:
+        raise ValueError("by_key says which member of a group gets a message, so give a group")
     request = SubscribeRequest(
         channels=[check_pattern(_pattern(channel)) for channel in channels],
         durable=durable,
@@ -105,7 +107,7 @@ def subscribe_request(
         slow=slow,
         ack_seconds=ack_seconds,
         max_deliveries=max_deliveries,
-        backoff=None if backoff is None else list(backoff),
+        by_key=by_key,
     )
     try:
         return msgspec.json.decode(request.encode(), type=SubscribeRequest)

@@ -211,7 +211,7 @@ class KeyGroup(Group):
 
     def _look_on(self) -> None:
         """There is more to hand out, in another turn."""
-        if not self._looks_on:
+        if self.members and not self._looks_on:
             self._looks_on = True
             self._put_off(self._clock.now)
 
@@ -234,8 +234,15 @@ class KeyGroup(Group):
         return self._is_inside(self._again[0]) or self._space > 0
 
     def _is_inside(self, span: Span) -> bool:
-        """Whether these messages are in their lanes already; they all are, or none is."""
-        return max(span.first, self.window.floor) in self._lanes
+        """Whether these messages are in their lanes already: all that are not done, or none."""
+        at = max(span.first, self.window.floor)
+        while at < span.last and at not in self._lanes:
+            end = min(span.last, at + REDELIVERY_MESSAGES)
+            unacked = self.window.unacked(at, end)
+            if unacked:
+                return unacked[0][0] in self._lanes
+            at = end
+        return at < span.last
 
     def _order(self, span: Span) -> tuple[bool, bool, int]:
         """Who is in a lane goes first; then who was sent, and so was first in his lane before."""
@@ -451,6 +458,10 @@ class KeyGroup(Group):
         self._nobodys = [sequence for sequence in self._nobodys if sequence in waiting]
 
     # Giving up -----------------------------------------------------------------------------------
+
+    def purge(self, first: int, last: int) -> None:
+        super().purge(first, last)
+        self._look_on()
 
     def _skip(self, floor: int) -> int:
         gone = self._inside(self.window.floor, floor)

@@ -151,7 +151,7 @@ class KeyMember(Member):
     def sets(self) -> Sets:
         found: dict[tuple[int, int], SequenceSet] = {}
         for sequence, (due, _) in islice(self._sent.items(), EXPLAINED_SPANS):
-            key = (due, self.group.attempts_of(sequence))
+            key = (due, self.group.attempts_of.get(sequence, 0))
             found.setdefault(key, SequenceSet()).add(sequence, sequence + 1)
         return [(*key, held) for key, held in found.items()]
 

@@ -17,6 +17,7 @@ from simplebus.core.envelope import Envelope, encode
 from simplebus.core.keeper import _position
 from simplebus.core.key_group import KeyGroup
 from simplebus.core.limits import Limits
+from simplebus.core.purging import purge
 from simplebus.core.restoring import spans_of
 from simplebus.core.settings import FullPolicy
 
@@ -41,6 +42,7 @@ class Message:
     """Who was sent it and has not said anything that counts since."""
     is_acked: bool = False
     is_gone: bool = False
+    is_purged: bool = False
 
 
 class World:
@@ -152,6 +154,15 @@ class World:
         member.say(working(5, first, last))
         self.look()
 
+    def purge(self, first: int, last: int) -> None:
+        for message in self.messages[first:last]:
+            message.is_purged = True
+        cls = self.bus.broker.classes[1]
+        purge(cls, first, last, None)
+        self.bus.broker.store.release(cls)
+        self.bus.check()
+        self.look()
+
     def pass_time(self, seconds: float) -> None:
         self.bus.broker.clock.now += seconds
         self.bus.broker.wake_due()
@@ -232,6 +243,7 @@ class World:
                     or message.expires <= self.now
                     or message.sent >= self.max_deliveries > 0
                     or self.may_drop
+                    or message.is_purged
                 ), f"{at} is lost"
         for message in self.messages:
             if message.is_acked:

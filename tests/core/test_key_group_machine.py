@@ -97,6 +97,14 @@ class KeyGroupMachine(RuleBasedStateMachine):
     def pass_time(self, seconds: float) -> None:
         self.world.pass_time(seconds)
 
+    @rule(first=st.integers(0, 12), count=st.sampled_from([1, 1, 3, 10]))
+    def purge(self, first: int, count: int) -> None:
+        """Of what is stored, and of what is gone already."""
+        messages = self.world.messages
+        left = [m.sequence for m in messages if not (m.is_acked or m.is_gone)]
+        at = left[first % len(left)] if left else first
+        self.world.purge(at, min(at + count, len(messages)))
+
     @rule()
     def restart(self) -> None:
         self.world.restart()

@@ -23,6 +23,7 @@ from core.talk2 import (
 from simplebus.core.errors import Reason
 from simplebus.core.key_group import KeyGroup
 from simplebus.core.limits import IN_FLIGHT_BYTES, LANES_MESSAGES_MAX
+from simplebus.core.purging import purge
 
 
 def group_of(bus: Bus, count: int, **options: object) -> list[Peer2]:
@@ -345,3 +346,29 @@ def test_who_is_not_there_any_more_settles_only_what_it_was_sent() -> None:
     next_one = peer2(bus, subscribe(1, 5, group="g", by_key=True, durable="d"))
     assert all_of([next_one]) == [[(1, 1), (1, 3)]]
     assert bus.statistics(1).ring.messages == 0
+
+
+def test_what_comes_back_is_first_in_its_lane_though_a_part_of_it_is_purged() -> None:
+    bus = Bus()
+    only = peer2(bus, subscribe(1, 5, group="g", by_key=True, durable="d"))
+    publish_keys(bus, b"a", b"b", b"b")
+    assert only.ids() == [0, 1]
+    cls = bus.broker.classes[1]
+    only.leave()
+    purge(cls, 0, 1, None)
+    bus.broker.store.release(cls)
+    bus.check()
+    next_one = peer2(bus, subscribe(1, 5, group="g", by_key=True, durable="d"))
+    assert all_of([next_one]) == [[(2, 1)], [(1, 2)]]
+
+
+def test_what_is_purged_makes_way_for_its_key() -> None:
+    bus = Bus()
+    (only,) = group_of(bus, 1)
+    publish_keys(bus, b"a", b"a", b"a")
+    assert only.ids() == [0]
+    cls = bus.broker.classes[1]
+    purge(cls, 0, 2, None)
+    bus.broker.store.release(cls)
+    bus.broker.wake_due()
+    assert only.ids() == [2]
