@@ -305,6 +305,13 @@ def sub(
             help="Share the messages with all other subscribers of this group: each gets some.",
         ),
     ] = None,
+    by_key: Annotated[
+        bool,
+        typer.Option(
+            "--by-key",
+            help="In a group: messages of one key go to one subscriber, one after the other.",
+        ),
+    ] = False,
     start: Annotated[
         Any,
         typer.Option(
@@ -332,6 +339,7 @@ def sub(
             channel or [],
             durable=durable,
             group=group,
+            by_key=by_key,
             start=start,
             count=count,
             raw=raw,

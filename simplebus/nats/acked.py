@@ -12,9 +12,9 @@ for what is never to come again.
     PUB $JS.ACK.… size          nothing, +ACK, -NAK, -NAK {"delay": nanoseconds}, +WPI or +TERM
 
 A class is named by its id or its name, and made if it is not there; the durable is `-` for none.
-Options are start (earliest, new, last, last_values, waiting, or a sequence), in_flight, ack_seconds
-and max_deliveries. In all of these a dot, a blank, a % and so on are written as % and two
-hexadecimal digits. What is pending is counted to the end of the class.
+Options are start (earliest, new, last, last_values, waiting, or a sequence), in_flight, by_key,
+ack_seconds and max_deliveries. In all of these a dot, a blank, a % and so on are written as % and
+two hexadecimal digits. What is pending is counted to the end of the class.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ _OPTIONS = {
     "in_flight": ("max_in_flight", f"a whole number from 1 to {IN_FLIGHT_MAX}"),
     "ack_seconds": ("ack_seconds", "a number above 0 and up to 86400"),
     "max_deliveries": ("max_deliveries", "a whole number up to 65535, 0 for without end"),
+    "by_key": ("by_key", "true or false"),
 }
 """What the broker calls them, and what may stand there."""
 _FILTER = "filter"

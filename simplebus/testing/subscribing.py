@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,8 @@ from simplebus.testing.promises import (
     payloads,
     promise,
 )
+
+_KEYS = [b"key %02d" % number for number in range(24)]
 
 
 class Subscribing(Suite):
@@ -99,6 +102,60 @@ class Subscribing(Suite):
             assert sorted(message.payload for message in got) == NUMBERED
             marked = {message.payload for message in got if message.redelivered}
             assert {message.payload for message in held} <= marked
+
+    # Groups by key -------------------------------------------------------------------------------
+
+    @promise
+    async def test_a_key_goes_to_one_member_one_message_after_the_other(self) -> None:
+        async with (
+            self.host(CLOCKLESS) as host,
+            host.connect() as one,
+            host.connect() as other,
+            one.subscribe(1, group="workers", by_key=True, auto_ack=False) as a,
+            other.subscribe(1, group="workers", by_key=True, auto_ack=False) as b,
+        ):
+            for number in range(4):
+                for key in _KEYS:
+                    await one.publish(b"%d" % number, class_id=1, key=key, confirm=False)
+            await one.flush()
+            members: dict[bytes, int] = {}
+            for number in range(4):
+                got = await _take_from((a, b), len(_KEYS))
+                assert sorted(message.key for _, message in got) == _KEYS
+                for who, message in got:
+                    assert message.payload == b"%d" % number
+                    assert members.setdefault(message.key, who) == who
+                    message.ack()
+            assert set(members.values()) == {0, 1}
+            assert await nothing_comes(a)
+            assert await nothing_comes(b)
+
+    @promise
+    async def test_what_comes_again_is_before_what_is_behind_it_of_its_key(self) -> None:
+        async with (
+            self.host(CLOCKLESS) as host,
+            host.connect() as one,
+            host.connect() as other,
+            other.subscribe(1, group="workers", by_key=True, auto_ack=False) as stays,
+        ):
+            async with one.subscribe(1, group="workers", by_key=True, auto_ack=False) as leaves:
+                for number in range(2):
+                    for key in _KEYS:
+                        await one.publish(b"%d" % number, class_id=1, key=key, confirm=False)
+                await one.flush()
+                got = await _take_from((leaves, stays), len(_KEYS))
+                left = [message.key for who, message in got if who == 0]
+                held = [message for who, message in got if who == 1]
+                held[0].nack(delay=0)
+                [again] = await stays.take(len(_KEYS), PATIENCE_SECONDS)
+                await one.drain()
+            back = [again] + [await stays.get(PATIENCE_SECONDS) for _ in left]
+            assert sorted(message.key for message in back) == sorted([*left, held[0].key])
+            assert all(message.redelivered and message.payload == b"0" for message in back)
+            for message in [*back, *held[1:]]:
+                message.ack()
+            following = [await stays.get(PATIENCE_SECONDS) for _ in _KEYS]
+            assert sorted((m.key, m.payload) for m in following) == [(k, b"1") for k in _KEYS]
 
     # Durables ------------------------------------------------------------------------------------
 
@@ -248,3 +305,13 @@ class Subscribing(Suite):
             [message] = await bus.fetch(1)
             with pytest.raises(LocalProtocolError):
                 message.ack()
+
+
+async def _take_from(subscriptions: tuple[Any, ...], count: int) -> list[tuple[int, Any]]:
+    """So many messages, from whichever gets them, and which that was."""
+    got: list[tuple[int, Any]] = []
+    while len(got) < count:
+        for who, subscription in enumerate(subscriptions):
+            some = await subscription.take(count, 0.01)
+            got += [(who, message) for message in some]
+    return got

@@ -63,6 +63,11 @@ WRONG: list[tuple[Call, type[Exception], str]] = [
     (lambda bus: bus.subscribe(1, 2), TypeError, "pattern .* text, got 2"),
     (lambda bus: bus.subscribe(1, durible="x"), TypeError, "'durible'; did you mean durable"),
     (lambda bus: bus.subscribe(1, slow="drop_newest"), ValueError, "max_pending must be given"),
+    (
+        lambda bus: bus.subscribe(1, group="g", by_key="k"),
+        TypeError,
+        "by_key must be true or false, got 'k'",
+    ),
     (lambda bus: bus.handle(1, None), TypeError, "handler must be a function, got None"),
     (lambda bus: bus.handle(1, yields), TypeError, "yields .* holds a yield"),
     (lambda bus: bus.handle(1, yields_too), TypeError, "yields_too .* holds a yield"),

@@ -107,6 +107,7 @@ def test_a_subscription_starts_where_it_was_told(start: Any, expected: object) -
         ({"slow": "drop_oldest"}, "slow is 'drop_oldest', so max_pending must be given"),
         ({"slow": "hurry"}, "slow is one of block, drop_oldest, .* got 'hurry'"),
         ({"max_pending": 5}, "max_pending has no meaning with slow='block'"),
+        ({"by_key": True}, "by_key says which member of a group .* give a group"),
         ({"durable": ""}, "no bus grants this subscription: .*durable"),
         ({"group": "x" * 201}, "no bus grants this subscription: .*group"),
         ({"max_in_flight": 0}, "no bus grants this subscription: .*max_in_flight"),

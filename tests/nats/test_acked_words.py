@@ -34,6 +34,7 @@ from simplebus.nats.limits import ACKED_IN_FLIGHT_MESSAGES
                 "max_deliveries": 3,
             },
         ),
+        ("7.-.by_key=true", "g", 7, {"group": "g", "by_key": True}),
         ("7.-.start=12", "", 7, {"start": Start(sequence=12)}),
         ("7.-.filter.orders.*.>", "", 7, {"channels": ["orders.*.>"]}),
         (
@@ -69,6 +70,7 @@ def test_what_is_asked_for(
         ("orders.d.in_flight=many", "in_flight is a whole number from 1 to .*, got 'many'$"),
         ("orders.d.ack_seconds=nan", "ack_seconds is a number above 0 and up to 86400, got 'nan'"),
         ("orders.d.max_deliveries=-1", "max_deliveries is .*, 0 for without end, got '-1'"),
+        ("orders.d.by_key=maybe", "by_key is true or false, got 'maybe'"),
         (
             "orders.d.start=soon",
             "start is earliest, new, last, last_values, waiting or a sequence, got 'soon'",

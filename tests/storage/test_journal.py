@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from core.key_model import keyed
 from core.talk import numbered
 from core.talk2 import (
     Peer2,
@@ -393,6 +394,31 @@ def test_a_durable_group_has_its_members_messages_again(tmp_path: Path) -> None:
     bus = again(bus, tmp_path)
     reader = peer2(bus, subscribe(1, 5, durable="billing", group="tills"))
     assert sorted(reader.ids()) == sorted({0, 1, 2, 3, 4, 5} - {held[0][0]})
+
+
+def test_a_durable_group_by_key_goes_on_in_the_order_of_each_key(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    wish = {"durable": "billing", "group": "tills", "by_key": True}
+    members = [peer2(bus, subscribe(1, 5, **wish), name=name) for name in ("x", "y")]
+    keys = [b"key %d" % (number % 8) for number in range(24)]
+    peer2(bus, enveloped(1, 0, *map(keyed, keys)))
+    held = {id_: member for member in members for id_ in member.ids()}
+    assert sorted(held) == list(range(8))
+    held[3].say(ack(5, 3, 4))
+    assert held[3].ids() == [11]
+    bus.broker.clock.now += 1
+    bus.sync()
+    bus = again(bus, tmp_path)
+    assert peer2(bus, subscribe(1, 5, durable="billing", group="tills")).errors() == [
+        "subscription_mismatch"
+    ]
+    reader = peer2(bus, subscribe(1, 5, **wish))
+    came = [(m.message_id, m.attempt) for m in reader.got()]
+    assert sorted(came) == [(id_, 2) for id_ in (0, 1, 2, 4, 5, 6, 7, 11)]
+    reader.say(ack(5, 0, 24))
+    assert [(m.message_id, m.attempt) for m in reader.got()] == [
+        (id_, 1) for id_ in (8, 9, 10, 12, 13, 14, 15, 19)
+    ]
 
 
 def test_what_plain_subscribers_left_waits_for_the_next_one(tmp_path: Path) -> None:
