@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -27,8 +27,8 @@ from simplebus.core import key_hash, picking
 from simplebus.core.ahead import Ahead
 from simplebus.core.frames import Integers
 from simplebus.core.group import SHARE_MAX, Group, Member
-from simplebus.core.key_member import KeyMember
-from simplebus.core.key_owners import Owners
+from simplebus.core.key_member import Handed, KeyMember
+from simplebus.core.key_owners import OWNERS_MASK, Owners
 from simplebus.core.lanes import Lanes
 from simplebus.core.limits import (
     IN_FLIGHT_BYTES,
@@ -49,6 +49,7 @@ _LOOKED_MIN = 16
 
 # What is ready and dealt with is thrown away when it is the most, and not so little.
 _GONE_MAX = 64
+_GONE: Final = False
 
 
 class KeyGroup(Group):
@@ -123,8 +124,7 @@ class KeyGroup(Group):
         else:
             data = ring.joined(np.array(sequences), timer_index)
         often = max(attempts + 1, 1)
-        for sequence in sequences:
-            self.attempts_of[sequence] = often
+        self.attempts_of.update(dict.fromkeys(sequences, often))
         if attempts > 0:
             self.redelivered += len(sequences)
         else:
@@ -145,6 +145,7 @@ class KeyGroup(Group):
         assert isinstance(member, KeyMember)
         super().leave(member)
         self._take_ready(member)
+        self.offer(member)
         self._is_away(member)
 
     def _is_late(self, member: Member) -> None:
@@ -260,7 +261,7 @@ class KeyGroup(Group):
         for begin, end in picked.send:
             if is_inside:
                 self._in_wait.update(dict.fromkeys(range(begin, end)))
-                self._make_ready(reversed(range(begin, end)), before_others=True)
+                self._make_ready(range(end - 1, begin - 1, -1), before_others=True)
             else:
                 self._enter(begin, end, attempts)
 
@@ -286,22 +287,25 @@ class KeyGroup(Group):
 
     def _make_ready(self, sequences: Iterable[int], *, before_others: bool = False) -> None:
         """These, which wait, may be handed out."""
-        lane_of, owner_of, callers = self._lanes.lane, self._owners.of, self._callers
-        for sequence in sequences:
-            lane = lane_of(sequence)
-            ready: deque[int] = self._anybodys
-            if lane:
-                owner = owner_of(lane)
-                if owner is None:
-                    self._nobodys.append(sequence)
-                    continue
+        table, mask = self._owners.table, OWNERS_MASK
+        owners: dict[KeyMember, None] = {}
+        ready: deque[int] | list[int]
+        for sequence, lane in zip(sequences, self._lanes.lanes(sequences), strict=True):
+            owner = table[lane & mask]
+            if not lane:
+                ready = self._anybodys
+            elif owner is None:
+                self._nobodys.append(sequence)
+                continue
+            else:
                 ready = owner.ready
-                if owner not in callers and owner.room:
-                    callers[owner] = None
+                owners[owner] = None
             if before_others:
                 ready.appendleft(sequence)
             else:
                 ready.append(sequence)
+        for owner in owners:
+            self.offer(owner)
 
     def _call_out(self, woken: dict[Member, None]) -> None:
         """Hand out what is ready, to whom has room."""
@@ -324,26 +328,40 @@ class KeyGroup(Group):
     ) -> None:
         """Hand a member up to so many of these, one at least if there is any left."""
         sequences: list[int] = []
-        waiting = self._in_wait
+        take, is_gone = self._in_wait.pop, _GONE
         while ready and len(sequences) < most:
             sequence = ready.popleft()
-            if sequence in waiting:  # Else it was dropped, or has expired.
+            if take(sequence, is_gone) is not is_gone:  # Else it was dropped, or has expired.
                 sequences.append(sequence)
-        sizes = self._sizes(sequences)
+        handed = Handed(sequences, self._sizes(sequences), 0)
         space = IN_FLIGHT_BYTES - member.held_bytes
-        if sum(sizes) > space:
-            count = 1 + sum(1 for size in np.cumsum(sizes).tolist() if size < space)
-            ready.extendleft(reversed(sequences[count:]))
-            del sequences[count:], sizes[count:]
+        if sum(handed.sizes) > space:
+            handed, rest = handed.cut(space)
+            ready.extendleft(reversed(rest.sequences))
+            self._in_wait.update(dict.fromkeys(rest.sequences))
         if not sequences:
             self.offer(member)
             return
-        for sequence in sequences:
-            del waiting[sequence]
-        self.looked -= len(sequences)
+        self.looked -= len(handed.sequences)
         self._next_turn(member)
-        member.hand_some(sequences, sizes, self._clock.tick)
+        for part in self._by_attempts(handed):
+            member.hand_some(part, self._clock.tick)
         woken[member] = None
+
+    def _by_attempts(self, handed: Handed) -> list[Handed]:
+        """The same in parts that were sent as often, each ascending."""
+        attempts_of = self.attempts_of
+        entries = sorted(zip(handed.sequences, handed.sizes, strict=True))
+        if attempts_of.keys().isdisjoint(handed.sequences):
+            sequences, sizes = zip(*entries, strict=True)
+            return [Handed(list(sequences), list(sizes), 0)]
+        parts: dict[int, Handed] = {}
+        for sequence, size in entries:
+            attempts = attempts_of.get(sequence, 0)
+            part = parts.setdefault(attempts, Handed([], [], attempts))
+            part.sequences.append(sequence)
+            part.sizes.append(size)
+        return sorted(parts.values(), key=lambda part: -part.attempts)
 
     def _sizes(self, sequences: list[int]) -> list[int]:
         ring = self.ring
@@ -433,17 +451,15 @@ class KeyGroup(Group):
 
     def _left(self, sequences: list[int]) -> None:
         """These are dealt with: those behind them may be handed out."""
-        leave, attempts, waiting = self._lanes.leave, self.attempts_of, self._in_wait
-        following: list[int] = []
+        waiting, forget = self._in_wait, self.attempts_of.pop
+        if not waiting.keys().isdisjoint(sequences):
+            before = len(waiting)
+            for sequence in sequences:
+                waiting.pop(sequence, None)
+            self._gone_ready += before - len(waiting)
         for sequence in sequences:
-            attempts.pop(sequence, None)
-            if sequence in waiting:
-                del waiting[sequence]
-                self._gone_ready += 1
-            behind = leave(sequence)
-            if behind is not None:
-                following.append(behind)
-        self._make_ready([sequence for sequence in following if sequence in waiting])
+            forget(sequence, None)
+        self._make_ready(self._lanes.leave(sequences))
         if self._gone_ready > len(waiting) + _GONE_MAX:
             self._forget_gone()
 
@@ -523,7 +539,7 @@ class KeyGroup(Group):
         for member in self._key_members():
             out += [s for span in member.parts() for s in range(span.first, span.last)]
             ready = [sequence for sequence in member.ready if sequence in self._in_wait]
-            lanes = [self._lanes.lane(sequence) for sequence in ready]
+            lanes = self._lanes.lanes(ready)
             assert all(self._owners.of(lane) is member for lane in lanes), "not its lane"
             assert (member in self._callers) == bool(member.ready and member.room)
             assert (member in self._owners) == (not member.is_late)

@@ -7,9 +7,9 @@ Rule 2: what it has is told in spans, as of any member.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
-from itertools import islice
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate, islice, repeat
+from typing import TYPE_CHECKING, NamedTuple
 
 from simplebus.core.frames import Integers
 from simplebus.core.group import Member
@@ -20,6 +20,22 @@ from simplebus.core.standing import Sets
 
 if TYPE_CHECKING:
     from simplebus.core.key_group import KeyGroup
+
+
+class Handed(NamedTuple):
+    """Messages that are handed out together, ascending."""
+
+    sequences: list[int]
+    sizes: list[int]
+    """How long each of them is."""
+    attempts: int
+    """How often all of them were sent before."""
+
+    def cut(self, space: int) -> tuple[Handed, Handed]:
+        """As many as have space, one at least, and the rest."""
+        count = 1 + sum(1 for end in accumulate(self.sizes) if end < space)
+        front = Handed(self.sequences[:count], self.sizes[:count], self.attempts)
+        return front, Handed(self.sequences[count:], self.sizes[count:], self.attempts)
 
 
 class KeyMember(Member):
@@ -35,8 +51,8 @@ class KeyMember(Member):
         """What its lanes follow from."""
         self.ready: deque[int] = deque()
         """What may be handed out to it, when it has room."""
-        self._handed: deque[tuple[int, int]] = deque()
-        """What it was handed out and is not sent yet, and how long each is."""
+        self._handed: deque[Handed] = deque()
+        """What it was handed out and is not sent yet."""
         self._sent: dict[int, tuple[int, int]] = {}
         """What it was sent and has not acknowledged: when it is overdue, and how long it is."""
         self._due: dict[int, list[int]] = {}
@@ -51,18 +67,18 @@ class KeyMember(Member):
         return bool(self._handed)
 
     def parts(self) -> Iterator[Span]:
-        yield from self.group.spans_of([sequence for sequence, _ in self._handed])
+        yield from self.group.spans_of(s for handed in self._handed for s in handed.sequences)
         yield from self.group.spans_of(self._sent)
 
     def holds(self, first: int, last: int, attempt: int, *, waiting: bool = False) -> bool:
         return any(True for _ in self._sent_as(first, last, attempt))
 
-    def hand_some(self, sequences: list[int], sizes: list[int], tick: int) -> None:
-        """These, which are so long, are to be sent to it."""
+    def hand_some(self, handed: Handed, tick: int) -> None:
+        """These are to be sent to it."""
         if not self._handed:
             self.handed_tick = tick
-        self._handed.extend(zip(sequences, sizes, strict=True))
-        self._weigh(len(sizes), sum(sizes))
+        self._handed.append(handed)
+        self._weigh(len(handed.sequences), sum(handed.sizes))
         self.outbox.wake(self)
 
     def _weigh(self, count: int, size: int) -> None:
@@ -72,9 +88,28 @@ class KeyMember(Member):
         self.group.offer(self)
 
     def give_back(self) -> list[Span]:
-        handed, self._handed = self._handed, deque()
-        self._weigh(-len(handed), -sum(size for _, size in handed))
-        return self.group.spans_of([sequence for sequence, _ in handed])
+        back = self._take_handed(lambda sequence: True)
+        return self.group.spans_of(back)
+
+    def _take_handed(self, which: Callable[[int], bool]) -> list[int]:
+        """Of what it was handed out and is not sent it has these no longer. Returns them."""
+        gone: list[int] = []
+        size, left = 0, deque[Handed]()
+        for handed in self._handed:
+            kept = Handed([], [], handed.attempts)
+            for sequence, length in zip(handed.sequences, handed.sizes, strict=True):
+                if which(sequence):
+                    gone.append(sequence)
+                    size += length
+                else:
+                    kept.sequences.append(sequence)
+                    kept.sizes.append(length)
+            if kept.sequences:
+                left.append(kept)
+        self._handed = left
+        if gone:
+            self._weigh(-len(gone), -size)
+        return gone
 
     def give_up(self) -> list[Span]:
         return [*self.give_back(), *self.group.spans_of(self.lose_some(list(self._sent)))]
@@ -113,13 +148,12 @@ class KeyMember(Member):
         return lost
 
     def lose_ranges(self, firsts: Integers, lasts: Integers) -> list[int]:
-        """The same for many ranges. Most of them hold a single message."""
+        """The same for many ranges."""
+        if ((lasts - firsts) == 1).all():
+            return self.lose_some(firsts.tolist())
         here: list[int] = []
         for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
-            if first + 1 == last:
-                here.append(first)
-            else:
-                here += self._sent_of(first, last)
+            here += self._sent_of(first, last)
         return self.lose_some(here)
 
     def overdue(self, tick: int) -> list[Span]:
@@ -139,14 +173,11 @@ class KeyMember(Member):
 
     def purge(self, first: int, last: int) -> None:
         self.lose_range(first, last)
-        gone = [entry for entry in self._handed if first <= entry[0] < last]
-        if gone:
-            self._handed = deque(each for each in self._handed if not first <= each[0] < last)
-            self._weigh(-len(gone), -sum(size for _, size in gone))
+        self._take_handed(lambda sequence: first <= sequence < last)
 
     @property
     def unsent(self) -> int:
-        return len(self._handed)
+        return sum(len(handed.sequences) for handed in self._handed)
 
     def sets(self) -> Sets:
         found: dict[tuple[int, int], SequenceSet] = {}
@@ -165,31 +196,25 @@ class KeyMember(Member):
         return data
 
     def _take_some(self, tick: int) -> bytes:
-        """Send what it was handed first, and what behind that was sent as often."""
-        group, handed = self.group, self._handed
-        attempts = group.attempts_of.get(handed[0][0], 0)
-        space = REDELIVERY_BYTES
-        taken: dict[int, int] = {}
-        attempts_of = group.attempts_of.get
-        while handed and space > 0 and attempts_of(handed[0][0], 0) == attempts:
-            sequence, size = handed.popleft()
-            taken[sequence] = size
-            space -= size
-        self.looked += len(taken)
-        late = group.late_ones(list(taken))
+        """Send what it was handed first, as much of it as goes at once."""
+        group, handed = self.group, self._handed.popleft()
+        if sum(handed.sizes) > REDELIVERY_BYTES:
+            handed, rest = handed.cut(REDELIVERY_BYTES)
+            if rest.sequences:
+                self._handed.appendleft(rest)
+        sequences, sizes = handed.sequences, handed.sizes
+        self.looked += len(sequences)
+        late = group.late_ones(sequences)
         if late:
-            self._weigh(-len(late), -sum(map(taken.__getitem__, late)))
-            for sequence in late:
-                del taken[sequence]
+            size_of = dict(zip(sequences, sizes, strict=True))
+            self._weigh(-len(late), -sum(map(size_of.pop, late)))
             group.leave_out(late)
-        if not taken:
+            sequences, sizes = list(size_of), list(size_of.values())
+        if not sequences:
             return b""
-        sequences = sorted(taken)
-        self.attempt = attempts + 1
-        data, due = group.write(sequences, attempts, tick)
-        sent = self._sent
-        for sequence in sequences:
-            sent[sequence] = (due, taken[sequence])
+        self.attempt = handed.attempts + 1
+        data, due = group.write(sequences, handed.attempts, tick)
+        self._sent.update(zip(sequences, zip(repeat(due), sizes), strict=True))
         self._due.setdefault(due, []).extend(sequences)
         return data
 

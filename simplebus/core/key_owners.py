@@ -17,7 +17,8 @@ from simplebus.core.key_hash import hash_of
 
 SHARES = 4096
 """As many as low bits of a lane are looked at."""
-_MASK = SHARES - 1
+OWNERS_MASK = SHARES - 1
+"""These bits."""
 
 T = TypeVar("T")
 
@@ -33,7 +34,8 @@ class Owners(Generic[T]):
         self._seeds: dict[T, np.uint64] = {}
         self._best: Words = np.zeros(SHARES, np.uint64)
         """By share, the weight of who has it."""
-        self._table: list[T | None] = [None] * SHARES
+        self.table: list[T | None] = [None] * SHARES
+        """By share, who has it."""
 
     def __bool__(self) -> bool:
         return bool(self._seeds)
@@ -43,7 +45,7 @@ class Owners(Generic[T]):
 
     def of(self, lane: int) -> T | None:
         """Whose a lane is; None while nobody is there."""
-        return self._table[lane & _MASK]
+        return self.table[lane & OWNERS_MASK]
 
     def add(self, member: T, identity: str) -> None:
         """One more, who is not there. `identity` tells it from the others: the same one has the
@@ -54,15 +56,15 @@ class Owners(Generic[T]):
         mine = np.flatnonzero(weights > self._best)
         self._best[mine] = weights[mine]
         for share in mine.tolist():
-            self._table[share] = member
+            self.table[share] = member
 
     def remove(self, member: T) -> None:
         """One less, who is there."""
         del self._seeds[member]
-        shares = [share for share, owner in enumerate(self._table) if owner is member]
+        shares = [share for share, owner in enumerate(self.table) if owner is member]
         if not self._seeds:
             self._best[:] = 0
-            self._table = [None] * SHARES
+            self.table = [None] * SHARES
             return
         others = list(self._seeds)
         seeds = np.fromiter(self._seeds.values(), np.uint64, len(others))
@@ -70,11 +72,11 @@ class Owners(Generic[T]):
         chosen = weights.argmax(axis=1)
         self._best[shares] = weights[np.arange(len(shares)), chosen]
         for share, index in zip(shares, chosen.tolist(), strict=True):
-            self._table[share] = others[index]
+            self.table[share] = others[index]
 
     def check(self) -> None:
         """Raise AssertionError unless everybody has the shares for which his weight is greatest."""
-        for share, owner in enumerate(self._table):
+        for share, owner in enumerate(self.table):
             number = _NUMBERS[share : share + 1]
             weights = {m: int(_weights(number, seed)[0]) for m, seed in self._seeds.items()}
             if not weights:

@@ -39,9 +39,9 @@ class Lanes:
         """All that are in here, in the order in which they came."""
         return iter(self._of)
 
-    def lane(self, sequence: int) -> int:
-        """Where it is; it must be in here."""
-        return self._of[sequence]
+    def lanes(self, sequences: Iterable[int]) -> Iterator[int]:
+        """Where these are; they must be in here."""
+        return map(self._of.__getitem__, sequences)
 
     def enter(self, sequences: Iterable[int], lanes: Iterable[int]) -> list[int]:
         """These come in, each into its lane. Returns those that may be handed out."""
@@ -62,20 +62,23 @@ class Lanes:
                 insort(row, sequence, lo=1)
         return free
 
-    def leave(self, sequence: int) -> int | None:
-        """This one, which is in here, is dealt with. Returns who may be handed out instead."""
-        lane = self._of.pop(sequence)
-        if not lane:
-            return None
-        row = self._rows[lane]
-        if len(row) == 1:
-            del self._rows[lane]
-        elif row[0] == sequence:
-            del row[0]
-            return row[0]
-        else:
-            row.remove(sequence)
-        return None
+    def leave(self, sequences: Iterable[int]) -> list[int]:
+        """These, which are in here, are dealt with. Returns who may be handed out instead."""
+        of, rows = self._of, self._rows
+        following: list[int] = []
+        for sequence in sequences:
+            lane = of.pop(sequence)
+            if not lane:
+                continue
+            row = rows[lane]
+            if len(row) == 1:
+                del rows[lane]
+            elif row[0] == sequence:
+                del row[0]
+                following.append(row[0])
+            else:
+                row.remove(sequence)
+        return [sequence for sequence in following if sequence in of]
 
     def is_first(self, sequence: int) -> bool:
         """Whether it may be handed out; it must be in here."""

@@ -54,7 +54,7 @@ def test_of_each_lane_the_one_that_came_first_is_out_and_the_others_follow_in_or
             assert lanes.is_first(sequence) == (was_first or where[0] == NO_LANE)
             row.remove(sequence)
             follows = where[0] != NO_LANE and was_first and row
-            assert lanes.leave(sequence) == (row[0] if follows else None)
+            assert lanes.leave([sequence]) == row[:1] * bool(follows)
         lanes.check()
         assert sorted(lanes) == sorted(s for row in rows.values() for s in row)
 
@@ -62,8 +62,10 @@ def test_of_each_lane_the_one_that_came_first_is_out_and_the_others_follow_in_or
 def test_many_come_in_at_once() -> None:
     lanes = Lanes()
     assert lanes.enter(range(6), [7, 0, 7, 9, 9, 0]) == [0, 1, 3, 5]
-    assert lanes.leave(0) == 2
-    assert lanes.longest() == (2, 2)
+    assert lanes.leave([0]) == [2]
+    assert list(lanes.lanes([4, 5])) == [9, 0]
+    assert lanes.leave([3, 4, 1]) == []
+    assert lanes.longest() == (1, 1)
 
 
 @given(st.binary(max_size=200))
