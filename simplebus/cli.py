@@ -331,6 +331,8 @@ def sub(
 
     from simplebus import pipes
 
+    if by_key and group is None:
+        raise typer.BadParameter("--by-key is about a group; expected --group NAME, too")
     ended_by = trio.run(
         partial(
             pipes.print_messages,

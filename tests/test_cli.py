@@ -409,6 +409,15 @@ def test_subscribers_of_a_group_share_the_messages(url: str) -> None:
     assert [run(*member)[1] for _ in range(2)] == ["a\n", "b\n"]
 
 
+def test_a_group_may_be_by_key(url: str) -> None:
+    run("pub", "cli.keyed", "a", "b", "--url", url)
+    member = ("sub", "cli.keyed", "--group", "tills", "--by-key", "--count", "2", "--url", url)
+    assert run(*member)[:2] == (0, "a\nb\n")
+    code, _, error = run("sub", "cli.keyed", "--by-key", "--url", url)
+    assert code == 2
+    assert "--group NAME" in error
+
+
 def test_a_subscriber_prints_messages_as_they_come(url: str) -> None:
     with program("sub", "15", "--url", url) as it:
         for text in ("first", "second"):

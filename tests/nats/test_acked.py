@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from core.key_model import keyed
 from core.talk import connect as connect1
 from core.talk import numbered
 from core.talk import publish as publish1
@@ -194,6 +195,25 @@ def test_a_group_shares_and_only_who_holds_a_message_acknowledges_it() -> None:
     again = deliveries(other.messages())
     assert [attempt for _, attempt in again] == [2] * len(again)
     assert len(again) == 7 - len(both[1])
+
+
+def test_in_a_group_by_key_the_next_one_of_a_key_waits_for_the_one_before() -> None:
+    doors = holding()
+    subject = b"SUB $SB.SUB.1.till.by_key=true workers 1\r\n"
+    members = [doors.client(subject) for _ in range(2)]
+    peer2(doors, enveloped(1, 0, *(keyed(key, b"%d" % n) for n, key in enumerate([b"a"] * 3))))
+    for number in range(2):
+        ((who, message),) = [(m, got) for m in members for got in m.messages()]
+        assert message.payload == b"%d" % number
+        who.pub(message.reply, b"-NAK")
+        ((who, message),) = [(m, got) for m in members for got in m.messages()]
+        assert (message.payload, fields(message)[2]) == (b"%d" % number, "2")
+        who.pub(message.reply, b"+ACK")
+    for member in members:
+        member.messages()
+        member.leave()
+    other = doors.client(b"SUB $SB.SUB.1.till workers 1\r\n")
+    assert b"by key" in b"".join(other.lines())
 
 
 def test_two_members_of_one_client_share_too() -> None:
