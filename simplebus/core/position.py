@@ -287,12 +287,12 @@ class Position(ABC):
 
     def tick(self, tick: int) -> None:
         """Queue what is due at this tick and not acknowledged."""
-        for span in self._wheel.pop(tick):
-            if span.last > self.window.floor:
-                self._again.append(span)
-                self._wait(span)
-        if self._refused:
-            self._again += self._refused.pop(tick)
+        due = [span for span in self._wheel.pop(tick) if span.last > self.window.floor]
+        for span in due:
+            self._wait(span)
+        if self._refused and (refused := self._refused.pop(tick)):
+            due = sorted(due + refused, key=lambda span: span.first)
+        self._again += due
         if self._again:
             self.outbox.wake(self)
         self.window.release_memory()

@@ -113,6 +113,7 @@ class World:
             self.hear_binary(100)
             if self.done == set(self.first) and sum(self.said.values()) == len(self.done):
                 break
+            self.doors.tick()  # What came twice to who has gone has a pause.
         self.listened += self.listener.payloads()
         self.two.listen()
 
