@@ -30,28 +30,29 @@ def test_the_last_word_is_remembered_until_there_are_too_many(
     steps: list[tuple[int, int, int, str] | int | None], count: int
 ) -> None:
     positions = [Somebody() for _ in range(3)]
-    errors = LastErrors(count_max=count, bytes_max=40 * 600)
+    errors = LastErrors(count_max=count)
     model: dict[tuple[int, int], str] = {}
     for step in steps:
         match step:
             case None:
                 positions[0].window.ack_range(0, positions[0].window.floor + 3)
                 errors.forget_done()
+                while model and (first := next(iter(model)))[1] < positions[first[0]].window.floor:
+                    del model[first]
             case int(who):
                 errors.forget(positions[who])
                 model = {key: text for key, text in model.items() if key[0] != who}
-            case (who, first, many, text):
-                errors.note(positions[who], first, first + many, text)
-                for sequence in range(first, first + many):
+            case (who, first_one, many, text):
+                errors.note(positions[who], first_one, first_one + many, text)
+                for sequence in range(first_one, first_one + many):
                     if text:
                         model.pop((who, sequence), None)
                         model[who, sequence] = text
+                model = dict(list(model.items())[-count:])
         errors.check()
+        assert len(errors) == len(model)
         for (who, sequence), text in model.items():
-            assert errors.of(positions[who], sequence) in ("", text)
-        for (who, sequence), text in list(model.items())[-count:]:
-            if sequence >= positions[who].window.floor:
-                assert errors.of(positions[who], sequence) == text
+            assert errors.of(positions[who], sequence) == text
 
 
 def test_they_take_so_many_bytes_and_no_more() -> None:
