@@ -306,6 +306,11 @@ class BlockingBus(BlockingPublisher):
         asked = question(what, channel, session, self._registry)
         return answer(self.wire.ask(partial(self._core.inquire, asked)))
 
+    def keep_last_values(self, what: type | int | str) -> None:
+        """Have a class keep its last values, as `simplebus.Bus.keep_last_values`."""
+        target = Target.of(what, self._registry)
+        self.wire.ask(partial(self._core.keep_last_values, self.class_of(target.what)))
+
     def purge(self, what: type | int | str, first: int = 0, last: int | None = None) -> int:
         """Have stored messages of a class be nobody's any more, as `simplebus.Bus.purge`."""
         target = Target.of(what, self._registry)

@@ -338,6 +338,17 @@ class Bus(Publisher):
         asked = question(what, channel, session, self._registry)
         return answer(await self.wire.ask(partial(self._core.inquire, asked)))
 
+    async def keep_last_values(self, what: type | int | str) -> None:
+        """Have a class keep the last message of each channel from now on, besides everything else
+        that it keeps, for subscriptions that begin with these: `start="last_values"`.
+
+        A message with an empty payload takes its channel's value away. The bus's own settings for
+        the class win.
+        """
+        target = Target.of(what, self._registry)
+        class_id = await self.class_of(target.what)
+        await self.wire.ask(partial(self._core.keep_last_values, class_id))
+
     async def purge(self, what: type | int | str, first: int = 0, last: int | None = None) -> int:
         """Have the stored messages first..last-1 of a class be nobody's any more: no subscription
         gets them, nor does `fetch`. All of them unless told otherwise. Returns how many they were.

@@ -23,6 +23,7 @@ _VERBS = {
     "get",
     "publish",
     "publish_many",
+    "keep_last_values",
     "purge",
     "reply",
     "request",

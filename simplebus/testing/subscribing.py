@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from simplebus.core.errors import LocalProtocolError, RefusedError
-from simplebus.core.settings import ClassSettings
 from simplebus.testing.promises import (
     CLOCKLESS,
     NUMBERED,
@@ -214,8 +212,12 @@ class Subscribing(Suite):
 
     @promise
     async def test_who_comes_late_may_begin_with_the_last_value_of_each_channel(self) -> None:
-        keeps = replace(CLOCKLESS, classes={1: ClassSettings(last_values=True)})
-        async with self.host(keeps) as host, host.connect() as bus, bus.subscribe(1) as messages:
+        async with (
+            self.host(CLOCKLESS) as host,
+            host.connect() as bus,
+            bus.subscribe(1) as messages,
+        ):
+            await bus.keep_last_values(1)
             for number, payload in enumerate(NUMBERED):
                 await bus.publish(payload, class_id=1, channel=f"{'ab'[number % 2]}.{number % 3}")
             await bus.publish(b"", class_id=1, channel="a.2")  # Takes the value away.

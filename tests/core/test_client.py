@@ -79,6 +79,7 @@ def test_the_first_thing_said_is_who_is_there() -> None:
     core.publish(b"", 5)
     core.subscribe(6)
     core.name_classes("orders", NamedClass(id=9, name="nine"))
+    core.keep_last_values(8)
     request = core.connected(0.0)
     assert bytes(core.outgoing.peek()) == build_frame(
         CONNECT,
@@ -88,7 +89,13 @@ def test_the_first_thing_said_is_who_is_there() -> None:
             instance="one",
             heartbeat=7.0,
             client="test 1",
-            classes=[5, 6, NamedClass(name="orders"), NamedClass(id=9, name="nine")],
+            classes=[
+                5,
+                6,
+                NamedClass(name="orders"),
+                NamedClass(id=9, name="nine"),
+                NamedClass(id=8, last_values=True),
+            ],
         ).encode(),
     )
 

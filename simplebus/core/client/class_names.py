@@ -42,7 +42,9 @@ class ClassNames:
 
 def on_the_wire(classes: Iterable[NamedClass]) -> list[ClassName]:
     """The shortest way to name these."""
-    return [cast(int, one.id) if one.name is None else one for one in classes]
+    return [
+        cast(int, one.id) if one.name is None and not one.last_values else one for one in classes
+    ]
 
 
 def named_class(one: ClassName) -> NamedClass:

@@ -37,6 +37,7 @@ from simplebus.core.receive import FrameReceiver, ReceiveBuffer
 from simplebus.core.requests import (
     ConnectRequest,
     FetchRequest,
+    NamedClass,
     PurgeRequest,
     SubscribeRequest,
     UnsubscribeRequest,
@@ -205,6 +206,11 @@ class ClientCore:
         """What waits for what: its `reply`. No class is made."""
         content = msgspec.json.encode(question)
         return self._talk.ask(frames.INQUIRE, content=content, position=self.published)
+
+    def keep_last_values(self, class_id: int) -> Request:
+        """A class is to keep the last message of each channel. Raises ValueError for what is no
+        class id."""
+        return self.name_classes(NamedClass(id=class_id, last_values=True))
 
     def purge(self, class_id: int, first: int, last: int | None) -> Request:
         """Messages first..last-1 of a class, those to the head for None, are to be nobody's any
