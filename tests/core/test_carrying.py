@@ -10,7 +10,7 @@ import pytest
 from core.talk import Bus
 from core.talk2 import ack, peer2, subscribe
 from core.valued import Writer, drained, glance, late, payload, payloads
-from simplebus.core import envelope, last_values
+from simplebus.core import carrying, envelope, last_values
 from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
 from simplebus.core.settings import ClassSettings, FullPolicy, Settings
@@ -89,6 +89,36 @@ def test_what_is_stored_anew_expires_when_it_would_have() -> None:
     assert payloads(late(bus)) == [b"39"]
 
 
+@pytest.mark.usefixtures("low")
+def test_what_is_mostly_values_stays_where_it_is() -> None:
+    bus = Bus()
+    writer = Writer(bus)
+    for number in range(40):
+        writer.put(f"c{number}", b"x" * 20)
+        drained(bus)
+    assert bus.statistics(1).carried == 0
+    assert len(glance(bus)) == 40
+
+
+@pytest.mark.usefixtures("low")
+def test_what_is_stored_anew_while_nobody_is_there_waits_for_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(carrying, "CARRIED_BYTES", 1)  # One value at a time.
+    bus = Bus()
+    writer = Writer(bus)
+    for channel in "abcdefgh":
+        writer.put(channel, channel.encode())
+    for number in range(60):
+        writer.put("hot", b"%d" % number)
+    drained(bus)
+    before = bus.statistics(1).carried
+    bus.tick(9)
+    assert bus.statistics(1).carried > before > 0
+    assert payloads(peer2(bus, subscribe(1, 4))) == []
+    assert len(glance(bus)) == 9
+
+
 # A full class ------------------------------------------------------------------------------------
 
 
@@ -157,6 +187,36 @@ def test_who_drops_the_oldest_keeps_the_values_among_them() -> None:
     got = payloads(late(bus))
     assert set(got) == {b"a", b"b", b"c", b"d", b"199"}
     assert len(got) == 5
+
+
+def test_what_is_dropped_takes_no_values_with_it() -> None:
+    bus = full(FullPolicy.DROP_OLDEST)
+    writer = Writer(bus)
+    reader = peer2(bus, subscribe(1, 4))
+    for channel in ("hot", "a", "b", "c"):
+        writer.put(channel, channel.encode())
+    assert len(reader.got()) == 4
+    reader.say(ack(4, 1, 4))
+    for number in range(13):
+        writer.put("hot", b"%d" % number)
+    assert bus.statistics(1).dropped == {Reason.DROP_OLDEST: 1}
+    assert set(payloads(late(bus))) == {b"a", b"b", b"c", b"12"}
+
+
+def test_who_holds_back_a_class_that_holds_values_too_is_found() -> None:
+    bus = full(stall_seconds=3)
+    writer = Writer(bus)
+    for channel in "abcd":
+        writer.put(channel, channel.encode())
+    drained(bus)
+    reader = peer2(bus, subscribe(1, 4))
+    for number in range(20):
+        writer.put("hot", b"%d" % number)
+    assert writer.peer.session.parked
+    overdue = bus.tick(5)
+    assert {(session, error.reason) for session, error in overdue} == {
+        (reader.session, Reason.STALLED)
+    }
 
 
 def test_a_message_that_can_never_fit_drops_what_it_dropped_before() -> None:
