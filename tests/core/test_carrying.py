@@ -206,7 +206,7 @@ def test_what_is_dropped_takes_no_values_with_it() -> None:
 def test_who_holds_back_a_class_that_holds_values_too_is_found() -> None:
     bus = full(stall_seconds=3)
     writer = Writer(bus)
-    for channel in "abcd":
+    for channel in "abcdefghijklm":
         writer.put(channel, channel.encode())
     drained(bus)
     reader = peer2(bus, subscribe(1, 4))
