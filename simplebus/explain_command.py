@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from simplebus.core.explained import (
         BusSaid,
+        ChannelClass,
         ChannelSaid,
         ClassSaid,
         Explained,
@@ -105,22 +106,37 @@ async def _ask(url: str, word: str | None, session: int | None) -> tuple[list[Ex
         if word is None:
             return [await bus.explain()], ""
         answers: list[Explained] = []
-        try:
-            answers.append(await bus.explain(parse_class(word)))
-        except RefusedError as error:
-            if error.code != Reason.UNKNOWN_CLASS:
-                raise
-        except typer.BadParameter:
-            pass  # It may be a channel.
+        names = await bus.explain()
+        if _may_be_class(word, names):
+            try:
+                answers.append(await bus.explain(parse_class(word)))
+            except RefusedError as error:
+                if error.code != Reason.UNKNOWN_CLASS:
+                    raise
         try:
             channel = await bus.explain(channel=word)
         except (RefusedError, ValueError) as error:
             return answers, "" if answers else f"{word!r} is no class, and no channel: {error}"
-        if channel.classes or channel.listeners:
+        if channel.listeners or any(_is_used(cls) or not answers for cls in channel.classes):
             answers.append(channel)
         if answers:
             return answers, ""
-        return [], _unknown(word, [line.name for line in (await bus.explain()).classes])
+        return [], _unknown(word, [line.name for line in names.classes])
+
+
+def _may_be_class(word: str, names: BusSaid) -> bool:
+    """Whether it is worth to ask for a class of this name."""
+    try:
+        class_ = parse_class(word)
+    except typer.BadParameter:
+        return False
+    known = any(class_ in (line.name, line.class_id) for line in names.classes)
+    return known or names.classes_left_out > 0
+
+
+def _is_used(cls: ChannelClass) -> bool:
+    """Whether a channel means something to a class."""
+    return bool(cls.stored or cls.subjects or any(match.pattern for match in cls.matches))
 
 
 def _unknown(word: str, names: Sequence[str]) -> str:

@@ -49,6 +49,7 @@ from simplebus.nats.envelopes import Parcel
 from simplebus.nats.errors import NatsError, error_line
 from simplebus.nats.events import Mix, Positions, Pub, Run, Sub, singles
 from simplebus.nats.limits import ACK_BYTES
+from simplebus.nats.listening import Listening
 from simplebus.nats.permissions import CLASSES
 from simplebus.nats.routes import Routes
 from simplebus.nats.session import NatsSession
@@ -95,6 +96,7 @@ class Classes:
         broker.store.timed_tap = self._fenced(self._tap.note)
         self._see = self._fenced(self._tap.see)
         routes.heard = self._hear
+        broker.explaining.hearers.append(Listening(routes))
 
     def _hear(self, is_heard: bool) -> None:
         """The first client has subscribed to something, or the last one does no longer."""
