@@ -269,6 +269,7 @@ def _lines(letter: Letter) -> list[str]:
         f"session {letter.session}" if letter.session else "nobody by name"
     )
     attempts = "" if letter.attempts == "0" else f" after {letter.attempts} attempts"
+    attempts = attempts.replace(" 1 attempts", " 1 attempt")
     when = f", {_moment(letter.since)}" if letter.since else ""
     lines = [
         f"#{letter.sequence}  {letter.reason or 'no reason'}{attempts}, given up by {by}{when}",

@@ -242,7 +242,7 @@ def test_dead_letters_are_listed_and_shown(server: BusServer) -> None:
     [pile] = objects(server, "dlq", "ls", "orders")
     assert (pile["letters"], pile["reasons"]) == (3, {"max_deliveries": 3})
     shown = said(server, "dlq", "show", "orders", "--limit", 1)
-    assert shown[0].startswith("#0  max_deliveries after 1 attempts, given up by billing, 20")
+    assert shown[0].startswith("#0  max_deliveries after 1 attempt, given up by billing, 20")
     assert shown[1:] == [
         "    was orders#0  eu  key=\\xffk",
         "    by=ada",
@@ -264,6 +264,7 @@ def test_dead_letters_are_published_again_and_gone(server: BusServer) -> None:
     ]
     left = objects(server, "dlq", "show", "again")
     assert [one["sequence"] for one in left] == [0, 2, 4]
+    assert any("dead letters: 3, see" in line for line in said(server, "explain", "again"))
     [pile] = objects(server, "dlq", "ls", "again")
     assert pile["letters"] == 3
     done = objects(server, "dlq", "requeue", "again", "--subscription", "billing")

@@ -178,14 +178,14 @@ class Explaining:
             level=self._level,
             safe=ring.head if ledger is None else ledger.safe(cls.class_id, ring.head),
             backlog=_backlog(cls),
-            purged=sum(b - a for a, b in cls.purged.within(cls.first, ring.head)),
+            purged=stored - _wanted(cls),
             channels=len(cls.channels),
             delivered=cls.delivered + sum(p.delivered for p in cls.subscriptions),
             redelivered=cls.redelivered + sum(p.redelivered for p in cls.subscriptions),
             acknowledged=cls.acknowledged + sum(p.acknowledged for p in cls.subscriptions),
             dropped=words(cls.lost()),
             dead_class=dead,
-            dead_letters=0 if dead is None else len(store.classes[dead].ring),
+            dead_letters=0 if dead is None else _wanted(store.classes[dead]),
             positions=positions,
             positions_left_out=len(cls.subscriptions) - len(positions),
             publishers=[self._publisher(session) for session in blocked],
@@ -311,6 +311,12 @@ def version(session: Session) -> int:
     if session.dialect is None:
         return 0
     return 2 if isinstance(session.dialect, Version2) else 1
+
+
+def _wanted(cls: MessageClass) -> int:
+    """Stored messages that are not purged."""
+    first, head = cls.first, cls.ring.head
+    return head - first - sum(b - a for a, b in cls.purged.within(first, head))
 
 
 def _floor(position: Subscription) -> int:

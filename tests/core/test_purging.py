@@ -336,6 +336,7 @@ def test_what_is_purged_never_comes_and_all_else_does(said: list[tuple]) -> None
         for reader in everybody:
             reader.say(everything)
         is_new = any(hear(reader) for reader in everybody)
+    bus.check()  # What moved by itself is let go of.
     cls = bus.broker.classes[1]
     is_left = any(not position.is_served for position in cls.subscriptions)
     assert is_left or cls.waiting.in_flight or len(cls.ring) == 0
