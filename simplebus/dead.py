@@ -24,7 +24,6 @@ FROM = "requeued-from"
 COUNT = "requeued-count"
 """And how often it was published again."""
 
-ERROR = "dead-error"
 _OWN = frozenset(
     {
         dead_letters.REASON,
@@ -34,8 +33,8 @@ _OWN = frozenset(
         dead_letters.SUBSCRIPTION,
         dead_letters.SESSION,
         dead_letters.SINCE,
-        "dead-accepted",
-        ERROR,
+        dead_letters.ACCEPTED,
+        dead_letters.ERROR,
     }
 )
 """Headers that are about its death."""
@@ -82,7 +81,7 @@ class Letter:
             subscription=found.get(dead_letters.SUBSCRIPTION, ""),
             session=found.get(dead_letters.SESSION, ""),
             since=found.get(dead_letters.SINCE, ""),
-            error=found.get(ERROR, ""),
+            error=found.get(dead_letters.ERROR, ""),
             channel=message.channel,
             key=message.key,
             headers=tuple(pair for pair in message.headers if pair[0] not in _OWN),

@@ -354,7 +354,7 @@ def test_which_ones_must_be_said(server: BusServer) -> None:
 def test_a_letter_that_says_nothing_stays(server: BusServer) -> None:
     async def work(bus: Bus) -> None:
         await bus.publish(b"x", class_id="dead.odd")
-        await bus.publish(b"y", class_id="dead.odd", headers={"dead-since": "soon"})
+        await bus.publish(b"y", class_id="dead.odd", headers={"dead-error": "no \x1b"})
         await bus.publish(
             b"z", class_id="dead.odd", headers={"dead-class": "9" * 30, "dead-since": "1e99"}
         )
@@ -364,6 +364,8 @@ def test_a_letter_that_says_nothing_stays(server: BusServer) -> None:
     assert "dead.odd#0 was refused: it does not say in which class it died" in refused.output
     assert run(server, "dlq", "requeue", "odd", "--sequence", 2, status=1)
     assert len(objects(server, "dlq", "show", "odd")) == 3
-    assert len(said(server, "dlq", "show", "odd")) == 9
+    shown = said(server, "dlq", "show", "odd")
+    assert len(shown) == 10
+    assert "    error: no \\x1b" in shown
     [pile] = objects(server, "dlq", "ls", "dead.odd")
     assert pile["reasons"] == {"": 3}
