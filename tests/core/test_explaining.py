@@ -133,6 +133,7 @@ def test_a_durable_that_nobody_uses_says_since_when() -> None:
     reader = peer2(bus, subscribe(1, 5, durable="billing"))
     peer2(bus, publish(1, 0, b"a", b"b"))
     reader.ids()
+    beats(bus, 2)
     reader.leave()
     beats(bus, 200)
     said = only(bus)

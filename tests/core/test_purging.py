@@ -156,6 +156,20 @@ def test_a_member_has_it_no_longer_sent_or_not() -> None:
     assert len(bus.broker.classes[1].ring) == 0
 
 
+def test_a_member_of_a_group_by_key_has_it_no_longer_sent_or_not() -> None:
+    bus = Bus()
+    one = peer2(bus, subscribe(1, 5, group="g", by_key=True))
+    peer = peer2(bus, enveloped(1, 0, *[b"\x10\0\1%dx" % (n % 3) for n in range(6)]))
+    assert one.session.outbox.peek(0)
+    peer.say(purge(1, 2), purge(3, 4))
+    assert one.ids() == [0, 2, 4]
+    peer.say(purge(0, 1))
+    one.say(ack(5, 2, 3))
+    assert one.ids() == [5]
+    one.say(ack(5, 0, 6))
+    assert len(bus.broker.classes[1].ring) == 0
+
+
 def test_a_durable_that_nobody_uses_does_not_get_it() -> None:
     bus = Bus()
     reader = peer2(bus, subscribe(1, 5, durable="d"))
