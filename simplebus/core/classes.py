@@ -174,7 +174,8 @@ class MessageClass:
         """Messages that were not kept, or not delivered to some position, by reason."""
         lost = self.dropped.copy()
         for subscription in self.subscriptions:
-            lost.update(subscription.undelivered)
+            if subscription.undelivered:
+                lost.update(subscription.undelivered)
         return lost
 
     # Positions -----------------------------------------------------------------------------------
