@@ -165,8 +165,13 @@ class Client(End):
                 line.cut(client_after=chance.uniform(1, 10), server_after=0.001)
             case "twice":  # It connects again while the first connection is there.
                 self.line = None
+                self.world.after(chance.uniform(1, 20), self._leave, line)
                 self.lost()
                 self.connect()
+
+    def _leave(self, line: Line) -> None:
+        if not (line.is_gone or line.up.ends or line.up.is_closed):
+            line.shut(self)
 
 
 class Plain(Client):

@@ -104,6 +104,7 @@ class Talk:
     last: dict[int, int] = field(default_factory=dict)
     """By subscription: what it was sent last for the first time."""
     next: int = 0
+    published: set[bytes] = field(default_factory=set)
     clean_tick: int = 0
     """When nothing waited between the ring and the wire."""
     late_acks: list[tuple[Place, int]] = field(default_factory=list)

@@ -20,7 +20,7 @@ from simulation.server import Server
 from simulation.world import World
 
 WILD_SECONDS = 20.0
-CALM_SECONDS = 600.0
+CALM_SECONDS = 300.0
 SHARED_MEMORY = Path("/dev/shm")
 """Where files cost least, where there is such a thing."""
 

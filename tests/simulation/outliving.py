@@ -36,6 +36,8 @@ class Outliving:
         """By token: class and sequence."""
         self.confirmed: set[bytes] = set()
         self.refused_tokens: set[bytes] = set()
+        self.untold: set[bytes] = set()
+        """What was not stored before its connection ended, for whatever reason."""
         self.may_be_twice: set[bytes] = set()
         """Of publishers that the bus does not remember, or has forgotten."""
         self.numbers: dict[tuple[str, int], bytes] = {}

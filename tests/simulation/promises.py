@@ -70,7 +70,7 @@ class Promises(Outliving):
             "a number is stored once",
             f"{token!r} is {self.at.get(token)} and {(cls.class_id, sequence)}",
         )
-        self.at[token] = (cls.class_id, sequence)
+        self.at.setdefault(token, (cls.class_id, sequence))
         self.count("accepted")
 
     # Sessions ------------------------------------------------------------------------------------
@@ -82,6 +82,8 @@ class Promises(Outliving):
 
     def closed(self, session: Session) -> None:
         talk = self.talks.pop(session.session_id)
+        # What was refused, perhaps, and the Error did not leave.
+        self.untold |= talk.published - self.at.keys()
         frames, _ = split_frames(talk.told + bytes(session.outbox._rest))
         delivery = talk.delivery
         for frame in frames:
@@ -127,6 +129,7 @@ class Promises(Outliving):
             elif kind in (MESSAGE, ENVELOPE):
                 token = token_of(content)
                 self.count("published")
+                talk.published.add(token)
                 if not talk.is_named:
                     self.may_be_twice.add(token)
                 if talk.version == 2:
@@ -277,7 +280,9 @@ class Promises(Outliving):
         self.world.say("to", talk.who, "confirmed up to", following)
         for number in range(talk.next, following):
             token = self.numbers.get((talk.who, number))
-            if token is None or token in self.refused_tokens or token in self.confirmed:
+            if token is None or token in self.refused_tokens | self.confirmed:
+                continue
+            if token in self.untold and token not in self.at:
                 continue
             self.demand(
                 token in self.at or self.forgets,

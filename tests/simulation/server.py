@@ -397,5 +397,6 @@ class Server(End):
             line = self._lines.get(session.session_id)
             if line is not None:
                 self.world.soon(self.guarded(self._read), line)
+        self.promises.look(broker)
         if self.keeping is not None:
             self.keeping.hand_over()
