@@ -54,6 +54,8 @@ class Outliving:
         self._lossy = False
         """Whether the process before may have taken with it what was confirmed."""
         self._ended = ""
+        self._floors: dict[int, int] = {}
+        """Below these, everybody had had everything."""
         self._gone: list[tuple[int, int]] = []
 
     def count(self, what: str, many: int = 1) -> None:
@@ -66,14 +68,21 @@ class Outliving:
     # Processes -----------------------------------------------------------------------------------
 
     def killed(self, broker: Broker, level: Level | None) -> None:
-        self._ended, self._lossy = "killed", level is None or level is Level.MEMORY
+        self._end(broker, "killed")
+        self._lossy = level is None or level is Level.MEMORY
 
     def power_cut(self, broker: Broker, level: Level | None) -> None:
-        self._ended, self._lossy = "cut", level is not Level.DISK
+        self._end(broker, "cut")
+        self._lossy = level is not Level.DISK
         self.forgets |= level is Level.OS
 
     def stopped(self, broker: Broker, level: Level | None) -> None:
-        self._ended, self._lossy = "stopped", level is None
+        self._end(broker, "stopped")
+        self._lossy = level is None
+
+    def _end(self, broker: Broker, how: str) -> None:
+        self._ended = how
+        self._floors = {class_id: cls.ring.floor for class_id, cls in broker.classes.items()}
 
     def begin(self, broker: Broker) -> None:
         """A process has begun: what was confirmed is there, and for whom it was."""
@@ -106,6 +115,7 @@ class Outliving:
                     "messages keep their sequences",
                     f"class {class_id}, {sequence}: {there!r}, was {log[sequence]!r}",
                 )
+        floor = self._floors.get(class_id, 0)
         for sequence in range(head, len(log)):
             if not log[sequence]:
                 continue
@@ -117,9 +127,7 @@ class Outliving:
                     self.confirmed.discard(token)
                     self.may_be_twice.add(token)
             self.demand(
-                not is_here
-                or token not in self.confirmed
-                or dead_letter(log[sequence]) is not None,
+                not (is_here and token in self.confirmed) or sequence < floor,
                 "what is confirmed outlives the process",
                 f"{token!r} of class {class_id}, {sequence}, after {self._ended}; head {head}",
             )
