@@ -53,6 +53,7 @@ def run(manner: Manner) -> list[Row]:
             with running("simplebus", server_args=manner.server_args) as broker:
                 fill(broker, ROWS // part)
                 rows = _compared(spark, broker, place, ROWS // part, manner.rounds)
+            rows += _files(spark, place, ROWS // part, manner)
             rows += _written(spark, place, SINK_ROWS // part, manner)
             rows += _followed(spark, place, FOLLOWED_S // part, manner)
             rows += _beside(spark, IDLE_MESSAGES // part, manner)
@@ -131,11 +132,39 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.monotonic() - begun
 
 
-def _digest(frame: Any) -> tuple[int, ...]:
+def _files(spark: Any, place: Path, count: int, manner: Manner) -> list[Row]:
+    """The files of a bus's journal, against the same messages from the bus itself."""
+    kept = str(place / "kept")
+    with running("simplebus", server_args=[*manner.server_args, "--data-dir", kept]) as broker:
+        fill(broker, count)
+
+        def files() -> Any:
+            given = {"path": kept, "subscribe": ",".join(map(str, CLASSES))}
+            return spark.read.format("simplebus").options(**given).load()
+
+        columns = ("value", "topic", "partition", "offset")
+        ours, theirs = _digest(files(), columns), _digest(reading(spark.read, broker), columns)
+        if ours != theirs or ours[0] != count:
+            raise LoadError(f"the files gave {ours}, the bus {theirs}, of {count} messages")
+
+        def batch(frame: Callable[[], Any]) -> Callable[[], object]:
+            return lambda: frame().write.mode("overwrite").parquet(str(place / "out"))
+
+        ratios = _ratios(
+            batch(files), batch(lambda: reading(spark.read, broker)), rounds=manner.rounds
+        )
+    what = f"batch of a journal's files to Parquet, against the bus, {count / 1e6:g} M rows"
+    return [Row("spark", what, ratios, "x", 1.5)]
+
+
+_COLUMNS = ("value", "topic", "partition", "offset", "timestamp", "server")
+
+
+def _digest(frame: Any, columns: tuple[str, ...] = _COLUMNS) -> tuple[int, ...]:
     """Count of rows, and what depends on every byte of them but not on their order."""
     from pyspark.sql import functions as sql
 
-    hashed = sql.xxhash64("value", "topic", "partition", "offset", "timestamp", "server")
+    hashed = sql.xxhash64(*columns)
     row = frame.select(sql.count("*"), sql.sum("offset"), sql.bit_xor(hashed)).first()
     return tuple(row)
 

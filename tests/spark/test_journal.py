@@ -211,6 +211,7 @@ def test_times_are_found(till: Till) -> None:
         return values(batch(**started, startingTimestamp=int((START + seconds) * 1000)))
 
     assert since(-5) == payloads_of(0, 40)
+    assert since(0.005) == payloads_of(0, 40)  # They came within some hundredths of a second.
     assert since(0.5) == payloads_of(10, 40)
     assert since(1.0) == payloads_of(10, 40)
     assert since(2.02) == payloads_of(30, 40)
@@ -274,6 +275,20 @@ def test_a_file_that_was_looked_through_is_not_looked_through_again(
     till.publish()
     till.bus.sync()
     assert files.extent() == (0, 20)
+
+
+def test_a_clock_that_stands_still_hides_nothing(tmp_path: Path) -> None:
+    till = Till(tmp_path)
+    till.lots(1)
+    files = ClassFiles(till.path, 1)
+    (segment,) = till.segments()
+    before = segment.stat()
+    assert files.extent() == (0, 10)
+    till.lots(1)
+    os.utime(segment, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert segment.stat().st_size == before.st_size
+    assert files.extent() == (0, 20)
+    till.bus.crash()
 
 
 def test_nothing_is_told_to_be_there_that_a_power_cut_could_take(
