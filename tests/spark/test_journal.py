@@ -32,6 +32,7 @@ from simplebus.spark.source import BatchReader
 from simplebus.storage import reading
 from simplebus.storage.errors import JournalError
 from simplebus.storage.inspection import Inspection
+from simplebus.storage.names import file_name
 from simplebus.storage.reading import ClassFiles, Piece
 from spark.queries import Query
 from spark.test_columns import messages as sent_messages
@@ -379,6 +380,15 @@ def test_a_record_that_is_not_whole_any_more_ends_what_is_read(till: Till) -> No
     with pytest.raises(DataLossError, match=r"messages 10 to 39 .* a record's checksum is wrong"):
         batch(path=till.path, subscribe="orders")
     assert values(batch(path=till.path, subscribe=1, failOnDataLoss="false")) == payloads_of(0, 10)
+
+
+def test_a_record_that_does_not_follow_is_none(till: Till) -> None:
+    till.lots(4)
+    last = till.segments()[-1]
+    last.rename(last.with_name(file_name(31)))
+    assert held(till.path) == Held(0, 31)
+    with pytest.raises(DataLossError, match=r"messages 30 to 30 .* from 0 to 30"):
+        batch(path=till.path, subscribe="orders")
 
 
 def test_a_journal_of_another_bus_is_a_loss(till: Till) -> None:
