@@ -365,7 +365,7 @@ def test_a_segment_that_goes_while_it_is_read_is_a_loss(
             assert sum(found) == 20
     assert held(till.path) == Held(20, 40)
     journal, whole = SourceJournal(str(till.path)), Range(str(till.path), "here", "1", 0, 40)
-    with pytest.raises(DataLossError, match="messages 0 to 19 .* holds messages from 20 on"):
+    with pytest.raises(DataLossError, match=r"messages 0 to 19 .* holds messages from 20 on"):
         list(journal.read(whole, strict=True))
     assert sum(piece.count for piece in journal.read(whole, strict=False)) == 20
     following = query(till, failOnDataLoss="false")
