@@ -6,6 +6,7 @@ and one that finds an archive of other classes than its own takes no notice of i
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -65,6 +66,7 @@ class Recording:
             return
         assert process.stdin is not None
         process.stdin.close()  # It ends with who began it.
-        process.wait(120)
-        if self._draft.exists():
-            self._draft.rename(archive())
+        with contextlib.suppress(subprocess.TimeoutExpired):  # Then the next run makes it.
+            process.wait(120)
+            if self._draft.exists():
+                self._draft.rename(archive())
