@@ -105,6 +105,7 @@ class BlockingWire:
         self._address = self._addresses[attempt.address]
         until = monotonic() + attempt.seconds
         try:
+            known = self.core.publisher.forgotten
             sock = yield from dialled(self._address, until, attempt.seconds)
             try:
                 yield from self._greeted(sock, until, attempt.seconds)
@@ -119,6 +120,7 @@ class BlockingWire:
             elif schedule.problem is problem and schedule.has_refusal:
                 log.warning("%s; that address is not tried again", problem)
             return
+        dial.tell_forgotten(self._address, self.core.publisher.forgotten - known)
         self._socket = sock
         self._selector.register(sock, EVENT_READ)
         self._awaited = EVENT_READ

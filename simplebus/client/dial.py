@@ -7,6 +7,7 @@ Rule 2: an error says where it was tried to connect, what happened, and what was
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import socket
 from collections.abc import Iterable
@@ -15,6 +16,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from simplebus.core.errors import BusConnectionError
+
+log = logging.getLogger("simplebus.client")
 
 DEFAULT_PORT = 8888
 _SCHEME = "simplebus"
@@ -153,6 +156,12 @@ def given_up(
     found = BusConnectionError(f"{loss}; no other connection was made{within}: {problem}")
     found.__cause__ = problem
     return found
+
+
+def tell_forgotten(place: object, count: int) -> None:
+    """A bus has come back without so many messages that it had confirmed."""
+    if count:
+        log.warning("the bus at %s has lost %d messages that it had confirmed", place, count)
 
 
 def left(place: object) -> BusConnectionError:

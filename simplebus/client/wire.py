@@ -65,6 +65,7 @@ class Wire(Waits):
             await anyio.sleep(attempt.pause)
             self._place = self._places[attempt.address]
             try:
+                known = self.core.publisher.forgotten
                 link = await greeted(self._place, self.core, self._buffer, attempt.seconds)
             except BusConnectionError as problem:
                 if not schedule.failed(attempt.address, problem):
@@ -72,6 +73,7 @@ class Wire(Waits):
                 if schedule.problem is problem and schedule.has_refusal:
                     log.warning("%s; that address is not tried again", problem)
             else:
+                dial.tell_forgotten(self._place, self.core.publisher.forgotten - known)
                 schedule.made(attempt.address, anyio.current_time())
                 self._link = self.writer.link = link
                 return

@@ -306,6 +306,56 @@ def test_a_program_knows_whose_memory_it_talks_to() -> None:
     assert pair.core.bus_id == "other"
 
 
+@pytest.mark.parametrize(("identity", "forgotten"), [("one", 2), ("other", 0)])
+def test_a_publisher_knows_what_was_confirmed_and_is_gone(identity: str, forgotten: int) -> None:
+    """Of a bus that has the same memory. Another one has never had it, as far as anybody knows."""
+    pair = Pair(broker=Broker(identity="one"))
+    pair.core.publish_many([b"stays", b"goes", b"goes"], 1)
+    pair.exchange()
+    pair.lose()
+    pair.broker = Broker(identity=identity)
+    before = Pair(broker=pair.broker)  # The same name: what was written of it before the crash.
+    before.core.publish(b"stays", 1)
+    before.exchange()
+    before.lose()
+    pair.connect()
+    pair.core.publish(b"another", 1)
+    pair.exchange()
+    statistics = pair.core.statistics()
+    assert (statistics.forgotten, statistics.unconfirmed) == (forgotten, 0)
+    assert pair.statistics().published == 2
+
+
+def test_another_run_of_the_bus_may_have_given_a_sequence_again() -> None:
+    """What was delivered from the memory of a process is not what the next one has there. In a
+    group no cursor tells so: another member has moved it."""
+    pair = Pair(broker=Broker(identity="one", run="first"))
+    crew = SubscribeRequest(durable="d", group="g")
+    inbox = pair.core.subscribe(1, crew)
+    other = pair.core.subscribe(2, crew, auto_ack=False)
+    pair.core.publish(b"lost", 1)
+    pair.core.publish(b"lost too", 2)
+    pair.exchange()
+    assert [message.payload for message in take(inbox, 1)] == [b"lost"]
+    judged = other.take_batch()
+    assert judged is not None
+    pair.lose()
+    pair.broker = Broker(identity="one", run="second")
+    member = Pair(broker=pair.broker, name="other")
+    for class_id in (1, 2):
+        member.core.subscribe(class_id, crew)
+        member.core.publish(b"another", class_id)
+        member.exchange()
+    member.lose()
+    pair.connect()
+    judged.ack()
+    pair.exchange()
+    assert payloads(inbox) == [b"another"]
+    assert payloads(other) == [b"another"]
+    settle_all(pair, inbox)
+    assert [pair.statistics(class_id).in_flight for class_id in (1, 2)] == [0, 1]
+
+
 def test_what_the_bus_refuses_is_told() -> None:
     pair = Pair()
     pair.core.subscribe(1, SubscribeRequest(durable="d"))

@@ -305,6 +305,7 @@ class ClientCore:
             confirmed=publisher.confirmed,
             refused=publisher.refused,
             resent=publisher.resent,
+            forgotten=publisher.forgotten,
             unconfirmed=publisher.published - publisher.confirmed,
             unconfirmed_bytes=publisher.unconfirmed_bytes,
             received=inboxes.received,

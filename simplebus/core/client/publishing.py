@@ -65,6 +65,8 @@ class Publisher:
         """Bytes that may be under way. A guess until the bus has said it."""
         self.refused = 0
         self.resent = 0
+        self.forgotten = 0
+        """Confirmed messages that the bus says it has not."""
         self._frame_bytes_max = frame_bytes_max
         self._payload_bytes_max = frame_bytes_max - FRAME_BYTES_MIN
         self._plain_bytes_max = _surely_fitting(self._payload_bytes_max)
@@ -295,6 +297,9 @@ class Publisher:
             self._settle(self._again, self.confirmed + ahead)
             self._cut_settled()
         else:
+            behind = (self._number(self.confirmed) - number) & MESSAGE_ID_MASK
+            if not forgotten and behind <= self.confirmed:
+                self.forgotten += behind
             self._base = number - self.confirmed
             for chunk in self._again:
                 chunk.stamp(self._number(chunk.first))

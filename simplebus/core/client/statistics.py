@@ -21,6 +21,9 @@ class ClientStatistics:
     """Those of them that the bus has refused."""
     resent: int
     """Messages that were given to a connection again."""
+    forgotten: int
+    """Messages that were confirmed, and that a bus which came back with its memory has not: kept
+    at a level that does not outlive what ended it."""
     unconfirmed: int
     """Messages handed over and not confirmed."""
     unconfirmed_bytes: int
