@@ -27,6 +27,9 @@ simplebus, by the same generator, and no rate is printed for work that was not v
     traces.py      what generators wrote down, for `simplebus pipeline report`, which draws rps.png
     disk/          a library for servers (C): a slower disk, and what a power cut leaves of one
     power.py       cuts the power of a directory
+    kills.py       servers killed under load, and what becomes of what was confirmed
+    accounts.py    the books of such a run: what is lost, twice, or out of its turn
+    soak.py        random work for hours: does memory stay flat
     canary.py      a broker that fails on purpose: the generator must notice
     canary_nats.py a NATS server that does
     lab/           experiments that lost, still runnable

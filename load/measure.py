@@ -66,6 +66,10 @@ class Manner:
     rounds: int
     quick: bool = False
     server_args: tuple[str, ...] = ()
+    seed: int = 0
+    """Of what is random; 0 for any."""
+    minutes: float = 0.0
+    """How long a soak takes; 0 for as long as is usual."""
 
 
 @dataclass(frozen=True)

@@ -123,6 +123,10 @@ class Process:
     def memory_bytes(self) -> int:
         return self._status_bytes("VmRSS")
 
+    def descriptors(self) -> int:
+        """How many files and sockets it has open."""
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
     def reset_peak_memory(self) -> None:
         """From here the peak counts anew, where the kernel allows it."""
         with contextlib.suppress(OSError):

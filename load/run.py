@@ -170,6 +170,8 @@ def main(
         Path | None,
         typer.Option(help="Write when what was sent, delivered and acked here: an empty folder."),
     ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of kills and soak, to repeat them.")] = 0,
+    minutes: Annotated[float, typer.Option(min=0, help="That a soak takes; 5 by default.")] = 0.0,
     server_args: Annotated[str, typer.Option(help="More arguments of `simplebus serve`.")] = "",
 ) -> None:
     """Measure simplebus and its peers in turn, and compare with what was wanted."""
@@ -178,7 +180,7 @@ def main(
         console = Console(width=WIDTH)
     scenarios = _chosen(names or [])
     rounds = rounds or (QUICK_ROUNDS if quick else ROUNDS)
-    manner = Manner(rounds, quick, tuple(shlex.split(server_args)))
+    manner = Manner(rounds, quick, tuple(shlex.split(server_args)), seed, minutes)
     try:
         if traces:
             prepare(traces)

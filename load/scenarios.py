@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from load import durable, kills, memory, nats_door, sdk, spark
+from load import durable, kills, memory, nats_door, sdk, soak, spark
 from load.measure import Flow, Manner, RoundTrips
 from load.report import Row, Target
 
@@ -281,6 +281,7 @@ SCENARIOS = (
     Scenario("journal-latency", "how long a confirm takes", special=durable.latency),
     Scenario("backlog", "messages that nobody acknowledges", special=durable.backlog),
     Scenario("kills", "servers that are killed under load", special=kills.run),
+    Scenario("soak", "random work, and what memory stays", special=soak.run),
     Scenario("sdk", "Python programs, beside those of nats-py", special=sdk.run),
     Scenario("memory", "memory of the server", special=memory.run),
     Scenario("spark", "into Spark and out of it, beside Parquet files", special=spark.run),

@@ -1,0 +1,201 @@
+"""Random work for as long as wanted, with rings that grow and shrink: does memory stay flat?
+
+Rule 1: work comes in cycles. In each a backlog builds up and is drained to the last message, and
+classes are left idle until their rings have shrunk; only then is the server looked at.
+Rule 2: what comes goes: channels, bindings, durables, groups, connections, dead letters. Nothing
+is new in the last cycle but the names: what the server has then is what it had in the beginning.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from random import Random
+from statistics import linear_regression, median
+
+import trio
+
+import simplebus
+from load.brokers import HOST, Broker, running
+from load.measure import Manner
+from load.processes import LoadError
+from load.report import Row
+from simplebus.client.bus import Bus
+from simplebus.client.options import Options
+from simplebus.client.outbound import About
+
+SECONDS, QUICK_SECONDS = 300.0, 20.0
+KINDS = {"memory": "simplebus", "journal": "simplebus-disk"}
+BEAT = ("--tick", "0.1", "--ack-timeout", "50")  # Rings shrink after 30 idle ticks.
+IDLE_S = 4.0
+CLASSES = tuple(f"soak-{number}" for number in range(6))
+DEAD = tuple(f"dead.{name}" for name in CLASSES)
+NAMES = 5  # Of publishers and of each class's durables: the bus remembers them for an hour.
+COUNT_MAX = 8_000  # Messages for a class, in a cycle.
+SIZES = (16, 128, 1024)
+RUN = 500  # Messages of one channel in a row.
+QUIET_S = 0.5  # Nothing has come for so long: there is nothing more.
+WARM_UP = 0.2  # The part of the cycles in which the allocator finds its size.
+MB = 1e6
+RATIO_MAX = 1.1
+FILES_MAX = len(CLASSES + DEAD)  # A class that was never used has no file open yet.
+
+
+@dataclass
+class Samples:
+    """Of one server, one after each cycle."""
+
+    hours: list[float] = field(default_factory=list)
+    memory: list[int] = field(default_factory=list)
+    descriptors: list[int] = field(default_factory=list)
+    messages: int = 0
+
+    @staticmethod
+    def plateaus(values: list[int]) -> tuple[float, float]:
+        """In the beginning and in the end, without what warms up."""
+        values = values[int(len(values) * WARM_UP) :]
+        third = max(1, len(values) // 3)
+        return median(values[:third]), median(values[-third:])
+
+    def bytes_per_hour(self) -> float:
+        """How memory grows, by the line that fits best."""
+        first = int(len(self.memory) * WARM_UP)
+        if len(self.memory) - first < 3:
+            return 0.0
+        return linear_regression(self.hours[first:], self.memory[first:]).slope
+
+
+def run(manner: Manner) -> list[Row]:
+    """The rows of the scenario. Raises LoadError when messages are lost on the way."""
+    seconds = manner.minutes * 60 or (QUICK_SECONDS if manner.quick else SECONDS)
+    seed = manner.seed or Random().getrandbits(32)
+    args = (*BEAT, *manner.server_args)
+    with ExitStack() as stack:
+        soaks = [
+            _Soak(stack.enter_context(running(kind, server_args=args)), Random(f"{seed} {name}"))
+            for name, kind in KINDS.items()
+        ]
+        try:
+            trio.run(_all, soaks, seconds)
+        except* (simplebus.BusError, LoadError) as errors:
+            raise LoadError(f"--seed {seed}: {errors.exceptions[0]!r}") from None
+    return [row for name, soak in zip(KINDS, soaks, strict=True) for row in _rows(name, soak, seed)]
+
+
+def _rows(name: str, soak: _Soak, seed: int) -> list[Row]:
+    samples = soak.samples
+    first, last = samples.plateaus(samples.memory)
+    fewer, more = samples.plateaus(samples.descriptors)
+    spread = [value / MB for value in samples.memory]
+
+    def row(title: str, values: list[float], unit: str, wish: float | None = None) -> Row:
+        return Row("soak", f"{name}: {title}", values, unit, wish, None, less_is_better=True)
+
+    count = f"{len(samples.memory)} cycles, {samples.messages} messages, seed {seed}"
+    return [
+        Row("soak", f"{name}: memory after a cycle", spread, "MB", note=count),
+        row("in the last third against the first", [last / first], "x", RATIO_MAX),
+        row("growth", [samples.bytes_per_hour() / MB], "MB/h"),
+        row("descriptors more", [more - fewer], "", FILES_MAX),
+    ]
+
+
+async def _all(soaks: Sequence[_Soak], seconds: float) -> None:
+    async with trio.open_nursery() as nursery:
+        for soak in soaks:
+            nursery.start_soon(soak.until, time.monotonic() + seconds)
+
+
+class _Soak:
+    """The work for one server."""
+
+    def __init__(self, broker: Broker, chance: Random) -> None:
+        self.samples = Samples()
+        self._broker = broker
+        self._chance = chance
+        self._address = f"simplebus://{HOST}:{broker.port}"
+        self._durables: dict[tuple[str, str], list[str]] = {}
+        """By class and name those that the bus has, and their channels."""
+
+    async def until(self, end: float) -> None:
+        """Cycle after cycle."""
+        begun, cycle = time.monotonic(), 0
+        while not cycle or time.monotonic() < end:
+            await self._cycle(cycle)
+            await trio.sleep(IDLE_S)
+            cycle += 1
+            process, samples = self._broker.process, self.samples
+            samples.hours.append((time.monotonic() - begun) / 3600)
+            samples.memory.append(process.memory_bytes())
+            samples.descriptors.append(process.descriptors())
+
+    async def _cycle(self, cycle: int) -> None:
+        chance = self._chance
+        name = f"soak-{chance.randrange(NAMES)}"
+        async with simplebus.connect(self._address, name=name) as bus:
+            for class_name in CLASSES:
+                for _ in range(chance.randint(0, 2)):
+                    await self._come(bus, class_name, cycle)
+            await self._build_up(bus, cycle)
+        async with simplebus.connect(self._address) as bus:
+            for of_durables in (True, False):
+                async with trio.open_nursery() as nursery:
+                    if of_durables:
+                        for class_name, durable in sorted(self._durables):
+                            is_leaving = chance.random() < 0.5
+                            nursery.start_soon(self._drain, bus, class_name, durable, is_leaving)
+                    else:  # What nobody was subscribed to, and what has died.
+                        for class_name in (*CLASSES, *DEAD):
+                            nursery.start_soon(self._drain, bus, class_name, "", True)
+
+    async def _come(self, bus: Bus, class_name: str, cycle: int) -> None:
+        """A durable, or a durable group, that is there from now on."""
+        number = self._chance.randrange(NAMES)
+        durable = f"{'crew' if number % 2 else 'only'}-{number}"
+        if (class_name, durable) in self._durables:
+            return
+        channels = [f"soak.{cycle}.*", "common.#"] if number % 3 == 0 else []
+        options: Options = {**_options(durable), "start": "new"}
+        async with bus.subscribe(class_name, *channels, **options):
+            self._durables[class_name, durable] = channels
+
+    async def _build_up(self, bus: Bus, cycle: int) -> None:
+        chance = self._chance
+        for class_name in chance.sample(CLASSES, chance.randint(1, len(CLASSES))):
+            left, size = chance.randint(1, COUNT_MAX), chance.choice(SIZES)
+            self.samples.messages += left
+            while left > 0:
+                count = min(left, chance.randint(1, RUN))
+                left -= count
+                about: About = {}
+                if chance.random() < 0.7:
+                    about["channel"] = f"soak.{cycle}.{chance.randrange(1000)}"
+                    about["expires"] = 0.2 if chance.random() < 0.2 else None
+                    about["headers"] = [("cycle", str(cycle))] if chance.random() < 0.2 else None
+                await bus.publish_many(
+                    [chance.randbytes(size)] * count, class_id=class_name, confirm=False, **about
+                )
+        await bus.flush()
+
+    async def _drain(self, bus: Bus, class_name: str, durable: str, is_leaving: bool) -> None:
+        """Take all there is; some of it fails, and dies of that."""
+        channels = self._durables.get((class_name, durable), [])
+        async with bus.subscribe(class_name, *channels, **_options(durable)) as messages:
+            while taken := await messages.take(RUN, timeout=QUIET_S):
+                if durable and self._chance.random() < 0.1:
+                    for message in taken[:: self._chance.randint(1, 50)]:
+                        message.nack(0)
+            if durable and is_leaving:
+                messages.forget()
+                del self._durables[class_name, durable]
+
+
+def _options(durable: str) -> Options:
+    options: Options = {"max_deliveries": 2}
+    if durable:
+        options["durable"] = durable
+    if durable.startswith("crew"):
+        options["group"] = durable
+    return options
