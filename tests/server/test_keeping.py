@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-import re
-import signal
 from pathlib import Path
 
 import pytest
 import trio
 import trio.lowlevel
-from programs import program
 from served import class_statistics, connect, message, serving, until
 
 import simplebus
@@ -83,40 +80,6 @@ async def test_a_full_disk_refuses_publishers_until_there_is_space(
         async with simplebus.connect(f"simplebus://{server.addresses[0]}") as bus:
             found = [each.payload for each in await bus.fetch(1)]
         assert found == [b"before", b"accepted", b"after"]
-
-
-async def test_what_was_published_through_kills_is_there_once_and_in_order(
-    tmp_path: Path,
-) -> None:
-    arguments = ["serve", "--host", "127.0.0.1", "--no-nats", "--data-dir", str(tmp_path)]
-
-    def port_of(line: str) -> str:
-        found = re.search(r"tcp=127\.0\.0\.1:(\d+)", line)
-        assert found, line
-        return found[1]
-
-    with program(*arguments, "--port", "0") as first:
-        port = port_of(first.line())
-        async with simplebus.connect(f"simplebus://127.0.0.1:{port}", name="till") as bus:
-            half = len(PAYLOADS) // 2
-            for payload in PAYLOADS[:half]:
-                await bus.publish(payload, class_id=1, confirm=False)
-            await (
-                trio.lowlevel.checkpoint()
-            )  # Some are under way, some are written, some are confirmed.
-            first.signal(signal.SIGKILL)
-            first.end()
-            with program(*arguments, "--port", port) as second:
-                second.line()
-                for payload in PAYLOADS[half:]:
-                    await bus.publish(payload, class_id=1, confirm=False)
-                await bus.flush()
-                second.signal(signal.SIGKILL)
-                second.end()
-    async with serving(data_dir=tmp_path) as server:
-        assert class_statistics(server).ring.messages == len(PAYLOADS)
-        async with simplebus.connect(f"simplebus://{server.addresses[0]}") as bus:
-            assert [each.payload for each in await bus.fetch(1)] == PAYLOADS
 
 
 def test_a_class_larger_than_memory_is_served_from_disk_by_one_server_after_the_other(
