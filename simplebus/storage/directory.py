@@ -19,6 +19,9 @@ from simplebus.storage.names import CLASSES, LOCK, STAMP, STATE
 
 FORMAT = "simplebus journal"
 VERSION = 1
+_DRAFT = STAMP + ".new"
+_EARLY = {LOCK, _DRAFT}
+"""What may be there before the stamp is."""
 
 
 class Stamp(msgspec.Struct, frozen=True):
@@ -60,10 +63,12 @@ def take(path: Path, *, new_bus: str) -> Directory:
     the system does not allow it.
     """
     try:
-        path.mkdir(parents=True, exist_ok=True, mode=0o750)
+        if not path.is_dir():
+            path.mkdir(parents=True, mode=0o750)
+            sync_folder(path.parent)
         stamp = _read_stamp(path)
         if stamp is None:
-            others = sorted(each.name for each in path.iterdir() if each.name != LOCK)
+            others = sorted(each.name for each in path.iterdir() if each.name not in _EARLY)
             if others:
                 raise JournalError(
                     f"{path} is no journal: it holds {others[0]!r}, and no {STAMP}; "
@@ -71,11 +76,13 @@ def take(path: Path, *, new_bus: str) -> Directory:
                 )
         lock = _lock(path)
         try:
-            for folder in (CLASSES, STATE):
-                (path / folder).mkdir(exist_ok=True, mode=0o750)
-            if stamp is None:
+            if stamp is None:  # Comes before all else: what a crash leaves here is ours.
                 stamp = Stamp(FORMAT, VERSION, new_bus)
                 _write_stamp(path, stamp)
+            for folder in (CLASSES, STATE):
+                if not (path / folder).is_dir():
+                    (path / folder).mkdir(mode=0o750)
+                    sync_folder(path)
         except BaseException:
             os.close(lock)
             raise
@@ -121,7 +128,7 @@ def _read_stamp(path: Path) -> Stamp | None:
 
 def _write_stamp(path: Path, stamp: Stamp) -> None:
     """All of it or nothing."""
-    draft = path / (STAMP + ".new")
+    draft = path / _DRAFT
     with contextlib.suppress(FileNotFoundError):
         draft.unlink()
     with draft.open("xb") as file:

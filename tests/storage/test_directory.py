@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -59,3 +60,19 @@ def test_what_cannot_be_a_directory_is_refused(tmp_path: Path) -> None:
         take(tmp_path / "file", new_bus="a")
     with pytest.raises(JournalError):
         take(tmp_path / "file" / "below", new_bus="a")
+
+
+@pytest.mark.parametrize("step", ["replace", "mkdir"])
+def test_a_start_that_was_cut_short_is_begun_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("killed")
+
+    (tmp_path / "bus").mkdir()
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, step, fail)
+        with pytest.raises(JournalError):
+            take(tmp_path / "bus", new_bus="first")
+    with contextlib.closing(take(tmp_path / "bus", new_bus="second")) as directory:
+        assert directory.bus == ("second" if step == "replace" else "first")
