@@ -308,6 +308,8 @@ class Behind:
         Raises MemoryError when it does not fit."""
         ring, window = self._ring, self.position.window
         last = stretch.first + stretch.messages
+        # The clock may have been set back since: what is there was accepted by now.
+        time = min(stretch.time, self._spilling.clock.now)
         if last <= ring.head:
             return True
         if stretch.first > ring.head:
@@ -318,7 +320,7 @@ class Behind:
                 skipped = min(batch.count, max(0, ring.head - at))
                 at += batch.count
                 if skipped < batch.count:
-                    self._take_batch(batch.slice(skipped, batch.count), stretch.time, window)
+                    self._take_batch(batch.slice(skipped, batch.count), time, window)
         except ValueError:  # So it cannot be read, whatever is tried.
             first = ring.head
             _put(ring, _empty(ring.class_id, last - first))
@@ -385,6 +387,7 @@ class Spilling:
     ) -> None:
         """`ready` is called with outboxes that have something new."""
         self.ledger = ledger
+        self.clock = store.clock
         self.budget = budget
         """Of all rings of positions that are behind."""
         self.reviving = Reviving(store)

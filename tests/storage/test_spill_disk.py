@@ -10,8 +10,10 @@ from core.talk2 import (
     Peer2,
     ack,
     asked,
+    enveloped,
     peer2,
     subscribe,
+    timed,
 )
 
 from simplebus.core import spilling
@@ -188,3 +190,19 @@ def test_small_reads_bring_everything_in_order(
     got = all_of(bus, reader)
     assert contents(got) == numbered(200)
     assert {each.attempt for each in got[:20]} == {2}
+
+
+def test_a_clock_that_was_set_back_delays_nothing_that_is_read_back(tmp_path: Path) -> None:
+    bus = SpilledBus(tmp_path)
+    sender = peer2(bus)
+    for at in range(0, 200, 20):
+        contents_ = [timed(b"%d" % number, not_before_ms=1) for number in range(at, at + 20)]
+        sender.say(enveloped(1, at, *contents_))
+        bus.sync()
+    spilled = bus.statistics(1).spilled
+    bus.broker.clock.now -= 3600
+    reader = peer2(bus, subscribe(1, 5))
+    bus.bring()
+    reader.got()
+    later(bus, 1)
+    assert len(all_of(bus, reader)) == spilled > 100
