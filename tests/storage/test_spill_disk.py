@@ -205,4 +205,4 @@ def test_a_clock_that_was_set_back_delays_nothing_that_is_read_back(tmp_path: Pa
     bus.bring()
     reader.got()
     later(bus, 1)
-    assert len(all_of(bus, reader)) == spilled > 100
+    assert len(all_of(bus, reader)) >= spilled > 100
