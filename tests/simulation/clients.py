@@ -55,11 +55,12 @@ class Wish:
     start: str = "waiting"
     filters: bool = False
     """Whether it asks for one channel only."""
+    by_key: bool = False
 
     def options(self) -> dict[str, object]:
         """As the protocol has it."""
         found: dict[str, object] = {"start": self.start}
-        for name in ("durable", "group", "max_in_flight", "max_deliveries"):
+        for name in ("durable", "group", "max_in_flight", "max_deliveries", "by_key"):
             if getattr(self, name):
                 found[name] = getattr(self, name)
         if self.filters:
@@ -281,10 +282,11 @@ class Raw(Client):
         chance = self.world.random
         class_id, which = chance.choice(self.class_ids), self.made
         self.made += 1
-        what = chance.choice(["", "", "c", "c", "ct", "t"])
+        what = chance.choice(["", "", "c", "c", "ct", "t", "ck", "cl"])
         if what:
             about = Envelope(
                 channel="a.b" if "c" in what else "b",
+                key=letters.key_of(what.encode()),
                 expires_ms=chance.choice([300, 5000]) if what == "ct" else None,
                 not_before_ms=chance.choice([100, 3000]) if what == "t" else None,
             )

@@ -27,6 +27,11 @@ def token_of(content: bytes) -> bytes:
     return found[0]
 
 
+def what_of(content: bytes) -> bytes:
+    """What may become of a message, by its content; nothing of one that is not known."""
+    return token_of(content)[:-1].rsplit(b".", 1)[1] if content else b""
+
+
 def is_timed(token: bytes) -> bool:
     """Whether it may come later than its place, or never."""
     return b"t" in token.rsplit(b".", 1)[1]
@@ -54,6 +59,7 @@ class Place:
     channels: tuple[str, ...]
     since: int
     """Messages from this one on are for it."""
+    by_key: bool = False
     first: int = 0
     """The next one that it is to be sent for the first time."""
     ticks: int = 1

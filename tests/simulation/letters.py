@@ -1,7 +1,7 @@
 """What is in messages: payloads that can be told apart, and dead letters.
 
 Rule 1: all that a check needs to know of a message stands in its payload, as {whose.which.what}; of
-`what`, t says that it has times, and c that it has the channel that some ask for.
+`what`, t says that it has times, c that it has the channel that some ask for, k and l its key.
 """
 
 from __future__ import annotations
@@ -16,6 +16,11 @@ from simplebus.core.envelope import Envelope
 def payload(whose: str, which: int, what: str = "", *, size: int = 0) -> bytes:
     """A message's."""
     return f"{{{whose}.{which}.{what}}}".encode().ljust(size, b"x")
+
+
+def key_of(what: bytes) -> bytes:
+    """The key of such a message."""
+    return b"k" if b"k" in what else b"l" if b"l" in what else b""
 
 
 @functools.lru_cache(100_000)

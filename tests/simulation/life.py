@@ -62,7 +62,8 @@ class Life:
         for number, wish in enumerate(wishes):
             self._add(Raw, f"reader{number}", class_ids, wishes=[wish], count=0)
         if chance.random() < 0.6:
-            wish = Wish(class_ids[0], "g", "crew", most, deliveries)
+            by_key = chance.random() < 0.5
+            wish = Wish(class_ids[0], "g", "crew", most, deliveries, by_key=by_key)
             for number in range(chance.randint(1, 3)):
                 self._add(Raw, f"member{number}", class_ids, wishes=[wish], count=5)
         for number in range(chance.randint(1, 2)):

@@ -32,8 +32,8 @@ from simplebus.core.broker import Broker
 from simplebus.core.classes import MessageClass
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.session import Session
-from simulation.history import Place, Sent, Talk, content_of, is_timed, token_of
-from simulation.letters import dead_letter
+from simulation.history import Place, Sent, Talk, content_of, is_timed, token_of, what_of
+from simulation.letters import dead_letter, key_of
 from simulation.outliving import Outliving
 
 
@@ -261,6 +261,7 @@ class Promises(Outliving):
                     f"{durable}: {s}",
                 )
         place.ticks = ticks
+        place.by_key = bool(wish.get("by_key"))
         talk.places[number] = place
         talk.left.discard(number)
         talk.limits[number] = wish.get("max_in_flight") or (256 if group else 65_536)
@@ -338,6 +339,8 @@ class Promises(Outliving):
             place.redelivered += 1
         self.count("delivered")
         self._fits(talk, place, number, name)
+        if place.by_key:
+            self._is_its_turn(place, sequence, name)
         sent = Sent((talk.session.session_id, number), talk.clean_tick)
         place.sent[sequence] = sent
         place.ever_sent.add(sequence)
@@ -368,6 +371,20 @@ class Promises(Outliving):
                 "nothing is left out",
                 f"{between} {token!r} before {name}",
             )
+
+    def _is_its_turn(self, place: Place, sequence: int, name: str) -> None:
+        """What came before it with its key is done."""
+        log = self.log[place.class_id]
+        key = key_of(what_of(log[sequence]))
+        dead = self.dead.get((place.class_id, place.durable or place.key[1]), set())
+        for former in range(place.since, sequence if key else 0):
+            if former not in place.ever_acked | dead and log[former]:
+                what = what_of(log[former])
+                self.demand(
+                    key_of(what) != key or b"t" in what,
+                    "messages of a key come one after the other",
+                    f"{former} is not done: {name}",
+                )
 
     def _fits(self, talk: Talk, place: Place, number: int, name: str) -> None:
         """What is certainly in flight fits into the window."""
