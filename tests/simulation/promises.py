@@ -159,6 +159,10 @@ class Promises(Outliving):
             talk.last[class_id] = -1
 
     def _acked(self, talk: Talk, number: int, ids: range) -> None:
+        for class_id, asked, wish in talk.asked:  # It is granted, perhaps, and was not told so.
+            key = MessageClass.key(wish.get("durable") or "", wish.get("group") or "")
+            if asked == number and (known := self.places.get((class_id, key))) is not None:
+                known.ever_acked |= known.ever_sent & set(ids)
         place = talk.places.get(number)
         if place is None or number in talk.left:
             return
