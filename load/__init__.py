@@ -1,6 +1,8 @@
 """Load: the runs behind every performance claim of simplebus.
 
-    python load/run.py            every scenario, about ten minutes
+    python load/run.py            every scenario but the next two, about ten minutes
+    python load/run.py kills      200 servers killed under load, some with the power cut
+    python load/run.py soak       random work for minutes, or hours: does memory stay flat
     python load/run.py --quick    the same, short and rough
     python load/run.py flow-16    one scenario
     python load/run.py 'nats-*'   the NATS door, beside nats-server

@@ -148,7 +148,7 @@ def _rows(scenario: Scenario, samples: dict[str, list[Sample]]) -> list[Row]:
 def _chosen(names: list[str]) -> list[Scenario]:
     known = {scenario.name: scenario for scenario in SCENARIOS}
     chosen: dict[str, Scenario] = {}
-    for name in names or ["*"]:
+    for name in names or [each.name for each in SCENARIOS if not each.is_long]:
         found = fnmatch.filter(known, name)
         if not found:
             raise typer.BadParameter(f"no scenario {name!r}; there are {', '.join(known)}")
@@ -159,7 +159,7 @@ def _chosen(names: list[str]) -> list[Scenario]:
 def main(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="Scenarios, or patterns of names; all when none is named."),
+        typer.Argument(help="Scenarios, or patterns of names; without one all but kills and soak."),
     ] = None,
     rounds: Annotated[
         int | None, typer.Option(min=1, help="Of each scenario; 5, or 2 when quick.")

@@ -38,6 +38,8 @@ class Scenario:
     targets: tuple[Target, ...] = ()
     special: Callable[[Manner], list[Row]] | None = None
     """Measures in its own way."""
+    is_long: bool = False
+    """Takes part only when it is asked for by its name."""
 
 
 def _simplebus(name: str, work: Flow | RoundTrips) -> Variant:
@@ -280,8 +282,8 @@ SCENARIOS = (
     _journal(128),
     Scenario("journal-latency", "how long a confirm takes", special=durable.latency),
     Scenario("backlog", "messages that nobody acknowledges", special=durable.backlog),
-    Scenario("kills", "servers that are killed under load", special=kills.run),
-    Scenario("soak", "random work, and what memory stays", special=soak.run),
+    Scenario("kills", "servers that are killed under load", special=kills.run, is_long=True),
+    Scenario("soak", "random work, and what memory stays", special=soak.run, is_long=True),
     Scenario("sdk", "Python programs, beside those of nats-py", special=sdk.run),
     Scenario("memory", "memory of the server", special=memory.run),
     Scenario("spark", "into Spark and out of it, beside Parquet files", special=spark.run),
