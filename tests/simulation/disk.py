@@ -64,6 +64,7 @@ class Disk:
         """Have every journal write here meanwhile."""
         with (
             mock.patch.object(journal, "AppendFile", self._open_file),
+            mock.patch.object(journal, "_SYNCS_ALONE_MAX", 1 << 30),  # Threads obey no seed.
             mock.patch.object(journal, "sync_folder", self._sync_folder),
             mock.patch.object(recovery, "sync_folder", self._sync_folder),
             mock.patch.object(recovery, "sync_file", self._sync_path),
