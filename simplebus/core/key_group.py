@@ -383,7 +383,11 @@ class KeyGroup(Group):
         self, member: Member, firsts: Integers, lasts: Integers
     ) -> list[tuple[int, int]]:
         assert isinstance(member, KeyMember)
-        self._acknowledged(member.lose_ranges(firsts, lasts))
+        lost = member.lose_ranges(firsts, lasts)
+        self._acknowledged(lost)
+        held = np.sort(np.array(lost, np.int64))
+        missed = np.flatnonzero(held.searchsorted(lasts) <= held.searchsorted(firsts))
+        return list(zip(firsts[missed].tolist(), lasts[missed].tolist(), strict=True))
 
     def _acknowledged(self, sequences: list[int]) -> None:
         """These are processed."""
@@ -428,6 +432,7 @@ class KeyGroup(Group):
 
     def terminate(self, first: int, last: int, *, attempt: int = 0, error: str = "") -> None:
         self._terminate(self._sent_before(first, last), error)
+        self._has_come_back = True
 
     def _sent_before(self, first: int, last: int) -> list[Span]:
         """What of first..last-1 was sent to somebody and is not acknowledged."""

@@ -111,8 +111,12 @@ class KeyMember(Member):
             self._weigh(-len(gone), -size)
         return gone
 
-    def give_up(self) -> list[Span]:
-        return [*self.give_back(), *self.group.spans_of(self.lose_some(list(self._sent)))]
+    def give_up(self) -> list[tuple[int, Span]]:
+        by_due: dict[int, list[int]] = {}
+        for sequence, (due, _) in self._sent.items():
+            by_due.setdefault(due, []).append(sequence)
+        self.lose_some(list(self._sent))
+        return [(due, span) for due, held in by_due.items() for span in self.group.spans_of(held)]
 
     def lose(self, first: int, last: int, attempt: int = 0) -> list[Span]:
         return self.group.spans_of(self.lose_some(list(self._sent_as(first, last, attempt))))
@@ -121,7 +125,7 @@ class KeyMember(Member):
         """What it was sent of first..last-1, or was sent so often."""
         attempts_of = self.group.attempts_of
         for sequence in self._sent_of(first, last):
-            if sequence in self._sent and attempt in (0, attempts_of(sequence)):
+            if sequence in self._sent and attempt in (0, attempts_of[sequence]):
                 yield sequence
 
     def _sent_of(self, first: int, last: int) -> Iterable[int]:

@@ -199,7 +199,7 @@ class World:
 
     def _holds(self, member: Peer2, sequence: int) -> bool:
         held = member.session.subscriptions.get(5)
-        return held is not None and held.holds(sequence)  # type: ignore[union-attr]
+        return held is not None and held.holds(sequence, sequence + 1, 0)  # type: ignore[union-attr]
 
     def _was_sent(self, member: Peer2, message: Message, attempt: int) -> None:
         assert member in self.members
