@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import pytest
 
-from core.key_model import keyed
+from core.key_model import World, keyed
 from core.talk import Bus, numbered
 from core.talk2 import (
     Peer2,
@@ -22,8 +22,9 @@ from core.talk2 import (
 )
 from simplebus.core.errors import Reason
 from simplebus.core.key_group import KeyGroup
-from simplebus.core.limits import IN_FLIGHT_BYTES, LANES_MESSAGES_MAX
+from simplebus.core.limits import IN_FLIGHT_BYTES, LANES_MESSAGES_MAX, Limits
 from simplebus.core.purging import purge
+from simplebus.core.settings import FullPolicy, Settings
 
 
 def group_of(bus: Bus, count: int, **options: object) -> list[Peer2]:
@@ -372,3 +373,24 @@ def test_what_is_purged_makes_way_for_its_key() -> None:
     bus.broker.store.release(cls)
     bus.broker.wake_due()
     assert only.ids() == [2]
+
+
+def test_what_the_class_drops_makes_way_for_its_key() -> None:
+    bus = Bus(Settings(limits=Limits(class_messages=4), full_policy=FullPolicy.DROP_OLDEST))
+    (only,) = group_of(bus, 1)
+    publish_keys(bus, *[b"a"] * 4)
+    assert only.ids() == [0]
+    publish_keys(bus, b"a", b"a")
+    assert only.ids() == [2]
+    only.say(ack(5, 0, 3))
+    assert only.ids() == [3]
+
+
+def test_after_a_restart_what_was_sent_comes_before_what_has_opened_since() -> None:
+    world = World()
+    world.publish((b"a", "", None, 1000), (b"a", "", None, None))
+    world.listen(world.members[0])
+    world.pass_time(1.5)
+    world.restart()  # The model says what may be sent.
+    assert [message.sent for message in world.messages] == [0, 2]
+    world.finish()
