@@ -183,6 +183,17 @@ def test_what_comes_again_goes_before_what_is_new(group: str | None) -> None:
     assert peer.ids() == [1, 2]
 
 
+@pytest.mark.parametrize("group", [None, "g"])
+def test_what_was_refused_and_what_is_overdue_comes_again_in_order(group: str | None) -> None:
+    bus = Bus()
+    peer = peer2(bus, subscribe(1, 5, group=group), publish(1, 0, b"a", b"b", b"c"))
+    assert peer.ids() == [0, 1, 2]
+    peer.say(nack(5, 0, 1), nack(5, 2, 3))
+    bus.tick(6)
+    bus.broker.take_ready()
+    assert peer.ids() == [0, 1, 2]
+
+
 # A consumer that falls ---------------------------------------------------------------------------
 
 
@@ -299,6 +310,24 @@ def test_many_that_are_ended_at_once_hold_up_nobody(group: str | None) -> None:
     assert bus.statistics(1).dropped == {Reason.TERMINATED: count}
     assert bus.statistics(1).ring.messages == 0
     assert {why(letter, "error") for letter, _ in letters(bus)} == {"none of them"}
+
+
+def test_many_pieces_that_are_ended_at_once_hold_up_nobody_either() -> None:
+    bus = Bus()
+    bus.trusting = True  # To save time: everything is checked at the end.
+    count = 4 * DEAD_LETTERS_MAX
+    peer = peer2(bus, subscribe(1, 5, group="g", max_in_flight=count))
+    peer.say(publish(1, 0, *[b"x"] * count))
+    assert len(peer.ids()) == count
+    peer.say(*[ack(5, sequence, sequence + 1) for sequence in range(0, count, 2)])
+    peer.say(nack(5, 0, count, "terminate"))
+    assert DEAD_LETTERS_MAX <= bus.statistics(1).dropped[Reason.TERMINATED] < count // 2
+    for _ in range(count // 2):  # A piece a turn.
+        bus.broker.wake_due()
+    assert peer.ids() == []
+    bus.broker.take_ready()
+    bus.broker.check()
+    assert bus.statistics(1).dropped == {Reason.TERMINATED: count // 2}
 
 
 # Which attempt -----------------------------------------------------------------------------------
