@@ -45,8 +45,13 @@ class Options(TypedDict, total=False):
     meaning with that."""
     ack_seconds: float | None
     """How long a message may be unacknowledged before it comes again; None: as the bus says."""
-    max_deliveries: int
-    """How often a message is sent before it is given up; 0, the default, for without end."""
+    max_deliveries: int | None
+    """How often a message is sent before it is given up; 0 for without end, None: as the bus
+    says."""
+    backoff: Iterable[float] | None
+    """Pauses in seconds before a message comes the second time, the third and so on, the last one
+    before every further time; None: as the bus says. What is not refused comes no sooner than
+    `ack_seconds`."""
     by_key: bool
     """Of a group: whether messages with one key go to one member, one after the other. The next one
     comes when the one before is acknowledged or given up; by default that is not so."""
@@ -63,7 +68,8 @@ def subscribe_request(
     slow: str = "block",
     max_pending: int | None = None,
     ack_seconds: float | None = None,
-    max_deliveries: int = 0,
+    max_deliveries: int | None = None,
+    backoff: Iterable[float] | None = None,
     by_key: bool = False,
     **unknown: object,
 ) -> SubscribeRequest:
@@ -106,6 +112,7 @@ def subscribe_request(
         slow=slow,
         ack_seconds=ack_seconds,
         max_deliveries=max_deliveries,
+        backoff=None if backoff is None else list(backoff),
         by_key=by_key,
     )
     try:
