@@ -5,6 +5,7 @@ Rule 1: what cannot be is refused here, before anything is sent, with what was e
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Literal, TypedDict
 
