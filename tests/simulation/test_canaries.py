@@ -61,7 +61,7 @@ def skips_a_message(original: Original) -> Original:
 
 
 def forgets_what_was_nacked(original: Original) -> Original:
-    def drop(position: Position, first: int, last: int, delay: object, tick: int) -> None:
+    def drop(position: Position, first: int, last: int, *how: Any, **more: Any) -> None:
         position._wheel.cut(first, last)
 
     return drop
@@ -69,7 +69,7 @@ def forgets_what_was_nacked(original: Original) -> Original:
 
 def loses_what_a_member_had(original: Original) -> Original:
     def leave(group: Group, member: Member) -> None:
-        for span in [*member.give_back(), *member.wheel.clear()]:
+        for span in [*member.give_back(), *(span for _, span in member.give_up())]:
             group.window.ack_range(span.first, span.last)
         original(group, member)
 
