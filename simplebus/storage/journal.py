@@ -207,6 +207,9 @@ class Journal:
                     is_waiting = True
                     continue
                 (cls.folder / file_name(first)).unlink(missing_ok=True)
+                if self.level is Level.DISK:
+                    # After a power cut it must not be back where the one behind it is gone.
+                    sync_folder(cls.folder)
                 del cls.segments[first]
         return is_waiting
 

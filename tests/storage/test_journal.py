@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from core.key_model import keyed
 from core.talk import numbered
 from core.talk2 import (
@@ -158,6 +159,27 @@ def test_what_nobody_needs_goes_with_its_segments(tmp_path: Path) -> None:
     peer = peer2(bus, publish(1, 199, b"a duplicate"), publish(1, 200, b"new"), name="till")
     assert payloads(bus)[-1] == b"new"
     assert len(payloads(bus)) == 11
+
+
+def test_a_segment_is_surely_gone_before_the_next_one_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that came back in front of a gap would hide all that lies behind it."""
+    bus = KeptBus(tmp_path, segment_bytes=500)
+    reader = peer2(bus, subscribe(1, 5))
+    peer = peer2(bus, name="till")
+    for at in range(0, 40, 10):
+        peer.say(publish(1, at, *numbered(10, size=40, start=at)))
+        bus.sync()
+    reader.ids()
+    reader.say(ack(5, 0, 40))
+    bus.keeper.wants_snapshot = True
+    bus.sync()
+    done: list[str] = []
+    monkeypatch.setattr(Path, "unlink", lambda *_, **__: done.append("gone"))
+    monkeypatch.setattr("simplebus.storage.journal.sync_folder", lambda _: done.append("synced"))
+    assert not bus.remove()
+    assert done == ["gone", "synced"] * 3
 
 
 def test_a_class_that_is_empty_goes_on_where_it_was(tmp_path: Path) -> None:
