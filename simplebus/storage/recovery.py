@@ -336,7 +336,10 @@ class _Reader:
         ring = cls.ring
         if not folder.is_dir():
             return
-        segments = Segments(folder, cls.class_id, self._files, self._found)
+        # Of a class that spills, what is not whole may lie where it was not looked at before: what
+        # was accepted behind it since is not given up for that.
+        goes_on = cls.spill is not None
+        segments = Segments(folder, cls.class_id, self._files, self._found, goes_on=goes_on)
         if not segments.firsts:
             ring.begin(floor)  # No message is left: the sequences go on all the same.
             if cls.spill is not None:
@@ -428,6 +431,9 @@ class _Reader:
         for batch in batches:
             begin, end = max(at, floor), at + batch.count
             if begin < end:
+                if cls.spill is not None and len(cls.ring) and cls.ring.head < begin:
+                    cls.spill.note(cls.ring.head, cls.ring.frame_bytes)
+                    cls.ring.release(cls.ring.head)
                 if not len(cls.ring):
                     if cls.ring.head < begin:
                         cls.ring.begin(begin)

@@ -206,3 +206,19 @@ def test_a_clock_that_was_set_back_delays_nothing_that_is_read_back(tmp_path: Pa
     reader.got()
     later(bus, 1)
     assert len(all_of(bus, reader)) >= spilled > 100
+
+
+def test_damage_in_the_middle_takes_nothing_behind_it_along(tmp_path: Path) -> None:
+    bus = SpilledBus(tmp_path, segment_bytes=600)
+    fill(bus, peer2(bus), 320)
+    bus.crash()
+    segments = sorted((tmp_path / "classes" / "00001").iterdir())
+    data = bytearray(segments[2].read_bytes())
+    data[100] ^= 1
+    segments[2].write_bytes(data)
+    lost = range(int(segments[2].stem), int(segments[2].stem) + 16)
+    bus = SpilledBus(tmp_path)
+    reader = peer2(bus, subscribe(1, 5))
+    assert [each.message_id for each in all_of(bus, reader)] == [
+        number for number in range(320) if number not in lost
+    ]
