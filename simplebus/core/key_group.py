@@ -72,6 +72,8 @@ class KeyGroup(Group):
         self._nobodys: list[int] = []
         """What may be handed out, to whom is to be found out."""
         self._joined = 0
+        self._is_nudged = False
+        """Whether it is to be woken to hand out what may be ready."""
         self._gone_ready = 0
         """About how many of those that are ready are dealt with since."""
         super().__init__(**arguments)
@@ -207,14 +209,19 @@ class KeyGroup(Group):
             self._call_out(woken)
         self.looked_max = type(self).looked_max
         if self._may_enter_again or self._may_enter_new:
-            self._look_on()
+            self._looks_on = True
+            self._put_off(self._clock.now)
         return list(woken)
 
     def _look_on(self) -> None:
-        """There is more to hand out, in another turn."""
-        if self.members and not self._looks_on:
-            self._looks_on = True
+        """Something may be ready to be handed out, and nobody is about to do that."""
+        if self.members:
+            self._is_nudged = True
             self._put_off(self._clock.now)
+
+    @property
+    def due(self) -> float:
+        return self._clock.now if self._is_nudged else super().due
 
     @property
     def _space(self) -> int:
@@ -422,8 +429,9 @@ class KeyGroup(Group):
         self._has_come_back = True
 
     def wake_due(self) -> bool:
+        is_nudged, self._is_nudged = self._is_nudged, False
         self._has_come_back = True
-        return super().wake_due()
+        return super().wake_due() or is_nudged
 
     def ack(self, first: int, last: int) -> None:
         for span in self._sent_before(first, last):
