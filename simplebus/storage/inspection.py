@@ -6,6 +6,7 @@ looks unfinished then.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,7 +103,8 @@ class Inspection:
         folder = self.directory.path / CLASSES / folder_name(class_id)
         if not folder.is_dir():
             return None
-        return Segments(folder, class_id, self._files, self._found, goes_on=self._goes_on)
+        below = math.inf if self._goes_on else 0
+        return Segments(folder, class_id, self._files, self._found, goes_on_below=below)
 
     def _summary(self, class_id: int, *, whole: bool) -> ClassSummary:
         kept = self._image.classes.get(class_id)

@@ -133,13 +133,13 @@ class Segments:
         files: Files,
         found: Recovered,
         *,
-        goes_on: bool = False,
+        goes_on_below: float = 0,
     ) -> None:
-        """`goes_on` says whether what lies behind something that is not whole is read, too."""
+        """What lies behind something that is not whole is read, too, if its lot is below this."""
         self.class_id = class_id
         self.lost = 0
         """Messages that are left out, as far as it is known how many they are."""
-        self._goes_on = goes_on
+        self._goes_on_below = goes_on_below
         self.firsts = sorted(_numbers(folder))
         self.head = self.firsts[0] if self.firsts else 0
         """The sequence behind the last message, when all records were read."""
@@ -179,10 +179,11 @@ class Segments:
                     break
                 behind = self._behind(data, position, following)
                 end = behind[-1].last if behind else self.head
-                if self._goes_on and behind:
+                goes_on = bool(behind) and behind[0].lot < self._goes_on_below
+                if goes_on:
                     end = behind[0].first
                 self._say(_sentence(path, len(data), position, record.problem, self.head, end))
-                if not (self._goes_on and behind):
+                if not goes_on:
                     if position == 0:  # The next segment will have its name.
                         self._found.given_up.append(path)
                     if following is None:
@@ -191,7 +192,8 @@ class Segments:
                 self.lost += end - self.head
                 self.head, position = end, behind[0].at
             if following is not None and self.head < following:
-                if not self._goes_on:
+                header = _start(self._folder / file_name(following)).header
+                if header is None or header.lot >= self._goes_on_below:
                     self._give_up(self.firsts[at + 1 :])
                     break
                 self.lost += following - self.head
@@ -338,8 +340,8 @@ class _Reader:
             return
         # Of a class that spills, what is not whole may lie where it was not looked at before: what
         # was accepted behind it since is not given up for that.
-        goes_on = cls.spill is not None
-        segments = Segments(folder, cls.class_id, self._files, self._found, goes_on=goes_on)
+        below = 0 if cls.spill is None else self._since[""]
+        segments = Segments(folder, cls.class_id, self._files, self._found, goes_on_below=below)
         if not segments.firsts:
             ring.begin(floor)  # No message is left: the sequences go on all the same.
             if cls.spill is not None:

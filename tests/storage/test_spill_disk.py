@@ -211,7 +211,7 @@ def test_a_clock_that_was_set_back_delays_nothing_that_is_read_back(tmp_path: Pa
 def test_damage_in_the_middle_takes_nothing_behind_it_along(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path, segment_bytes=600)
     fill(bus, peer2(bus), 320)
-    bus.crash()
+    bus.close()
     segments = sorted((tmp_path / "classes" / "00001").iterdir())
     data = bytearray(segments[2].read_bytes())
     data[100] ^= 1
