@@ -5,22 +5,47 @@ Rule 1: memory is taken here before it is allocated, and given back when it is f
 
 from __future__ import annotations
 
+import mmap
+
+import numpy as np
+import numpy.typing as npt
+
+from simplebus.core.frames import Item
+from simplebus.core.limits import HUGE_BYTES_MIN, RING_BYTES_MIN
+
+
+def allocate(count: int, dtype: np.dtype[Item]) -> npt.NDArray[Item]:
+    """An array whose memory goes back to the system as soon as it is dropped, if it is large.
+
+    The allocator would keep freed blocks of this size for itself; a mapping of its own is returned.
+    """
+    size = count * dtype.itemsize
+    if size < RING_BYTES_MIN:
+        return np.empty(count, dtype)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if size >= HUGE_BYTES_MIN and hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, dtype)
+
 
 class MemoryBudget:
-    """Bytes that all classes together may hold. Invariant: 0 <= used <= limit."""
+    """Bytes that all classes together may hold. Invariant: 0 <= used <= limit, but for what was
+    there before a restart."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
+        self.beyond = 0
+        """What may be taken beyond the limit for now."""
 
     @property
     def left(self) -> int:
-        """Bytes not taken."""
-        return self.limit - self.used
+        """Bytes that may be taken; below 0 where more is held than the limit."""
+        return self.limit + self.beyond - self.used
 
     def take(self, size: int) -> bool:
         """Take size bytes, if they are left."""
-        if self.used + size > self.limit:
+        if size > max(0, self.left):
             return False
         self.used += size
         return True
@@ -42,7 +67,7 @@ class MemoryShare(MemoryBudget):
         return min(super().left, self._whole.left)
 
     def take(self, size: int) -> bool:
-        if self.used + size > self.limit or not self._whole.take(size):
+        if size > max(0, super().left) or not self._whole.take(size):
             return False
         self.used += size
         return True

@@ -218,6 +218,9 @@ KEPT_POSITIONS = 1000
 KEPT_BYTES_MIN = 4 * 1024 * 1024
 KEPT_FRAME_BYTES = 256 * 1024 * 1024
 KEPT_UNION_MAX = 16
+# What was let go of just before a crash, and what was about to be, is there again after it: so a
+# class, and all of them together, may hold half as much again as their limits then, and so much.
+RESTORED_BYTES_BEYOND = 512 * 1024 * 1024
 # When messages were accepted is known to within so many seconds, and for so many points in time.
 TIMES_STEP_SECONDS = 0.01
 TIMES_MAX = 65_536

@@ -2,12 +2,16 @@
 
 Rule 1: this happens before anybody connects, and in this order: classes, messages, positions,
 publishers.
-Rule 2: what does not fit is an error that says what would help: nothing that was kept is dropped.
+Rule 2: a limit that was kept before the crash stops nobody after it. More may be there than fits:
+what was let go of just before, and nobody had written that down; it shrinks as it is acknowledged.
+Rule 3: what does not fit by far is an error that says what would help: nothing that was kept is
+dropped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +19,7 @@ import numpy as np
 from simplebus.core.acks import AckWindow
 from simplebus.core.broker import Broker
 from simplebus.core.classes import MessageClass
-from simplebus.core.columns import Times
+from simplebus.core.columns import Rows, Times
 from simplebus.core.errors import BusError
 from simplebus.core.frames import FrameBatch, Integers
 from simplebus.core.kept import KeptClass, KeptPosition
@@ -23,11 +27,14 @@ from simplebus.core.ledger import Level
 from simplebus.core.limits import (
     MESSAGE_ID_BITS,
     MESSAGE_ID_MASK,
+    MESSAGES_MAX,
     PUBLISHERS_AHEAD_BYTES_MAX,
+    RESTORED_BYTES_BEYOND,
 )
 from simplebus.core.publishers import Ahead
 from simplebus.core.purging import purge
 from simplebus.core.reviving import Reviving
+from simplebus.core.ring import Ring
 from simplebus.core.spans import Span
 from simplebus.core.terms import Terms
 from simplebus.core.version2 import numbers_of
@@ -46,6 +53,9 @@ class Restoring:
         self._broker = broker
         self._reviving = Reviving(broker.store)
         self.split = self._reviving.split
+        self._budgets = broker.store.table.budget, broker.store.table.dead_budget
+        for budget in self._budgets:
+            budget.beyond = _beyond(budget.limit)
 
     def open_class(self, class_id: int, name: str) -> MessageClass:
         """A class that is to be there. Raises RemoteProtocolError (too_many_classes)."""
@@ -58,15 +68,7 @@ class Restoring:
         assert cls.ring.head == first, (cls.ring.head, first)
         try:
             for run, rows in self._reviving.runs(cls, batch, times):
-                taken = cls.ring.append(run, 0, rows)
-                while taken < run.count and cls.spill is not None:
-                    rest = run.slice(taken, run.count)
-                    if not cls.spill.make_room(rest.data.size):
-                        break
-                    part = None if rows is None else rows.part(taken, rows.count)
-                    taken += cls.ring.append(rest, 0, part)
-                if taken < run.count:
-                    raise MemoryError
+                self._put(cls, run, rows)
         except ValueError as error:
             raise RestoreError(f"class {cls.class_id}: {error}") from None
         except MemoryError:
@@ -76,6 +78,21 @@ class Restoring:
                 f"{ring.memory_bytes} bytes and further ones; more memory for the class or for "
                 "all classes is needed, or the policy spill"
             ) from None
+
+    def _put(self, cls: MessageClass, run: FrameBatch, rows: Rows | None) -> None:
+        """Raises MemoryError unless it fits."""
+        ring, spill = cls.ring, cls.spill
+        taken = ring.append(run, 0, rows)
+        while taken < run.count and spill is not None:
+            rest = run.slice(taken, run.count)
+            if not spill.make_room(rest.data.size):
+                break
+            taken += ring.append(rest, 0, _rest(rows, taken))
+        if taken < run.count:
+            with _unlimited(ring):
+                taken += ring.append(run.slice(taken, run.count), 0, _rest(rows, taken))
+        if taken < run.count:
+            raise MemoryError
 
     def set_waiting(
         self, cls: MessageClass, kept: KeptClass | None, known_head: int | None
@@ -120,9 +137,13 @@ class Restoring:
             cls.dropped.clear()  # That was counted when it happened.
 
     def release(self) -> None:
-        """All is there: let go of what nobody needs."""
+        """All is there: let go of what nobody needs, and have limits hold again."""
         for cls in self._broker.classes.values():
             cls.release(self._broker.clock.now)
+        for budget in self._budgets:
+            budget.beyond = 0
+        for cls in self._broker.classes.values():
+            cls.ring.trim()
 
     def add_publisher(self, name: str, following: int, stored: Numbers) -> None:
         """Every number of this publisher before `following` is stored, and these are."""
@@ -133,6 +154,25 @@ class Restoring:
             # again, for other messages: better one is stored twice than another one never.
             ahead = None
         self._broker.answers.publishers.restore(name, following, ahead, self._broker.clock.now)
+
+
+def _beyond(limit: int) -> int:
+    return limit // 2 + RESTORED_BYTES_BEYOND
+
+
+def _rest(rows: Rows | None, taken: int) -> Rows | None:
+    return None if rows is None else rows.part(taken, rows.count)
+
+
+@contextmanager
+def _unlimited(ring: Ring) -> Iterator[None]:
+    """A ring may hold more than it may otherwise, meanwhile."""
+    limits = ring.messages_max, ring.bytes_max
+    ring.messages_max, ring.bytes_max = MESSAGES_MAX, ring.bytes_max + _beyond(ring.bytes_max)
+    try:
+        yield
+    finally:
+        ring.messages_max, ring.bytes_max = limits
 
 
 def spans_of(window: AckWindow, attempts: Iterable[tuple[int, int, int]]) -> list[Span]:

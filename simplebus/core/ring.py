@@ -12,18 +12,16 @@ Invariant: floor <= head <= floor + slots.
 
 from __future__ import annotations
 
-import mmap
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from simplebus.core.budget import MemoryBudget
+from simplebus.core.budget import MemoryBudget, allocate
 from simplebus.core.columns import AT_ONCE, NEVER, Columns, Row, Rows
-from simplebus.core.frames import DELIMITER, FrameBatch, Integers, Item, stamp, unaligned
+from simplebus.core.frames import DELIMITER, FrameBatch, Integers, stamp, unaligned
 from simplebus.core.limits import (
     FRAME_BYTES_MIN,
-    HUGE_BYTES_MIN,
     MESSAGE_ID_MASK,
     PLAIN_FRAMES_MAX,
     RING_BYTES_MIN,
@@ -61,20 +59,6 @@ class RingStatistics:
         return self.head - self.floor
 
 
-def allocate(count: int, dtype: np.dtype[Item]) -> npt.NDArray[Item]:
-    """An array whose memory goes back to the system as soon as it is dropped, if it is large.
-
-    The allocator would keep freed blocks of this size for itself; a mapping of its own is returned.
-    """
-    size = count * dtype.itemsize
-    if size < RING_BYTES_MIN:
-        return np.empty(count, dtype)
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if size >= HUGE_BYTES_MIN and hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, dtype)
-
-
 class Ring:
     """Frames of one class, from floor (kept for whoever needs it longest) to head (next one).
 
@@ -88,6 +72,8 @@ class Ring:
         """What the frames that it is given carry already."""
         self.messages_max = messages_max
         self.bytes_max = bytes_max
+        self.exceeds = False
+        """Whether more may be held than limits and budget allow: it was there before a restart."""
         self.floor = 0
         self.head = 0
         self.columns = Columns()
@@ -462,6 +448,17 @@ class Ring:
         if slots > self._slots and size > self._size:
             self._resize(slots, size)
 
+    def trim(self) -> None:
+        """Give back what is held beyond the limits, as far as it is not needed and worth a move."""
+        if self._memory() > self.bytes_max or self.budget.left < 0:
+            slots = _at_least(RING_SLOTS_MIN, len(self)) if len(self) else 0
+            size = self.bytes_max - slots * self._row_bytes if self.budget.left >= 0 else 0
+            size = max(self.frame_bytes, min(self._size, size))
+            if 8 * (size + slots * self._row_bytes) <= 7 * self._memory():
+                self._resize(slots, size)
+        is_above = self._memory() > self.bytes_max or len(self) > self.messages_max
+        self.exceeds = is_above or self.budget.left < 0
+
     def free(self) -> None:
         """Let go of everything, and of the memory: it is used no more, or `begin` follows."""
         self.release(self.head)
@@ -469,6 +466,8 @@ class Ring:
 
     def tick(self) -> None:
         """Once per tick: give memory back that was long not needed."""
+        if self.exceeds:
+            self.trim()
         self._idle_ticks += 1
         if self._idle_ticks < RING_IDLE_TICKS or self._slots == 0:
             return
@@ -571,8 +570,8 @@ class Ring:
     def check(self) -> None:
         """Raise AssertionError unless the invariants hold."""
         assert self.floor <= self.head <= self.floor + self._slots, vars(self)
-        assert len(self) <= self.messages_max
-        assert self._memory() <= self.bytes_max
+        assert self.exceeds or len(self) <= self.messages_max
+        assert self.exceeds or self._memory() <= self.bytes_max
         at = None
         total = 0
         for sequence in range(self.floor, self.head):
