@@ -132,7 +132,7 @@ class SubscribeRequest(_Request, frozen=True):
     """Whether a durable that exists, and that nobody holds, is moved to `start`."""
     max_in_flight: Annotated[int, Meta(ge=1, le=IN_FLIGHT_MAX)] | None = None
     """Messages sent to this subscription and not acknowledged; None for the bus's default."""
-    max_pending: Annotated[int, Meta(ge=1)] | None = None
+    max_pending: Annotated[int, Meta(ge=1, le=SEQUENCE_MAX)] | None = None
     """Messages stored for it and not acknowledged, at which `slow` decides; None for the class's
     own limits."""
     slow: str = "block"

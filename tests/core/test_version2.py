@@ -238,6 +238,7 @@ def test_after_an_unsubscribe_messages_are_announced_again() -> None:
         ({"start": {"sequence": -1}}, "bad_request"),
         ({"max_in_flight": 0}, "bad_request"),
         ({"max_pending": 0, "slow": "drop_oldest"}, "bad_request"),
+        ({"max_pending": 1 << 63}, "bad_request"),
         ({"ack_seconds": 0}, "bad_request"),
         ({"max_deliveries": -1}, "bad_request"),
         ({"durable": ""}, "bad_request"),
