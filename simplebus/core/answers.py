@@ -342,6 +342,9 @@ class Answers:
         kind = _kind(kept.group, by_key=kept.by_key)
         position = self._make(kind, cls, names, wanted, terms, window, spans)
         position.idle_seconds = kept.idle_seconds
+        # Should the clock have been set back, nothing waits longer for that.
+        told = min(kept.told, self._store.clock.now)
+        position.put_off((first, last, told + pause) for first, last, pause in kept.pauses)
         self._leave_alone(position)
         return position
 

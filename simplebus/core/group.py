@@ -147,6 +147,12 @@ class Member:
         waits is nobody's."""
         return self.wheel.holds(first, last, attempt)
 
+    def in_flight(self) -> Iterator[tuple[int, Span]]:
+        """What it was sent and has not acknowledged, and by which tick it is to be."""
+        for due, attempts, held in self.wheel.sets():
+            for first, last in held:
+                yield due, Span(first, last, attempts)
+
     def lose(self, first: int, last: int, attempt: int = 0) -> list[Span]:
         """It has none of first..last-1 any longer, or none with this attempt. Returns what of them
         it was sent."""
@@ -449,6 +455,10 @@ class Group(Subscription):
 
     def _wait(self, span: Span) -> None:
         pass  # Only what somebody holds can be acknowledged.
+
+    def _sent_again(self) -> Iterator[tuple[int, Span]]:
+        for member in self.members:
+            yield from ((due, span) for due, span in member.in_flight() if span.attempts > 1)
 
     def _spans(self) -> Iterator[Span]:
         yield from super()._spans()

@@ -107,7 +107,7 @@ class Keeper:
                 key = (cls.class_id, position.durable, position.group)
                 found[key] = here = (position, _progress(position))
                 if known.pop(key, None) != here:
-                    changes.positions.append(_position(position))
+                    changes.positions.append(_position(position, self._broker))
         changes.gone.extend(known)
         self._positions[cls.class_id] = found
 
@@ -116,7 +116,7 @@ class Keeper:
         return Changes(
             [_class(cls, self._ledger.reached) for cls in broker.classes.values()],
             [
-                _position(position)
+                _position(position, broker)
                 for positions in self._positions.values()
                 for position, _ in positions.values()
             ],
@@ -166,6 +166,7 @@ def _progress(position: Subscription) -> object:
         window.cursor,
         position.acknowledged,
         position.redelivered,
+        position.refused,
         position.terms,
         position.idle_seconds,
     )
@@ -194,7 +195,7 @@ def _left_behind(cls: MessageClass) -> AckWindow:
     return window
 
 
-def _position(position: Subscription) -> KeptPosition:
+def _position(position: Subscription, broker: Broker) -> KeptPosition:
     terms = position.terms
     return KeptPosition(
         position.class_id,
@@ -211,4 +212,6 @@ def _position(position: Subscription) -> KeptPosition:
         position.idle_seconds,
         position.by_key,
         terms.backoff_ticks,
+        position.pauses(broker.settings.tick_seconds),
+        broker.clock.now,
     )

@@ -72,6 +72,11 @@ class KeptPosition(_Kept, frozen=True):
     idle_seconds: float | None
     by_key: bool = False
     backoff_ticks: tuple[int, ...] = ()
+    pauses: list[tuple[int, int, float]] = []
+    """Of messages first..last-1 that are to be sent again, for how many seconds from `told` on they
+    are not."""
+    told: float = 0.0
+    """When all this was so: seconds since 1970."""
 
     @property
     def key(self) -> tuple[int, str, str]:

@@ -451,6 +451,22 @@ class KeyGroup(Group):
             for a, b in self.window.unacked(max(first, span.first), min(last, span.last))
         ]
 
+    def put_off(self, pauses: Iterable[tuple[int, int, float]]) -> None:
+        """The same; each goes into its lane at once, so that those behind it wait for it. What is
+        not in memory is not put off: its lane is not known, and it comes before them as well."""
+        ring = self.ring
+        there = [(max(a, ring.floor), min(b, ring.head), due) for a, b, due in pauses]
+        super().put_off((a, b, due) for a, b, due in there if a < b)
+        later, self._later = sorted(self._later), []
+        for due, _, span in later:
+            for begin, end in self.window.unacked(span.first, span.last):
+                sequences = range(begin, end)
+                self.attempts_of.update(dict.fromkeys(sequences, span.attempts))
+                first = self._lanes.enter(sequences, key_hash.lanes(ring, begin, end))
+                self._in_wait.update(dict.fromkeys(set(sequences).difference(first)))
+                for sequence in first:
+                    self._delay(due, Span(sequence, sequence + 1, span.attempts))
+
     def _done(self, first: int, last: int) -> None:
         super()._done(first, last)
         self._left(self._inside(first, last))

@@ -111,12 +111,17 @@ class KeyMember(Member):
             self._weigh(-len(gone), -size)
         return gone
 
-    def give_up(self) -> list[tuple[int, Span]]:
+    def in_flight(self) -> Iterator[tuple[int, Span]]:
         by_due: dict[int, list[int]] = {}
         for sequence, (due, _) in self._sent.items():
             by_due.setdefault(due, []).append(sequence)
+        for due, held in by_due.items():
+            yield from ((due, span) for span in self.group.spans_of(held))
+
+    def give_up(self) -> list[tuple[int, Span]]:
+        spans = list(self.in_flight())
         self.lose_some(list(self._sent))
-        return [(due, span) for due, held in by_due.items() for span in self.group.spans_of(held)]
+        return spans
 
     def lose(self, first: int, last: int, attempt: int = 0) -> list[Span]:
         return self.group.spans_of(self.lose_some(list(self._sent_as(first, last, attempt))))

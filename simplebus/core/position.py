@@ -29,7 +29,7 @@ from simplebus.core.limits import IN_FLIGHT_BYTES, MESSAGES_MAX
 from simplebus.core.outbox import Nowhere, Outbox
 from simplebus.core.picking import Ranges
 from simplebus.core.ring import Ring
-from simplebus.core.spans import INHERITED, SequenceSet, Span, Wheel, check_once
+from simplebus.core.spans import INHERITED, SequenceSet, Span, Wheel, check_once, parted
 from simplebus.core.standing import Standing
 from simplebus.core.statistics import SubscriptionStatistics
 from simplebus.core.terms import Clock, Terms
@@ -86,6 +86,8 @@ class Position(ABC):
         """Since when nobody is connected to it, while that is so."""
         self.delivered = 0
         self.redelivered = 0
+        self.refused = 0
+        """How often it was said that some messages are to come again later."""
         self.dropped = 0
         self.queued = False
         self.attempt = 1
@@ -270,6 +272,7 @@ class Position(ABC):
     def _refuse(self, span: Span, delay: float | None, tick: int, error: str) -> None:
         """Have these come again after a pause, or after so many seconds."""
         self._errors.note(self, span.first, span.last, error)
+        self.refused += 1
         if delay is None:
             due = tick + self.terms.refused_pause(span.attempts)
             self._refused.put(due, span.first, span.last, span.attempts)
@@ -391,6 +394,37 @@ class Position(ABC):
             for span in self._spans()
             if span.attempts != 1 and span.last > floor and span.first < span.last
         )
+
+    def pauses(self, tick_seconds: float) -> list[tuple[int, int, float]]:
+        """What would not be sent again at once if every session ended now: messages first..last-1,
+        and for how many seconds from now on they are not, ascending."""
+        clock, floor = self._clock, self.window.floor
+        by_tick = list(self._sent_again())
+        for due, _, held in self._refused.sets():
+            by_tick += [(due, Span(first, last, 1)) for first, last in held]
+        found = [((due - clock.tick) * tick_seconds, span) for due, span in by_tick]
+        found += [(due - clock.now, span) for due, _, span in self._later if span.attempts > 0]
+        return sorted(
+            (max(span.first, floor), span.last, pause) for pause, span in found if span.last > floor
+        )
+
+    def _sent_again(self) -> Iterator[tuple[int, Span]]:
+        """What was sent more than once and is not acknowledged, and by which tick it is to be."""
+        for due, attempts, held in self._wheel.sets():
+            if attempts > 1:
+                for first, last in held:
+                    yield due, Span(first, last, attempts)
+
+    def put_off(self, pauses: Iterable[tuple[int, int, float]]) -> None:
+        """Of what is to be sent again, messages first..last-1 are not before a time, in seconds
+        since 1970."""
+        ahead = [row for row in sorted(pauses) if row[2] > self._clock.now]
+        self._again, spans = deque(), self._again
+        for span, due in parted(spans, ahead):
+            if due is None:
+                self._again.append(span)
+            else:
+                self._delay(due, span)
 
     def _spans(self) -> Iterator[Span]:
         """Wherever they are kept."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import attrgetter
 
@@ -131,6 +131,27 @@ def _spans(by_attempts: dict[int, SequenceSet]) -> list[Span]:
     """Ascending."""
     spans = [Span(a, b, n) for n, sequences in by_attempts.items() for a, b in sequences]
     return sorted(spans, key=_first) if len(by_attempts) > 1 else spans
+
+
+def parted(
+    spans: Iterable[Span], rows: Iterable[tuple[int, int, float]]
+) -> Iterator[tuple[Span, float | None]]:
+    """Spans, and of each what the row says that is about it: messages first..last-1, a value. Both
+    are ascending and disjoint; spans of which only a part is in a row are divided."""
+    ahead = iter(rows)
+    row = next(ahead, None)
+    for span in spans:
+        at = span.first
+        while at < span.last:
+            while row is not None and row[1] <= at:
+                row = next(ahead, None)
+            begin = span.last if row is None else min(max(row[0], at), span.last)
+            if at < begin:
+                yield replace(span, first=at, last=begin), None
+            end = span.last if row is None else min(row[1], span.last)
+            if row is not None and begin < end:
+                yield replace(span, first=begin, last=end), row[2]
+            at = max(begin, end)
 
 
 class SequenceSet:

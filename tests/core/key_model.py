@@ -183,7 +183,7 @@ class World:
         for member in list(self.members):
             self.leave(member)
         broker, former = self.bus.broker, self.group
-        cls, kept = broker.classes[1], _position(former)
+        cls, kept = broker.classes[1], _position(former, broker)
         window = kept.window.window(floor=cls.ring.floor, head=cls.ring.head)
         spans = spans_of(window, kept.attempts)
         answers: Answers = broker.answers

@@ -355,6 +355,8 @@ def test_attempts_are_counted_on(tmp_path: Path) -> None:
     bus.broker.clock.now += 1
     bus.sync()
     bus = again(bus, tmp_path)
+    bus.broker.clock.now += 12  # As long as it would have been in flight.
+    bus.broker.wake_due()
     reader = peer2(bus, subscribe(1, 5, durable="billing", max_deliveries=3))
     assert [(m.message_id, m.attempt) for m in reader.got()] == [(0, 3)]
     reader.say(nack(5, 0, 1, 0))
