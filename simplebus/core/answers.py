@@ -30,7 +30,7 @@ from simplebus.core.limits import (
     IN_FLIGHT_MESSAGES,
 )
 from simplebus.core.outbox import Outbox
-from simplebus.core.publishers import Publishers
+from simplebus.core.publishers import Publisher, Publishers
 from simplebus.core.purging import purge_again
 from simplebus.core.requests import (
     ConnectReply,
@@ -96,16 +96,23 @@ class Answers:
         assert isinstance(dialect, Version2)
         store = self._store
         store.table.check_classes(asked.classes)
+        lost = 0
         if not dialect.is_greeted:
             publisher = dialect.publisher
             if asked.name is not None:
+                former_program = self.publishers.program(asked.name)
                 publisher, former = self.publishers.claim(
                     asked.name, asked.instance or "", session.session_id
                 )
                 if former is not None:
                     self._take_over(former)  # From here on, what it has stored is known.
-                if store.ledger is not None and not (publisher.next or publisher.ahead):
-                    store.ledger.begin(asked.name)
+                before = publisher.next
+                if asked.bus and asked.bus != self.identity:
+                    self.publishers.begin_anew(publisher)  # It gives its messages new numbers.
+                elif asked.unconfirmed is not None:
+                    lost = self.publishers.go_on(publisher, asked.unconfirmed)
+                if former_program != publisher.instance or before != publisher.next:
+                    self._note_publisher(publisher)
                 if store.ledger is not None and publisher.ahead is not None:
                     # Its former connection ended before these were safe: they come again.
                     session.kept_mark = store.ledger.mark
@@ -128,11 +135,19 @@ class Answers:
             frame_bytes=settings.limits.frame_bytes,
             ack_seconds=settings.ack_timeout * settings.tick_seconds,
             level=store.ledger.level if store.ledger is not None else 0,
+            lost=lost,
         )
         self._reply(
             session,
             frames.encode(frames.CONNECT, message_id=greeted.request, content=reply.encode()),
         )
+
+    def _note_publisher(self, publisher: Publisher) -> None:
+        """Have the journal know whose numbers these are now, and where they go on. What is ahead
+        may not be safe yet: the records say it."""
+        ledger = self._store.ledger
+        if ledger is not None and publisher.ahead is None:
+            ledger.begin(publisher.name, publisher.next, publisher.instance)
 
     def _heartbeat(self, asked: float) -> float:
         """The shorter one of what both sides allow, in whole ticks."""

@@ -241,7 +241,7 @@ class Broker:
         """Remember how far its messages are stored. What is not will come again."""
         publisher, publishers = dialect.publisher, self.answers.publishers
         if publisher.name:
-            said = session.confirmed if session.unsaid else dialect.stored
+            said = session.confirmed
             ahead = dialect.stored_ahead(said, [batch for _, batch in session.parked])
             publishers.note(publisher, said, ahead)
         self.store.room.forget(session)
@@ -407,10 +407,10 @@ class Broker:
 
     def _refuse(self, session: Session, refused: Refused) -> None:
         """Version 2: a frame has no effect, and its peer is told."""
-        self.refused[refused.reason] += refused.count
-        session.refused[refused.reason] += refused.count
-        if self.ledger is not None:
-            noting.refuse(self.ledger, session, refused)
+        if not refused.again:
+            self.refused[refused.reason] += refused.count
+            session.refused[refused.reason] += refused.count
+            noting.refuse(self.ledger, self.answers.publishers, session, refused)
         reply = ErrorReply(code=refused.reason, message=refused.sentence, count=refused.count)
         session.outbox.reply(
             frames.encode(

@@ -7,11 +7,12 @@ Rule 2: events are facts; what follows from them is the broker's business.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simplebus.core.errors import Reason
 from simplebus.core.explained import Question
 from simplebus.core.frames import FrameBatch, Integers
+from simplebus.core.limits import MESSAGE_ID_MASK, PUBLISHER_RESENT_MAX
 from simplebus.core.requests import (
     ConnectRequest,
     FetchRequest,
@@ -180,6 +181,23 @@ class Refused:
     count: int = 1
     published: int = 0
     """How many messages are refused by this."""
+    again: bool = False
+    """Whether it was said before, to somebody who may not have heard it."""
+
+    def joined(self, after: Refused) -> Refused | None:
+        """The same said of this one's messages and of those behind them in one; None where that
+        cannot be."""
+        follows = (self.refers_to + self.count) & MESSAGE_ID_MASK == after.refers_to
+        if (
+            not follows
+            or self.count > PUBLISHER_RESENT_MAX
+            or self.class_id != after.class_id
+            or self.frame_type != after.frame_type
+            or self.sentence != after.sentence
+            or self.reason is not after.reason
+        ):
+            return None
+        return replace(self, count=self.count + after.count)
 
 
 Event = (

@@ -14,7 +14,14 @@ from msgspec import structs
 
 from simplebus.core.acks import AckWindow
 from simplebus.core.classes import MessageClass
-from simplebus.core.kept import Changes, KeptClass, KeptPosition, KeptPublisher, KeptWindow
+from simplebus.core.kept import (
+    Changes,
+    KeptClass,
+    KeptPosition,
+    KeptPublisher,
+    KeptRefusal,
+    KeptWindow,
+)
 from simplebus.core.ledger import Ledger, Lot
 from simplebus.core.limits import (
     KEPT_BYTES_MIN,
@@ -67,14 +74,22 @@ class Keeper:
         if not at_all and not is_owed:
             return None
         changes = self._look(now, at_all=at_all)
-        begun = [KeptPublisher(name, 0) for name in ledger.take_begun()]
+        begun = [KeptPublisher(name, at, [], which) for name, at, which in ledger.take_begun()]
         refused, purged = ledger.take_refused(), ledger.take_purged()
         if self.wants_snapshot:
             self.wants_snapshot = False
             snapshot = self._everything().encode()
             self._bytes, self._snapshot_bytes, self._frame_bytes = 0, len(snapshot), 0
             return ledger.take(snapshot=snapshot)
-        changes = Changes(changes.classes, changes.positions, changes.gone, begun, refused, purged)
+        changes = Changes(
+            changes.classes,
+            changes.positions,
+            changes.gone,
+            begun,
+            [(name, each.refers_to, each.count) for name, each in refused],
+            purged,
+            [KeptRefusal.of(each) for _, each in refused],
+        )
         if not any(structs.astuple(changes)):
             return ledger.take(is_owed=is_owed)
         encoded = changes.encode()
@@ -138,7 +153,15 @@ class Keeper:
                 assert isinstance(dialect, Version2)
                 following = dialect.stored
                 ahead = dialect.stored_ahead(following, [batch for _, batch in session.parked])
-            kept.append(KeptPublisher(publisher.name, following, ahead.ranges() if ahead else []))
+            kept.append(
+                KeptPublisher(
+                    publisher.name,
+                    following,
+                    ahead.ranges() if ahead else [],
+                    publisher.instance,
+                    [KeptRefusal.of(each) for each in publisher.refusals],
+                )
+            )
         return kept
 
 

@@ -11,6 +11,8 @@ from typing import TypeVar
 import msgspec
 
 from simplebus.core.acks import AckWindow
+from simplebus.core.errors import Reason
+from simplebus.core.events import Refused
 
 
 class _Kept(msgspec.Struct, array_like=True, frozen=True):
@@ -84,6 +86,39 @@ class KeptPosition(_Kept, frozen=True):
         return self.class_id, self.durable, self.group
 
 
+class KeptRefusal(_Kept, frozen=True):
+    """What a publisher is told again of messages that were refused."""
+
+    reason: str
+    sentence: str
+    frame_type: int
+    class_id: int
+    first: int
+    count: int
+
+    @classmethod
+    def of(cls, refused: Refused) -> KeptRefusal:
+        return cls(
+            refused.reason,
+            refused.sentence,
+            refused.frame_type,
+            refused.class_id,
+            refused.refers_to,
+            refused.count,
+        )
+
+    def refused(self) -> Refused:
+        """The other way. Raises ValueError for a reason that is not known here."""
+        return Refused(
+            Reason(self.reason),
+            self.sentence,
+            self.frame_type,
+            self.class_id,
+            self.first,
+            self.count,
+        )
+
+
 class KeptPublisher(_Kept, frozen=True):
     """A publisher that has a name."""
 
@@ -92,6 +127,10 @@ class KeptPublisher(_Kept, frozen=True):
     """Every number before it is stored, or was refused."""
     stored: list[tuple[int, int]] = []
     """And so are these behind it: first number, count."""
+    instance: str = ""
+    """Which program it is."""
+    refusals: list[KeptRefusal] = []
+    """Of which it may not have heard."""
 
 
 class Changes(_Kept, frozen=True):
@@ -107,6 +146,8 @@ class Changes(_Kept, frozen=True):
     """Publisher, first number, count: they are used up."""
     purged: list[tuple[int, int, int]] = []
     """Class, first message, last one exclusive: nobody is to have them any more."""
+    refusals: list[KeptRefusal] = []
+    """What is said of each of `refused`."""
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)
@@ -130,6 +171,8 @@ class Image:
         self.positions: dict[tuple[int, str, str], KeptPosition] = {}
         self.publishers: dict[str, KeptPublisher] = {}
         self.refused: list[tuple[str, int, int]] = []
+        self.refusals: dict[str, list[KeptRefusal]] = {}
+        """By publisher, what it may not have heard."""
         self.purged: list[tuple[int, int, int]] = []
         self.lot = 0
         """Of the last changes: they know nothing of later ones."""
@@ -143,4 +186,8 @@ class Image:
         self.positions.update((each.key, each) for each in changes.positions)
         self.publishers.update((each.name, each) for each in changes.publishers)
         self.refused += changes.refused
+        for each in changes.publishers:
+            self.refusals[each.name] = list(each.refusals)
+        for (name, _, _), refusal in zip(changes.refused, changes.refusals, strict=False):
+            self.refusals.setdefault(name, []).append(refusal)
         self.purged += changes.purged

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from simplebus.core.errors import Reason
+from simplebus.core.events import Refused
 from simplebus.core.limits import LEDGER_BYTES_MAX, TIMES_STEP_SECONDS
 
 if TYPE_CHECKING:
@@ -98,8 +99,8 @@ class Ledger:
         self._entries: list[Entry] = []
         self._latest: dict[int, Entry] = {}
         """Of each class, the entry that grows."""
-        self._refused: list[tuple[str, int, int]] = []
-        self._begun: list[str] = []
+        self._refused: list[tuple[str, Refused]] = []
+        self._begun: list[tuple[str, int, str]] = []
         self._purged: list[tuple[int, int, int]] = []
 
     @property
@@ -155,13 +156,18 @@ class Ledger:
         self._noted_bytes += len(frames)
         self.held_bytes += len(frames)
 
-    def refuse(self, publisher: str, first: int, count: int) -> None:
-        """Messages with these numbers were refused: they will not come again."""
-        self._refused.append((publisher, first, count))
+    def refuse(self, publisher: str, refused: Refused) -> None:
+        """Messages were refused: their numbers are used up."""
+        if self._refused and self._refused[-1][0] == publisher:
+            joined = self._refused[-1][1].joined(refused)
+            if joined is not None:
+                self._refused[-1] = publisher, joined
+                return
+        self._refused.append((publisher, refused))
 
-    def begin(self, publisher: str) -> None:
-        """A publisher of whom nothing is known has come under this name."""
-        self._begun.append(publisher)
+    def begin(self, publisher: str, following: int, instance: str) -> None:
+        """A program has come under this name, and goes on at this number."""
+        self._begun.append((publisher, following, instance))
 
     def purge(self, class_id: int, first: int, last: int) -> None:
         """Nobody is to have the messages first..last-1 of a class any more."""
@@ -172,13 +178,13 @@ class Ledger:
         purged, self._purged = self._purged, []
         return purged
 
-    def take_refused(self) -> list[tuple[str, int, int]]:
-        """Publisher, first number, count: these are used up though nothing is stored."""
+    def take_refused(self) -> list[tuple[str, Refused]]:
+        """Publishers, and which of their messages were refused."""
         refused, self._refused = self._refused, []
         return refused
 
-    def take_begun(self) -> list[str]:
-        """The names under which a publisher has begun."""
+    def take_begun(self) -> list[tuple[str, int, str]]:
+        """Publisher, the number at which it goes on, which program it is."""
         begun, self._begun = self._begun, []
         return begun
 

@@ -199,6 +199,11 @@ PUBLISHERS_MAX = 65_536
 # And which of their messages were stored though some before them were not, one bit for each number
 # up to the last one of them.
 PUBLISHERS_AHEAD_BYTES_MAX = 16 * 1024 * 1024
+# Refusals are remembered of each publisher, and of all, until their program has heard of them; one
+# behind which so many numbers were used is no news.
+PUBLISHER_REFUSALS_MAX = 256
+PUBLISHERS_REFUSALS_MAX = 65_536
+PUBLISHER_RESENT_MAX = 1 << 22
 # A publisher whose credit does not hold it waits while so much is to be written.
 LEDGER_BYTES_MAX = 64 * 1024 * 1024
 # A class that is full, and whose messages are on disk, too, lets go of such a part of its memory at

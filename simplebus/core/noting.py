@@ -10,6 +10,7 @@ from simplebus.core import frames
 from simplebus.core.errors import Reason
 from simplebus.core.events import Refused
 from simplebus.core.ledger import Ledger
+from simplebus.core.publishers import Publishers
 from simplebus.core.session import Session
 from simplebus.core.version2 import Version2, publisher_of
 
@@ -41,9 +42,14 @@ def failure(ledger: Ledger | None, session: Session) -> tuple[Reason, str] | Non
     return ledger.failure
 
 
-def refuse(ledger: Ledger, session: Session, refused: Refused) -> None:
-    """A frame had no effect. If it was a message, its number is used up all the same."""
+def refuse(
+    ledger: Ledger | None, publishers: Publishers, session: Session, refused: Refused
+) -> None:
+    """A frame had no effect. If it was a message, its number is used up all the same, and its
+    program is told again should it not have heard of that."""
     if refused.frame_type in (frames.MESSAGE, frames.ENVELOPE):
-        publisher = publisher_of(session)
-        if publisher:
-            ledger.refuse(publisher, refused.refers_to, refused.count)
+        dialect = session.dialect
+        if isinstance(dialect, Version2) and dialect.publisher.name:
+            publishers.refuse(dialect.publisher, refused)
+            if ledger is not None:
+                ledger.refuse(dialect.publisher.name, refused)

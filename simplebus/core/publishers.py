@@ -5,23 +5,37 @@ number of names that are bounded.
 Rule 2: a name belongs to one running program at a time; the same program may come again before its
 former connection is known to be dead.
 Rule 3: what is too much to remember of one name is forgotten of that one, never of others.
+Rule 4: a number means one message. Numbers that another program has used, or that were confirmed,
+are never waited for again, whatever has become of their messages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.events import Refused
 from simplebus.core.frames import Flags, Integers, ranges_of
 from simplebus.core.limits import (
+    MESSAGE_ID_BITS,
     MESSAGE_ID_MASK,
+    PUBLISHER_REFUSALS_MAX,
+    PUBLISHER_RESENT_MAX,
     PUBLISHER_SECONDS,
     PUBLISHERS_AHEAD_BYTES_MAX,
     PUBLISHERS_MAX,
+    PUBLISHERS_REFUSALS_MAX,
 )
+
+_HALF = 1 << (MESSAGE_ID_BITS - 1)
+
+
+def distance(first: int, last: int) -> int:
+    """How far the second number is ahead of the first one; below 0 when it is behind it."""
+    return ((last - first + _HALF) & MESSAGE_ID_MASK) - _HALF
 
 
 class Ahead:
@@ -58,8 +72,12 @@ class Ahead:
 
     def ranges(self) -> list[tuple[int, int]]:
         """The numbers that are stored: the first of each row of them, and how many there are."""
-        flags = np.unpackbits(self._bits)[: self._count].view(np.bool_)
-        return [((self.first + a) & MESSAGE_ID_MASK, b - a) for a, b in ranges_of(flags)]
+        return [((self.first + a) & MESSAGE_ID_MASK, b - a) for a, b in ranges_of(self.flags())]
+
+    def flags(self) -> Flags:
+        """Of each number from `first` to before `end`, whether it is stored."""
+        flags: Flags = np.unpackbits(self._bits)[: self._count].view(np.bool_)
+        return flags
 
     def holds(self, numbers: Integers) -> Flags:
         """Which of these numbers are stored."""
@@ -81,9 +99,18 @@ class Publisher:
     """Every number before it is stored, or was refused."""
     ahead: Ahead | None = None
     """Numbers behind `next` that are stored too, if there are any."""
+    refusals: list[Refused] = field(default_factory=list)
+    """Which of those were refused, as far as its program may not have heard of it."""
     session_id: int | None = None
     """Who uses it now."""
     gone_at: float = 0.0
+
+    @property
+    def end(self) -> int:
+        """The number behind all of which anything is known."""
+        if self.ahead is None or distance(self.next, self.ahead.end) < 0:
+            return self.next
+        return self.ahead.end
 
 
 class Publishers:
@@ -97,12 +124,17 @@ class Publishers:
         """Who had numbers ahead when it was asked last, in this order, and how many bytes these
         take."""
         self._ahead_bytes = 0
+        self._refusals: dict[str, int] = {}
+        """Who has had messages refused, the one of the last refusal last, and how many refusals are
+        remembered of it."""
+        self._refusals_count = 0
 
     def __len__(self) -> int:
         return len(self._names)
 
     def claim(self, name: str, instance: str, session_id: int) -> tuple[Publisher, int | None]:
         """A session wants a name. Returns its state, and the session from which it is taken over.
+        When it was another program's before, nothing of what that one left open comes again.
 
         Raises RemoteProtocolError (name_in_use) when another program has it.
         """
@@ -116,17 +148,93 @@ class Publishers:
                 f"the name {name!r} is used by session {former}, which is another program's",
             )
         self._gone.pop(name, None)
+        if instance and publisher.instance and instance != publisher.instance:
+            self.begin_anew(publisher)
         publisher.instance = instance
         publisher.session_id = session_id
         return publisher, former
 
+    def program(self, name: str) -> str | None:
+        """Which program used a name last; "" when that is not known, None for a new name."""
+        publisher = self._names.get(name)
+        return None if publisher is None else publisher.instance
+
     def __iter__(self) -> Iterator[Publisher]:
         return iter(self._names.values())
 
-    def restore(self, name: str, following: int, ahead: Ahead | None, now: float) -> None:
+    def begin_anew(self, publisher: Publisher) -> None:
+        """None of the numbers of which anything is known comes again."""
+        self.note(publisher, publisher.end, None)
+        self._keep_refusals(publisher, [])
+
+    def go_on(self, publisher: Publisher, unconfirmed: int) -> int:
+        """The program that it is knows every number below this one to be confirmed, and sends all
+        from there on again that are not told to be stored. So it is told no more than up to the
+        first refusal of which it has not heard. Returns how many confirmed messages are not stored.
+        """
+        missing = 0
+        if distance(publisher.next, unconfirmed) > 0:
+            missing = distance(publisher.next, unconfirmed)
+            ahead = publisher.ahead
+            if ahead is not None:
+                at = distance(ahead.first, unconfirmed)
+                flags = ahead.flags()
+                missing -= int(np.count_nonzero(flags[: max(0, at)]))
+                ahead = Ahead.of(unconfirmed, flags[at:]) if 0 <= at < flags.size else None
+            self.note(publisher, unconfirmed, ahead)
+        since = unconfirmed
+        if distance(since, publisher.next) > PUBLISHER_RESENT_MAX:
+            since = (publisher.next - PUBLISHER_RESENT_MAX) & MESSAGE_ID_MASK
+        unheard = [
+            each for each in publisher.refusals if distance(since, each.refers_to + each.count) > 0
+        ]
+        self._keep_refusals(publisher, unheard)
+        starts = (max(0, distance(since, each.refers_to)) for each in unheard)
+        first = (since + min(starts, default=_HALF)) & MESSAGE_ID_MASK
+        back = distance(first, publisher.next)
+        if unheard and back > 0:
+            flags = np.ones(back + max(0, distance(publisher.next, publisher.end)), np.bool_)
+            if publisher.ahead is not None:
+                behind = np.arange(publisher.next, publisher.next + flags.size - back)
+                flags[back:] = publisher.ahead.holds(behind & MESSAGE_ID_MASK)
+            self.note(publisher, first, Ahead.of(first, flags))
+        return missing
+
+    def refuse(self, publisher: Publisher, refused: Refused) -> None:
+        """Some of its messages were refused: their numbers are used up."""
+        known = publisher.refusals
+        joined = known[-1].joined(refused) if known else None
+        if joined is not None:
+            known[-1] = joined
+        else:
+            known = [*known[1 - PUBLISHER_REFUSALS_MAX :], refused]
+        self._keep_refusals(publisher, known)
+
+    def _keep_refusals(self, publisher: Publisher, refusals: list[Refused]) -> None:
+        """These are remembered. When all are too many, those are forgotten of whom nothing was
+        refused for the longest time."""
+        publisher.refusals = refusals
+        self._refusals_count -= self._refusals.pop(publisher.name, 0)
+        if refusals:
+            self._refusals[publisher.name] = len(refusals)
+            self._refusals_count += len(refusals)
+        while self._refusals_count > PUBLISHERS_REFUSALS_MAX:
+            self._keep_refusals(self._names[next(iter(self._refusals))], [])
+
+    def restore(
+        self,
+        name: str,
+        following: int,
+        ahead: Ahead | None,
+        now: float,
+        *,
+        instance: str = "",
+        refusals: list[Refused] | None = None,
+    ) -> None:
         """A name is known from before: so far its messages are stored."""
-        publisher = self._names[name] = Publisher(name)
+        publisher = self._names[name] = Publisher(name, instance)
         self.note(publisher, following, ahead)
+        self._keep_refusals(publisher, refusals or [])
         self.leave(publisher, now)
 
     def note(self, publisher: Publisher, following: int, ahead: Ahead | None) -> None:
@@ -153,8 +261,12 @@ class Publishers:
             if longest.gone_at + PUBLISHER_SECONDS > now and len(self._names) <= PUBLISHERS_MAX:
                 break
             self._forget_ahead(name)
+            self._keep_refusals(longest, [])
             del self._gone[name], self._names[name]
 
     def _forget_ahead(self, name: str) -> None:
-        self._names[name].ahead = None
+        publisher = self._names[name]
+        if publisher.ahead is not None:  # What was refused behind `next` is to be dealt with anew.
+            self._keep_refusals(publisher, [])
+        publisher.ahead = None
         self._ahead_bytes -= self._ahead.pop(name, 0)

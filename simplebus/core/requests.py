@@ -22,6 +22,7 @@ from simplebus.core.limits import (
     HEARTBEAT_SECONDS_MAX,
     IDLE_SECONDS_MAX,
     IN_FLIGHT_MAX,
+    MESSAGE_ID_MASK,
     NAME_CHARACTERS_MAX,
     PAUSE_SECONDS_MAX,
     SEQUENCE_MAX,
@@ -75,6 +76,11 @@ class ConnectRequest(_Request, frozen=True):
     """Seconds of silence that the client would allow; 0 for any."""
     client: Annotated[str, Meta(max_length=NAME_CHARACTERS_MAX)] = ""
     """What it is, for logs."""
+    unconfirmed: Annotated[int, Meta(ge=0, le=MESSAGE_ID_MASK)] | None = None
+    """The lowest number that was not confirmed to this running program under its name; None when it
+    has none yet."""
+    bus: Annotated[str, Meta(max_length=NAME_CHARACTERS_MAX)] = ""
+    """Which bus's numbers these are, as its reply named it."""
 
 
 class ConnectReply(_Object, frozen=True):
@@ -102,6 +108,8 @@ class ConnectReply(_Object, frozen=True):
     messages it has lost, to other messages."""
     level: int = 0
     """What a Confirm promises: 0 memory, 1 os, 2 disk."""
+    lost: int = 0
+    """Messages below `unconfirmed` that the bus does not have, and has not refused."""
 
 
 class Start(_Request, frozen=True):

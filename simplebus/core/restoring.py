@@ -20,9 +20,9 @@ from simplebus.core.acks import AckWindow
 from simplebus.core.broker import Broker
 from simplebus.core.classes import MessageClass
 from simplebus.core.columns import Rows, Times
-from simplebus.core.errors import BusError
+from simplebus.core.errors import BusError, Reason
 from simplebus.core.frames import FrameBatch, Integers
-from simplebus.core.kept import KeptClass, KeptPosition
+from simplebus.core.kept import KeptClass, KeptPosition, KeptPublisher, KeptRefusal
 from simplebus.core.ledger import Level
 from simplebus.core.limits import (
     MESSAGE_ID_BITS,
@@ -31,7 +31,7 @@ from simplebus.core.limits import (
     PUBLISHERS_AHEAD_BYTES_MAX,
     RESTORED_BYTES_BEYOND,
 )
-from simplebus.core.publishers import Ahead
+from simplebus.core.publishers import Ahead, distance
 from simplebus.core.purging import purge
 from simplebus.core.reviving import Reviving
 from simplebus.core.ring import Ring
@@ -145,15 +145,29 @@ class Restoring:
         for cls in self._broker.classes.values():
             cls.ring.trim()
 
-    def add_publisher(self, name: str, following: int, stored: Numbers) -> None:
-        """Every number of this publisher before `following` is stored, and these are."""
-        following, ahead = resolve(following, stored)
+    def add_publisher(
+        self, kept: KeptPublisher, stored: Numbers, refusals: list[KeptRefusal]
+    ) -> None:
+        """Every number of this publisher before its next is stored, and these are; and what it may
+        not have heard."""
+        following, ahead = resolve(kept.next, stored)
         ledger = self._broker.ledger
         if ledger is not None and ledger.level is Level.MEMORY:
             # It was perhaps told more than is back. Then it uses the numbers from `following` on
             # again, for other messages: better one is stored twice than another one never.
             ahead = None
-        self._broker.answers.publishers.restore(name, following, ahead, self._broker.clock.now)
+            refusals = [
+                each for each in refusals if distance(each.first + each.count, following) >= 0
+            ]
+        reasons = set(Reason)
+        self._broker.answers.publishers.restore(
+            kept.name,
+            following,
+            ahead,
+            self._broker.clock.now,
+            instance=kept.instance,
+            refusals=[each.refused() for each in refusals if each.reason in reasons],
+        )
 
 
 def _beyond(limit: int) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator
+from dataclasses import replace
 from itertools import chain, islice, pairwise
 from typing import TYPE_CHECKING, cast
 
@@ -177,6 +178,8 @@ class Version2(Version1):
             published = np.ones(batch.count, np.bool_)
         fresh, gap = self._sort_out(numbers)
         self.repeated += fresh.size - int(np.count_nonzero(fresh))
+        if self.publisher.refusals:
+            yield from self._refused_before(numbers[: fresh.size][~fresh])
         wanted = np.ones(batch.count, np.bool_)
         at = np.flatnonzero(published)
         wanted[at[: fresh.size]] = fresh
@@ -240,6 +243,16 @@ class Version2(Version1):
         if ahead is not None:
             fresh &= ~ahead.holds(numbers[: fresh.size])
         return fresh, gap
+
+    def _refused_before(self, numbers: Integers) -> Iterator[Refused]:
+        """Of messages that have come again: what was said of those that were refused."""
+        for refused in self.publisher.refusals:
+            offsets = (numbers - refused.refers_to) & MESSAGE_ID_MASK
+            offsets = np.unique(offsets[offsets < refused.count])
+            bounds = np.flatnonzero(np.diff(offsets) != 1) + 1
+            for row in np.split(offsets, bounds) if offsets.size else ():
+                number = (refused.refers_to + int(row[0])) & MESSAGE_ID_MASK
+                yield replace(refused, refers_to=number, count=row.size, published=0, again=True)
 
     def _publishes(self, types: npt.NDArray[np.integer]) -> Flags:
         flags: Flags = (types == frames.MESSAGE) | (types == frames.ENVELOPE)

@@ -19,7 +19,7 @@ from simplebus.core.broker import Broker
 from simplebus.core.classes import MessageClass
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.frames import FrameBatch
-from simplebus.core.kept import Image, decode
+from simplebus.core.kept import Image, KeptPublisher, decode
 from simplebus.core.limits import SPARE_BYTES
 from simplebus.core.restoring import Numbers, RestoreError, Restoring, add_numbers
 from simplebus.core.spilling import Spill
@@ -494,8 +494,10 @@ class _Reader:
             for first, count in kept.stored:
                 stored.setdefault(kept.name, Numbers()).add(first, count)
         for name in dict.fromkeys([*image.publishers, *stored]):
-            following = image.publishers[name].next if name in image.publishers else 0
-            restoring.add_publisher(name, following, stored.get(name, Numbers()))
+            known = image.publishers.get(name, KeptPublisher(name, 0))
+            restoring.add_publisher(
+                known, stored.get(name, Numbers()), image.refusals.get(name, [])
+            )
         restoring.release()
 
 

@@ -130,7 +130,9 @@ def test_a_fresh_connection_hears_of_classes_subscriptions_messages_and_then_the
     expected = [CONNECT, SUBSCRIBE, SUBSCRIBE, SUBSCRIBE, MESSAGE, MESSAGE, FETCH, CONNECT]
     assert line.server.kinds() == bytes(expected)
     said = msgspec.json.decode(line.server.frames[0][4], type=ConnectRequest)
-    assert said == ConnectRequest(name="tester", instance="one", classes=[1, 3, 4, 5])
+    assert said == ConnectRequest(
+        name="tester", instance="one", classes=[1, 3, 4, 5], unconfirmed=0, bus="bus"
+    )
     subscriptions = [frame[3] for frame in line.server.frames[1:4]]
     assert subscriptions == [1, 2, 3]
     assert first.request.done

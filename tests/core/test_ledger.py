@@ -6,6 +6,8 @@ import pytest
 
 from simplebus.core import ledger as module
 from simplebus.core.errors import Reason
+from simplebus.core.events import Refused
+from simplebus.core.frames import MESSAGE
 from simplebus.core.ledger import Ledger, Level
 from simplebus.core.limits import TIMES_STEP_SECONDS
 
@@ -50,9 +52,10 @@ def test_the_mark_is_the_lot_that_holds_all_that_was_noted() -> None:
 
 def test_a_mark_that_was_given_out_gets_its_lot() -> None:
     ledger = Ledger()
-    ledger.refuse("till", 3, 2)
+    refused = Refused(Reason.DROP_NEWEST, "no room", MESSAGE, 1, 3, 2)
+    ledger.refuse("till", refused)
     assert ledger.mark == 1
-    assert ledger.take_refused() == [("till", 3, 2)]
+    assert ledger.take_refused() == [("till", refused)]
     lot = ledger.take(is_owed=True)
     assert lot is not None
     assert (lot.number, lot.entries) == (1, [])

@@ -252,7 +252,11 @@ class Raw(Client):
         super().__init__(world, dial, name)
 
     def greet(self) -> None:
-        who = {"name": self.name, "instance": "one"} if self.is_named else {}
+        who: dict[str, object] = {}
+        if self.is_named:
+            who = {"name": self.name, "instance": "one"}
+            if self.bus:
+                who |= {"unconfirmed": self.first, "bus": self.bus}
         self.say(hello(*self.class_ids, **who))
 
     def lost(self) -> None:

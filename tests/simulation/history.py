@@ -110,7 +110,9 @@ class Talk:
     last: dict[int, int] = field(default_factory=dict)
     """By subscription: what it was sent last for the first time."""
     next: int = 0
-    published: set[bytes] = field(default_factory=set)
+    unconfirmed: int = 0
+    """What it has said to be the first number that was not confirmed, and by which bus."""
+    bus: str = ""
     clean_tick: int = 0
     """When nothing waited between the ring and the wire."""
     late_acks: list[tuple[Place, int]] = field(default_factory=list)

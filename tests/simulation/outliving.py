@@ -35,9 +35,9 @@ class Outliving:
         self.at: dict[bytes, tuple[int, int]] = {}
         """By token: class and sequence."""
         self.confirmed: set[bytes] = set()
+        self.taken: set[bytes] = set()
+        """What was stored as safely as is promised, and a crash was free to take."""
         self.refused_tokens: set[bytes] = set()
-        self.untold: set[bytes] = set()
-        """What was not stored before its connection ended, for whatever reason."""
         self.may_be_twice: set[bytes] = set()
         """Of publishers that the bus does not remember, or has forgotten."""
         self.numbers: dict[tuple[str, int], bytes] = {}
@@ -48,11 +48,10 @@ class Outliving:
         """By class and name: the sequences of dead letters."""
         self.counts: dict[str, int] = {}
         """What was seen, for people."""
-        self.forgets = False
-        """Whether the bus may take new messages of a publisher for old ones: after a loss of which
-        it does not know."""
         self._lossy = False
         """Whether the process before may have taken with it what was confirmed."""
+        self._in_memory = False
+        """Whether it promised no more than to have messages in its memory."""
         self._ended = ""
         self._floors: dict[int, int] = {}
         """Below these, everybody had had everything."""
@@ -69,16 +68,16 @@ class Outliving:
 
     def killed(self, broker: Broker, level: Level | None) -> None:
         self._end(broker, "killed")
-        self._lossy = level is None or level is Level.MEMORY
+        self._lossy = self._in_memory = level is None or level is Level.MEMORY
 
     def power_cut(self, broker: Broker, level: Level | None) -> None:
         self._end(broker, "cut")
         self._lossy = level is not Level.DISK
-        self.forgets |= level is Level.OS
+        self._in_memory = level is None or level is Level.MEMORY
 
     def stopped(self, broker: Broker, level: Level | None) -> None:
         self._end(broker, "stopped")
-        self._lossy = level is None
+        self._lossy = self._in_memory = level is None
 
     def _end(self, broker: Broker, how: str) -> None:
         self._ended = how
@@ -123,6 +122,8 @@ class Outliving:
             is_here = self.at.get(token) == (class_id, sequence)
             if is_here:
                 del self.at[token]
+                if sequence < floor or self._in_memory or token in self.confirmed:
+                    self.taken.add(token)
                 if lossy:
                     self.confirmed.discard(token)
                     self.may_be_twice.add(token)

@@ -9,7 +9,7 @@ Rule 3: what breaks is raised at once, by the name of the promise.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import msgspec
@@ -82,8 +82,6 @@ class Promises(Outliving):
 
     def closed(self, session: Session) -> None:
         talk = self.talks.pop(session.session_id)
-        # What was refused, perhaps, and the Error did not leave.
-        self.untold |= talk.published - self.at.keys()
         frames, _ = split_frames(talk.told + bytes(session.outbox._rest))
         delivery = talk.delivery
         for frame in frames:
@@ -126,10 +124,11 @@ class Promises(Outliving):
                 wish = msgspec.json.decode(content or b"{}")
                 if wish.get("name"):
                     talk.who, talk.is_named = wish["name"], True
+                if "unconfirmed" in wish:
+                    talk.unconfirmed, talk.bus = wish["unconfirmed"], wish["bus"]
             elif kind in (MESSAGE, ENVELOPE):
                 token = token_of(content)
                 self.count("published")
-                talk.published.add(token)
                 if not talk.is_named:
                     self.may_be_twice.add(token)
                 if talk.version == 2:
@@ -220,7 +219,11 @@ class Promises(Outliving):
             elif kind == CONFIRM:
                 self._confirmed(talk, number)
             elif kind == CONNECT and talk.version == 2:
-                talk.next = msgspec.json.decode(content)["next"]
+                reply = msgspec.json.decode(content)
+                talk.next = reply["next"]
+                if reply["bus"] == talk.bus:  # What is below `next` counts as confirmed, too.
+                    talk.next = talk.unconfirmed
+                    self._confirmed(talk, reply["next"], but=self.taken)
                 self.world.say(talk.who, "goes on with", talk.next)
             elif kind == SUBSCRIBE:
                 self._granted(talk, msgspec.json.decode(content))
@@ -281,22 +284,17 @@ class Promises(Outliving):
         elif about == SUBSCRIBE:
             talk.asked.popleft()
 
-    def _confirmed(self, talk: Talk, following: int) -> None:
+    def _confirmed(
+        self, talk: Talk, following: int, *, but: Collection[bytes] = frozenset()
+    ) -> None:
         self.world.say("to", talk.who, "confirmed up to", following)
         for number in range(talk.next, following):
             token = self.numbers.get((talk.who, number))
-            if token is None or token in self.refused_tokens | self.confirmed:
+            if token is None or token in self.refused_tokens | self.confirmed or token in but:
                 continue
-            if token in self.untold and token not in self.at:
-                continue
-            self.demand(
-                token in self.at or self.forgets,
-                "what is confirmed is stored",
-                f"{token!r} of {talk.who}",
-            )
-            if token in self.at:
-                self.confirmed.add(token)
-                self.count("confirmed")
+            self.demand(token in self.at, "what is confirmed is stored", f"{token!r} of {talk.who}")
+            self.confirmed.add(token)
+            self.count("confirmed")
         talk.next = max(talk.next, following)
 
     def _delivered(self, talk: Talk, class_id: int, sequence: int, content: bytes) -> None:

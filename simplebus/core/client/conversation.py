@@ -96,7 +96,10 @@ class Conversation:
     def begin(self, now: float) -> Request:
         """There is a fresh connection. Returns its Connect."""
         assert self._greeting is None, "connected again without having lost the connection"
-        content = replace(self._introduction, classes=self.classes.all()).encode()
+        said = replace(self._introduction, classes=self.classes.all())
+        if self.greetings:
+            said = replace(said, unconfirmed=self.publisher.unconfirmed, bus=self.bus_id)
+        content = said.encode()
         self._greeting = self.requests.make(frames.CONNECT, content=content)
         self.heartbeat.begin(0, now)
         self.outgoing.put(self._greeting.frame)
@@ -123,6 +126,7 @@ class Conversation:
             credit=reply.credit,
             frame_bytes=reply.frame_bytes,
             forgotten=bool(self.bus_id) and not same_bus,
+            lost=reply.lost,
         )
         self._same_run = same_bus and reply.run == self._run
         self.bus_id, self._run = reply.bus, reply.run

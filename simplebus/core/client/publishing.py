@@ -101,6 +101,11 @@ class Publisher:
         return self._base
 
     @property
+    def unconfirmed(self) -> int:
+        """The lowest number that is not confirmed."""
+        return self._number(self.confirmed)
+
+    @property
     def unconfirmed_bytes(self) -> int:
         """Bytes of the frames that are handed over, and neither stored nor refused."""
         return self.handed_bytes - self._confirmed_bytes
@@ -281,17 +286,25 @@ class Publisher:
     # Connections ---------------------------------------------------------------------------------
 
     def resume(
-        self, *, number: int, credit: int, frame_bytes: int, forgotten: bool = False
+        self,
+        *,
+        number: int,
+        credit: int,
+        frame_bytes: int,
+        forgotten: bool = False,
+        lost: int = 0,
     ) -> None:
         """The bus is there and goes on at this number: whatever we have below it is stored.
 
         A number that is none of ours comes from a bus that has forgotten us, as another bus has:
-        what was not confirmed before, it is given under new numbers.
+        what was not confirmed before, it is given under new numbers. `lost` messages that were
+        confirmed it says it has not.
 
         Raises RemoteProtocolError when it does not accept frames as long as were handed over.
         """
         self._limit_frames(frame_bytes)
         self.credit = credit
+        self.forgotten += lost
         ahead = (number - self._number(self.confirmed)) & MESSAGE_ID_MASK
         if not forgotten and ahead <= self._numbered - self.confirmed:
             self._settle(self._again, self.confirmed + ahead)
