@@ -508,10 +508,10 @@ def settle(directory: Directory, found: Recovered, *, to_disk: bool) -> None:
     for path in found.given_up:
         path.rename(path.with_name(path.name + DROPPED))
     if to_disk:
-        folders = [directory.path / STATE, *(directory.path / CLASSES).iterdir()]
+        folders = [directory.path / STATE, *sorted((directory.path / CLASSES).iterdir())]
         for folder in folders:
             if folder.is_dir():
-                for number in _numbers(folder):
+                for number in sorted(_numbers(folder)):
                     sync_file(folder / file_name(number))
                 sync_folder(folder)
         sync_folder(directory.path / CLASSES)

@@ -126,7 +126,7 @@ class Disk:
     def cut_power(self) -> None:
         """The process is gone, and so is what was not synced."""
         self.close()
-        for folder in {path.parent for path in self._files}:
+        for folder in sorted({path.parent for path in self._files}):
             self._lose_names(folder)
         for path, kept in self._files.items():
             self._lose(path, kept)
