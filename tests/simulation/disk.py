@@ -21,6 +21,7 @@ from unittest import mock
 
 from simplebus.storage import journal, recovery
 from simplebus.storage.appending import AppendFile
+from simplebus.storage.names import DROPPED
 from simulation.world import World
 
 _PAGE_BYTES = 512  # A sector: less than a page of the system's, more places to tear.
@@ -143,6 +144,7 @@ class Disk:
         for at, path in enumerate(removed):
             kept = self._files[path]
             if at >= len(removed) - back and kept.is_named:
+                path.with_name(path.name + DROPPED).unlink(missing_ok=True)  # Its other name.
                 os.link(kept.spare, path)
             else:
                 self._forget(path)

@@ -60,6 +60,8 @@ class Place:
     since: int
     """Messages from this one on are for it."""
     by_key: bool = False
+    granted: int = 0
+    """The head of the class when it came to be."""
     first: int = 0
     """The next one that it is to be sent for the first time."""
     ticks: int = 1

@@ -50,8 +50,8 @@ class Outliving:
         """What was seen, for people."""
         self._lossy = False
         """Whether the process before may have taken with it what was confirmed."""
-        self._in_memory = False
-        """Whether it promised no more than to have messages in its memory."""
+        self._safe: dict[int, int] = {}
+        """Below these, all was as safe as is promised."""
         self._ended = ""
         self._floors: dict[int, int] = {}
         """Below these, everybody had had everything."""
@@ -68,20 +68,22 @@ class Outliving:
 
     def killed(self, broker: Broker, level: Level | None) -> None:
         self._end(broker, "killed")
-        self._lossy = self._in_memory = level is None or level is Level.MEMORY
+        self._lossy = level is None or level is Level.MEMORY
 
     def power_cut(self, broker: Broker, level: Level | None) -> None:
         self._end(broker, "cut")
         self._lossy = level is not Level.DISK
-        self._in_memory = level is None or level is Level.MEMORY
 
     def stopped(self, broker: Broker, level: Level | None) -> None:
         self._end(broker, "stopped")
-        self._lossy = self._in_memory = level is None
+        self._lossy = level is None
 
     def _end(self, broker: Broker, how: str) -> None:
         self._ended = how
         self._floors = {class_id: cls.ring.floor for class_id, cls in broker.classes.items()}
+        heads = {class_id: cls.ring.head for class_id, cls in broker.classes.items()}
+        ledger = broker.ledger
+        self._safe = heads if ledger is None else {k: ledger.safe(k, n) for k, n in heads.items()}
 
     def begin(self, broker: Broker) -> None:
         """A process has begun: what was confirmed is there, and for whom it was."""
@@ -122,7 +124,7 @@ class Outliving:
             is_here = self.at.get(token) == (class_id, sequence)
             if is_here:
                 del self.at[token]
-                if sequence < floor or self._in_memory or token in self.confirmed:
+                if sequence < max(floor, self._safe.get(class_id, 0)):
                     self.taken.add(token)
                 if lossy:
                     self.confirmed.discard(token)
@@ -143,6 +145,8 @@ class Outliving:
         head = len(self.log.get(place.class_id, []))
         if position is None or not place.durable:
             needed = [] if lossy or not place.durable else list(self._needed(place, head))
+            if all(sequence < place.granted for sequence in needed):
+                needed = []  # Nothing was confirmed since: that it is there is not safe, either.
             self.demand(
                 not needed,
                 "durables outlive the process",

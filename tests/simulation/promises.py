@@ -258,6 +258,7 @@ class Promises(Outliving):
                 )
                 known = Place(class_id, (durable, group), channels, reply["cursor"])
                 known.first = reply["cursor"]
+                known.granted = len(self.log.get(class_id, []))
                 self.places[key] = known
             place = known
             place.first = reply["cursor"]
