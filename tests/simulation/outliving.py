@@ -116,6 +116,14 @@ class Outliving:
                     "messages keep their sequences",
                     f"class {class_id}, {sequence}: {there!r}, was {log[sequence]!r}",
                 )
+                if log[sequence] and there != log[sequence]:  # One that was gone is back instead.
+                    token = token_of(log[sequence])
+                    if self.at.get(token) == (class_id, sequence):
+                        del self.at[token]
+                        self.taken.add(token)
+                        self.confirmed.discard(token)
+                        self.may_be_twice.add(token)
+                    log[sequence] = there
         floor = self._floors.get(class_id, 0)
         for sequence in range(head, len(log)):
             if not log[sequence]:
