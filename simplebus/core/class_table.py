@@ -95,6 +95,8 @@ class ClassTable:
             assert self.spilling is not None
             cls.spill = cls.spill or Spill(cls, self.spilling)
             cls.spill.bytes_max = own.disk_bytes_max or 0
+        elif cls.spill is not None and not cls.spill.messages and not cls.spill.behind:
+            cls.spill = None  # Without its name it did what others do.
         asked = cls.is_asked_for_values if own.last_values is None else own.last_values
         cls.holds_values = (
             bool(asked) and cls.spill is None and not dead_letters.are_kept_in(cls.name)

@@ -46,7 +46,7 @@ class Keeper:
         assert broker.ledger is not None
         self._broker = broker
         self._ledger: Ledger = broker.ledger
-        self._classes: dict[int, object] = {}
+        self._classes: dict[int, tuple[int, object]] = {}
         """What was seen of each class."""
         self._positions: dict[int, dict[_Key, tuple[Subscription, object]]] = {}
         """And, by class, of each durable."""
@@ -95,6 +95,10 @@ class Keeper:
         encoded = changes.encode()
         self._bytes += len(encoded)
         return ledger.take(encoded)
+
+    def floors(self) -> dict[int, int]:
+        """By class, from where on it is kept, as the lots that were taken say."""
+        return {class_id: floor for class_id, (floor, _) in self._classes.items()}
 
     def _look(self, now: float, *, at_all: bool) -> Changes:
         """What has changed in all classes, or in those that hurry."""
@@ -165,14 +169,14 @@ class Keeper:
         return kept
 
 
-def _seen(cls: MessageClass, reached: int) -> object:
-    """Another value when something has changed that is kept of a class."""
+def _seen(cls: MessageClass, reached: int) -> tuple[int, object]:
+    """Another value when something has changed that is kept of a class; the first part is from
+    where on it is."""
     waiting, ring = cls.waiting, cls.ring
     plain = [_progress(each) for each in cls.subscriptions if not each.durable]
-    return (
+    return cls.safe_floor(reached), (
         cls.name,
         cls.is_asked_for_values,
-        cls.safe_floor(reached),
         ring.head,
         waiting.floor,
         waiting.cursor,

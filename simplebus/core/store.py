@@ -320,14 +320,14 @@ class Store:
             else:
                 floor = ring.after(batch.data.size)
             floor = max(floor, saving.front())
-            needed = min(max(ring.floor, cls.floor()), floor)
+            needed = min(max(cls.first, cls.floor()), floor)
             saved = saving.take_out(floor)
             cls.dropped[Reason.DROP_OLDEST] += floor - needed
             for subscription in cls.subscriptions:
                 subscription.skip_to(floor)
             if cls.has_backlog:
                 cls.waiting.skip_to(floor)
-            ring.release(floor if cls.holds_values else max(floor, cls.floor()))
+            cls.let_go(floor if cls.holds_values else max(floor, cls.floor()))
             if saved is not None:
                 cls.dropped[Reason.DROP_OLDEST] -= saved.count_from(needed)
                 carrying.put_back(self, cls, saved)

@@ -127,8 +127,7 @@ class Keeping:
 
     def tick(self) -> None:
         """Once per tick: let go of segments that nobody needs."""
-        reached = self._ledger.reached
-        floors = {cls.class_id: cls.safe_floor(reached) for cls in self._broker.classes.values()}
+        floors = self._keeper.floors()
         if floors != self._floors and self._ledger.failure is None:
             self._floors = floors
             self._writer.put(dict(floors))

@@ -22,7 +22,7 @@ from simplebus.storage.directory import Directory, look
 from simplebus.storage.errors import JournalError
 from simplebus.storage.names import CLASSES, STATE, class_id_of, file_name, folder_name
 from simplebus.storage.records import Record, publishers_of
-from simplebus.storage.recovery import Files, Recovered, Segments, read_state
+from simplebus.storage.recovery import Files, Recovered, Segments, read_state, say_missing
 
 _PLAIN = Envelope()
 
@@ -101,7 +101,7 @@ class Inspection:
 
     def _segments(self, class_id: int) -> Segments | None:
         folder = self.directory.path / CLASSES / folder_name(class_id)
-        if not folder.is_dir():
+        if not folder.is_dir() and class_id not in self._image.classes:
             return None
         below = math.inf if self._goes_on else 0
         return Segments(folder, class_id, self._files, self._found, goes_on_below=below)
@@ -117,6 +117,8 @@ class Inspection:
                 if whole:
                     self._frames(data, record)
         folder = self.directory.path / CLASSES / folder_name(class_id)
+        if whole and segments is not None:
+            say_missing(folder, kept, segments, self._found)
         durables = [each for each in self._image.positions.values() if each.class_id == class_id]
         return ClassSummary(
             class_id,

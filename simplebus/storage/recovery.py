@@ -19,7 +19,7 @@ from simplebus.core.broker import Broker
 from simplebus.core.classes import MessageClass
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.frames import FrameBatch
-from simplebus.core.kept import Image, KeptPublisher, decode
+from simplebus.core.kept import Image, KeptClass, KeptPublisher, decode
 from simplebus.core.limits import SPARE_BYTES
 from simplebus.core.restoring import Numbers, RestoreError, Restoring, add_numbers
 from simplebus.core.spilling import Spill
@@ -87,6 +87,11 @@ def recover(directory: Directory, broker: Broker) -> Recovered:
     try:
         reader.read_classes(directory.path / CLASSES)
         reader.finish()
+        if found.lot > 1 and not image.lot and not found.dropped:
+            found.dropped.append(
+                f"{directory.path / STATE}: there is no file, though there are messages: durables, "
+                "names, what was acknowledged and who had published what are gone"
+            )
     except (RestoreError, RemoteProtocolError) as error:
         sentence = error.sentence if isinstance(error, RemoteProtocolError) else str(error)
         raise JournalError(f"{directory.path} does not fit: {sentence}") from None
@@ -140,7 +145,11 @@ class Segments:
         self.lost = 0
         """Messages that are left out, as far as it is known how many they are."""
         self._goes_on_below = goes_on_below
-        self.firsts = sorted(_numbers(folder))
+        self.firsts = sorted(_numbers(folder)) if folder.is_dir() else []
+        self.first = self.firsts[0] if self.firsts else None
+        """The first message that there is a file for."""
+        self.has_said = False
+        """Whether anything was said of them."""
         self.head = self.firsts[0] if self.firsts else 0
         """The sequence behind the last message, when all records were read."""
         self._folder = folder
@@ -237,7 +246,29 @@ class Segments:
         self._found.given_up += paths
 
     def _say(self, sentence: str) -> None:
+        self.has_said = True
         self._found.dropped.append(sentence)
+
+
+def say_missing(folder: Path, kept: KeptClass | None, segments: Segments, found: Recovered) -> int:
+    """Say which messages were stored, as far as is known beside messages, and have no file, when
+    nothing else was said of the segments. Returns how many."""
+    missing = 0
+    if kept is None:
+        return 0
+    if segments.first is not None and kept.floor < segments.first:
+        missing += segments.first - kept.floor
+        found.dropped.append(
+            f"{folder}: there is no file for the messages from {kept.floor} to {segments.first}"
+        )
+    head = kept.floor if segments.first is None else segments.head
+    if head < kept.head and not segments.has_said:
+        missing += kept.head - head
+        found.dropped.append(
+            f"{folder}: there is nothing of the messages from {head} to {kept.head}, which were "
+            "stored, though perhaps never confirmed"
+        )
+    return missing
 
 
 def _sentence(path: Path, size: int, position: int, problem: str, first: int, last: int) -> str:
@@ -330,22 +361,22 @@ class _Reader:
             cls = self._restoring.open_class(class_id, kept.name if kept else "")
             if kept and kept.last_values:
                 self._broker.store.table.ask_for_values(class_id)
-            self._read_class(cls, folder / f"{class_id:05}", kept.floor if kept else 0)
+            self._read_class(cls, folder / f"{class_id:05}", kept)
             self._restoring.set_waiting(cls, kept, self._known_heads.get(class_id))
             self._found.messages += len(cls.ring)
 
-    def _read_class(self, cls: MessageClass, folder: Path, floor: int) -> None:
-        ring = cls.ring
-        if not folder.is_dir():
-            return
+    def _read_class(self, cls: MessageClass, folder: Path, kept: KeptClass | None) -> None:
+        ring, floor = cls.ring, kept.floor if kept else 0
         # Of a class that spills, what is not whole may lie where it was not looked at before: what
         # was accepted behind it since is not given up for that.
         below = 0 if cls.spill is None else self._since[""]
         segments = Segments(folder, cls.class_id, self._files, self._found, goes_on_below=below)
         if not segments.firsts:
-            ring.begin(floor)  # No message is left: the sequences go on all the same.
+            # No message is left: the sequences go on all the same.
+            ring.begin(max(floor, kept.head) if kept else 0)
             if cls.spill is not None:
-                cls.spill.first = floor
+                cls.spill.first = ring.floor
+            self._count_lost(cls, say_missing(folder, kept, segments, self._found))
             return
         if cls.spill is not None:
             cls.spill.first = max(segments.firsts[0], floor)
@@ -377,10 +408,15 @@ class _Reader:
             self._put(cls, group, floor)
         if not len(ring) and ring.head < segments.head:
             ring.begin(segments.head)
-        if segments.lost:
-            cls.dropped[Reason.DAMAGED] += segments.lost
+        missing = say_missing(folder, kept, segments, self._found)
+        self._count_lost(cls, segments.lost + missing)
         if cls.spill is not None:
             cls.spill.first = min(cls.spill.first, ring.floor)
+
+    @staticmethod
+    def _count_lost(cls: MessageClass, count: int) -> None:
+        if count:
+            cls.dropped[Reason.DAMAGED] += count
 
     def _leave_on_disk(self, cls: MessageClass, spill: Spill, segments: Segments) -> None:
         """Do not read the segments in front that need not be in memory, and tell nothing new."""

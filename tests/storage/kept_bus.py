@@ -14,6 +14,7 @@ from core.talk import Bus
 from simplebus.core.broker import Broker, Settings
 from simplebus.core.keeper import Keeper
 from simplebus.core.ledger import Ledger, Level, Lot
+from simplebus.core.limits import KEPT_SECONDS
 from simplebus.storage.directory import take
 from simplebus.storage.journal import Journal
 from simplebus.storage.recovery import Recovered, recover, settle
@@ -74,10 +75,10 @@ class KeptBus(Bus):
         self.broker.check()
 
     def remove(self) -> bool:
-        reached = self.ledger.reached
-        return self.journal.remove(
-            {cls.class_id: cls.safe_floor(reached) for cls in self.broker.classes.values()}
-        )
+        """What nobody needs any longer, as far as that is written, too."""
+        self.broker.clock.now += KEPT_SECONDS
+        self.sync()
+        return self.journal.remove(self.keeper.floors())
 
     def crash(self) -> None:
         """The process is gone: what was written stays, the system lets go of the lock."""

@@ -72,7 +72,7 @@ def test_cut_off_at_every_byte_the_whole_records_come_back(tmp_path: Path) -> No
         there, following, dropped = come_back(tmp_path)
         assert there == sent[1:whole], size
         assert following == whole
-        assert bool(dropped) == (size not in bounds), dropped
+        assert bool(dropped) == (size < bounds[-1]), dropped
 
 
 def test_with_a_bit_flipped_anywhere_in_a_header_what_is_before_it_comes_back(
@@ -178,12 +178,12 @@ def test_a_segment_that_is_missing_is_a_hole(tmp_path: Path) -> None:
 
 
 def test_sequences_go_on_though_no_message_is_left(tmp_path: Path) -> None:
-    made(tmp_path)
+    sent = made(tmp_path)
     for _ in range(3):
         for path in segments(tmp_path):
             path.unlink()
         bus = KeptBus(tmp_path)
-        assert bus.broker.classes[1].ring.head == 1
+        assert bus.broker.classes[1].ring.head == len(sent)
         bus.sync()
         bus.crash()
 

@@ -23,6 +23,7 @@ from core.talk2 import (
 
 from simplebus.core import spilling
 from simplebus.core.broker import Broker, Settings
+from simplebus.core.errors import Reason
 from simplebus.core.explained import ClassQuestion, ClassSaid
 from simplebus.core.ledger import Level
 from simplebus.core.settings import ClassSettings, FullPolicy, Keep
@@ -214,6 +215,20 @@ def test_what_is_on_disk_only_becomes_a_dead_letter_whole(tmp_path: Path) -> Non
     texts = [dead.frame(sequence) for sequence in range(dead.floor, dead.head)]
     assert len(texts) >= 10
     assert all(b"%d." % number in text for number, text in enumerate(texts))
+
+
+def test_dead_letters_that_make_room_are_gone(tmp_path: Path) -> None:
+    bus = SpilledBus(tmp_path, settings=small(5))
+    reader = peer2(bus, subscribe(1, 5, durable="d"))
+    sender = peer2(bus)
+    for at in range(20):
+        fill(bus, sender, 1, start=at)
+        assert len(hear(bus, reader)) == 1
+        reader.say(nack(5, at, at + 1, "terminate"))
+        bus.sync()  # It checks what is stored.
+    dead = bus.broker.classes[bus.broker.store.names["dead.1"]]
+    assert (dead.first, dead.ring.floor, dead.ring.head) == (15, 15, 20)
+    assert dead.dropped == {Reason.DROP_OLDEST: 15}
 
 
 # Publishers --------------------------------------------------------------------------------------
