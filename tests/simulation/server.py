@@ -12,6 +12,8 @@ from __future__ import annotations
 import functools
 import logging
 import math
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -106,10 +108,16 @@ class _Token:
 
     def __init__(self, server: Server) -> None:
         self._server = server
+        self._calls: deque[tuple[Callable[..., None], tuple[object, ...]]] = deque()
 
-    def run_sync_soon(self, what: object, *given: object) -> None:
-        server = self._server
-        server.world.soon(server.guarded(what), *given)
+    def run_sync_soon(self, what: Callable[..., None], *given: object) -> None:
+        self._calls.append((what, given))
+        self._server.world.soon(self._server.guarded(self._next))
+
+    def _next(self) -> None:
+        """What is to be called is called in its order, whenever that is."""
+        what, given = self._calls.popleft()
+        what(*given)
 
 
 class Server(End):
