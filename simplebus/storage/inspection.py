@@ -22,7 +22,14 @@ from simplebus.storage.directory import Directory, look
 from simplebus.storage.errors import JournalError
 from simplebus.storage.names import CLASSES, STATE, class_id_of, file_name, folder_name
 from simplebus.storage.records import Record, publishers_of
-from simplebus.storage.recovery import Files, Recovered, Segments, read_state, say_missing
+from simplebus.storage.recovery import (
+    Files,
+    Recovered,
+    Segments,
+    read_state,
+    say_missing,
+    say_no_state,
+)
 
 _PLAIN = Envelope()
 
@@ -93,6 +100,7 @@ class Inspection:
         """Every class. `whole`: all its messages are looked at, not only where records are."""
         for class_id in self._ids():
             yield self._summary(class_id, whole=whole)
+        say_no_state(self.directory.path / STATE, self._image, self._found)
 
     def _ids(self) -> list[int]:
         folder = self.directory.path / CLASSES

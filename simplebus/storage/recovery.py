@@ -87,11 +87,7 @@ def recover(directory: Directory, broker: Broker) -> Recovered:
     try:
         reader.read_classes(directory.path / CLASSES)
         reader.finish()
-        if found.lot > 1 and not image.lot and not found.dropped:
-            found.dropped.append(
-                f"{directory.path / STATE}: there is no file, though there are messages: durables, "
-                "names, what was acknowledged and who had published what are gone"
-            )
+        say_no_state(directory.path / STATE, image, found)
     except (RestoreError, RemoteProtocolError) as error:
         sentence = error.sentence if isinstance(error, RemoteProtocolError) else str(error)
         raise JournalError(f"{directory.path} does not fit: {sentence}") from None
@@ -248,6 +244,15 @@ class Segments:
     def _say(self, sentence: str) -> None:
         self.has_said = True
         self._found.dropped.append(sentence)
+
+
+def say_no_state(folder: Path, image: Image, found: Recovered) -> None:
+    """Say so, when all is read, if nothing is known beside messages."""
+    if found.lot > 1 and not image.lot and not found.dropped:
+        found.dropped.append(
+            f"{folder}: there is no file, though there are messages: durables, names, what was "
+            "acknowledged and who had published what are gone"
+        )
 
 
 def say_missing(folder: Path, kept: KeptClass | None, segments: Segments, found: Recovered) -> int:
