@@ -178,12 +178,12 @@ def test_a_segment_that_is_missing_is_a_hole(tmp_path: Path) -> None:
 
 
 def test_sequences_go_on_though_no_message_is_left(tmp_path: Path) -> None:
-    sent = made(tmp_path)
+    made(tmp_path)
     for _ in range(3):
         for path in segments(tmp_path):
             path.unlink()
         bus = KeptBus(tmp_path)
-        assert bus.broker.classes[1].ring.head == len(sent)
+        assert bus.broker.classes[1].ring.head == 1
         bus.sync()
         bus.crash()
 
