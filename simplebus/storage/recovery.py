@@ -377,7 +377,8 @@ class _Reader:
         below = 0 if cls.spill is None else self._since[""]
         segments = Segments(folder, cls.class_id, self._files, self._found, goes_on_below=below)
         if not segments.firsts:
-            ring.begin(floor)  # No message is left: the sequences go on all the same.
+            if folder.is_dir():  # No message is left: the sequences go on all the same.
+                ring.begin(floor)
             if cls.spill is not None:
                 cls.spill.first = ring.floor
             self._count_lost(cls, say_missing(folder, kept, segments, self._found))
