@@ -37,10 +37,10 @@ def hash_of(text: bytes) -> int:
     """64 bits that follow from some bytes, the same ones in every process."""
     state = (len(text) * _SEED) & _MASK
     if len(text) > _WORDS_BYTES_MAX:
-        return _mixed(state, zlib.crc32(text))
+        return _mixed(_mixed(state, zlib.crc32(text)), 0)
     for at in range(0, len(text), _WORD.itemsize):
         state = _mixed(state, int.from_bytes(text[at : at + _WORD.itemsize], "little"))
-    return state
+    return _mixed(state, 0)  # Else a word's last bytes would not reach the lowest bits.
 
 
 def _mixed(state: int, word: int) -> int:
@@ -117,6 +117,8 @@ def _hashes(batch: FrameBatch, begins: Integers, ends: Integers) -> Words:
         word = (word << unused_bits) >> unused_bits
         state = (states[short] ^ word) * factor
         states[short] = state ^ (state >> shift)
+    states *= factor
+    states ^= states >> shift
     for index in np.flatnonzero(lengths > _WORDS_BYTES_MAX).tolist():
         states[index] = hash_of(data[begins[index] : ends[index]].tobytes())
     found: Words = states & np.uint64(0xFFFFFFFF)
