@@ -19,13 +19,14 @@ from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import chain, islice
 
 from simplebus.core.acks import AckWindow
 from simplebus.core.ahead import Ahead
 from simplebus.core.channel_table import Wanted
 from simplebus.core.errors import Reason
 from simplebus.core.last_errors import LastErrors
-from simplebus.core.limits import IN_FLIGHT_BYTES, MESSAGES_MAX
+from simplebus.core.limits import IN_FLIGHT_BYTES, LOOKED_FOR_SPANS, MESSAGES_MAX
 from simplebus.core.outbox import Nowhere, Outbox
 from simplebus.core.picking import Ranges
 from simplebus.core.ring import Ring
@@ -248,7 +249,20 @@ class Position(ABC):
         """Whether any of first..last-1 is in flight, with this attempt if it is not 0; or, if that
         is to count, waits to be sent again."""
         is_there = self._wheel.holds(first, last, attempt)
-        return is_there or (waiting and self._resend.overlaps(first, last))
+        return is_there or (waiting and bool(self._resent(first, last, attempt)))
+
+    def _resent(self, first: int, last: int, attempt: int) -> Ranges:
+        """What of first..last-1 waits to be sent again; for an attempt that is not 0, as far as it
+        was sent so often and that is soon found."""
+        waiting = self._resend
+        if not attempt:
+            return waiting.within(first, last)
+        found = [r for _, _, held in self._refused.sets(attempt) for r in held.within(first, last)]
+        put_off = (span for _, _, span in self._later)
+        for span in islice(chain(self._again, self._away, put_off), LOOKED_FOR_SPANS):
+            if span.attempts == attempt:
+                found += waiting.within(max(first, span.first), min(last, span.last))
+        return [r for a, b in found for r in waiting.within(a, b)]
 
     def nack(
         self,

@@ -79,9 +79,10 @@ class Wheel:
         often."""
         return any(held.overlaps(first, last) for _, _, held in self._sets(attempt))
 
-    def sets(self) -> list[tuple[int, int, SequenceSet]]:
-        """Everything: when it is due, how often it was sent, and which messages."""
-        return self._sets(0)
+    def sets(self, attempt: int = 0) -> list[tuple[int, int, SequenceSet]]:
+        """Everything, or what was sent so often: when it is due, how often it was sent, and which
+        messages."""
+        return self._sets(attempt)
 
     def postpone(self, first: int, last: int, due: Callable[[int], int], attempt: int = 0) -> None:
         """Messages first..last-1, as far as they are in here, are due at another tick, which

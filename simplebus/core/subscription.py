@@ -452,7 +452,8 @@ class Subscription(Position):
         flight, with this attempt if it is not 0, or waits to be sent again."""
         spans = self._wheel.cut(first, last, attempt)
         if self.is_served:
-            for a, b in self._resend.take(first, last):
+            for a, b in self._resent(first, last, attempt):
+                self._resend.remove(a, b)
                 spans.append(Span(a, b, attempt or self._attempts_of(a)))
         else:
             spans += [

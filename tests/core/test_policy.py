@@ -366,6 +366,24 @@ def test_what_is_said_of_a_former_attempt_has_no_effect_and_is_counted(
     assert [message.attempt for message in peer.got()] == [4]
 
 
+@pytest.mark.parametrize("delay", [None, 3000])
+def test_what_pauses_is_ended_by_a_word_about_its_last_attempt_only(delay: int | None) -> None:
+    bus = Bus()
+    peer = peer2(bus, subscribe(1, 5), publish(1, 0, b"x"))
+    for attempt in (1, 2):
+        assert [message.attempt for message in peer.got()] == [attempt]
+        peer.say(nack(5, 0, 1, 0, attempt=attempt))
+    assert [message.attempt for message in peer.got()] == [3]
+    peer.say(nack(5, 0, 1, delay, attempt=3), nack(5, 0, 1, "terminate", b"stale", attempt=1))
+    peer.say(nack(5, 0, 1, "terminate", b"stale", attempt=2))
+    assert bus.broker.refused == {Reason.ACK_LATE: 2}
+    assert bus.statistics(1).ring.messages == 1
+    peer.say(nack(5, 0, 1, "terminate", b"it is", attempt=3))
+    [(letter, _)] = letters(bus)
+    assert (why(letter, "attempts"), why(letter, "error")) == ("3", "it is")
+    assert bus.broker.refused == {Reason.ACK_LATE: 2}
+
+
 def test_an_ack_counts_whichever_attempt_it_is_of() -> None:
     bus = Bus()
     peer = peer2(bus, subscribe(1, 5), publish(1, 0, b"x"))
