@@ -59,6 +59,7 @@ _OPTIONS = {
     "in_flight": ("max_in_flight", f"a whole number from 1 to {IN_FLIGHT_MAX}"),
     "ack_seconds": ("ack_seconds", "a number above 0 and up to 86400"),
     "max_deliveries": ("max_deliveries", "a whole number up to 65535, 0 for without end"),
+    "backoff": ("backoff", "1 to 64 numbers above 0 and up to 86400, with commas between them"),
     "by_key": ("by_key", "true or false"),
 }
 """What the broker calls them, and what may stand there."""
@@ -115,7 +116,7 @@ def wish(subject: bytes, queue: bytes) -> Wish:
         if name in given:
             raise _bad(f"the option {name} is there twice: {given[name]!r} and {value!r}")
         given[name] = value
-        asked[_OPTIONS[name][0]] = value
+        asked[_OPTIONS[name][0]] = value.split(",") if name == "backoff" else value
     start = given.get("start", "waiting")
     if _DIGITS.fullmatch(start):
         asked["start"] = {"sequence": start}
@@ -129,6 +130,7 @@ def wish(subject: bytes, queue: bytes) -> Wish:
         request = msgspec.convert(asked, SubscribeRequest, strict=False)
     except msgspec.ValidationError as error:
         where = str(error).rpartition("`$.")[2].rstrip("`").partition(".")[0]
+        where = where.partition("[")[0]
         for option, value in given.items():
             name, expected = _OPTIONS[option]
             if name == where:

@@ -34,6 +34,8 @@ from simplebus.nats.limits import ACKED_IN_FLIGHT_MESSAGES
                 "max_deliveries": 3,
             },
         ),
+        ("7.-.backoff=1,0%2E5,30", "", 7, {"backoff": [1.0, 0.5, 30.0]}),
+        ("7.-.backoff=5", "", 7, {"backoff": [5.0]}),
         ("7.-.by_key=true", "g", 7, {"group": "g", "by_key": True}),
         ("7.-.start=12", "", 7, {"start": Start(sequence=12)}),
         ("7.-.filter.orders.*.>", "", 7, {"channels": ["orders.*.>"]}),
@@ -70,6 +72,9 @@ def test_what_is_asked_for(
         ("orders.d.in_flight=many", "in_flight is a whole number from 1 to .*, got 'many'$"),
         ("orders.d.ack_seconds=nan", "ack_seconds is a number above 0 and up to 86400, got 'nan'"),
         ("orders.d.max_deliveries=-1", "max_deliveries is .*, 0 for without end, got '-1'"),
+        ("orders.d.backoff=1,0", "backoff is 1 to 64 numbers above 0 .*, got '1,0'"),
+        ("orders.d.backoff=", "backoff is 1 to 64 numbers .*, got ''"),
+        ("orders.d.backoff=" + "1," * 64 + "1", "backoff is 1 to 64 numbers .*, got '1,1,1"),
         ("orders.d.by_key=maybe", "by_key is true or false, got 'maybe'"),
         (
             "orders.d.start=soon",
