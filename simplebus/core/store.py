@@ -383,10 +383,12 @@ class Store:
             frame_bytes_max=self.settings.limits.frame_bytes,
         )
         lost = letters.lost + picking.total(ranges) - sum(map(len, there))
+        if letters.batch is not None:
+            before = dead.dropped[Reason.DROP_NEWEST]
+            self._lay(dead, letters.batch, letters.columns)
+            lost += dead.dropped[Reason.DROP_NEWEST] - before  # For want of memory.
         if lost:
             cls.dropped[Reason.NO_DEAD_LETTER] += lost
-        if letters.batch is not None:
-            self._lay(dead, letters.batch, letters.columns)
 
     def _lay(self, dead: MessageClass, batch: FrameBatch, columns: EnvelopeColumns) -> None:
         """Store dead letters. Nobody has to look at them: they are the bus's own."""

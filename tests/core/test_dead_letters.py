@@ -212,6 +212,19 @@ def test_where_there_is_no_memory_for_them_they_are_counted() -> None:
     assert bus.statistics(1).ring.messages == 0
 
 
+def test_where_all_memory_is_spent_the_class_says_that_there_are_none() -> None:
+    bus = Bus(class_bytes=1 << 18, total_bytes=1 << 18, frame_bytes=10_000)
+    peer = peer2(bus, subscribe(1, 5), publish(1, 0, *numbered(40, size=9000)))
+    count = len(peer.ids())
+    peer.say(nack(5, 0, count, "terminate"))
+    given_up, dead = bus.statistics(1).dropped, bus.statistics(DEAD_1)
+    assert dead.dropped == {Reason.DROP_NEWEST: count - dead.ring.messages}
+    assert given_up == {
+        Reason.TERMINATED: count,
+        Reason.NO_DEAD_LETTER: count - dead.ring.messages,
+    }
+
+
 def test_all_dead_letters_together_leave_memory_for_the_living() -> None:
     bus = Bus(
         frame_bytes=10_000, class_bytes=1 << 20, total_bytes=1 << 22, dead_letter_bytes=1 << 19
