@@ -374,7 +374,9 @@ class Broker:
                 case FetchAsked():
                     self._lookups.fetch(session, event)
                 case PurgeAsked():
-                    self._lookups.purge(session, event)
+                    last = self._lookups.check_purge(session, event)
+                    session.outbox.owe(partial(self._purge, session, event, last))
+                    self._make_ready(session.outbox)
                 case InquiryAsked():
                     check_right(session, Right.INQUIRE)
                     session.outbox.owe(partial(self._answer_inquiry, session, event))
@@ -392,6 +394,13 @@ class Broker:
         session.outbox.reply(
             frames.encode(frames.INQUIRE, message_id=asked.request, content=content)
         )
+
+    def _purge(self, session: Session, asked: PurgeAsked, last: int) -> None:
+        """In its turn: every position of the class is looked at."""
+        try:
+            self._lookups.purge(session, asked, last)
+        except RemoteProtocolError as error:
+            self._refuse_asked(session, asked, error)
 
     def _refuse_asked(self, session: Session, asked: Asked, error: RemoteProtocolError) -> None:
         self._refuse(

@@ -37,12 +37,16 @@ class Lookups:
         """See `Fetching`."""
         self._fetching.fetch(session, asked, self._store.class_of(asked.class_id))
 
-    def purge(self, session: Session, asked: PurgeAsked) -> None:
-        """Have stored messages be nobody's any more."""
+    def check_purge(self, session: Session, asked: PurgeAsked) -> int:
+        """Whether a session may have messages purged. Returns where those end that it means."""
         check_right(session, Right.PURGE)
-        cls, wish, store = self._store.class_of(asked.class_id), asked.asked, self._store
-        last = cls.ring.head if wish.last is None else wish.last
-        count = purge(cls, wish.first, last, store.ledger)
+        head, last = self._store.class_of(asked.class_id).ring.head, asked.asked.last
+        return head if last is None else min(last, head)
+
+    def purge(self, session: Session, asked: PurgeAsked, last: int) -> None:
+        """Have stored messages up to `last` be nobody's any more."""
+        store, cls = self._store, self._store.class_of(asked.class_id)
+        count = purge(cls, asked.asked.first, last, store.ledger)
         store.release(cls)
         for position in cls.subscriptions:
             self._wake(position)

@@ -177,6 +177,7 @@ def test_a_purged_message_is_no_value_and_does_not_come_back() -> None:
             writer.put("abc"[number % 3], b"%d" % number)
         holder = peer2(bus, subscribe(1, 4))
         writer.peer.say(asked(PURGE, 1, 4, first=3, last=5))
+        writer.peer.told()
         assert glance(bus) == [b"5"]
         writer.peer.say(asked(ord("4"), classes=[KEEPS]))
         assert glance(bus) == [b"5"]

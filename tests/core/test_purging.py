@@ -36,6 +36,12 @@ def purge(first: int | None = None, last: int | None = None, class_id: int = 1) 
     return asked(PURGE, class_id, 4, **what)
 
 
+def done(peer: Peer2, *said: bytes) -> None:
+    """Somebody says this, and hears that it is done."""
+    peer.say(*said)
+    peer.told()
+
+
 def purged(peer: Peer2) -> int:
     """What the bus answered."""
     [answer] = [said for said in peer.told() if said.kind == "purge"]
@@ -91,15 +97,15 @@ def test_what_is_kept_though_nobody_needs_it_goes_too() -> None:
     reader.ids()
     reader.say(ack(5, 0, 10))
     assert len(bus.broker.classes[1].ring) == 10
-    peer.say(purge(last=4), purge(6, 8))
+    done(peer, purge(last=4), purge(6, 8))
     assert bus.broker.classes[1].ring.floor == 4
-    peer.say(purge(4, 6))
+    done(peer, purge(4, 6))
     assert bus.broker.classes[1].ring.floor == 8
 
 
 def test_who_comes_later_does_not_get_it_wherever_it_begins() -> None:
     bus = Bus()
-    filled(bus).say(purge(2, 4))
+    done(filled(bus), purge(2, 4))
     waiting = peer2(bus, subscribe(1, 5))
     assert waiting.ids() == [0, 1, 4, 5, 6, 7, 8, 9]
     assert peer2(bus, subscribe(1, 5, start="earliest")).ids() == [0, 1, 4, 5, 6, 7, 8, 9]
@@ -108,7 +114,7 @@ def test_who_comes_later_does_not_get_it_wherever_it_begins() -> None:
 
 def test_version_1_does_not_get_it() -> None:
     bus = Bus()
-    filled(bus).say(purge(2, 4))
+    done(filled(bus), purge(2, 4))
     reader = bus.peer(talk.connect(1), talk.subscribe(1))
     assert reader.hear_ids(1) == [0, 1, 4, 5, 6, 7, 8, 9]
 
@@ -118,7 +124,7 @@ def test_what_is_not_sent_yet_is_not_sent() -> None:
     peer = filled(bus)
     reader = peer2(bus, subscribe(1, 5, max_in_flight=2))
     assert reader.ids() == [0, 1]
-    peer.say(purge(4, 6), purge(8, 10))
+    done(peer, purge(4, 6), purge(8, 10))
     reader.say(ack(5, 0, 2))
     got = reader.got()
     assert [(one.message_id, one.attempt) for one in got] == [(2, 1), (3, 1)]
@@ -133,7 +139,7 @@ def test_what_is_in_flight_needs_no_ack_and_makes_room() -> None:
     peer = filled(bus)
     reader = peer2(bus, subscribe(1, 5, max_in_flight=2))
     assert reader.ids() == [0, 1]
-    peer.say(purge(last=2))
+    done(peer, purge(last=2))
     assert reader.ids() == [2, 3]
     bus.tick(6)
     assert reader.ids() == [2, 3]
@@ -146,11 +152,11 @@ def test_a_member_has_it_no_longer_sent_or_not() -> None:
     one = peer2(bus, subscribe(1, 5, group="g", max_in_flight=4))
     peer = filled(bus)
     assert one.session.outbox.peek(0)  # It was told whose messages follow, and took nothing.
-    peer.say(purge(1, 3))
+    done(peer, purge(1, 3))
     assert one.ids() == [0, 3, 4, 5]
     one.say(ack(5, 0, 4))
     assert one.ids() == [6, 7]
-    peer.say(purge(5, 9))
+    done(peer, purge(5, 9))
     assert one.ids() == [9]
     one.say(ack(5, 4, 10))
     assert len(bus.broker.classes[1].ring) == 0
@@ -161,9 +167,9 @@ def test_a_member_of_a_group_by_key_has_it_no_longer_sent_or_not() -> None:
     one = peer2(bus, subscribe(1, 5, group="g", by_key=True))
     peer = peer2(bus, enveloped(1, 0, *[b"\x10\0\1%dx" % (n % 3) for n in range(6)]))
     assert one.session.outbox.peek(0)
-    peer.say(purge(1, 2), purge(3, 4))
+    done(peer, purge(1, 2), purge(3, 4))
     assert one.ids() == [0, 2, 4]
-    peer.say(purge(0, 1))
+    done(peer, purge(0, 1))
     one.say(ack(5, 2, 3))
     assert one.ids() == [5]
     one.say(ack(5, 0, 6))
@@ -176,7 +182,7 @@ def test_a_durable_that_nobody_uses_does_not_get_it() -> None:
     peer = filled(bus, 4)
     assert reader.ids() == [0, 1, 2, 3]
     reader.leave()
-    peer.say(publish(1, 4, b"4", b"5", b"6"), purge(1, 3), purge(5, 6))
+    done(peer, publish(1, 4, b"4", b"5", b"6"), purge(1, 3), purge(5, 6))
     again = peer2(bus, subscribe(1, 5, durable="d"))
     assert sorted(again.ids()) == [0, 3, 4, 6]
 
@@ -187,7 +193,7 @@ def test_what_is_put_off_does_not_come() -> None:
     reader = peer2(bus, subscribe(1, 5))
     assert reader.ids() == [1]
     reader.say(nack(5, 1, 2, 2000))
-    peer.say(purge())
+    done(peer, purge())
     bus.broker.clock.now += 5
     bus.broker.wake_due()
     bus.tick(10)
@@ -200,7 +206,7 @@ def test_what_a_pattern_leaves_out_is_not_counted() -> None:
     peer = peer2(bus, *[enveloped(1, n, on_channel("ab"[n % 2], b"x")) for n in range(10)])
     reader = peer2(bus, subscribe(1, 5, channels=["a"], max_in_flight=1))
     assert reader.ids() == [0]
-    peer.say(purge(3, 7))
+    done(peer, purge(3, 7))
     [position] = bus.statistics(1).subscriptions
     assert position.dropped == 2
     reader.say(ack(5, 0, 1))
@@ -214,9 +220,10 @@ def test_a_publisher_that_waits_for_room_is_let_in() -> None:
     peer = filled(bus, 5)
     assert [said.message_id for said in peer.told() if said.kind == "confirm"] == [3]
     peer.say(purge())
+    said = peer.told()
     while bus.broker.take_ready():
         pass
-    said = peer.told()
+    said += peer.told()
     assert [(one.kind, one.message_id) for one in said] == [("purge", 4), ("confirm", 5)]
 
 
@@ -224,8 +231,7 @@ def test_of_too_many_rows_no_more_is_purged(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(purging, "PURGED_RANGES_MAX", 2)
     bus = Bus()
     peer = filled(bus)
-    peer.say(purge(2, 3), purge(4, 5))
-    peer.told()
+    done(peer, purge(2, 3), purge(4, 5))
     peer.say(purge(6, 7))
     [said] = peer.told()
     assert said.content["code"] == "memory_limit"
@@ -238,8 +244,7 @@ def test_of_many_rows_a_fetch_tells_a_part(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("simplebus.core.fetching.FETCH_PURGED_MAX", 2)
     bus = Bus()
     peer = filled(bus)
-    peer.say(purge(1, 2), purge(3, 4), purge(5, 6), purge(7, 8))
-    peer.told()
+    done(peer, purge(1, 2), purge(3, 4), purge(5, 6), purge(7, 8))
     found = fetched(peer)
     assert (found["next"], found["purged"]) == (5, [[1, 2], [3, 4]])
 
@@ -319,9 +324,9 @@ def test_what_is_purged_never_comes_and_all_else_does(said: list[tuple]) -> None
         elif verb == "purge":
             first, last = sorted(rest)
             writer.say(purge(first, last))
+            told += sum(one.content["purged"] for one in writer.told() if one.kind == "purge")
             stored = range(max(first, bus.broker.classes[1].ring.floor), last)
             gone.update(n for n in (*stored, *range(first, last)) if n < len(published))
-            told += sum(one.content["purged"] for one in writer.told() if one.kind == "purge")
         elif verb == "ack":
             first, last = sorted(rest[1:])
             readers[rest[0]].say(ack(5, first, last + 1))
@@ -354,3 +359,18 @@ def test_what_is_purged_never_comes_and_all_else_does(said: list[tuple]) -> None
     cls = bus.broker.classes[1]
     is_left = any(not position.is_served for position in cls.subscriptions)
     assert is_left or cls.waiting.in_flight or len(cls.ring) == 0
+
+
+def test_many_purges_take_turns_with_others() -> None:
+    bus = Bus()
+    peer = filled(bus, 30)
+    peer.told()
+    peer.say(b"".join(purge(n, n + 1) for n in range(1, 21)))
+    others, heard = peer2(bus, subscribe(1, 5)), 0
+    while peer.session.outbox.peek(0):
+        bus.check()
+        assert bus.statistics(1).dropped[Reason.PURGED] == heard + 1, "one a turn"
+        heard += 1
+        peer.session.outbox.sent(len(peer.session.outbox.peek(0)), 0)
+    assert heard == 20
+    assert others.ids() == [0, *range(21, 30)]

@@ -21,8 +21,10 @@ def test_what_was_purged_stays_so(tmp_path: Path, in_peace: bool, times: int) ->
     assert reader.ids() == [0]
     bus.sync()
     peer.say(asked(PURGE, 1, 4, first=2, last=4))
+    peer.told()
     bus.sync()
     peer.say(asked(PURGE, 1, 4, first=6, last=7))
+    peer.told()
     bus.sync()
     for _ in range(times):
         bus.close() if in_peace else bus.crash()
@@ -43,6 +45,7 @@ def test_all_that_waits_for_a_first_subscription_may_be_purged(tmp_path: Path) -
     peer = peer2(bus, publish(1, 0, *numbered(10)), name="till")
     bus.sync()
     peer.say(asked(PURGE, 1, 4))
+    peer.told()
     bus.sync()
     bus.crash()
     bus = KeptBus(tmp_path)
