@@ -408,16 +408,18 @@ def test_an_ack_counts_whichever_attempt_it_is_of() -> None:
     ],
     ids=["ack", "nack", "terminate", "working", "many acks"],
 )
-def test_what_another_member_was_given_is_its_own(late: bytes) -> None:
+@pytest.mark.parametrize("by_key", [False, True])
+def test_what_another_member_was_given_is_its_own(late: bytes, by_key: bool) -> None:
     bus = Bus()
-    one = peer2(bus, subscribe(1, 5, group="g", max_in_flight=1), publish(1, 0, b"x"))
+    asked = {"group": "g", "max_in_flight": 1, "by_key": by_key}
+    one = peer2(bus, subscribe(1, 5, **asked), publish(1, 0, b"x"))
     assert one.ids() == [0]
-    two = peer2(bus, subscribe(1, 5, group="g", max_in_flight=1))
+    two = peer2(bus, subscribe(1, 5, **asked))
     bus.tick(5)
     peer2(bus, publish(1, 0, b"y"))
     assert two.ids() == [1]
     two.say(ack(5, 1, 2))
-    one.say(unsubscribe(5), subscribe(1, 5, group="g", max_in_flight=1))
+    one.say(unsubscribe(5), subscribe(1, 5, **asked))
     assert [m.attempt for m in two.got()] == [2]
     one.say(late)
     assert (one.ids(), two.ids()) == ([], [])
