@@ -139,14 +139,12 @@ class KeyGroup(Group):
         self._joined += 1
         identity = f"{name}/{number}" if name else f"{self._joined}"
         member = KeyMember(self, outbox, number, in_flight_max, identity)
-        self._owners.add(member, identity)
-        self._deal_again()
+        self._let_own(member)
         return member
 
     def leave(self, member: Member) -> None:
         assert isinstance(member, KeyMember)
         super().leave(member)
-        self._take_ready(member)
         self.offer(member)
         self._is_away(member)
 
@@ -157,15 +155,15 @@ class KeyGroup(Group):
         self._is_away(member)
 
     def _is_away(self, member: KeyMember) -> None:
+        """It has no lanes any longer: what was ready for it is for others."""
         if member in self._owners:
             self._owners.remove(member)
-        self._deal_again()
+        self._take_ready(member)
 
     def is_back(self, member: KeyMember) -> None:
         """One that was late takes something."""
         if member in self.members and member not in self._owners:
-            self._owners.add(member, member.identity)
-            self._deal_again()
+            self._let_own(member)
             self._look_on()
 
     def _key_members(self) -> Iterator[KeyMember]:
@@ -173,10 +171,10 @@ class KeyGroup(Group):
             assert isinstance(member, KeyMember)
             yield member
 
-    def _deal_again(self) -> None:
-        """Members have come or gone: what is ready may be for others."""
-        for member in self._key_members():
-            self._take_ready(member)
+    def _let_own(self, member: KeyMember) -> None:
+        """It has lanes from now on: what was ready for who had them may be for it."""
+        for former in self._owners.add(member, member.identity):
+            self._take_ready(former)
 
     def _take_ready(self, member: KeyMember) -> None:
         self._nobodys += member.ready

@@ -3,7 +3,8 @@
 Rule 1: who has a lane follows from who is there, not from who came or went before: a lane moves
 when its member goes, and to a member that comes.
 Rule 2: lanes are dealt out in shares of equal size, so that finding a lane's member costs the same
-however many there are; coming and going costs a look at each share.
+however many there are; coming costs a look at each share, going one at each member for the shares
+that it had. Members that come or go one after the other cost as much each.
 """
 
 from __future__ import annotations
@@ -31,59 +32,90 @@ class Owners(Generic[T]):
     """Of one group."""
 
     def __init__(self) -> None:
-        self._seeds: dict[T, np.uint64] = {}
+        self._members: list[T] = []
+        self._places: dict[T, int] = {}
+        """By member, where in that list it is."""
+        self._seeds: Words = np.zeros(16, np.uint64)
+        """Of those in the list, and room for more."""
+        self._shares: dict[T, set[int]] = {}
+        """By member, what it has."""
         self._best: Words = np.zeros(SHARES, np.uint64)
         """By share, the weight of who has it."""
         self.table: list[T | None] = [None] * SHARES
         """By share, who has it."""
 
     def __bool__(self) -> bool:
-        return bool(self._seeds)
+        return bool(self._members)
 
     def __contains__(self, member: T) -> bool:
-        return member in self._seeds
+        return member in self._places
 
     def of(self, lane: int) -> T | None:
         """Whose a lane is; None while nobody is there."""
         return self.table[lane & OWNERS_MASK]
 
-    def add(self, member: T, identity: str) -> None:
+    def add(self, member: T, identity: str) -> set[T]:
         """One more, who is not there. `identity` tells it from the others: the same one has the
-        same lanes when it comes again."""
+        same lanes when it comes again. Returns who had before what it has now."""
         seed = np.uint64(hash_of(identity.encode()))
-        self._seeds[member] = seed
+        place = self._places[member] = len(self._members)
+        self._members.append(member)
+        if place == len(self._seeds):
+            self._seeds = np.concatenate([self._seeds, self._seeds])
+        self._seeds[place] = seed
         weights = _weights(_NUMBERS, seed)
         mine = np.flatnonzero(weights > self._best)
         self._best[mine] = weights[mine]
-        for share in mine.tolist():
-            self.table[share] = member
+        shares, table, former = mine.tolist(), self.table, set[T]()
+        for share in shares:
+            owner = table[share]
+            if owner is not None:
+                self._shares[owner].discard(share)
+                former.add(owner)
+            table[share] = member
+        self._shares[member] = set(shares)
+        return former
 
     def remove(self, member: T) -> None:
         """One less, who is there."""
-        del self._seeds[member]
-        shares = [share for share, owner in enumerate(self.table) if owner is member]
-        if not self._seeds:
+        place, last = self._places.pop(member), self._members.pop()
+        if last is not member:
+            self._members[place], self._places[last] = last, place
+            self._seeds[place] = self._seeds[len(self._members)]
+        shares = sorted(self._shares.pop(member))
+        if not self._members:
             self._best[:] = 0
             self.table = [None] * SHARES
-            return
-        others = list(self._seeds)
-        seeds = np.fromiter(self._seeds.values(), np.uint64, len(others))
+        elif shares:
+            self._deal(shares)
+
+    def _deal(self, shares: list[int]) -> None:
+        """These are to be had by somebody else."""
+        others = self._members
+        seeds = self._seeds[: len(others)]
         weights = _weights(_NUMBERS[shares][:, None], seeds[None, :])
         chosen = weights.argmax(axis=1)
         self._best[shares] = weights[np.arange(len(shares)), chosen]
         for share, index in zip(shares, chosen.tolist(), strict=True):
-            self.table[share] = others[index]
+            owner = others[index]
+            self.table[share] = owner
+            self._shares[owner].add(share)
 
     def check(self) -> None:
         """Raise AssertionError unless everybody has the shares for which his weight is greatest."""
+        assert self._places == {member: at for at, member in enumerate(self._members)}
+        found: dict[T, set[int]] = {member: set() for member in self._members}
+        places: list[int] = []
         for share, owner in enumerate(self.table):
-            number = _NUMBERS[share : share + 1]
-            weights = {m: int(_weights(number, seed)[0]) for m, seed in self._seeds.items()}
-            if not weights:
-                assert owner is None
-            else:
-                assert owner is not None
-                assert weights[owner] == max(weights.values())
+            if owner is not None:
+                found[owner].add(share)
+                places.append(self._places[owner])
+        assert self._shares == found
+        assert len(places) == (SHARES if self._members else 0)
+        if places:
+            weights = _weights(_NUMBERS[:, None], self._seeds[None, : len(self._members)])
+            assert (weights.max(axis=1) == self._best).all()
+            assert (weights[np.arange(SHARES), places] == self._best).all()
 
 
 def _weights(numbers: Words, seeds: Words | np.uint64) -> Words:

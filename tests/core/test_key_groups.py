@@ -21,7 +21,9 @@ from core.talk2 import (
     working,
 )
 from simplebus.core.errors import Reason
+from simplebus.core.group import Member
 from simplebus.core.key_group import KeyGroup
+from simplebus.core.key_member import KeyMember
 from simplebus.core.limits import IN_FLIGHT_BYTES, LANES_MESSAGES_MAX, Limits
 from simplebus.core.purging import purge
 from simplebus.core.settings import FullPolicy, Settings
@@ -394,3 +396,23 @@ def test_after_a_restart_what_was_sent_comes_before_what_has_opened_since() -> N
     world.restart()  # The model says what may be sent.
     assert [message.sent for message in world.messages] == [0, 2]
     world.finish()
+
+
+def test_who_goes_gives_up_its_own_keys_and_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
+    bus = Bus()
+    many = [subscribe(1, number, group="g", by_key=True) for number in range(1, 21)]
+    sessions = [peer2(bus, *many) for _ in range(4)]
+    (group,) = bus.broker.classes[1].groups
+    taken: list[Member] = []
+    take = KeyGroup._take_ready
+
+    def noted(self: KeyGroup, member: KeyMember) -> None:
+        taken.append(member)
+        take(self, member)
+
+    monkeypatch.setattr(KeyGroup, "_take_ready", noted)
+    gone = list(group.members)[:20]
+    bus.broker.close(sessions[0].session)
+    assert taken == gone
+    assert len(group.members) == 60
+    bus.broker.check()

@@ -176,3 +176,16 @@ def test_shares_are_about_equal_and_few_of_them_move() -> None:
     owners.check()
     after = [owners.of(lane) for lane in range(SHARES)]
     assert all(b in (a, 3) for a, b in zip(after, before, strict=True))
+
+
+def test_who_comes_takes_from_few_and_who_goes_leaves_to_few() -> None:
+    owners: Owners[int] = Owners()
+    for who in range(2000):
+        owners.add(who, str(who))
+    former = owners.add(2000, "another")
+    assert 0 < len(former) < 20
+    before = list(owners.table)
+    for who in range(1, 2000, 3):
+        owners.remove(who)
+    assert all(a == b for a, b in zip(before, owners.table, strict=True) if a is None or a % 3 != 1)
+    owners.check()
