@@ -38,6 +38,10 @@ class Span:
     given_up: Reason | None = None
     """Why they are not to be sent any more; None for what is."""
 
+    def __lt__(self, other: Span) -> bool:
+        """By where they begin: what is put off to one time may come of one message twice."""
+        return self.first < other.first
+
     @property
     def next_attempt(self) -> int:
         """What the next sending is called: 1 for the first one, 0 when nobody knows."""

@@ -147,3 +147,8 @@ def test_spans_that_follow_one_another_are_one() -> None:
     wheel.put(3, 5, 9, 1)
     wheel.put(3, 9, 12, 2)
     assert len(wheel) == 2
+
+
+def test_spans_that_begin_together_may_be_due_together() -> None:
+    put_off = [(1.0, 4, Span(4, 9, 1)), (1.0, 4, Span(4, 5, 2)), (1.0, 3, Span(3, 4, 1))]
+    assert [span.first for _, _, span in sorted(put_off)] == [3, 4, 4]
