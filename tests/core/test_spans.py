@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from simplebus.core.frames import ranges_of
-from simplebus.core.spans import SequenceSet, Wheel
+from simplebus.core.spans import SequenceSet, Span, Wheel
 
 bounds = st.tuples(st.integers(0, 60), st.integers(0, 60))
 
