@@ -26,6 +26,8 @@ def statistics(*, published: int, redelivered: int, class_id: int = 1) -> Broker
         dropped={},
         blocked_sessions=0,
         parked=0,
+        spilled=0,
+        spilled_bytes=0,
         subscriptions=(),
     )
     return BrokerStatistics(sessions=1, memory_bytes=0, parked_bytes=0, refused={}, classes=(cls,))
