@@ -196,15 +196,17 @@ async def pile(bus: Bus, dead: ClassSaid) -> Pile:
     return found
 
 
-async def requeue(bus: Bus, dead: ClassSaid, some: list[Letter]) -> tuple[int, Exception | None]:
+async def requeue(
+    bus: Bus, dead: ClassSaid, some: list[Letter]
+) -> tuple[list[Letter], list[tuple[Letter, Exception]]]:
     """Publish letters again to the class in which each died, and purge those that are confirmed.
 
-    Returns how many were, and why the next one was refused, if one was.
+    Returns which were, and which were refused, and why: one that is does not hold up the others.
     """
-    done = 0
-    refused: Exception | None = None
-    try:
-        for letter in some:
+    done: list[Letter] = []
+    refused: list[tuple[Letter, Exception]] = []
+    for letter in some:
+        try:
             await bus.publish(
                 letter.payload,
                 class_id=await _home(bus, letter.class_),
@@ -212,10 +214,10 @@ async def requeue(bus: Bus, dead: ClassSaid, some: list[Letter]) -> tuple[int, E
                 key=letter.key,
                 headers=letter.again(dead.name),
             )
-            done += 1
-    except (RefusedError, LocalProtocolError, ValueError) as error:
-        refused = error
-    await purge(bus, dead, some[:done])
+            done.append(letter)
+        except (RefusedError, LocalProtocolError, ValueError) as error:
+            refused.append((letter, error))
+    await purge(bus, dead, done)
     return done, refused
 
 

@@ -166,15 +166,15 @@ def requeue(
     choice = _choice(sequence, reason, subscription, everything=everything)
 
     async def work(bus: Bus) -> tuple[int, str]:
-        there, count = await _find(bus, class_), 0
+        there, count, others, problem = await _find(bus, class_), 0, 0, ""
         async for some in dead.Letters(bus, there, choice):
             done, refused = await dead.requeue(bus, there, some)
-            count += done
-            for letter in some[:done] if as_json else ():
+            count, others = count + len(done), others + len(refused)
+            for letter in done if as_json else ():
                 _print({"sequence": letter.sequence, "class": letter.class_, "requeued": True})
-            if refused is not None:
-                return count, f"{there.name}#{some[done].sequence} was refused: {refused}"
-        return count, ""
+            for letter, error in refused[: not problem]:
+                problem = f"{there.name}#{letter.sequence} was refused: {error}"
+        return count, problem + f"; {others} were refused in all" * (others > 1)
 
     count, problem = _run(url, work)
     _end(count, "published again", sequence, problem, as_json=as_json)

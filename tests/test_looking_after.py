@@ -369,3 +369,17 @@ def test_a_letter_that_says_nothing_stays(server: BusServer) -> None:
     assert "    error: no \\x1b" in shown
     [pile] = objects(server, "dlq", "ls", "dead.odd")
     assert pile["reasons"] == {"": 3}
+
+
+def test_one_that_is_refused_does_not_hold_up_the_others(server: BusServer) -> None:
+    async def work(bus: Bus) -> None:
+        for _ in range(2):
+            await bus.publish(b"by hand", class_id="dead.mixed")
+
+    with_bus(server, work)
+    bury(server, "mixed", 2)
+    said = run(server, "dlq", "requeue", "mixed", "--all", status=1).output
+    assert "2 dead letters published again" in said
+    assert "dead.mixed#0 was refused" in said
+    assert "2 were refused in all" in said
+    assert [one["sequence"] for one in objects(server, "dlq", "show", "mixed")] == [0, 1]
