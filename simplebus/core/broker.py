@@ -283,11 +283,12 @@ class Broker:
                 self._unblocked[session] = None
         self._let_in.clear()
 
-    def reach(self, lot: int) -> None:
-        """What the ledger has given out, up to this lot, is as safe as was asked for."""
+    def reach(self, lot: int, *, has_space: bool = True) -> None:
+        """What the ledger has given out, up to this lot, is as safe as was asked for. Without space
+        nothing more is accepted."""
         ledger = self.ledger
         assert ledger is not None
-        ledger.reach(lot)
+        ledger.reach(lot, has_space=has_space)
         self.confirming.reach()
         for cls in [cls for cls in self.store.room.awaited if cls.spill is not None]:
             self.store.room.made(cls)  # What is written may leave the memory.

@@ -203,10 +203,11 @@ class Ledger:
         self._latest.clear()
         return lot
 
-    def reach(self, lot: int) -> None:
-        """Lots up to this one have reached the level."""
+    def reach(self, lot: int, *, has_space: bool = True) -> None:
+        """Lots up to this one have reached the level. What fails is over, if there is space."""
         self.reached = lot
-        self.failure = None
+        if has_space:
+            self.failure = None
         while self._under_way and self._under_way[0][0] <= lot:
             self.held_bytes -= self._under_way.popleft()[1]
         for class_id, unsafe in list(self._unsafe.items()):

@@ -24,6 +24,7 @@ from simplebus.storage.errors import JournalError
 from simplebus.storage.journal import Journal
 from simplebus.storage.readback import JournalReader
 from simplebus.storage.recovery import recover, settle
+from simplebus.storage.reserve import Reserve
 
 log = logging.getLogger("simplebus.server")
 
@@ -71,9 +72,10 @@ class Keeping:
         self._journal = Journal(directory, level=broker.ledger.level)
         self._writer = Writer(
             self._journal,
-            reached=lambda lot: self._soon(self._has_reached, lot),
+            reached=lambda lot, has_space: self._soon(self._has_reached, lot, has_space),
             failed=lambda failure: self._soon(self._has_failed, failure),
             snapshot=lambda: self._soon(self._want_snapshot),
+            reserve=Reserve(directory.path),
         )
         self._spilling = broker.spilling
         self._reader = Reader(
@@ -84,6 +86,8 @@ class Keeping:
         self._floors: dict[int, int] = {}
         self._written = 0
         """The last lot that is written."""
+        self._is_short = False
+        """Whether it is written with what was kept back for a full disk."""
 
     def _soon(self, what: Callable[..., None], *given: object) -> None:
         """Have it done in the event loop; when that has ended, nobody is there to be told."""
@@ -128,7 +132,7 @@ class Keeping:
     def tick(self) -> None:
         """Once per tick: let go of segments that nobody needs."""
         floors = self._keeper.floors()
-        if floors != self._floors and self._ledger.failure is None:
+        if floors != self._floors and (self._ledger.failure is None or self._is_short):
             self._floors = floors
             self._writer.put(dict(floors))
 
@@ -142,11 +146,12 @@ class Keeping:
         if self._spilling is not None:
             self._reader.stop()
 
-    def _has_reached(self, lot: int) -> None:
-        if self._ledger.failure is not None:
+    def _has_reached(self, lot: int, has_space: bool) -> None:
+        if self._ledger.failure is not None and has_space:
             log.warning("the journal is written again")
         self._written = lot
-        self._broker.reach(lot)
+        self._is_short = not has_space
+        self._broker.reach(lot, has_space=has_space)
         self._settle()
 
     def _has_failed(self, failure: Failure) -> None:

@@ -2,7 +2,9 @@
 
 Rule 1: lots are written in their order. What comes during a sync shares the next one: the slower a
 disk, the more goes into each.
-Rule 2: what could not be written is written again, every second, until it is: nothing that was
+Rule 2: on a full disk there is a reserve. With it is written what is under way and what lets go of
+segments; nothing more is accepted until it is there again.
+Rule 3: what could not be written is written again, every second, until it is: nothing that was
 accepted is left out.
 """
 
@@ -18,6 +20,7 @@ from collections.abc import Callable
 from simplebus.core.errors import Reason
 from simplebus.core.ledger import Lot
 from simplebus.storage.journal import Journal
+from simplebus.storage.reserve import Reserve
 
 log = logging.getLogger("simplebus.server")
 
@@ -36,17 +39,23 @@ class Writer:
         self,
         journal: Journal,
         *,
-        reached: Callable[[int], None],
+        reached: Callable[[int, bool], None],
         failed: Callable[[Failure], None],
         snapshot: Callable[[], None],
+        reserve: Reserve | None = None,
     ) -> None:
         """These are called in the thread: with the number of a lot up to which all have reached the
-        journal's level, with why nothing can be written now, and when segments wait for a snapshot
-        to be removed."""
+        journal's level, and whether there is space for more; with why nothing can be written now;
+        and when segments wait for a snapshot to be removed."""
         self._journal = journal
         self._reached = reached
         self._failed = failed
         self._snapshot = snapshot
+        self._reserve = reserve
+        self._is_short = False
+        """Whether the reserve is given up."""
+        self._written = 0
+        """The last lot that is written."""
         self._queue: queue.SimpleQueue[Lot | Floors | None] = queue.SimpleQueue()
         self.failures = 0
         """How often something could not be written."""
@@ -68,6 +77,8 @@ class Writer:
         self._thread.join()
 
     def _run(self) -> None:
+        if self._reserve is not None:
+            self._reserve.take()
         try:
             while self._turn():
                 pass
@@ -89,7 +100,14 @@ class Writer:
         for each in work:
             if isinstance(each, dict):
                 self._remove(each)
+        if self._is_short and self._has_space():
+            self._reached(self._written, True)
         return None not in work
+
+    def _has_space(self) -> bool:
+        """Whether the reserve is there, or there again."""
+        self._is_short = self._reserve is not None and not self._reserve.take()
+        return not self._is_short
 
     def _write(self, lots: list[Lot]) -> bool:
         """Write and sync lots, however long it takes. Returns False when it was stopped before."""
@@ -106,12 +124,16 @@ class Writer:
                 is_withdrawn = False
                 self.failures += 1
                 self._failed(_failure(error))
+                if error.errno in _FULL and self._reserve is not None and self._reserve.give_up():
+                    self._is_short = True
+                    continue
                 if self._stopping.wait(_RETRY_SECONDS):
                     count = sum(entry.count for lot in lots for entry in lot.entries)
                     log.error("%d messages are lost: %s", count, _failure(error)[1])
                     return False
             else:
-                self._reached(lots[-1].number)
+                self._written = lots[-1].number
+                self._reached(self._written, not self._is_short)
                 return True
 
     def _remove(self, floors: Floors) -> None:

@@ -21,6 +21,7 @@ _STEP_BYTES_MAX = 16 * 1024 * 1024
 _PAGE_BYTES = 4096
 # Where there are more, putting them together costs less than the system's looking at each.
 _PIECES_MAX = 64
+_FULL = {errno.ENOSPC, errno.EDQUOT}
 _NO_ALLOCATION = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
 
 
@@ -90,6 +91,14 @@ class AppendFile:
             return
         step = min(max(self._allocated, _STEP_BYTES_MIN), _STEP_BYTES_MAX)
         until = -(-max(size, self._allocated + step) // _PAGE_BYTES) * _PAGE_BYTES
+        try:
+            self._allocate_until(until)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            self._allocate_until(-(-size // _PAGE_BYTES) * _PAGE_BYTES)  # No more than is needed.
+
+    def _allocate_until(self, until: int) -> None:
         try:
             os.posix_fallocate(self._descriptor, self._allocated, until - self._allocated)
         except OSError as error:

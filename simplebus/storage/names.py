@@ -4,6 +4,7 @@ Rule 1: this file knows names and sequences, never files.
 
     simplebus.json                            what this directory is, and of which bus
     lock                                      held by the server that uses it
+    reserve                                   space for letting go of segments on a full disk
     classes/00007/00000000000000000000.log    messages of class 7, from sequence 0 on
     classes/00007/00000000000000065536.log    a segment goes up to where the next one begins
     state/00000000000000000003.log            positions, names: the highest number counts
@@ -17,6 +18,7 @@ from itertools import pairwise
 
 STAMP = "simplebus.json"
 LOCK = "lock"
+RESERVE = "reserve"
 CLASSES = "classes"
 STATE = "state"
 DROPPED = ".dropped"

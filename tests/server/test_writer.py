@@ -17,6 +17,7 @@ from simplebus.server import writer as module
 from simplebus.server.writer import Failure, Writer
 from simplebus.storage.directory import take
 from simplebus.storage.journal import Journal
+from simplebus.storage.reserve import Reserve
 
 PATIENCE_SECONDS = 20.0
 
@@ -45,8 +46,13 @@ class Running:
         self.said: list[object] = []
         self.heard = threading.Semaphore(0)
         self.ledger = Ledger()
+        self.reserve = Reserve(path, 4096)
         self.writer = Writer(
-            self.journal, reached=self.say, failed=self.say, snapshot=lambda: self.say("snapshot")
+            self.journal,
+            reached=lambda lot, has_space: self.say(lot if has_space else -lot),
+            failed=self.say,
+            snapshot=lambda: self.say("snapshot"),
+            reserve=self.reserve,
         )
         self.writer.start()
 
@@ -106,12 +112,43 @@ def test_what_could_not_be_written_is_written_again(
     running.journal.fails = fail
     running.put(0)
     running.journal.may_sync.release(3)
-    said = running.hear(3)
+    said = running.hear(4)
     assert [each[0] for each in said[:2] if isinstance(each, tuple)] == [
         Reason.DISK_FULL,
         Reason.DISK_FAILED,
     ]
-    assert said[2] == 1
+    assert said[2:] == [-1, 1]  # With the reserve, which is there again then.
+
+
+def test_a_full_disk_takes_what_is_under_way_and_no_more_until_its_reserve_is_there_again(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running.put(0)
+    running.journal.may_sync.release()
+    assert running.hear(1) == [1]
+    assert running.reserve.is_there
+
+    def fail() -> None:
+        if running.reserve.is_there:
+            raise OSError(errno.ENOSPC, "No space")
+
+    running.journal.fails = fail
+    monkeypatch.setattr(running.reserve, "take", lambda: running.reserve.is_there)
+    running.put(1)
+    running.journal.may_sync.release(2)
+    said = running.hear(2)
+    assert isinstance(said[1], tuple)
+    assert said[1][0] is Reason.DISK_FULL
+    assert said[2:] == [-2]
+    running.journal.fails = lambda: None
+    running.writer.put({1: 0})  # As at each tick: with it, segments may go.
+    running.put(2)
+    running.journal.may_sync.release()
+    assert running.hear(1)[-1] == -3
+    monkeypatch.undo()
+    running.writer.put({1: 0})
+    assert running.hear(1)[-1] == 3
+    assert running.reserve.is_there
 
 
 def test_it_ends_though_nothing_can_be_written_and_says_what_is_lost(

@@ -1,0 +1,51 @@
+"""Space that is kept back: a full disk can still take what lets go of segments.
+
+Rule 1: it is given up when the disk is full, and taken again before anything else is accepted.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from simplebus.storage.names import RESERVE
+
+_BYTES = 16 * 1024 * 1024
+
+
+class Reserve:
+    """Of a directory that is taken."""
+
+    def __init__(self, directory: Path, size: int = _BYTES) -> None:
+        self._path = directory / RESERVE
+        self._size = size
+        self.is_there = False
+
+    def take(self) -> bool:
+        """Have it, if the disk has so much. Returns whether it is there."""
+        if self.is_there:
+            return True
+        try:
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            try:
+                os.posix_fallocate(descriptor, 0, self._size)
+                self.is_there = True
+            except OSError as error:
+                if error.errno in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                    return False  # Nothing can be kept back here.
+                self._path.unlink(missing_ok=True)
+            finally:
+                os.close(descriptor)
+        except OSError:
+            return False
+        return self.is_there
+
+    def give_up(self) -> bool:
+        """Let others have the space. Returns whether there was any."""
+        was_there, self.is_there = self.is_there, False
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError:
+            return False
+        return was_there

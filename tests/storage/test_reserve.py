@@ -1,0 +1,59 @@
+"""Space that is kept back for a full disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from simplebus.storage.appending import AppendFile
+from simplebus.storage.reserve import Reserve
+
+
+def test_it_is_taken_given_up_and_taken_again(tmp_path: Path) -> None:
+    reserve = Reserve(tmp_path, 10_000)
+    assert not reserve.give_up()
+    for _ in range(2):
+        assert reserve.take()
+        assert [each.stat().st_size for each in tmp_path.iterdir()] == [10_000]
+        assert reserve.take()
+        assert reserve.give_up()
+        assert not list(tmp_path.iterdir())
+        assert not reserve.give_up()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EOPNOTSUPP, errno.EIO])
+def test_without_space_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def fail(*_: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "posix_fallocate", fail)
+    reserve = Reserve(tmp_path, 10_000)
+    assert not reserve.take()
+    assert not reserve.give_up()
+    assert not Reserve(tmp_path / "not there").take()
+
+
+def test_a_nearly_full_disk_gives_a_file_what_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allocate, asked = os.posix_fallocate, list[int]()
+
+    def little(descriptor: int, at: int, size: int) -> None:
+        asked.append(size)
+        if size > 8192:
+            raise OSError(errno.ENOSPC, "No space")
+        allocate(descriptor, at, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", little)
+    file = AppendFile(tmp_path / "a")
+    file.append([b"x" * 5000], mark=1)
+    assert asked == [64 * 1024, 8192]
+    with pytest.raises(OSError, match="No space"):
+        file.append([b"x" * 20_000], mark=2)
+    file.close()
+    assert (tmp_path / "a").read_bytes() == b"x" * 5000
