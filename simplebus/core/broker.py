@@ -397,7 +397,10 @@ class Broker:
         )
 
     def _purge(self, session: Session, asked: PurgeAsked, last: int) -> None:
-        """In its turn: every position of the class is looked at."""
+        """In its turn: every position of the class is looked at. Of a session that has ended, what
+        is left is not done: its last answers are made all at once."""
+        if session.closed:
+            return
         try:
             self._lookups.purge(session, asked, last)
         except RemoteProtocolError as error:

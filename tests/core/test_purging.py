@@ -374,3 +374,14 @@ def test_many_purges_take_turns_with_others() -> None:
         peer.session.outbox.sent(len(peer.session.outbox.peek(0)), 0)
     assert heard == 20
     assert others.ids() == [0, *range(21, 30)]
+
+
+def test_what_a_session_has_asked_for_that_has_ended_is_not_done() -> None:
+    bus = Bus()
+    peer = filled(bus)
+    peer.told()
+    peer.say(purge(0, 1), purge(1, 2))
+    bus.broker.close(peer.session)
+    while piece := peer.session.outbox.peek(0):
+        peer.session.outbox.sent(len(piece), 0)
+    assert bus.statistics(1).dropped == {}
