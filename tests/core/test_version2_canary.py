@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import Phase, settings
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
-from core.test_version2_machine import Version2Machine
+from core.test_version2_machine import Version2Machine, class_ids
 from simplebus.core import picking
 from simplebus.core.answers import Answers
 from simplebus.core.channel_table import Wanted
@@ -22,6 +22,7 @@ from simplebus.core.frames import Flags, Integers
 from simplebus.core.group import Group, Member
 from simplebus.core.last_errors import LastErrors
 from simplebus.core.picking import Picked
+from simplebus.core.requests import SubscribeRequest
 from simplebus.core.ring import Ring
 from simplebus.core.spans import Span, Wheel
 from simplebus.core.subscription import Subscription
@@ -32,7 +33,31 @@ Patch = pytest.MonkeyPatch
 
 
 class TrustingMachine(Version2Machine):
+    """With two more rules for what happens seldom by chance."""
+
     trusting = True
+
+    @precondition(lambda self: len(self.world.talkers) < 6)
+    @rule(class_id=class_ids)
+    def somebody_says_nothing_of_a_message(self, class_id: int) -> None:
+        talker = self.world.open()
+        self.world.subscribe(talker, class_id, 1, SubscribeRequest(start="new", max_deliveries=2))
+        self.say(0, [(class_id, {})])
+        for ticks in (8, 16):
+            self.world.take(talker, 1 << 40)
+            self.world.tick(ticks)
+        self.world.take(talker, 1 << 40)
+
+    @precondition(lambda self: len(self.world.talkers) < 6)
+    @rule(class_id=class_ids)
+    def somebody_goes_with_a_message_and_comes_again(self, class_id: int) -> None:
+        durable = SubscribeRequest(durable="d")
+        for _ in range(2):
+            talker = self.world.open()
+            self.world.subscribe(talker, class_id, 1, durable)
+            self.say(0, [(class_id, {})])
+            self.world.take(talker, 1 << 40)
+            self.world.leave(talker)
 
 
 def stores_what_was_stored_before(patch: Patch) -> None:
