@@ -19,6 +19,7 @@ simplebus, by the same generator, and no rate is printed for work that was not v
     measure.py     one measurement
     scenarios.py   what is measured, against what, and what is wanted
     memory.py      the measurements of memory
+    bridge.py      those of bridges: from bus to bus, and to NATS
     nats_door.py   those of the NATS door: idle connections, and many subscriptions
     sdk.py         the measurements of Python programs, of simplebus and of nats-py
     sdk_job.py     what such a program is told, and how it answers

@@ -57,9 +57,9 @@ def is_available(kind: str) -> bool:
     return kind in OURS or find_program(PROGRAMS[kind]) is not None
 
 
-OURS = ("simplebus", "simplebus-nats", "simplebus-os", "simplebus-disk")
-"""Doors of the same server: the binary one, and that for NATS clients; and the binary one of a
-server that keeps what it holds, with that durability."""
+OURS = ("simplebus", "simplebus-nats", "simplebus-os", "simplebus-disk", "simplebus-engine")
+"""Doors of the same server: the binary one, and that for NATS clients; the binary one of a server
+that keeps what it holds, with that durability; and of one before a nats-server with JetStream."""
 PROGRAMS = {"nats": "nats-server", "nats-always": "nats-server", "redis": "redis-server"}
 """`nats-always` syncs whatever JetStream writes into a file before it confirms it."""
 
@@ -142,6 +142,28 @@ def _start_nats_always(directory: Path, server_args: Sequence[str]) -> tuple[Pro
     return process, port
 
 
+class _Door(Process):
+    """A server of ours, and what keeps its messages."""
+
+    def __init__(self, command: Sequence[str], behind: Process) -> None:
+        super().__init__("simplebus", command, directory=REPOSITORY)
+        self._behind = behind
+
+    def cpu_s(self) -> float:
+        return super().cpu_s() + self._behind.cpu_s()
+
+    def stop(self) -> None:
+        super().stop()
+        self._behind.stop()
+
+
+def _start_engine(directory: Path, server_args: Sequence[str]) -> tuple[Process, int]:
+    behind, port = _start_nats(directory, ())
+    engine = ("--engine", f"nats://{HOST}:{port}")
+    process = _Door([*SERVE, "--port", "0", *closed_doors(), *engine, *server_args], behind)
+    return process, _port_of(process, "simplebus ready", rf"tcp={re.escape(HOST)}:(\d+)")
+
+
 def _start_redis(directory: Path, server_args: Sequence[str]) -> tuple[Process, int]:
     port = free_port()
     program = str(find_program("redis-server"))
@@ -156,6 +178,7 @@ STARTERS = {
     "simplebus-nats": _start_simplebus_nats,
     "simplebus-os": partial(_start_with_journal, "os"),
     "simplebus-disk": partial(_start_with_journal, "disk"),
+    "simplebus-engine": _start_engine,
     "nats": _start_nats,
     "nats-always": _start_nats_always,
     "redis": _start_redis,

@@ -4,14 +4,18 @@ Rule 1: a server is killed by SIGKILL at a random moment, while publishers and s
 versions are at work; the next one begins with what the one before has left in its directory.
 Rule 2: publishers send again what was not confirmed, and nothing else. So what was confirmed and is
 gone stays away, and is counted as lost; what was stored twice moves the sequence of the last one.
-Rule 3: the seed is told. It repeats the moments as far as the machine's pace does.
+Rule 3: servers take turns: one as it is, one whose segments and snapshots are small, one that has
+little memory besides, so that its classes are full and spill.
+Rule 4: the seed is told. It repeats the moments as far as the machine's pace does.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -42,6 +46,8 @@ PAUSE_S = 0.01  # The longest pause between two bursts.
 LIFE_S = 0.6  # The longest that a server is left alone once everybody is there again.
 QUIET_S = 180.0  # Within which all has to be through in the end.
 STILL_S = 8.0  # Longer than unacknowledged messages wait until they come again.
+SMALL = (sys.executable, "-m", "load.small", "serve")
+SPILLS = ("--full", "spill", "--max-class-messages", "5000")
 END = "end"  # Whoever says that a class has nothing more.
 
 
@@ -73,21 +79,34 @@ class Found:
     seen: list[Seen] = field(default_factory=list)
     ready_ms: list[float] = field(default_factory=list)
     """From the start of a server to its ready line, those that found something."""
-    lost: int = 0
-    """Messages that were confirmed and did not come, to one durable at least."""
-    told: int = 0
-    """Messages of which the publishers know that they were confirmed and are gone."""
+    lost: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """By publisher and class: messages that were confirmed and did not come, to one durable at
+    least."""
+    told: Counter[str] = field(default_factory=Counter)
+    """By publisher: messages of which it knows that they were confirmed and are gone."""
     stored_again: int = 0
     """Messages that are in a class more than once."""
     old_lost: int = 0
     """Of those of the version 1 publisher, to which nothing is confirmed."""
 
+    @property
+    def untold(self) -> int:
+        """Messages that are lost, and whose publisher was not told: what another one was told does
+        not make up for that."""
+        lost = Counter[str]()
+        for (name, _), count in self.lost.items():
+            lost[name] += count
+        return (lost - self.told).total()
+
     def faults(self, *, may_lose: bool) -> list[str]:
         """What must not be, a few words each."""
+        where = ", ".join(
+            f"{count} of {name} in class {class_id}"
+            for (name, class_id), count in sorted(self.lost.items())
+        )
         counts = {
-            "lost" if not may_lose else "lost and not told": max(
-                0, self.lost - (self.told if may_lose else 0)
-            ),
+            f"lost ({where})": 0 if may_lose else self.lost.total(),
+            f"lost and not told ({where}; told: {dict(self.told)})": self.untold if may_lose else 0,
             "stored twice": 0 if may_lose else self.stored_again,
             "out of order": sum(each.disordered for each in self.seen),
         }
@@ -119,11 +138,11 @@ def _rows(kind: Kind, found: Found, seed: int) -> list[Row]:
 
     again = sum(each.again for each in found.seen)
     late = sum(each.late for each in found.seen)
-    lost = [row("of these lost", found.lost, wish=0)]
+    lost = [row("of these lost", found.lost.total(), wish=0)]
     if kind.may_lose:
         lost = [
-            row("of these lost with the memory", found.lost),
-            row("lost, and no publisher was told", max(0, found.lost - found.told), wish=0),
+            row("of these lost with the memory", found.lost.total()),
+            row("lost, and its publisher was not told", found.untold, wish=0),
         ]
     return [
         Row("kills", f"{kind.name}: kills", [found.rounds], "", note=note),
@@ -180,17 +199,26 @@ class _Servers:
         self._kind = kind
         self._power = Power.of(directory)
         self._chance = chance
-        self._command = [
-            *(*serve, "--host", HOST, "--port", str(self.port), *closed_doors()),
+        self._serve = serve
+        self._started = 0
+        self._options = [
+            *("--host", HOST, "--port", str(self.port), *closed_doors()),
             *("--data-dir", str(self._power.directory), "--durability", kind.durability),
             *("--log-level", "warning", *server_args),
         ]
         self._process: Process | None = None
 
+    def _command(self) -> list[str]:
+        """Of the next server: those of its own kind, small ones, small ones that spill."""
+        which, self._started = self._started % 3, self._started + 1
+        if which == 0 or self._serve is not SERVE:
+            return [*self._serve, *self._options]
+        return [*SMALL, *self._options, *(SPILLS if which == 2 else ())]
+
     async def start(self) -> None:
         with environment(self._power.environment() if self._kind.has_cuts else {}):
             begun = time.perf_counter()
-            process = self._process = Process("simplebus", self._command, directory=REPOSITORY)
+            process = self._process = Process("simplebus", self._command(), directory=REPOSITORY)
 
         def wait() -> None:
             process.wait_for_line("simplebus ready", timeout_s=QUIET_S)
@@ -214,6 +242,11 @@ class _Servers:
         if "Traceback" in process.errors():
             raise LoadError(f"a server failed: {process.last_words()}")
 
+    def last_words(self) -> str:
+        """What the server that is there has said, and whether it is."""
+        assert self._process is not None
+        return self._process.last_words()
+
     def stop(self) -> None:
         if self._process is not None:
             self._process.stop()
@@ -227,7 +260,7 @@ class _Run:
         self._rounds = rounds
         self._chance = chance
         self._found = Found()
-        self._buses: list[Bus] = []
+        self._buses: dict[str, Bus] = {}
         self._is_over = False
         self._address = f"simplebus://{HOST}:{servers.port}"
 
@@ -245,7 +278,7 @@ class _Run:
             async with self._bus("early") as bus:
                 async with bus.subscribe(late.class_id, durable="late"):
                     pass
-                self._buses.remove(bus)
+                del self._buses["early"]
             async with trio.open_nursery() as publishers:
                 for name in PUBLISHERS:
                     await publishers.start(self._publish, name)
@@ -263,7 +296,7 @@ class _Run:
     @asynccontextmanager
     async def _bus(self, name: str) -> AsyncIterator[Bus]:
         async with simplebus.connect(self._address, name=name) as bus:
-            self._buses.append(bus)
+            self._buses[name] = bus
             yield bus
 
     async def _kill_again_and_again(self) -> None:
@@ -273,11 +306,15 @@ class _Run:
             for seen in self._found.seen:
                 seen.killed_at = trio.current_time()
             await self._servers.start()
-            with trio.fail_after(QUIET_S):
+            with trio.move_on_after(QUIET_S) as scope:
                 await _until(self._are_all_there)
+            if scope.cancelled_caught:
+                away = [name for name, bus in self._buses.items() if not _is_there(bus)]
+                words = self._servers.last_words()
+                raise LoadError(f"{', '.join(away)} are not back within {QUIET_S:g} s: {words}")
 
     def _are_all_there(self) -> bool:
-        return all(bus.statistics().session_id is not None for bus in self._buses)
+        return all(map(_is_there, self._buses.values()))
 
     # At work -------------------------------------------------------------------------------------
 
@@ -293,8 +330,8 @@ class _Run:
                 await trio.sleep(chance.uniform(0, PAUSE_S))
             with trio.fail_after(QUIET_S):
                 await bus.flush()
-            self._found.told += bus.statistics().forgotten
-            self._buses.remove(bus)
+            self._found.told[name] += bus.statistics().forgotten
+            del self._buses[name]
 
     async def _publish_old(self) -> None:
         """In version 1, to which nothing is confirmed."""
@@ -336,7 +373,7 @@ class _Run:
         async with self._bus(END) as bus:
             for class_id in (*CLASSES, OLD_CLASS):
                 await bus.publish_many(sent.more(class_id, END, 1), class_id=class_id)
-            self._buses.remove(bus)
+            del self._buses[END]
         with trio.move_on_after(QUIET_S):
             await _until(lambda: all(each.holds(END, 0) for each in seen))
             while any(each.missing(sent) for each in seen if each.class_id != OLD_CLASS):
@@ -352,10 +389,15 @@ class _Run:
         for each in found.seen:
             lost[each.class_id] = lost.get(each.class_id, set()) | each.missing(found.sent)
         found.old_lost = len(lost.pop(OLD_CLASS))
-        found.lost = sum(map(len, lost.values()))
+        for class_id, missing in lost.items():
+            found.lost.update((name, class_id) for name, _ in missing)
         for class_id in CLASSES:
             head = max(each.head for each in found.seen if each.class_id == class_id)
             found.stored_again += max(0, head - sum(found.sent.of(class_id).values()))
+
+
+def _is_there(bus: Bus) -> bool:
+    return bus.statistics().session_id is not None
 
 
 async def _until(is_true: Callable[[], bool]) -> None:

@@ -80,7 +80,9 @@ class Process:
             if ended:
                 raise LoadError(f"{self.name} ended before it said {words!r}: {self.last_words()}")
             if time.monotonic() > deadline:
-                raise LoadError(f"{self.name} did not say {words!r} within {timeout_s:g} s")
+                raise LoadError(
+                    f"{self.name} did not say {words!r} within {timeout_s:g} s: {self.last_words()}"
+                )
             time.sleep(POLL_S)
 
     def finish(self, *, timeout_s: float) -> str:

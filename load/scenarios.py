@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from load import durable, kills, memory, nats_door, sdk, soak, spark
+from load import bridge, durable, kills, memory, modules, nats_door, sdk, soak, spark
 from load.measure import Flow, Manner, RoundTrips
 from load.report import Row, Target
 
@@ -148,6 +148,27 @@ def _journal(size_bytes: int) -> Scenario:
     )
 
 
+def _engine(size_bytes: int) -> Scenario:
+    """A door before JetStream, and JetStream driven directly; both confirm each message, which is
+    in a file then, and have each acknowledged, but for the last, which acknowledges 500 at once."""
+    flow = Flow(size_bytes=size_bytes, storage="file")
+    at_once = replace(flow, ack_every=500)
+    title = f"{size_bytes} B, a door before JetStream against it alone"
+    return Scenario(
+        f"engine-{size_bytes}",
+        f"{size_bytes} B, one publisher, one subscriber, messages kept by JetStream in a file",
+        (
+            Variant("door", "simplebus-engine", "simplebus-2", flow),
+            Variant("JetStream, each acked", "nats", "nats-jetstream", flow),
+            Variant("JetStream, acks of 500", "nats", "nats-jetstream", at_once),
+        ),
+        (
+            Target(f"{title}, each acked", "door", "JetStream, each acked", 0.8, None),
+            Target(f"{title}, acks of 500", "door", "JetStream, acks of 500", 0.8, None),
+        ),
+    )
+
+
 SCENARIOS = (
     _one_to_one(16, 4, 8),
     _one_to_one(128, 3, 5.5),
@@ -280,11 +301,15 @@ SCENARIOS = (
     Scenario("nats-matching", "many NATS subscriptions", special=nats_door.matching),
     _journal(16),
     _journal(128),
+    _engine(16),
+    _engine(128),
     Scenario("journal-latency", "how long a confirm takes", special=durable.latency),
     Scenario("backlog", "messages that nobody acknowledges", special=durable.backlog),
     Scenario("kills", "servers that are killed under load", special=kills.run, is_long=True),
     Scenario("soak", "random work, and what memory stays", special=soak.run, is_long=True),
+    Scenario("bridge", "from bus to bus, and to NATS", special=bridge.run),
     Scenario("sdk", "Python programs, beside those of nats-py", special=sdk.run),
+    Scenario("modules", "modules of one process", special=modules.run),
     Scenario("memory", "memory of the server", special=memory.run),
     Scenario("spark", "into Spark and out of it, beside Parquet files", special=spark.run),
 )

@@ -14,6 +14,8 @@ A map of the package:
 
     core/     the engine and the client's half of the protocol: pure, no I/O, no clock
     client/   bus (trio and asyncio) and blocking: thin drivers of the client core; types and codecs
+    bridge/   copies classes between buses, and to and from NATS servers
+    gateway/  a bus between modules of one process, and gateways made of them
     memory    a bus in this process: engine and client without a socket
     server/   listeners and connections around the engine, on trio
     demo/     a drill with real processes, and a verdict on what it showed
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
         RemoteProtocolError,
     )
     from simplebus.core.requests import Start
+    from simplebus.gateway.bus import ModuleBus
+    from simplebus.gateway.messages import ModuleMessage
     from simplebus.memory import MemoryBus
 else:
     _WHERE = {
@@ -64,6 +68,8 @@ else:
         "LocalProtocolError": "simplebus.core.errors",
         "MemoryBus": "simplebus.memory",
         "Message": "simplebus.core.client.messages",
+        "ModuleBus": "simplebus.gateway.bus",
+        "ModuleMessage": "simplebus.gateway.messages",
         "RawSubscription": "simplebus.client.subscription",
         "Reason": "simplebus.core.errors",
         "RefusedError": "simplebus.core.errors",
@@ -105,6 +111,8 @@ __all__ = [
     "LocalProtocolError",
     "MemoryBus",
     "Message",
+    "ModuleBus",
+    "ModuleMessage",
     "RawSubscription",
     "Reason",
     "RefusedError",

@@ -14,11 +14,18 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from simplebus import dlq_command, explain_command, journal_command, serve_command
+from simplebus import (
+    bridge_command,
+    dlq_command,
+    explain_command,
+    gateway_command,
+    journal_command,
+    serve_command,
+)
 from simplebus.complaints import fail, sentence
 from simplebus.config import in_keys
 from simplebus.core.errors import BusError
-from simplebus.core.limits import CLASS_ID_MAX
+from simplebus.core.limits import CLASS_ID_MAX, DELIVERIES_MAX
 from simplebus.options import (
     URL,
     URL_OPTION,
@@ -26,6 +33,7 @@ from simplebus.options import (
     parse_class,
     parse_header,
     parse_pattern,
+    parse_pauses,
     parse_seconds,
     parse_size,
     parse_start,
@@ -95,6 +103,8 @@ def _top(
 
 app.command(help=serve_command.HELP)(serve_command.serve)
 app.command(help=explain_command.HELP)(explain_command.explain)
+app.command(help=bridge_command.HELP)(bridge_command.bridge)
+app.command(help=gateway_command.HELP)(gateway_command.gateway)
 app.add_typer(dlq_command.app, name="dlq")
 app.add_typer(journal_command.app, name="journal")
 app.add_typer(pipeline.app, name="pipeline")
@@ -323,6 +333,47 @@ def sub(
             "channel (last_values), a sequence, or a time such as 2026-01-31T08:00.",
         ),
     ] = "waiting",
+    max_in_flight: Annotated[
+        int | None,
+        typer.Option(
+            "--max-in-flight",
+            min=1,
+            metavar="COUNT",
+            show_default="as the bus says",
+            help="Be sent so many messages at most that are not acknowledged.",
+        ),
+    ] = None,
+    ack_seconds: Annotated[
+        float | None,
+        typer.Option(
+            "--ack-seconds",
+            parser=parse_seconds,
+            metavar="SECONDS",
+            show_default="as the bus says",
+            help="How long a message may be unacknowledged before it comes again.",
+        ),
+    ] = None,
+    max_deliveries: Annotated[
+        int | None,
+        typer.Option(
+            "--max-deliveries",
+            min=0,
+            max=DELIVERIES_MAX,
+            metavar="COUNT",
+            show_default="as the bus says",
+            help="How often a message comes before it is given up. 0 for without end.",
+        ),
+    ] = None,
+    backoff: Annotated[
+        Any,
+        typer.Option(
+            "--backoff",
+            parser=parse_pauses,
+            metavar="SECONDS,…",
+            show_default="as the bus says",
+            help="Pauses before a message comes the second time, the third and so on: 1,5,30.",
+        ),
+    ] = None,
     url: Annotated[str, URL_OPTION] = URL,
 ) -> None:
     from functools import partial
@@ -343,6 +394,10 @@ def sub(
             group=group,
             by_key=by_key,
             start=start,
+            max_in_flight=max_in_flight,
+            ack_seconds=ack_seconds,
+            max_deliveries=max_deliveries,
+            backoff=backoff,
             count=count,
             raw=raw,
             ack=not no_ack,

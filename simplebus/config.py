@@ -9,6 +9,7 @@ Rule 2: a mistake is a sentence with the file, the key and what was expected. No
     [nats.tls]                                  cert = "server.pem"      --nats-tls-cert
     [[nats.users]]              who may come in, and what they may do
     [classes.orders]            id = 7, subjects = ["orders.>"], keep-seconds = 3600
+    [[bridges]]                 what is copied to and from other servers
 
 Paths are relative to the file's folder. In names `_` may stand for `-`.
 """
@@ -31,11 +32,12 @@ from simplebus.config_mistakes import ConfigError, once, unknown
 from simplebus.options import option
 
 if TYPE_CHECKING:
+    from simplebus.bridge.settings import Bridge
     from simplebus.core.requests import NamedClass
     from simplebus.core.settings import ClassSettings
     from simplebus.nats.auth import NatsAuth
 
-_OWN_TABLES = ("serve", "nats", "classes")
+_OWN_TABLES = ("serve", "nats", "classes", "bridges")
 _NO_OPTIONS = {"config", "help"}
 _FLAG = re.compile(r"--[a-z][a-z-]*")
 
@@ -53,6 +55,7 @@ class Config:
     """Classes by their names."""
     class_settings: Mapping[int | str, ClassSettings]
     """What they do in their own way."""
+    bridges: tuple[Bridge, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
@@ -113,12 +116,23 @@ def read(path: Path, context: typer.Context) -> Config:
         }
         _check_ids(classes)
         auth = users.auth("nats")
+        bridges, has_secrets = _bridges(raw)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     warnings = []
-    if users.has_secrets and mode & stat.S_IROTH:
+    if (users.has_secrets or has_secrets) and mode & stat.S_IROTH:
         warnings.append(f"{path} holds passwords or tokens, and every user may read it")
-    return Config(path, options, auth, classes, own, tuple(warnings))
+    return Config(path, options, auth, classes, own, bridges, tuple(warnings))
+
+
+def _bridges(raw: dict[str, Any]) -> tuple[tuple[Bridge, ...], bool]:
+    """The bridges of the file, and whether they hold secrets."""
+    if "bridges" not in raw:
+        return (), False
+    from simplebus.bridge_config import made  # It brings the client, which few servers need.
+
+    bridges, has_secrets = made(raw["bridges"], is_served=True)
+    return tuple(bridges), has_secrets
 
 
 def in_keys(error: ValueError, context: typer.Context) -> ValueError:

@@ -14,6 +14,7 @@ import typer
 
 from simplebus.config_mistakes import ConfigError, once, unknown
 from simplebus.core.bound import check_subject
+from simplebus.core.dead_letters import are_kept_in
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.limits import BINDINGS_MAX, CLASS_ID_MAX
 from simplebus.core.requests import NamedClass
@@ -23,14 +24,14 @@ from simplebus.nats.permissions import Permissions, Responses
 from simplebus.options import Full, parse_class, parse_size
 
 R = TypeVar("R")
-T = TypeVar("T", bound="_Table")
+T = TypeVar("T", bound="Table")
 
 _COMPLAINT = re.compile(r"(?s)(?P<what>.*?)(?: - at `(?P<at>[^`]*)`)?")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
 _MISSING = re.compile(r"Object missing required field `(.*)`")
 
 
-class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A table of the file."""
 
     @classmethod
@@ -39,7 +40,7 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [field.encode_name for field in msgspec.structs.fields(cls)]
 
 
-class RightsTable(_Table, frozen=True):
+class RightsTable(Table, frozen=True):
     """Subjects that a user may publish or subscribe to. A queue's name may stand behind a subject
     to be subscribed to, after a blank."""
 
@@ -48,7 +49,7 @@ class RightsTable(_Table, frozen=True):
     deny: list[str] | str | None = None
 
 
-class AnswersTable(_Table, frozen=True):
+class AnswersTable(Table, frozen=True):
     """How a user may answer requests though it may not publish to where answers go."""
 
     max: int = 1
@@ -57,7 +58,7 @@ class AnswersTable(_Table, frozen=True):
     """Seconds; below 0 for ever."""
 
 
-class PermissionsTable(_Table, frozen=True):
+class PermissionsTable(Table, frozen=True):
     """What a user may do; all, without such a table."""
 
     publish: RightsTable | list[str] | str | None = None
@@ -65,7 +66,7 @@ class PermissionsTable(_Table, frozen=True):
     allow_responses: AnswersTable | bool = False
 
 
-class UserTable(_Table, frozen=True):
+class UserTable(Table, frozen=True):
     """Somebody who may come in through the NATS door: by a password, an nkey or a certificate."""
 
     user: str = ""
@@ -80,7 +81,7 @@ class UserTable(_Table, frozen=True):
         return _or_complaint(where, lambda: User(self.user, self.password, self.nkey, permissions))
 
 
-class NatsTable(_Table, frozen=True):
+class NatsTable(Table, frozen=True):
     """Who may come in through the NATS door. Nobody named is everybody."""
 
     token: str = ""
@@ -115,7 +116,7 @@ class NatsTable(_Table, frozen=True):
         )
 
 
-class ClassTable(_Table, frozen=True):
+class ClassTable(Table, frozen=True):
     """A class, by its name."""
 
     id: Annotated[int, msgspec.Meta(ge=0, le=CLASS_ID_MAX)] | None = None
@@ -180,10 +181,20 @@ class ClassTable(_Table, frozen=True):
                 check_subject(subject)
             except RemoteProtocolError as error:
                 raise ConfigError(f"{where}.subjects[{at}]: {error.sentence}") from None
+        if are_kept_in(name):
+            if self.full not in (None, Full.BLOCK, Full.DROP_OLDEST):
+                raise ConfigError(
+                    f"{where}.full: {self.full.value} has no effect on a class of dead letters, "
+                    "expected drop_oldest or block"
+                )
+            if self.last_values:
+                raise ConfigError(
+                    f"{where}.last-values has no effect on a class of dead letters: leave it out"
+                )
         return NamedClass(id=self.id, name=name, subjects=self.subjects)
 
 
-_TABLES: dict[str, type[_Table]] = {
+_TABLES: dict[str, type[Table]] = {
     "users": UserTable,
     "permissions": PermissionsTable,
     "default_permissions": PermissionsTable,

@@ -125,6 +125,8 @@ class Pile:
     reasons: Counter[str] = field(default_factory=Counter)
     looked_at: int = 0
     """Of how many the reasons are counted."""
+    dropped: int = 0
+    """How many made room for later ones since the bus has run, and are gone."""
 
 
 async def find(bus: Bus, class_: int | str) -> ClassSaid | None:
@@ -187,6 +189,7 @@ async def piles(bus: Bus) -> list[Pile]:
 async def pile(bus: Bus, dead: ClassSaid) -> Pile:
     """What lies in one."""
     found = Pile(dead.class_id, dead.name, dead.stored - dead.purged)
+    found.dropped = dead.dropped.get(Reason.DROP_OLDEST, 0)
     async for some in Letters(bus, dead, Choice()):
         found.oldest = found.oldest or some[0].since
         found.reasons.update(letter.reason for letter in some)

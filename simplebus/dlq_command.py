@@ -98,12 +98,15 @@ def ls(
                     "oldest": pile.oldest,
                     "reasons": dict(pile.reasons),
                     "counted": pile.looked_at,
+                    "dropped": pile.dropped,
                 }
             )
             continue
         reasons = ", ".join(f"{why or 'no reason'} {n:,}" for why, n in pile.reasons.items())
         if pile.looked_at < pile.letters:
             reasons += f" (of the oldest {pile.looked_at:,})"
+        if pile.dropped:
+            reasons += f"; {pile.dropped:,} older ones made room for them and are gone"
         since = f", the oldest of {_moment(pile.oldest)}" if pile.oldest else ""
         _echo(f"{pile.name}: {_letters(pile.letters)}{since}: {reasons}")
     if not piles and not as_json:

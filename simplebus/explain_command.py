@@ -295,6 +295,7 @@ def _position(depth: int, said: Position, *, of_class: bool = False) -> Iterator
             (said.again, "to be sent again"),
             (said.behind, "behind others of their key"),
             (said.put_off, f"put off, the first for {span(said.put_off_seconds)}"),
+            (said.unburied, "given up, without room among the dead letters"),
         )
         if count
     ]

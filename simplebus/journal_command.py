@@ -37,6 +37,11 @@ _CLASS = typer.Argument(
     help="The class: its id, or its name.",
 )
 _FIRST = typer.Option("--first", min=0, metavar="SEQUENCE", help="The message to begin with.")
+_DROPPED = typer.Option(
+    "--dropped",
+    help="Instead, what is whole in files that a server has given up, whose names end with "
+    ".dropped. It neither reads nor removes them: you may, when you need nothing of it.",
+)
 _ALL = 1 << 62
 
 
@@ -64,14 +69,17 @@ def verify(directory: Annotated[str, _DIRECTORY]) -> None:
     from simplebus.storage.inspection import Inspection
 
     inspection = Inspection(Path(directory), goes_on=False)
-    messages = size = 0
+    messages = size = dropped = 0
     for summary in inspection.summaries(whole=True):
+        dropped += len(summary.dropped)
         messages += summary.head - summary.first
         size += summary.bytes
     _complain(inspection.problems)
     if inspection.problems:
         raise typer.Exit(1)
     typer.echo(f"whole: {messages:,} messages in {size:,} bytes")
+    if dropped:
+        typer.echo(f"{dropped} files were given up before; `simplebus journal ls` lists them")
 
 
 @app.command(
@@ -85,13 +93,15 @@ def dump(
     count: Annotated[
         int, typer.Option("--count", min=1, metavar="COUNT", help="How many messages at most.")
     ] = 100,
+    dropped: Annotated[bool, _DROPPED] = False,
 ) -> None:
     from pathlib import Path
 
     from simplebus.storage.inspection import Inspection
 
     inspection = Inspection(Path(directory))
-    for message in inspection.messages(inspection.class_id(class_), first=first, count=count):
+    messages = inspection.dropped if dropped else inspection.messages
+    for message in messages(inspection.class_id(class_), first=first, count=count):
         typer.echo(_line(message))
     _complain(inspection.problems)
 
@@ -110,6 +120,7 @@ def export(
         int | None,
         typer.Option("--count", min=1, metavar="COUNT", help="How many at most; all by default."),
     ] = None,
+    dropped: Annotated[bool, _DROPPED] = False,
 ) -> None:
     from pathlib import Path
 
@@ -119,7 +130,8 @@ def export(
 
     inspection = Inspection(Path(directory))
     out = sys.stdout.buffer
-    for message in inspection.messages(
+    messages = inspection.dropped if dropped else inspection.messages
+    for message in messages(
         inspection.class_id(class_), first=first, count=_ALL if count is None else count
     ):
         out.write(msgspec.json.encode(_object(message)) + b"\n")
@@ -150,6 +162,12 @@ def _summary_lines(summary: ClassSummary) -> list[str]:
         lines.append(
             f"  durable {durable.durable}{group}{channels}: all below {window.floor} "
             f"acknowledged, {summary.head - window.cursor:,} not sent yet"
+        )
+    if summary.dropped:
+        names = ", ".join(path.name for path in summary.dropped)
+        lines.append(
+            f"  given up, {show_size(summary.dropped_bytes)}: {names}; "
+            "what is whole in them: dump --dropped, export --dropped"
         )
     return lines
 

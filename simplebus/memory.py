@@ -20,8 +20,10 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from os import PathLike
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import anyio
 import anyio.lowlevel
@@ -30,14 +32,19 @@ from simplebus.client.blocks import async_block, not_entered
 from simplebus.client.bus import Bus
 from simplebus.client.connecting import open_bus
 from simplebus.client.failures import Failures
+from simplebus.client.link import Place
 from simplebus.client.registry import DEFAULT, Registry
 from simplebus.core.broker import Broker
 from simplebus.core.errors import BusConnectionError, RemoteProtocolError
+from simplebus.core.ledger import Ledger, Level
 from simplebus.core.limits import READ_BYTES, RING_IDLE_TICKS
 from simplebus.core.receive import ReceiveBuffer
 from simplebus.core.session import Session
 from simplebus.core.settings import Settings
 from simplebus.core.statistics import BrokerStatistics
+
+if TYPE_CHECKING:
+    from simplebus.memory_journal import MemoryJournal
 
 # After so many beats nothing changes any more where nothing is in flight.
 _IDLE_BEATS = 2 * RING_IDLE_TICKS
@@ -55,14 +62,18 @@ class MemoryBus:
             await bus.publish(ShopCreated("Ada's Books"))
 
     Args: how the engine behaves; this client's name; which types are bound to which classes;
-    whether leaving raises what handlers raised.
+    whether leaving raises what handlers raised; a directory in which what the bus holds is kept,
+    and what a confirm promises then: "disk", "os" or "memory".
     Leaving drains: handlers are called with everything that the bus could deliver, what they
     publish meanwhile included, and are waited for. What a handler has failed on, and what its
     publisher has delayed, would come only after a pause: that is not waited for. This alone is
     otherwise with `connect`, which ends its handlers: there, `await bus.drain()` comes last.
     Error handling: leaving raises an ExceptionGroup of what handlers raised or the bus refused,
     unless the block itself raises.
-    `connect` gives further clients; the bus lasts as long as the object, whoever is connected.
+    With a directory, entering raises JournalError where it cannot be used, by another bus for
+    example; leaving waits for what is to be written.
+    `connect` gives further clients; the bus lasts as long as the object, whoever is connected. With
+    a directory it is closed when the last client leaves, and opened again by the next one.
     """
 
     def __init__(
@@ -72,10 +83,13 @@ class MemoryBus:
         name: str | None = None,
         registry: Registry = DEFAULT,
         raise_errors: bool = True,
+        data_dir: str | PathLike[str] | None = None,
+        durability: Level | Literal["disk", "os", "memory"] = Level.DISK,
     ) -> None:
         if not isinstance(settings, Settings | None):
             raise TypeError(f"settings must be Settings, got {settings!r}")
-        self._exchange = Exchange(settings or Settings())
+        path = None if data_dir is None else Path(data_dir)
+        self._exchange = Exchange(settings or Settings(), path, _level(durability))
         self._name = name
         self._registry = registry
         self._raise_errors = raise_errors
@@ -95,17 +109,21 @@ class MemoryBus:
         It is what another program would be to a bus with a server. Leaving it drains its handlers.
         """
         exchange = self._exchange
-        async with open_bus(
-            [exchange],
-            name=name,
-            registry=registry or self._registry,
-            heartbeat=0.0,
-            frame_bytes=exchange.broker.settings.limits.frame_bytes,
-        ) as bus:
-            yield bus
-            await exchange.drain(bus)
-            if not self._raise_errors:
-                bus.failures = Failures()
+        exchange.enter()
+        try:
+            async with open_bus(
+                [exchange],
+                name=name,
+                registry=registry or self._registry,
+                heartbeat=0.0,
+                frame_bytes=exchange.broker.settings.limits.frame_bytes,
+            ) as bus:
+                yield bus
+                await exchange.drain(bus)
+                if not self._raise_errors:
+                    bus.failures = Failures()
+        finally:
+            exchange.leave()
 
     async def __aenter__(self) -> Bus:
         if self._client is not None:
@@ -127,6 +145,11 @@ class MemoryBus:
         assert client is not None, "left without being entered"
         return await client.__aexit__(kind, error, traceback)
 
+    @property
+    def place(self) -> Place:
+        """Where its clients find it: for a bridge that copies from it."""
+        return self._exchange
+
     def tick(self, times: int = 1) -> None:
         """Let so many beats of the ack timer pass now; otherwise they come by the loop's clock."""
         self._exchange.tick(times)
@@ -143,10 +166,20 @@ class MemoryBus:
 class Exchange:
     """The engine of one bus, its time, and the links of its clients. A `Place`."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(
+        self, settings: Settings, path: Path | None = None, level: Level = Level.DISK
+    ) -> None:
         # Nobody is away without the other side knowing: silence says nothing.
+        self._settings = replace(settings, heartbeat_seconds=0.0)
+        self._path, self._level = path, level
+        self._journal: MemoryJournal | None = None
+        """Where what the bus holds is kept, while somebody is inside."""
+        self._inside = 0
+        """How many clients have entered and not left."""
         self.broker = Broker(
-            replace(settings, heartbeat_seconds=0.0), identity=secrets.token_hex(8)
+            self._settings,
+            identity=secrets.token_hex(8),
+            ledger=None if path is None else Ledger(level),
         )
         self.buffer = ReceiveBuffer(READ_BYTES)
         self._links: dict[int, MemoryLink] = {}
@@ -173,6 +206,25 @@ class Exchange:
     def __str__(self) -> str:
         return "memory"
 
+    def enter(self) -> None:
+        """A client is to come: the first one finds what was kept. Raises JournalError."""
+        if self._path is not None and not self._inside:
+            from simplebus.memory_journal import MemoryJournal
+
+            now = max(time.time(), self.broker.clock.now)
+            journal = MemoryJournal(self._path, self._level, self._settings, now=now)
+            self.broker, self._journal = journal.broker, journal
+            self._loop = None
+            journal.start(self.settle)
+        self._inside += 1
+
+    def leave(self) -> None:
+        """A client has gone: what is there when the last one has is kept."""
+        self._inside -= 1
+        if self._journal is not None and not self._inside:
+            journal, self._journal = self._journal, None
+            journal.close()
+
     # Bytes ---------------------------------------------------------------------------------------
 
     def receive(self, link: MemoryLink, data: memoryview) -> int:
@@ -198,6 +250,8 @@ class Exchange:
         for session, _ in broker.take_cut():
             self.close(self._links[session.session_id])
         broker.take_unblocked()  # All are read, always: their credit is what bounds them.
+        if self._journal is not None:
+            self._journal.hand_over()
         self._set_alarm()
 
     def close(self, link: MemoryLink) -> None:
@@ -237,6 +291,8 @@ class Exchange:
         if broker.due - self._epoch <= now:
             broker.clock.now = max(broker.clock.now, broker.due)  # Sums are rounded.
             broker.wake_due()
+        if self._journal is not None and self._journal.due - self._epoch <= now:
+            broker.clock.now = max(broker.clock.now, self._journal.due)
         if now >= self._next_beat:
             self._catch_up(now)
         self._alarm = math.inf
@@ -263,12 +319,16 @@ class Exchange:
             self.settle()
 
     def _beat(self) -> None:
+        if self._journal is not None:
+            self._journal.tick()
         for session, error in self.broker.tick():
             self.broker.fail(session, error)
             self.close(self._links[session.session_id])
 
     def _set_alarm(self) -> None:
         at = min(self.broker.due - self._epoch, self._alarm)
+        if self._journal is not None:
+            at = min(at, self._journal.due - self._epoch)
         if self._next_beat < at and self._awaits_beats():
             at = self._next_beat
         if at < self._alarm:
@@ -302,6 +362,15 @@ class Exchange:
             return
         finally:
             del self._drained[bus]
+
+
+def _level(durability: Level | str) -> Level:
+    names = [level.name.lower() for level in reversed(Level)]
+    if isinstance(durability, Level):
+        return durability
+    if durability not in names:
+        raise ValueError(f"durability must be one of {', '.join(names)}, got {durability!r}")
+    return Level[durability.upper()]
 
 
 def _is_through(bus: Bus) -> bool:

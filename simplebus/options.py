@@ -18,8 +18,10 @@ import typer
 
 from simplebus.core.channels import check_name, check_pattern
 from simplebus.core.limits import (
+    BACKOFF_MAX,
     CLASS_ID_MAX,
     NAME_CHARACTERS_MAX,
+    PAUSE_SECONDS_MAX,
     RECEIVE_BYTES,
     RING_BYTES_MIN,
     SEQUENCE_MAX,
@@ -132,6 +134,22 @@ def parse_seconds(text: str | float) -> float:
     if not 0 <= seconds < math.inf:
         raise typer.BadParameter(f"{text!r} is no number of seconds, such as 10 or 0.5")
     return seconds
+
+
+def parse_pauses(text: str | tuple[float, ...]) -> tuple[float, ...]:
+    """Spans of time with commas between them. Raises BadParameter."""
+    if isinstance(text, tuple):
+        return text
+    pauses = tuple(parse_seconds(each) for each in text.split(","))
+    for each in pauses:
+        if not 0 < each <= PAUSE_SECONDS_MAX:
+            raise typer.BadParameter(
+                f"{each:g} in {text!r} is no pause: expected above 0 and up to "
+                f"{PAUSE_SECONDS_MAX:g} seconds"
+            )
+    if len(pauses) > BACKOFF_MAX:
+        raise typer.BadParameter(f"{len(pauses)} pauses are too many: expected {BACKOFF_MAX}")
+    return pauses
 
 
 def parse_class(text: int | str) -> int | str:

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from simplebus import engine_flags as flags
 from simplebus import nats_flags as nats
 from simplebus.complaints import fail, sentence
 from simplebus.config import Config, config_option, in_keys
@@ -331,6 +332,14 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    engine: flags.Engine = None,
+    engine_prefix: flags.Prefix = "simplebus",
+    engine_replicas: flags.Replicas = 1,
+    engine_storage: flags.Storage = "file",
+    engine_ack_wait: flags.AckWait = 30.0,
+    engine_duplicates: flags.Duplicates = 120.0,
+    engine_max_bytes: flags.MaxBytes = 0,
+    engine_ca: flags.Ca = None,
     bind: nats.Bind = None,
     nats_port: nats.NatsPort = None,
     no_nats: nats.NoNats = False,
@@ -382,6 +391,7 @@ def serve(
     try:
         chosen = settings(**context.params)
         door = nats_door(context)
+        cluster = flags.engine_options(chosen, environment=os.environ, **context.params)
     except ValueError as error:
         fail(str(in_keys(error, context)), status=2)
     configure_logging(log_level)
@@ -396,12 +406,18 @@ def serve(
         nats_tls=door.tls,
         classes=(*door.classes, *(last_values or ())),
         data_dir=data_dir,
+        cluster=cluster,
         durability=Level[durability.name],
         drain_seconds=drain_timeout,
         verbose=verbose,
     )
     try:
-        trio.run(partial(serve_until_stopped, chosen, options, announce=_announce))
+        run = partial(serve_until_stopped, chosen, options, announce=_announce)
+        if config and config.bridges:
+            from simplebus.bridge.serving import serve_with_bridges
+
+            run = partial(serve_with_bridges, run, config.bridges)
+        trio.run(run)
     except RemoteProtocolError as error:
         fail(error.sentence, status=2)
     except JournalError as error:

@@ -1,8 +1,9 @@
 """What all tests share: hypothesis profiles.
 
-`dev` is the default; HYPOTHESIS_PROFILE=ci tries far more examples. A failure prints the
-blob that reproduces it; `pytest --hypothesis-seed=N` replays a whole run. `--seed` and `--seeds`
-are for tests/simulation.
+`dev` is the default; HYPOTHESIS_PROFILE=many tries far more examples. A failure prints the
+blob that reproduces it; `pytest --hypothesis-seed=N` replays a whole run. With CI in the
+environment the examples are always the same ones: there a change is judged, not a find of chance.
+`--seed` and `--seeds` are for tests/simulation.
 """
 
 from __future__ import annotations
@@ -12,20 +13,24 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
+IN_CI = bool(os.environ.get("CI"))
+
 # A state machine's first example pays for imports and numpy's warm-up: that is not slowness.
 settings.register_profile(
     "dev",
-    max_examples=30,
+    max_examples=20,
     deadline=None,
     print_blob=True,
+    derandomize=IN_CI,
+    database=None if IN_CI else settings.get_profile("default").database,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.register_profile("ci", settings.get_profile("dev"), max_examples=500)
+settings.register_profile("many", settings.get_profile("dev"), max_examples=500)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 
-SEEDS = 64
-"""Lives of the simulation in a run of all tests."""
+SEEDS = 2000 if IN_CI else 64
+"""Lives of the simulation in a run of all tests: many where nobody waits for it."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -316,6 +316,13 @@ def url() -> Iterator[str]:
         yield url
 
 
+def publish(url: str, class_id: int | str, *texts: str) -> None:
+    """As `simplebus pub` would, without starting it: for what is about a subscriber."""
+    with simplebus.connect_blocking(url) as bus:
+        for text in texts:
+            bus.publish(text.encode(), class_id=class_id)
+
+
 def test_what_is_published_is_printed(url: str) -> None:
     assert run("pub", "11", "hello", "wörld", "--url", url) == (
         0,
@@ -377,8 +384,9 @@ def test_what_is_said_about_messages_goes_with_them(url: str) -> None:
 
 
 def test_a_subscriber_gets_the_channels_that_it_asks_for(url: str) -> None:
-    for channel in ("eu.paid", "us.paid", "eu.sent"):
-        run("pub", "cli.sales", channel, "--channel", channel, "--url", url)
+    with simplebus.connect_blocking(url) as bus:
+        for channel in ("eu.paid", "us.paid", "eu.sent"):
+            bus.publish(channel.encode(), class_id="cli.sales", channel=channel)
     patterns = ("--channel", "us.*", "--channel", "*.sent")
     assert run("sub", "cli.sales", *patterns, "--count", "2", "--url", url) == (
         0,
@@ -397,20 +405,20 @@ def test_a_subscriber_begins_where_it_is_told_to(url: str) -> None:
 
 def test_a_durable_subscriber_goes_on_where_it_ended(url: str) -> None:
     durable = ("sub", "cli.lasting", "--durable", "till", "--count", "1", "--url", url)
-    run("pub", "cli.lasting", "a", "b", "--url", url)
+    publish(url, "cli.lasting", "a", "b")
     assert run(*durable)[:2] == (0, "a\n")
-    run("pub", "cli.lasting", "c", "--url", url)
+    publish(url, "cli.lasting", "c")
     assert [run(*durable)[1] for _ in range(2)] == ["b\n", "c\n"]
 
 
 def test_subscribers_of_a_group_share_the_messages(url: str) -> None:
     member = ("sub", "cli.shared", "--group", "tills", "--count", "1", "--url", url)
-    run("pub", "cli.shared", "a", "b", "--url", url)
+    publish(url, "cli.shared", "a", "b")
     assert [run(*member)[1] for _ in range(2)] == ["a\n", "b\n"]
 
 
 def test_a_group_may_be_by_key(url: str) -> None:
-    run("pub", "cli.keyed", "a", "b", "--url", url)
+    publish(url, "cli.keyed", "a", "b")
     member = ("sub", "cli.keyed", "--group", "tills", "--by-key", "--count", "2", "--url", url)
     assert run(*member)[:2] == (0, "a\nb\n")
     code, _, error = run("sub", "cli.keyed", "--by-key", "--url", url)
@@ -421,7 +429,7 @@ def test_a_group_may_be_by_key(url: str) -> None:
 def test_a_subscriber_prints_messages_as_they_come(url: str) -> None:
     with program("sub", "15", "--url", url) as it:
         for text in ("first", "second"):
-            run("pub", "15", text, "--url", url)
+            publish(url, 15, text)
             assert it.line() == text
         it.signal(signal.SIGINT)
         assert it.end() == (130, "", "")
@@ -439,13 +447,13 @@ def test_a_publisher_sends_a_line_as_soon_as_it_is_typed(url: str) -> None:
 
 
 def test_what_is_beyond_the_count_is_left_to_the_next_one(url: str) -> None:
-    run("pub", "17", "a", "b", "c", "--url", url)
+    publish(url, 17, "a", "b", "c")
     assert run("sub", "17", "--count", "2", "--url", url)[1] == "a\nb\n"
     assert run("sub", "17", "--count", "1", "--url", url)[1] == "c\n"
 
 
 def test_what_is_not_acknowledged_is_left_to_the_next_one(url: str) -> None:
-    run("pub", "18", "a", "b", "--url", url)
+    publish(url, 18, "a", "b")
     assert run("sub", "18", "--no-ack", "--count", "2", "--url", url)[1] == "a\nb\n"
     assert run("sub", "18", "--count", "2", "--url", url)[1] == "a\nb\n"
 
@@ -484,7 +492,7 @@ def test_a_bus_that_is_not_there_is_one_sentence() -> None:
 
 def test_a_bus_that_goes_away_is_one_sentence() -> None:
     with server() as (bus, url), program("sub", "1", "--url", url) as it:
-        run("pub", "1", "x", "--url", url)
+        publish(url, 1, "x")
         assert it.line() == "x"
         bus.process.kill()
         status, _, complained = it.end()

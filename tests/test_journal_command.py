@@ -20,10 +20,12 @@ def journal(tmp_path: Path) -> Path:
     bus = KeptBus(tmp_path)
     reader = peer2(bus, classes=[{"id": 1, "name": "orders"}, 2])
     reader.say(subscribe(1, 5, durable="billing"))
+    bus.sync()
     peer = peer2(bus, publish(1, 0, b"plain", b"\xff\n"), name="till")
     peer.say(enveloped(1, 2, on_channel("orders.eu", b"with a channel")))
     reader.ids()
     reader.say(ack(5, 0, 1))
+    bus.broker.clock.now += 1
     bus.sync()
     bus.crash()
     return tmp_path
@@ -77,6 +79,28 @@ def test_what_is_not_whole_is_said(journal: Path) -> None:
     assert (
         "00000000000000000000.log: 65536 bytes from byte 0 on: a record's checksum" in done.output
     )
+
+
+def test_what_a_server_has_given_up_is_listed_and_can_be_had(tmp_path: Path) -> None:
+    """Twice under the same sequence, and both times behind a file that is gone."""
+    for letter in b"ab":
+        bus = KeptBus(tmp_path, segment_bytes=1)
+        at = bus.broker.classes[1].ring.head if 1 in bus.broker.classes else 0
+        peer = peer2(bus, name=f"till {letter}")
+        for number in range(4 - at):
+            peer.say(publish(1, number, b"%c%d" % (letter, at + number)))
+            bus.sync()
+        bus.crash()
+        (tmp_path / "classes" / "00001" / "00000000000000000001.log").unlink()
+    KeptBus(tmp_path).close()
+    assert run("verify", tmp_path).exit_code == 0
+    assert "4 files were given up" in run("verify", tmp_path).stdout
+    listed = run("ls", tmp_path).stdout.splitlines()[-1]
+    assert "00000000000000000002.log.dropped, 00000000000000000002.log.dropped-2" in listed
+    lines = run("export", tmp_path, 1, "--dropped").stdout.splitlines()
+    assert [json.loads(line)["payload"] for line in lines] == ["a2", "b2", "a3", "b3"]
+    (line,) = run("dump", tmp_path, 1, "--dropped", "--first", 3, "--count", 1).stdout.splitlines()
+    assert line.endswith("a3")
 
 
 def test_what_is_no_journal_is_refused(journal: Path, tmp_path: Path) -> None:

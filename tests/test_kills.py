@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -67,7 +68,21 @@ def test_the_books_tell_what_is_missing_repeated_late_or_out_of_its_turn() -> No
     assert seen.missing(sent) == {("bob", 0)}
 
 
-def test_what_is_lost_at_a_level_that_may_lose_is_to_be_told() -> None:
-    found = kills.Found(lost=3, told=2, stored_again=1)
-    assert found.faults(may_lose=True) == ["1 lost and not told"]
-    assert found.faults(may_lose=False) == ["3 lost", "1 stored twice"]
+def test_what_is_lost_at_a_level_that_may_lose_is_to_be_told_to_its_publisher() -> None:
+    found = kills.Found(stored_again=1)
+    found.lost.update({("ann", 1): 2, ("ann", 2): 1, ("bob", 1): 2})
+    found.told.update({"ann": 9, "bob": 1})
+    [fault] = found.faults(may_lose=True)
+    assert fault.startswith("1 lost and not told (2 of ann in class 1, 1 of ann in class 2, ")
+    assert [each.split(" (")[0] for each in found.faults(may_lose=False)] == [
+        "5 lost",
+        "1 stored twice",
+    ]
+
+
+def test_servers_take_turns_in_being_small_and_full(tmp_path: Path) -> None:
+    servers = kills._Servers(kills.KINDS[1], tmp_path, Random(1), kills.SERVE, ())
+    commands = [servers._command() for _ in range(6)]
+    assert commands[:3] == commands[3:]
+    assert ["load.small" in command for command in commands[:3]] == [False, True, True]
+    assert ["spill" in command for command in commands[:3]] == [False, False, True]

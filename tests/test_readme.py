@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -33,8 +37,23 @@ def test_the_test_command_is_what_ci_runs() -> None:
 def test_the_examples_run(code: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Each example talks to a server on port 8888, and those for NATS on 4222: here, to one on free
     ports."""
-    import subprocess
+    with ExitStack() as stack:
+        if "8888" in code or "4222" in code:
+            code = stack.enter_context(served(code))
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", code],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 0, done.stderr
+    expected = re.findall(r"# prints (.*)", code)
+    assert done.stdout.splitlines() == expected
 
+
+@contextmanager
+def served(code: str) -> Iterator[str]:
+    """The example, with the ports of a server that runs meanwhile."""
     nats = ["--nats-port", "0", *NATS_FLAGS] if "4222" in code else ["--no-nats"]
     server = subprocess.Popen(
         [sys.executable, "-m", "simplebus", "serve", "--port", "0", *nats],
@@ -47,15 +66,7 @@ def test_the_examples_run(code: str, capfd: pytest.CaptureFixture[str]) -> None:
         ports = dict(re.findall(r"(tcp|nats)=\S+:(\d+)", ready))
         for name, usual in (("tcp", "8888"), ("nats", "4222")):
             code = code.replace(usual, ports.get(name, usual))
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", code],
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert done.returncode == 0, done.stderr
-        expected = re.findall(r"# prints (.*)", code)
-        assert done.stdout.splitlines() == expected
+        yield code
     finally:
         server.terminate()
         server.wait(timeout=30)
@@ -78,3 +89,34 @@ def test_the_defaults_it_names_are_the_defaults() -> None:
 def test_the_links_lead_somewhere() -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", README):
         assert (ROOT / target).exists(), target
+
+
+async def test_the_example_of_a_gateway_runs_as_it_is(
+    tmp_path: Path,
+    autojump_clock: object,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    import trio
+
+    from simplebus.gateway import open_gateway
+    from simplebus.gateway.plan import read
+
+    def said() -> list[str]:
+        logged = [each for each in caplog.records if each.name == "simplebus.gateway.log"]
+        return [each.getMessage() for each in logged]
+
+    (shout,) = [code for code in blocks("py") if "class Shout" in code]
+    (gateway,) = [text for text in blocks("toml") if "[modules.loud]" in text]
+    (tmp_path / "shout.py").write_text(shout)
+    (tmp_path / "gateway.toml").write_text(gateway)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with caplog.at_level("INFO"):
+        async with open_gateway(read(tmp_path / "gateway.toml")):
+            # The clock jumps while the logger's thread is at work: what it says takes real time.
+            for _ in range(1000):
+                await trio.to_thread.run_sync(time.sleep, 0.01)
+                if len(said()) >= 2:
+                    break
+    shown = re.findall(r"^… simplebus.gateway.log: (.*)", README, re.MULTILINE)
+    assert said()[:2] == shown

@@ -30,6 +30,7 @@ static const char usage[] =
     "  --subjects N    nats: each message's subject is one of so many, at random; a subscriber of `>`\n"
     "  --echo-class N  simplebus: a class no one else uses, to know that it is subscribed\n"
     "  --channel NAME  simplebus-2: messages are Envelopes with this channel\n"
+    "  --header N=V    simplebus-2: messages are Envelopes with this header\n"
     "  --binding P     simplebus-2: subscribe to channels that match, not to all\n"
     "  --acks WAY      simplebus: ranges | single | random | none\n"
     "  --shuffle N     messages whose acks are shuffled together (4096)\n"
@@ -95,6 +96,7 @@ static void parse_option(Options *options, const char *name, const char *value) 
     else if (!strcmp(name, "--window")) options->window = number(name, value, 1, 1 << 20);
     else if (!strcmp(name, "--deliver")) options->deliver = value;
     else if (!strcmp(name, "--channel")) options->channel = value;
+    else if (!strcmp(name, "--header")) options->header = value;
     else if (!strcmp(name, "--binding")) options->binding = value;
     else if (!strcmp(name, "--trace")) options->trace = value;
     else if (!strcmp(name, "--trace-records")) options->trace_records = number(name, value, 1, 1 << 26);

@@ -13,15 +13,31 @@
 enum {
     FIRST_SUBSCRIPTION = 101, /* Of the first class: no number means both a class and this. */
     CHANNEL_FIELD = 0x08,     /* Of an Envelope's fields. */
+    HEADERS_FIELD = 0x20,
 };
+
+static bool is_envelope(const Options *options) { return options->channel || options->header; }
+
+static void put_text(Bytes *out, const char *text, size_t size) {
+    uint8_t length[2] = {(uint8_t)(size >> 8), (uint8_t)size};
+    bytes_append(out, length, sizeof length);
+    bytes_append(out, text, size);
+}
 
 /* What precedes the payload in an Envelope; nothing in a Message. */
 static void put_head(Bytes *out, const Options *options) {
-    if (!options->channel) return;
-    size_t size = strlen(options->channel);
-    uint8_t fields[3] = {CHANNEL_FIELD, (uint8_t)(size >> 8), (uint8_t)size};
-    bytes_append(out, fields, sizeof fields);
-    bytes_append(out, options->channel, size);
+    if (!is_envelope(options)) return;
+    const char *header = options->header, *value = header ? strchr(header, '=') : NULL;
+    uint8_t fields = (options->channel ? CHANNEL_FIELD : 0) | (header ? HEADERS_FIELD : 0);
+    bytes_append(out, &fields, 1);
+    if (options->channel) put_text(out, options->channel, strlen(options->channel));
+    if (!header) return;
+    if (!value) fail(EXIT_USAGE, "the header %s is not NAME=VALUE", header);
+    size_t size = strlen(header) - 1 + 4; /* Two lengths, and no sign. */
+    uint8_t length[2] = {(uint8_t)(size >> 8), (uint8_t)size};
+    bytes_append(out, length, sizeof length);
+    put_text(out, header, (size_t)(value - header));
+    put_text(out, value + 1, strlen(value + 1));
 }
 
 /* The block is printable, so that no content holds a delimiter: nothing is to be stuffed. */
@@ -30,7 +46,7 @@ static void encode(Bytes *out, const Options *options, size_t index, const uint8
     Bytes content = {0};
     put_head(&content, options);
     bytes_append(&content, payload, size);
-    put_frame(out, options->channel ? '5' : '1', options->classes[index], 0, 0, content.data,
+    put_frame(out, is_envelope(options) ? '5' : '1', options->classes[index], 0, 0, content.data,
               content.end);
     free(content.data);
 }
@@ -138,7 +154,7 @@ static void subscribe(Peer *peer, size_t index) {
 
 static void open_peer(Peer *peer, Role role) {
     const Options *options = peer->options;
-    State *state = peer->state = new_state(options, options->channel ? '5' : '1');
+    State *state = peer->state = new_state(options, is_envelope(options) ? '5' : '1');
     state->hear_other = hear_other;
     say_connect(peer, options);
     if (role == PUBLISHER) return;

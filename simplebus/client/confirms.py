@@ -30,6 +30,8 @@ class Waiter:
     has_left: bool = False
     """Whether it does not wait any more: what is refused is no concern of its."""
     refused: list[RefusedError] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    """Those of what was refused."""
 
 
 class Confirms:
@@ -96,12 +98,15 @@ class Confirms:
             found = self._refused.pop(waiter.first, None)
             if found is not None:
                 waiter.refused.append(found)
+                waiter.positions.append(waiter.first)
         elif waiter.first < waiter.last:
-            waiter.refused += self._taken(waiter.first, waiter.last + 1)
+            for position, error in self._taken(waiter.first, waiter.last + 1):
+                waiter.refused.append(error)
+                waiter.positions.append(position)
 
     def _set_aside(self, end: int | None) -> None:
         """Nobody will claim what was refused below `end`; None for all."""
-        for error in self._taken(0, end):
+        for _, error in self._taken(0, end):
             self._keep(error)
 
     def _keep(self, error: RefusedError) -> None:
@@ -109,10 +114,10 @@ class Confirms:
         if len(self._unclaimed) < _KEPT_MAX:
             self._unclaimed.append(error)
 
-    def _taken(self, begin: int, end: int | None) -> Iterator[RefusedError]:
+    def _taken(self, begin: int, end: int | None) -> Iterator[tuple[int, RefusedError]]:
         for position in sorted(self._refused):
             if position >= begin and (end is None or position < end):
-                yield self._refused.pop(position)
+                yield position, self._refused.pop(position)
 
 
 def group(refused: list[RefusedError], count: int | None = None) -> ExceptionGroup[RefusedError]:

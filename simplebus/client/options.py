@@ -13,10 +13,16 @@ import msgspec
 
 from simplebus.core import arguments
 from simplebus.core.channels import check_pattern
-from simplebus.core.limits import IDLE_SECONDS_MAX, SEQUENCE_MAX
+from simplebus.core.limits import (
+    BACKOFF_MAX,
+    IDLE_SECONDS_MAX,
+    PAUSE_SECONDS_MAX,
+    SEQUENCE_MAX,
+)
 from simplebus.core.requests import STARTS, Start, SubscribeRequest
 
 _DURABLE_SECONDS = (0.001, IDLE_SECONDS_MAX)
+_PAUSE_SECONDS = (0.001, PAUSE_SECONDS_MAX)
 _SLOW = ("block", "drop_oldest", "drop_newest", "disconnect")
 
 
@@ -98,6 +104,16 @@ def subscribe_request(
                 f"durable_seconds is {durable_seconds:g}, so durable must be given: what has no "
                 "name ends with its connection"
             )
+    least, most = _PAUSE_SECONDS
+    if ack_seconds is not None:
+        ack_seconds = arguments.seconds("ack_seconds", ack_seconds, least=least, most=most)
+    pauses: list[float] | None = None
+    if backoff is not None:
+        if isinstance(backoff, str | bytes) or not isinstance(backoff, Iterable):
+            raise TypeError(f"backoff must be a list of seconds, got {backoff!r}")
+        pauses = [arguments.seconds("backoff", each, least=least, most=most) for each in backoff]
+        if not 1 <= len(pauses) <= BACKOFF_MAX:
+            raise ValueError(f"backoff must have 1 to {BACKOFF_MAX} pauses, got {len(pauses)}")
     if not isinstance(by_key, bool):
         raise TypeError(f"by_key must be true or false, got {by_key!r}")
     if by_key and group is None:
@@ -113,7 +129,7 @@ def subscribe_request(
         slow=slow,
         ack_seconds=ack_seconds,
         max_deliveries=max_deliveries,
-        backoff=None if backoff is None else list(backoff),
+        backoff=pauses,
         by_key=by_key,
     )
     try:

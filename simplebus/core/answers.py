@@ -9,13 +9,12 @@ terms about what it is for is refused, not answered wrongly.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
+from functools import partial
 
-from simplebus.core import frames
+from simplebus.core import frames, wishes
 from simplebus.core.acks import AckWindow
 from simplebus.core.channel_table import Wanted
-from simplebus.core.channels import check_pattern
 from simplebus.core.classes import MessageClass
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.events import (
@@ -26,10 +25,7 @@ from simplebus.core.events import (
 from simplebus.core.group import Group, Member
 from simplebus.core.kept import KeptPosition
 from simplebus.core.key_group import KeyGroup
-from simplebus.core.limits import (
-    IN_FLIGHT_MESSAGES,
-)
-from simplebus.core.outbox import Outbox
+from simplebus.core.outbox import Feed, Outbox
 from simplebus.core.publishers import Publisher, Publishers
 from simplebus.core.purging import purge_again
 from simplebus.core.requests import (
@@ -41,10 +37,8 @@ from simplebus.core.session import Session
 from simplebus.core.spans import Span
 from simplebus.core.store import Store
 from simplebus.core.subscription import Subscription
-from simplebus.core.terms import Terms, whole_ticks
+from simplebus.core.terms import Terms
 from simplebus.core.version2 import Version2, publisher_of
-
-_SLOW = ("block", "drop_oldest", "drop_newest", "disconnect")
 
 
 class Answers:
@@ -59,6 +53,7 @@ class Answers:
         ready: Callable[[Outbox], None],
         put_off: Callable[[float, Subscription], None],
         take_over: Callable[[int], None],
+        answer: Callable[[Session, bytes, int, Feed | None], None],
     ) -> None:
         self.identity = identity
         self.run = run
@@ -71,10 +66,15 @@ class Answers:
         """Called with a time, and who is to be woken then."""
         self._take_over = take_over
         """Called with the id of a session that another one replaces."""
+        self._answer = answer
+        """Called with an answer that waits for a mark in the ledger, and with whom it lets begin:
+        see `Confirming`."""
         self._early: dict[int, dict[Session, None]] = {}
         """Version 1: who subscribed to classes that nobody has named yet."""
         self._idle: dict[Subscription, float] = {}
         """Since when nobody is connected to durables that are not kept for ever."""
+        self._held_back: dict[Subscription, None] = {}
+        """Version 1: positions that begin when a pause is over."""
 
     # Connect -------------------------------------------------------------------------------------
 
@@ -106,12 +106,15 @@ class Answers:
                 )
                 if former is not None:
                     self._take_over(former)  # From here on, what it has stored is known.
-                before = publisher.next
+                before = publisher.next, publisher.is_doubted
                 if asked.bus and asked.bus != self.identity:
                     self.publishers.begin_anew(publisher)  # It gives its messages new numbers.
                 elif asked.unconfirmed is not None:
                     lost = self.publishers.go_on(publisher, asked.unconfirmed)
-                if former_program != publisher.instance or before != publisher.next:
+                else:
+                    self.publishers.come_again(publisher)
+                now = publisher.next, publisher.is_doubted
+                if former_program != publisher.instance or before != now:
                     self._note_publisher(publisher)
                 if store.ledger is not None and publisher.ahead is not None:
                     # Its former connection ended before these were safe: they come again.
@@ -135,7 +138,7 @@ class Answers:
             frame_bytes=settings.limits.frame_bytes,
             ack_seconds=settings.ack_timeout * settings.tick_seconds,
             level=store.ledger.level if store.ledger is not None else 0,
-            lost=lost,
+            lost=0 if store.table.is_remote else lost,  # Another door may have confirmed them.
         )
         self._reply(
             session,
@@ -172,11 +175,12 @@ class Answers:
                 )
             self._early.setdefault(class_id, {})[session] = None
             return
+        window, left = cls.start("waiting")
+        terms = wishes.terms(None, cls, self._settings)
         position: Subscription = Subscription(
-            ring=cls.ring,
-            window=cls.start("waiting"),
-            outbox=session.outbox,
-            terms=self._terms(cls),
+            ring=cls.new_ring(),
+            window=window,
+            terms=terms,
             timer_ticks=self._settings.ack_timeout,
             number=class_id,
             clock=self._store.clock,
@@ -184,11 +188,26 @@ class Answers:
             bury=lambda *given_up: self._store.bury(cls, position, *given_up),
             put_off=lambda due: self._put_off(due, position),
             errors=self._store.errors,
+            spans=left.spans(window),
         )
         cls.add(position)
         cls.listening[position] = None
         session.subscriptions[class_id] = position
-        self.wake(position)
+        position.put_off(left.times)
+        position.held_back = left.held_back(window, self._store.clock.tick, terms)
+        position.promised = session.outbox
+        self._held_back[position] = None
+        self._let_begin(position)
+
+    def _let_begin(self, position: Subscription) -> None:
+        """Send what there is, as soon as no pause of what was left is under way. Version 1 has no
+        word for a redelivery, and what comes to it comes in order: so all of it waits, where in
+        version 2 each message does."""
+        if all(due <= self._store.clock.tick for _, _, due in position.held_back):
+            assert position.promised is not None
+            position.outbox, position.promised, position.held_back = position.promised, None, []
+            del self._held_back[position]
+            self.wake(position)
 
     def grant(self, session: Session, asked: SubscriptionAsked) -> None:
         """Version 2."""
@@ -203,7 +222,8 @@ class Answers:
             raise RemoteProtocolError(
                 Reason.TOO_MANY_SUBSCRIPTIONS, f"a session may have {most} subscriptions"
             )
-        self._check(wish)
+        wishes.check(wish)
+        cls.check_wish(wish)
         position = self._named(cls, wish)
         resumed = position is not None
         if position is None:
@@ -211,7 +231,7 @@ class Answers:
         elif wish.seek:
             position = self._moved(cls, position, wish)
         elif not position.is_served:
-            self._set_terms(cls, position, self._terms(cls, wish))
+            self._set_terms(cls, position, wishes.terms(wish, cls, self._settings))
         position.request = asked.request
         if wish.idle_seconds is not None:
             position.idle_seconds = wish.idle_seconds
@@ -224,55 +244,43 @@ class Answers:
             position.attach(session.outbox, number)
             session.subscriptions[number] = position
             cls.listening[position] = None
-        window = position.window
+        say = partial(self._say_granted, session, asked, cls, position, resumed)
+        if cls.is_remote:
+            session.outbox.owe(say)
+            self._ready(session.outbox)
+        else:
+            say()
+        self.wake(position)
+
+    def _say_granted(
+        self,
+        session: Session,
+        asked: SubscriptionAsked,
+        cls: MessageClass,
+        position: Subscription,
+        resumed: bool,
+    ) -> bool:
+        """Returns False while it is not known whether a position is there elsewhere."""
+        was_there = cls.has_begun(position)
+        if was_there is None:
+            return position not in cls.subscriptions  # Then why was said.
+        window, wish = position.window, asked.asked
+        held = session.subscriptions[asked.number]
         is_new = wish.seek or not resumed
         reply = SubscribeReply(
             cursor=window.floor if is_new and wish.start == "last_values" else window.cursor,
             floor=window.floor,
-            resumed=resumed,
+            resumed=resumed or was_there,
         )
-        self._reply(
-            session,
-            frames.encode(
-                frames.SUBSCRIBE,
-                class_id=cls.class_id,
-                message_id=asked.request,
-                timer_index=number,
-                content=reply.encode(),
-            ),
+        frame = frames.encode(
+            frames.SUBSCRIBE,
+            class_id=cls.class_id,
+            message_id=asked.request,
+            timer_index=asked.number,
+            content=reply.encode(),
         )
-        self.wake(position)
-
-    def _check(self, asked: SubscribeRequest) -> None:
-        for pattern in asked.channels:
-            try:
-                check_pattern(pattern)
-            except ValueError as error:
-                raise RemoteProtocolError(Reason.BAD_CHANNEL, str(error)) from None
-        if asked.slow not in _SLOW:
-            raise RemoteProtocolError(
-                Reason.BAD_REQUEST, f"slow is one of {', '.join(_SLOW)}, got {asked.slow!r}"
-            )
-        if asked.slow != "block" and asked.max_pending is None:
-            raise RemoteProtocolError(
-                Reason.BAD_REQUEST, f"slow is {asked.slow!r}, so max_pending must be given"
-            )
-        if asked.seek and (asked.durable is None or asked.group or asked.start == "waiting"):
-            raise RemoteProtocolError(
-                Reason.BAD_REQUEST,
-                'seek is for a durable without a group, and a start that is not "waiting"; got '
-                f"durable {asked.durable!r}, group {asked.group!r}, start {asked.start!r}",
-            )
-        if asked.by_key and asked.group is None:
-            raise RemoteProtocolError(
-                Reason.BAD_REQUEST, "by_key is for a group, so a group must be given"
-            )
-        if asked.idle_seconds is not None and asked.durable is None:
-            raise RemoteProtocolError(
-                Reason.BAD_REQUEST,
-                f"idle_seconds is {asked.idle_seconds:g}, so a durable must be given: others end "
-                "with their sessions",
-            )
+        self._answer(session, frame, position.kept_mark, held)
+        return True
 
     def _named(self, cls: MessageClass, asked: SubscribeRequest) -> Subscription | None:
         """The durable or group that is asked for, if it is there."""
@@ -325,17 +333,16 @@ class Answers:
                 f"bytes are left of {store.budget.limit}",
             )
         try:
-            window = cls.start(asked.start, wanted, store.clock.now)
+            window, left = cls.start(asked.start, wanted, store.clock.now)
         except ValueError as error:
             if wanted is not None:
                 cls.channels.remove(wanted)
             raise RemoteProtocolError(Reason.BAD_REQUEST, str(error)) from None
         names = (asked.durable or "", asked.group or "")
         kind = _kind(asked.group, by_key=asked.by_key)
-        spans = None
-        if asked.start == "last_values":  # They lie behind the cursor, and were never sent.
-            spans = [Span(window.floor, window.cursor, 0)]
-        position = self._make(kind, cls, names, wanted, self._terms(cls, asked), window, spans)
+        terms, spans = wishes.terms(asked, cls, self._settings), left.spans(window)
+        position = self._make(kind, cls, names, wanted, terms, window, spans)
+        position.take_over(left, self._settings.tick_seconds)
         if cls.purged:
             purge_again(cls, position)
         return position
@@ -360,6 +367,9 @@ class Answers:
         # Should the clock have been set back, nothing waits longer for that.
         told = min(kept.told, self._store.clock.now)
         position.put_off((first, last, told + pause) for first, last, pause in kept.pauses)
+        if kept.given_up:
+            position.give_up_again(kept.given_up)
+            self._store.wait_for_room(cls, position)
         self._leave_alone(position)
         return position
 
@@ -371,13 +381,13 @@ class Answers:
         wanted: Wanted | None,
         terms: Terms,
         window: AckWindow,
-        spans: list[Span] | None = None,
+        spans: list[Span],
     ) -> Subscription:
         """A position of this kind. It is called `names`: its durable and its group, empty for
         none."""
         store, (durable, group) = self._store, names
         position: Subscription = kind(
-            ring=cls.ring,
+            ring=cls.new_ring(),
             window=window,
             terms=terms,
             timer_ticks=self._settings.ack_timeout,
@@ -398,7 +408,9 @@ class Answers:
     def _changed(self, position: Subscription) -> None:
         """A position has come or goes for good."""
         if position.durable and self._store.ledger is not None:
-            self._store.ledger.hurries[position.class_id] = None
+            position.kept_mark = self._store.ledger.change(
+                position.class_id, position.durable, position.group
+            )
 
     def _moved(
         self, cls: MessageClass, former: Subscription, asked: SubscribeRequest
@@ -409,40 +421,6 @@ class Answers:
         position.idle_seconds = former.idle_seconds
         self.end(former)
         return position
-
-    def _terms(self, cls: MessageClass, asked: SubscribeRequest | None = None) -> Terms:
-        """What is asked for; where nothing is said, what the class says, else the bus. Version 1
-        asks for nothing."""
-        settings = self._settings
-        own = settings.of_class(cls.class_id, cls.name)
-        ack_seconds, deliveries = own.ack_seconds, own.deliveries_max
-        backoff: Sequence[float] = own.backoff_seconds or ()
-        if asked is not None:
-            ack_seconds = asked.ack_seconds or ack_seconds
-            backoff = asked.backoff or backoff
-            deliveries = deliveries if asked.max_deliveries is None else asked.max_deliveries
-        ticks = settings.ack_timeout
-        if ack_seconds is not None:
-            ticks = whole_ticks(ack_seconds, settings.tick_seconds)
-        terms = Terms(
-            ack_ticks=ticks,
-            deliveries_max=settings.deliveries_max if deliveries is None else deliveries,
-            backoff_ticks=tuple(whole_ticks(pause, settings.tick_seconds) for pause in backoff),
-        )
-        if asked is None:  # What is read back for it from disk takes memory.
-            return terms if cls.spill is None else replace(terms, in_flight_max=IN_FLIGHT_MESSAGES)
-        in_flight_max = None  # Of a group it is its members' business.
-        if not asked.group:
-            in_flight_max = asked.max_in_flight or IN_FLIGHT_MESSAGES
-            if asked.max_pending is not None and asked.slow.startswith("drop"):
-                in_flight_max = min(in_flight_max, asked.max_pending)  # These are never dropped.
-        return replace(
-            terms,
-            in_flight_max=in_flight_max,
-            pending_max=asked.max_pending,
-            slow=asked.slow,
-            takes_envelopes=True,
-        )
 
     def _set_terms(self, cls: MessageClass, position: Subscription, terms: Terms) -> None:
         """Serve a position like this from now on."""
@@ -485,18 +463,22 @@ class Answers:
                 Reason.UNKNOWN_SUBSCRIPTION, f"this session has no subscription {asked.number}"
             )
         forget = asked.asked.forget
+        position = held.group if isinstance(held, Member) else held
         if isinstance(held, Member):
             held.group.leave(held)
             self._has_fewer(held.group, forget=forget)
         else:
             self._let_go(held, forget=forget)
         answer = frames.encode(frames.UNSUBSCRIBE, class_id=asked.number, message_id=asked.request)
-        self._reply(session, answer)
+        self._answer(session, answer, position.kept_mark if forget else 0, None)
 
     def _has_fewer(self, group: Group, *, forget: bool) -> None:
         """Members of a group are gone. One without a name, or whose name is to be forgotten, ends
         with its last member."""
-        if not group.members and (forget or not group.durable):
+        cls = self._store.classes[group.class_id]
+        if not group.members and (forget or not group.durable or cls.is_remote):
+            if forget:
+                cls.forget(group)
             self.end(group)
         else:
             self._leave_alone(group)
@@ -507,10 +489,12 @@ class Answers:
         cls = self._store.classes[held.class_id]
         held.outbox.forget(held)
         del cls.listening[held]
-        if held.durable and not forget:
+        if held.durable and not (forget or cls.is_remote):
             held.detach()
             self._leave_alone(held)
         else:
+            if forget:
+                cls.forget(held)
             self.end(held)
 
     def _leave_alone(self, position: Subscription) -> None:
@@ -521,7 +505,10 @@ class Answers:
                 self._idle[position] = position.alone_since
 
     def tick(self) -> None:
-        """Once per tick: forget publishers and durables that nobody has used for long enough."""
+        """Once per tick: forget publishers and durables that nobody has used for long enough; have
+        those begin that wait for it."""
+        for position in list(self._held_back):
+            self._let_begin(position)
         now = self._store.clock.now
         self.publishers.forget(now)
         for position, since in list(self._idle.items()):
@@ -540,6 +527,7 @@ class Answers:
         """A position is gone for good."""
         cls = self._store.classes[position.class_id]
         self._idle.pop(position, None)
+        self._held_back.pop(position, None)
         self._changed(position)
         position.give_up_waiting()
         cls.remove(position)

@@ -107,25 +107,26 @@ class Broker:
         self.store = Store(
             self.settings,
             self.clock,
-            ready=self._make_ready,
+            ready=self.make_ready,
             refuse=self._refuse,
             end=self._end_slow,
             ledger=ledger,
         )
         self.ledger = ledger
-        self.confirming = Confirming(ledger, self.refused, self._make_ready)
+        self.confirming = Confirming(ledger, self.refused, self.make_ready)
         self._confirm = self.confirming.confirm
         self.answers = Answers(
             self.store,
             identity=identity,
             run=run or identity,
-            ready=self._make_ready,
+            ready=self.make_ready,
             put_off=self.alarms.put_off,
             take_over=self._take_over,
+            answer=self.confirming.answer,
         )
         self.explaining = Explaining(self.store, self.sessions, self.refused, identity=identity)
-        self._verdicts = Verdicts(self.store, self.refused, self._make_ready)
-        self._lookups = Lookups(self.store, self._make_ready, self.answers.wake)
+        self._verdicts = Verdicts(self.store, self.refused, self.make_ready)
+        self._lookups = Lookups(self.store, self.make_ready, self.answers.wake)
         self.classes = self.store.classes
         self.budget = self.store.budget
         self.spilling = self.store.spilling
@@ -377,11 +378,11 @@ class Broker:
                 case PurgeAsked():
                     last = self._lookups.check_purge(session, event)
                     session.outbox.owe(partial(self._purge, session, event, last))
-                    self._make_ready(session.outbox)
+                    self.make_ready(session.outbox)
                 case InquiryAsked():
                     check_right(session, Right.INQUIRE)
                     session.outbox.owe(partial(self._answer_inquiry, session, event))
-                    self._make_ready(session.outbox)
+                    self.make_ready(session.outbox)
         except RemoteProtocolError as error:
             self._refuse_asked(session, event, error)
 
@@ -434,12 +435,22 @@ class Broker:
                 content=reply.encode(),
             )
         )
-        self._make_ready(session.outbox)
+        self.make_ready(session.outbox)
 
     def _end_slow(self, position: Subscription) -> None:
         """A subscription is too slow, and wants to be cut off then."""
         pending = position.pending()
         sentence = f"{pending} messages wait for it, {position.terms.pending_max} are allowed"
+        self._tell_ended(position, Reason.SLOW_CONSUMER, sentence)
+        self.answers.end_slow(position)
+
+    def take_back(self, position: Subscription, error: RemoteProtocolError) -> None:
+        """A position that was granted cannot be had after all."""
+        self._tell_ended(position, error.reason, error.sentence)
+        self.answers.end(position)
+
+    def _tell_ended(self, position: Subscription, reason: Reason, sentence: str) -> None:
+        """Whoever has a subscription of this position has it no longer."""
         for holder in list(position.members) if isinstance(position, Group) else [position]:
             session = self.sessions.get(holder.outbox.session_id)
             if session is not None:
@@ -447,16 +458,16 @@ class Broker:
                 self._refuse(
                     session,
                     Refused(
-                        Reason.SLOW_CONSUMER,
+                        reason,
                         sentence,
                         frames.SUBSCRIBE,
                         class_id=position.class_id,
                         refers_to=holder.request,
                     ),
                 )
-        self.answers.end_slow(position)
 
-    def _make_ready(self, outbox: Outbox) -> None:
+    def make_ready(self, outbox: Outbox) -> None:
+        """There is something new in it."""
         self._ready[outbox.session_id] = None
 
     # Time ----------------------------------------------------------------------------------------
@@ -469,7 +480,7 @@ class Broker:
             for subscription in cls.subscriptions:
                 subscription.tick(self.clock.tick)
                 if subscription.queued:
-                    self._make_ready(subscription.outbox)
+                    self.make_ready(subscription.outbox)
             for group in cls.groups:
                 self._verdicts.hand_out(group)
         self.store.tick()
@@ -484,7 +495,7 @@ class Broker:
             if error is not None:
                 overdue.append((session, error))
             elif session.heartbeat_seconds and not session.outbox.idle:
-                self._make_ready(session.outbox)
+                self.make_ready(session.outbox)
         most = self.settings.limits.total_pending_bytes
         return overdue + too_heavy(self.sessions.values(), most)
 
@@ -503,7 +514,7 @@ class Broker:
             self._verdicts.hand_out(waiter)
             return waiter.looked
         if isinstance(waiter, Subscription) and waiter.is_connected:
-            self._make_ready(waiter.outbox)
+            self.make_ready(waiter.outbox)
         return 0
 
     def may_rest(self, session: Session) -> bool:

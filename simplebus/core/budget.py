@@ -28,6 +28,11 @@ def allocate(count: int, dtype: np.dtype[Item]) -> npt.NDArray[Item]:
     return np.frombuffer(memory, dtype)
 
 
+def at_least(least: int, wanted: int) -> int:
+    """The smallest power of two that is at least both."""
+    return 1 << (max(least, wanted) - 1).bit_length()
+
+
 class MemoryBudget:
     """Bytes that all classes together may hold. Invariant: 0 <= used <= limit, but for what was
     there before a restart."""
@@ -37,11 +42,13 @@ class MemoryBudget:
         self.used = 0
         self.beyond = 0
         """What may be taken beyond the limit for now."""
+        self.aside = 0
+        """What is left for shares alone."""
 
     @property
     def left(self) -> int:
         """Bytes that may be taken; below 0 where more is held than the limit."""
-        return self.limit + self.beyond - self.used
+        return self.limit + self.beyond - self.used - self.aside
 
     def take(self, size: int) -> bool:
         """Take size bytes, if they are left."""
@@ -56,22 +63,36 @@ class MemoryBudget:
 
 
 class MemoryShare(MemoryBudget):
-    """A part of a budget: what is taken of it is taken of the whole."""
+    """A part of a budget: what is taken of it is taken of the whole, of which so much is set aside
+    for it. Invariant: 0 <= aside of the whole == max(0, set_aside - used)."""
 
-    def __init__(self, limit: int, whole: MemoryBudget) -> None:
+    def __init__(self, limit: int, whole: MemoryBudget, *, set_aside: int = 0) -> None:
         super().__init__(limit)
         self._whole = whole
+        self._set_aside = min(set_aside, limit)
+        self._whole.aside += self._set_aside
 
     @property
     def left(self) -> int:
-        return min(super().left, self._whole.left)
+        return min(super().left, self._whole.left + self._mine)
+
+    @property
+    def _mine(self) -> int:
+        """What of the whole is left for nobody else."""
+        return max(0, self._set_aside - self.used)
 
     def take(self, size: int) -> bool:
-        if size > max(0, super().left) or not self._whole.take(size):
+        if size > max(0, self.left):
             return False
-        self.used += size
+        self._add(size)
         return True
 
     def give(self, size: int) -> None:
-        super().give(size)
-        self._whole.give(size)
+        assert size <= self.used, (size, self.used)
+        self._add(-size)
+
+    def _add(self, size: int) -> None:
+        before = self._mine
+        self.used += size
+        self._whole.used += size
+        self._whole.aside += self._mine - before

@@ -14,11 +14,17 @@ from simplebus.core.budget import MemoryBudget, MemoryShare
 from simplebus.core.classes import MessageClass
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.ledger import Ledger
-from simplebus.core.limits import CLASS_ID_MAX, DEAD_LETTERS_PART, SPILL_MEMORY_PART
+from simplebus.core.limits import (
+    CLASS_ID_MAX,
+    DEAD_LETTERS_ASIDE,
+    DEAD_LETTERS_PART,
+    RING_BYTES_MIN,
+    SPILL_MEMORY_PART,
+)
 from simplebus.core.naming import given_ids, named_class
 from simplebus.core.requests import NamedClass
 from simplebus.core.ring import Ring
-from simplebus.core.settings import FullPolicy, Settings
+from simplebus.core.settings import FullPolicy, Keep, Settings
 from simplebus.core.spilling import Spill, Spilling
 
 
@@ -32,6 +38,9 @@ class ClassTable:
         self.classes: dict[int, MessageClass] = {}
         self.names: dict[str, int] = {}
         """Ids of the classes that have names."""
+        self.own: set[int] = set()
+        """Ids of those that the bus has made for dead letters: no limit of others keeps it from
+        that."""
         self.bound = Bound()
         total = settings.limits.total_bytes
         aside = max(total // SPILL_MEMORY_PART, 4 * settings.limits.frame_bytes)
@@ -40,20 +49,33 @@ class ClassTable:
         self.spilling: Spilling | None = None
         """Set when classes may be larger than memory."""
         self.budget = MemoryBudget(max(total - aside, total // 2) if settings.spills else total)
-        self.dead_budget = MemoryShare(self.budget.limit // DEAD_LETTERS_PART, self.budget)
+        limit = self.budget.limit
+        one = 2 * (settings.limits.frame_bytes + RING_BYTES_MIN)  # So that any one finds room.
+        aside = min(max(limit // DEAD_LETTERS_ASIDE, one), limit // 8)
+        self.dead_budget = MemoryShare(
+            limit // DEAD_LETTERS_PART,
+            self.budget,
+            set_aside=aside if aside >= 2 * RING_BYTES_MIN else 0,  # Less is room for none.
+        )
         """Of all dead letters."""
+        self.make: Callable[[Ring, Keep, FullPolicy], MessageClass] = MessageClass
+        """What makes a class."""
+        self.is_remote = False
+        """Whether classes are such that keep their messages elsewhere."""
         self.opened: Callable[[int], None] = lambda class_id: None
         """Called with the id of a class that is new."""
 
-    def open_classes(self, found: Iterable[tuple[int, str]]) -> None:
+    def open_classes(self, found: Iterable[tuple[int, str]], *, are_own: bool = False) -> None:
         """Have the classes with these ids and names, as `find_ids` has found them; "" is for no
-        name, or for the one that it has.
+        name, or for the one that it has. The bus's own are not limited.
 
         Raises RemoteProtocolError (too_many_classes), and has none of them then.
         """
         names: dict[int, str] = {}
         for class_id, name in found:
             names[class_id] = name or names.get(class_id, "")
+        if are_own:
+            self.own.update(names.keys() - self.classes.keys())
         for class_id in self.new_classes(names):
             self._open_class(class_id, names[class_id])
         for class_id, name in names.items():
@@ -68,7 +90,7 @@ class ClassTable:
             bytes_max=limits.class_bytes,
             budget=self.dead_budget if dead_letters.are_kept_in(name) else self.budget,
         )
-        cls = MessageClass(ring, self.settings.keep, self.settings.full_policy)
+        cls = self.make(ring, self.settings.keep, self.settings.full_policy)
         self.classes[class_id] = cls
         self._obey(cls)
         if self.ledger is not None:
@@ -102,14 +124,15 @@ class ClassTable:
             bool(asked) and cls.spill is None and not dead_letters.are_kept_in(cls.name)
         )
         if dead_letters.are_kept_in(cls.name):
-            cls.policy = FullPolicy.DROP_OLDEST
+            if own.full_policy is not FullPolicy.BLOCK:
+                cls.policy = FullPolicy.DROP_OLDEST
             ring.bytes_max = min(limits.dead_letter_bytes, ring.bytes_max)
 
     def new_classes(self, class_ids: Iterable[int]) -> list[int]:
         """Those of these classes that do not exist yet. Raises as `open_classes` does."""
         new = [class_id for class_id in dict.fromkeys(class_ids) if class_id not in self.classes]
         most = self.settings.limits.classes
-        if len(self.classes) + len(new) > most:
+        if len(self.classes) + len(new) - len(self.own) > most:
             raise RemoteProtocolError(
                 Reason.TOO_MANY_CLASSES,
                 f"a Connect named {len(new)} new classes; {len(self.classes)} exist, "
@@ -204,6 +227,10 @@ class ClassTable:
         bound then to which ids."""
         found = self.find_ids(asked)
         self.new_classes(class_id for class_id, _ in found)
+        if self.is_remote and any(isinstance(o, NamedClass) and o.last_values for o in asked):
+            raise RemoteProtocolError(
+                Reason.BAD_REQUEST, "a door before a JetStream cluster keeps no last values"
+            )
         bound = [
             (class_id, subject)
             for (class_id, _), one in zip(found, asked, strict=True)
@@ -220,6 +247,6 @@ class ClassTable:
         class_id = self.names.get(name)
         if class_id is None:
             found = self.find_ids([name])
-            self.open_classes(found)
+            self.open_classes(found, are_own=True)
             [(class_id, _)] = found
         return self.classes[class_id]

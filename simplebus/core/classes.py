@@ -21,8 +21,9 @@ from simplebus.core.errors import Reason
 from simplebus.core.floors import Floors
 from simplebus.core.group import Group
 from simplebus.core.last_values import LastValues
+from simplebus.core.left import Left
 from simplebus.core.limits import TIMES_MAX, TIMES_STEP_SECONDS
-from simplebus.core.requests import Start
+from simplebus.core.requests import Start, SubscribeRequest
 from simplebus.core.ring import Ring
 from simplebus.core.session import Session
 from simplebus.core.settings import FullPolicy, Keep
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 
 class MessageClass:
     """See the module's law."""
+
+    is_remote = False
+    """Whether its messages are kept elsewhere: what is stored here is on its way there."""
 
     def __init__(self, ring: Ring, keep: Keep, policy: FullPolicy = FullPolicy.BLOCK) -> None:
         self.class_id = ring.class_id
@@ -68,6 +72,8 @@ class MessageClass:
         """Durables and groups: see `key`."""
         self.waiting = AckWindow(floor=0)
         """The backlog: what the next subscription that asks for what waits takes over."""
+        self.left = Left()
+        """How often it was sent to those who left it."""
         self.spill: Spill | None = None
         """What of it is on disk only; None in a class that fits into memory."""
         self.blocked: deque[Session] = deque()
@@ -178,7 +184,21 @@ class MessageClass:
                 lost.update(subscription.undelivered)
         return lost
 
+    def new_ring(self) -> Ring:
+        """What a position that is new is sent from."""
+        return self.ring
+
     # Positions -----------------------------------------------------------------------------------
+
+    def check_wish(self, asked: SubscribeRequest) -> None:
+        """Raises RemoteProtocolError for what this kind of class cannot do."""
+
+    def forget(self, position: Subscription) -> None:
+        """A position that is about to be removed is not to be found again anywhere."""
+
+    def has_begun(self, position: Subscription) -> bool | None:
+        """Whether a position was known elsewhere before; None while that is not known yet."""
+        return False
 
     @staticmethod
     def key(durable: str, group: str) -> tuple[str, str]:
@@ -217,17 +237,19 @@ class MessageClass:
         self.acknowledged += position.acknowledged
         self.dropped.update(position.undelivered)
         if not self.subscriptions:
-            self._leave(position.window)
+            self._leave(position)
 
     def start(
         self, start: str | Start, wanted: Wanted | None = None, now: float = 0.0
-    ) -> AckWindow:
-        """A fresh position of who wants these channels. Of "last_values", what is not acknowledged
-        in it was never sent. Raises ValueError for a start that is none."""
+    ) -> tuple[AckWindow, Left]:
+        """A fresh position of who wants these channels, and how often what is not acknowledged in
+        it was sent. Raises ValueError for a start that is none."""
         ring = self.ring
         match start:
+            case "waiting" if self.has_backlog:
+                return self._take_backlog()
             case "waiting":
-                return self._take_backlog() if self.has_backlog else AckWindow(floor=ring.head)
+                return AckWindow(floor=ring.head), Left()
             case "new":
                 at = ring.head
             case "earliest":
@@ -240,7 +262,7 @@ class MessageClass:
                         f"class {self.class_id} has messages that are on disk only: it keeps no "
                         "last values"
                     )
-                return self._start_with_values(wanted, now)
+                return self._start_with_values(wanted, now), Left()
             case Start(sequence=int(sequence), time=None):
                 at = sequence
             case Start(sequence=None, time=float(time)):
@@ -251,7 +273,7 @@ class MessageClass:
                     f'{{"sequence": n}} or {{"time": seconds}}, got {start!r}'
                 )
         self._let_wait()
-        return AckWindow(floor=min(max(at, self.first), ring.head))
+        return AckWindow(floor=min(max(at, self.first), ring.head)), Left()
 
     def _let_wait(self) -> None:
         """What waits is not for a position that is about to come, and stays."""
@@ -273,19 +295,22 @@ class MessageClass:
         window.set_marks(np.packbits(acked).tobytes())
         return window
 
-    def _take_backlog(self) -> AckWindow:
+    def _take_backlog(self) -> tuple[AckWindow, Left]:
+        left, self.left = self.left, Left()
         window, head = self.waiting, self.ring.head
         if self.subscriptions and window.cursor < head:  # What came since was for the others.
             since, window.cursor = window.cursor, head
             window.ack_range(since, head)
         self.waiting = AckWindow(floor=head)
-        return window
+        return window, left
 
-    def _leave(self, window: AckWindow) -> None:
+    def _leave(self, position: Subscription) -> None:
         """The last position is gone: what it has not acknowledged joins the backlog."""
+        window = position.window
+        left = position.left().joined(self.left)
         if self.waiting.floor < self.waiting.cursor:
             window = window.union(self.waiting)
-        self.waiting = window
+        self.waiting, self.left = window, left.within(window.floor, window.cursor)
 
     def check(self) -> None:
         """Raise AssertionError unless the floor is the lowest there is."""

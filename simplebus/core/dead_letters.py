@@ -87,6 +87,8 @@ class Letters:
     batch: FrameBatch | None
     """None when there is none."""
     columns: EnvelopeColumns
+    sequences: list[int]
+    """Which message each is about."""
     lost: int
     """Of how many messages there can be none: their headers, or the whole, would be too long."""
 
@@ -106,6 +108,7 @@ def write(
         )
     )
     letters: list[bytes] = []
+    sequences: list[int] = []
     names: dict[str, int] = {}
     channels: list[int] = []
     count = 0
@@ -124,12 +127,14 @@ def write(
             whole = frames.encode(frames.ENVELOPE, class_id=class_id, content=content)
             if len(whole) <= frame_bytes_max:
                 letters.append(whole)
+                sequences.append(dead.sequence)
                 channels.append(names.setdefault(read.channel, len(names)))
                 break
     columns = EnvelopeColumns(
         len(letters), list(names), np.array(channels, np.uint32) if len(names) > 1 else 0
     )
-    return Letters(_batch(letters) if letters else None, columns, count - len(letters))
+    batch = _batch(letters) if letters else None
+    return Letters(batch, columns, sequences, count - len(letters))
 
 
 def _own(dead: Dead) -> Iterator[bytes]:

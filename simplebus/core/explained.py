@@ -132,6 +132,8 @@ class Position(_Said, frozen=True):
     """One word for what it waits for."""
     waits_for: str = ""
     """And a sentence."""
+    unburied: int = 0
+    """Messages that are given up, and wait for room among the dead letters."""
 
 
 class Publisher(_Said, frozen=True):

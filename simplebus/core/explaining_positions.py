@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from heapq import nsmallest
 
-from simplebus.core import standing
+from simplebus.core import dead_letters, standing
 from simplebus.core.classes import MessageClass
 from simplebus.core.errors import Reason
 from simplebus.core.explained import Flight, Position
@@ -50,6 +50,7 @@ class ExplainingPositions:
         """One of a class."""
         window, ring, terms = position.window, position.class_ring, position.terms
         stands = position.standing()
+        outbox = position.promised or position.outbox
         members = list(position.members) if isinstance(position, Group) else []
         put_off = standing.put_off(stands, window)
         said: list[MemberSaid] = []
@@ -57,7 +58,7 @@ class ExplainingPositions:
             in_flight = sum(member.held for member in members)
             size_ = sum(member.held_bytes for member in members)
             most = sum(member.in_flight_max for member in members)
-            again = window.in_flight - in_flight - put_off - stands.behind
+            again = window.in_flight - in_flight - put_off - stands.behind - stands.unburied
             busiest = nsmallest(
                 EXPLAINED_MEMBERS, members, key=lambda member: (member.room, -member.held)
             )
@@ -69,27 +70,31 @@ class ExplainingPositions:
             again = standing.to_be_sent(stands, window)
             in_flight = stands.in_flight
             if terms.in_flight_max is None:  # What waits to be sent again is not known otherwise.
-                in_flight = window.in_flight - again - put_off
+                in_flight = window.in_flight - again - put_off - stands.unburied
             covered = max(1, window.cursor - window.floor)
             read = position.ring  # Not all that it was sent may be read back yet.
             size_ = read.size(window.floor, min(window.cursor, read.head)) * in_flight // covered
             most = terms.in_flight_max or 0
             oldest = self._flight(cls, standing.oldest(stands.sent, window, terms.pause))
-            holder = self.holder(position.outbox)
+            holder = self.holder(outbox)
             is_full = bool(ring.head > window.cursor or again) and not position.has_work
-            full_seconds = self._full_seconds(position.outbox)
+            full_seconds = self._full_seconds(outbox)
         later = stands.later[0][0] - self._store.clock.now if stands.later else 0.0
         pauses = [self.seconds(due - self._store.clock.tick) for due, _, _ in stands.pauses]
         patterns = position.wanted.patterns if position.wanted is not None else ()
         unsent = ring.head - window.cursor
-        alone = (
-            0.0 if position.is_served else max(0.0, self._store.clock.now - position.alone_since)
-        )
+        is_served = position.is_served or position.promised is not None
+        alone = 0.0 if is_served else max(0.0, self._store.clock.now - position.alone_since)
         put_off_seconds = max(0.0, min([*([later] if stands.later else []), *pauses], default=0.0))
+        ready, kept_back = unsent + again, 0
+        if position.held_back:  # All of it waits for the longest pause.
+            put_off, again, kept_back, ready = put_off + again, 0, unsent, 0
+            last = max(due for _, _, due in position.held_back)
+            put_off_seconds = max(0.0, self.seconds(last - self._store.clock.tick))
         word, sentence = waits(
             Facts(
                 holder=holder,
-                ready=unsent + again,
+                ready=ready,
                 in_flight=in_flight,
                 in_flight_max=most,
                 in_flight_bytes=size_,
@@ -97,18 +102,20 @@ class ExplainingPositions:
                 oldest=oldest,
                 is_full=is_full,
                 behind=stands.behind,
-                put_off=put_off,
+                put_off=put_off + kept_back,
                 put_off_seconds=put_off_seconds,
-                is_served=position.is_served,
+                is_served=is_served,
                 alone_seconds=alone,
                 full_seconds=full_seconds,
-                has_matched=not patterns or position.delivered > 0 or not position.is_served,
+                has_matched=not patterns or position.delivered > 0 or not is_served,
+                unburied=stands.unburied,
+                dead=short(dead_letters.class_name(cls.name or str(cls.class_id))),
             )
         )
-        session = self._sessions.get(position.outbox.session_id)
+        session = self._sessions.get(outbox.session_id)
         return Position(
             class_id=position.class_id,
-            session=position.outbox.session_id,
+            session=outbox.session_id,
             number=position.number,
             name=name_of(session),
             peer=short(session.peer) if session is not None else "",
@@ -133,12 +140,14 @@ class ExplainingPositions:
             acknowledged=position.acknowledged,
             dropped=position.dropped,
             undelivered=words(position.undelivered),
-            dead_letters=sum(position.undelivered.get(reason, 0) for reason in _BURIED),
+            dead_letters=sum(position.undelivered.get(reason, 0) for reason in _BURIED)
+            - stands.unburied,
             alone_seconds=alone,
             members=said,
             members_left_out=len(members) - len(said),
             waits=word,
             waits_for=sentence,
+            unburied=stands.unburied,
         )
 
     def _member(self, member: Member) -> MemberSaid:
@@ -215,7 +224,7 @@ class ExplainingPositions:
             if not position.is_served:
                 return f"{said}, nobody connected"
             return f"{said}, {self.holder(position.outbox)}"
-        return self.holder(position.outbox)
+        return self.holder(position.promised or position.outbox)
 
 
 def name_of(session: Session | None) -> str:

@@ -241,7 +241,7 @@ class Group(Subscription):
         """What is in flight its members have."""
         stands = super().standing()
         in_flight = sum(member.held for member in self.members)
-        return Standing(in_flight, [], stands.pauses, stands.later, stands.again, [])
+        return stands._replace(in_flight=in_flight, sent=[], waiting=[])
 
     # Members -------------------------------------------------------------------------------------
 

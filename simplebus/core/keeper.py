@@ -1,13 +1,17 @@
 """What has changed in a broker since it was looked at last, to be kept past the process.
 
 Rule 1: nothing here changes the broker. What is found lies in the ledger's next lot.
-Rule 2: new classes and names, and durables that come and go, are in the lot of the first message
-that is accepted after them; so one that is confirmed finds them again. How far a position is may be
-told later: what was acknowledged since comes once more.
+Rule 2: new classes and names, and durables that come and go, are in the next lot; so a message that
+is confirmed finds them again. How far a position is may be told later: what was acknowledged since
+comes once more.
+Rule 3: when a durable comes or goes, it is looked at, and its class; not the others.
+Rule 4: the more there is to tell, the more rarely all is looked at: what many messages wait for
+singly stops nobody for long.
 """
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -23,6 +27,7 @@ from simplebus.core.kept import (
     KeptWindow,
 )
 from simplebus.core.ledger import Ledger, Lot
+from simplebus.core.left import Left, Pauses, merged
 from simplebus.core.limits import (
     KEPT_BYTES_MIN,
     KEPT_FRAME_BYTES,
@@ -48,10 +53,14 @@ class Keeper:
         self._ledger: Ledger = broker.ledger
         self._classes: dict[int, tuple[int, object]] = {}
         """What was seen of each class."""
+        self._fronts: dict[int, object] = {}
+        """The part of it that is looked at when a durable comes or goes."""
         self._positions: dict[int, dict[_Key, tuple[Subscription, object]]] = {}
         """And, by class, of each durable."""
-        self._due = float("-inf")
-        """When all is to be looked at again."""
+        self.due = float("-inf")
+        """When all is to be looked at again, by the broker's clock."""
+        self._rows = 0
+        """How many rows about single messages were gone through."""
         self._bytes = 0
         """Of changes since the last snapshot."""
         self._snapshot_bytes = 0
@@ -70,7 +79,7 @@ class Keeper:
             or self._frame_bytes > KEPT_FRAME_BYTES
         ):
             self.wants_snapshot = True
-        at_all = self.wants_snapshot or now >= self._due
+        at_all = self.wants_snapshot or now >= self.due
         if not at_all and not is_owed:
             return None
         changes = self._look(now, at_all=at_all)
@@ -101,41 +110,69 @@ class Keeper:
         return {class_id: floor for class_id, (floor, _) in self._classes.items()}
 
     def _look(self, now: float, *, at_all: bool) -> Changes:
-        """What has changed in all classes, or in those that hurry."""
-        broker, ledger = self._broker, self._ledger
-        looked_at = list(broker.classes) if at_all else list(ledger.hurries)
+        """What has changed: of everything, or of what hurries."""
+        ledger, classes = self._ledger, self._broker.classes
+        hurries, changed = [*ledger.hurries, *ledger.changed], list(ledger.changed.items())
         ledger.hurries.clear()
+        ledger.changed.clear()
         changes = Changes([], [], [])
-        looked = 0
-        for class_id in looked_at:
-            cls = broker.classes[class_id]
-            self._look_at(cls, changes)
-            looked += 1 + len(cls.subscriptions)
         if at_all:
-            self._due = now + KEPT_SECONDS * max(1.0, looked / KEPT_POSITIONS)
+            looked, self._rows = 0, 0
+            for cls in classes.values():
+                self._look_at(cls, changes)
+                looked += 1 + len(cls.subscriptions)
+            looked += self._rows
+            self.due = now + KEPT_SECONDS * max(1.0, looked / KEPT_POSITIONS)
+            return changes
+        for class_id in dict.fromkeys(hurries):
+            self._look_at_front(classes[class_id], changes)
+        for class_id, names in changed:
+            for durable, group in names:
+                self._look_at_one(classes[class_id], durable, group, changes)
         return changes
+
+    def _look_at_front(self, cls: MessageClass, changes: Changes) -> None:
+        """At what may be news of a class for which a durable came or went, or that is new."""
+        if self._fronts.get(cls.class_id) != _front(cls):
+            self._tell(cls, _seen(cls, self._ledger.reached), changes)
+
+    def _tell(self, cls: MessageClass, seen: tuple[int, object], changes: Changes) -> None:
+        self._classes[cls.class_id], self._fronts[cls.class_id] = seen, _front(cls)
+        changes.classes.append(self._class(cls))
+
+    def _look_at_one(self, cls: MessageClass, durable: str, group: str, changes: Changes) -> None:
+        """At a durable that may have come, or gone."""
+        known = self._positions.setdefault(cls.class_id, {})
+        key, position = (cls.class_id, durable, group), cls.named.get(cls.key(durable, group))
+        if position is None or position.group != group:
+            if known.pop(key, None) is not None:
+                changes.gone.append(key)
+            return
+        here = position, _progress(position)
+        if known.get(key) != here:
+            known[key] = here
+            changes.positions.append(self._position(position))
 
     def _look_at(self, cls: MessageClass, changes: Changes) -> None:
         seen = _seen(cls, self._ledger.reached)
-        if self._classes.get(cls.class_id) != seen:
-            self._classes[cls.class_id] = seen
-            changes.classes.append(_class(cls, self._ledger.reached))
+        if self._classes.get(cls.class_id) != seen or self._fronts[cls.class_id] != _front(cls):
+            self._tell(cls, seen, changes)
         known, found = self._positions.get(cls.class_id, {}), {}
         for position in cls.named.values():
             if position.durable:
                 key = (cls.class_id, position.durable, position.group)
                 found[key] = here = (position, _progress(position))
                 if known.pop(key, None) != here:
-                    changes.positions.append(_position(position, self._broker))
+                    changes.positions.append(self._position(position))
         changes.gone.extend(known)
         self._positions[cls.class_id] = found
 
     def _everything(self) -> Changes:
         broker = self._broker
         return Changes(
-            [_class(cls, self._ledger.reached) for cls in broker.classes.values()],
+            [self._class(cls) for cls in broker.classes.values()],
             [
-                _position(position, broker)
+                self._position(position)
                 for positions in self._positions.values()
                 for position, _ in positions.values()
             ],
@@ -145,6 +182,8 @@ class Keeper:
                 for class_id, cls in broker.classes.items()
                 for first, last in cls.purged.within(cls.first, cls.ring.head)
             ],
+            boot=self._ledger.boot,
+            level=int(self._ledger.level),
         )
 
     def _publishers(self) -> list[KeptPublisher]:
@@ -164,25 +203,78 @@ class Keeper:
                     ahead.ranges() if ahead else [],
                     publisher.instance,
                     [KeptRefusal.of(each) for each in publisher.refusals],
+                    publisher.is_doubted,
                 )
             )
         return kept
 
+    def _class(self, cls: MessageClass) -> KeptClass:
+        window, left = _left_behind(cls)
+        left = left.within(window.floor, window.cursor)
+        return KeptClass(
+            cls.class_id,
+            cls.name,
+            cls.safe_floor(self._ledger.reached),
+            cls.ring.head,
+            KeptWindow.of(window),
+            cls.is_asked_for_values,
+            merged(left.sent, 0),
+            self._pauses(left),
+            self._broker.clock.now,
+        )
 
-def _seen(cls: MessageClass, reached: int) -> tuple[int, object]:
-    """Another value when something has changed that is kept of a class; the first part is from
-    where on it is."""
-    waiting, ring = cls.waiting, cls.ring
-    plain = [_progress(each) for each in cls.subscriptions if not each.durable]
-    return cls.safe_floor(reached), (
+    def _position(self, position: Subscription) -> KeptPosition:
+        terms, attempts = position.terms, position.attempts()
+        unburied = position.unburied.rows()
+        self._rows += len(attempts) + len(unburied)
+        return KeptPosition(
+            position.class_id,
+            position.durable,
+            position.group,
+            list(position.wanted.patterns) if position.wanted else [],
+            KeptWindow.of(position.window),
+            merged(attempts, 0),
+            terms.ack_ticks,
+            terms.in_flight_max,
+            terms.deliveries_max,
+            terms.pending_max,
+            terms.slow,
+            position.idle_seconds,
+            position.by_key,
+            terms.backoff_ticks,
+            self._pauses(position.left()),
+            self._broker.clock.now,
+            unburied,
+        )
+
+    def _pauses(self, left: Left) -> Pauses:
+        """For how long what is left is not to be sent: known to within a tick."""
+        seconds = self._broker.settings.tick_seconds
+        self._rows += len(left.sent) + len(left.ticks) + len(left.times)
+        return merged(left.pauses(self._broker.clock, seconds), seconds)
+
+
+def _front(cls: MessageClass) -> object:
+    """Another value when something has changed that is kept of a class, but for how far it is."""
+    waiting = cls.waiting
+    return (
         cls.name,
         cls.is_asked_for_values,
-        ring.head,
         waiting.floor,
         waiting.cursor,
         waiting.in_flight,
-        plain,
+        _has_durables(cls),
     )
+
+
+def _seen(cls: MessageClass, reached: int) -> tuple[int, object]:
+    """Another value when that has changed; the first part is from where on it is kept."""
+    plain = [_progress(each) for each in cls.subscriptions if not each.durable]
+    return cls.safe_floor(reached), (cls.ring.head, plain, cls.left)
+
+
+def _has_durables(cls: MessageClass) -> bool:
+    return any(durable for durable, _ in cls.named)
 
 
 def _progress(position: Subscription) -> object:
@@ -196,49 +288,26 @@ def _progress(position: Subscription) -> object:
         position.refused,
         position.terms,
         position.idle_seconds,
+        len(position.unburied),
     )
 
 
-def _class(cls: MessageClass, reached: int) -> KeptClass:
-    waiting = KeptWindow.of(_left_behind(cls))
-    floor, asked = cls.safe_floor(reached), cls.is_asked_for_values
-    return KeptClass(cls.class_id, cls.name, floor, cls.ring.head, waiting, asked)
-
-
-def _left_behind(cls: MessageClass) -> AckWindow:
-    """What would wait in a class if every session ended now."""
-    if not cls.subscriptions or any(durable for durable, _ in cls.named):
-        return cls.waiting
-    windows = [position.window for position in cls.subscriptions]
-    if len(windows) > KEPT_UNION_MAX:
+def _left_behind(cls: MessageClass) -> tuple[AckWindow, Left]:
+    """What would wait in a class if every session ended now, and what is known of it."""
+    if not cls.subscriptions or _has_durables(cls):
+        return cls.waiting, cls.left
+    oldest = list(islice(cls.subscriptions, KEPT_UNION_MAX))
+    left = cls.left
+    for position in oldest:
+        left = left.joined(position.left())
+    if len(cls.subscriptions) > len(oldest):  # The oldest ones were sent it as often as any.
         window = AckWindow(floor=cls.floor())
-        window.cursor = max(each.cursor for each in windows)
-        return window
+        window.cursor = max(each.window.cursor for each in cls.subscriptions)
+        return window, left.joined(Left([(window.floor, window.cursor, 1)]))
+    windows = [position.window for position in oldest]
     if cls.waiting.floor < cls.waiting.cursor:
         windows.append(cls.waiting)
     window = windows[0]
     for other in windows[1:]:
         window = window.union(other)
-    return window
-
-
-def _position(position: Subscription, broker: Broker) -> KeptPosition:
-    terms = position.terms
-    return KeptPosition(
-        position.class_id,
-        position.durable,
-        position.group,
-        list(position.wanted.patterns) if position.wanted else [],
-        KeptWindow.of(position.window),
-        position.attempts(),
-        terms.ack_ticks,
-        terms.in_flight_max,
-        terms.deliveries_max,
-        terms.pending_max,
-        terms.slow,
-        position.idle_seconds,
-        position.by_key,
-        terms.backoff_ticks,
-        position.pauses(broker.settings.tick_seconds),
-        broker.clock.now,
-    )
+    return window, left

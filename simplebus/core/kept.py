@@ -53,6 +53,12 @@ class KeptClass(_Kept, frozen=True):
     """What the next subscription that asks for what waits takes over."""
     last_values: bool = False
     """Whether somebody has asked that it keeps the last message of each channel."""
+    sent: list[tuple[int, int, int]] | None = None
+    """Of what waits, how often messages first..last-1 were sent; None where that is not known."""
+    pauses: list[tuple[int, int, float]] = []
+    """For how many seconds from `told` on messages first..last-1 of it are not to be sent."""
+    told: float = 0.0
+    """When all this was so: seconds since 1970."""
 
 
 class KeptPosition(_Kept, frozen=True):
@@ -79,6 +85,9 @@ class KeptPosition(_Kept, frozen=True):
     are not."""
     told: float = 0.0
     """When all this was so: seconds since 1970."""
+    given_up: list[tuple[int, int, int, str]] = []
+    """Messages first..last-1 that wait for room among the dead letters, how often they were sent,
+    and why they were given up."""
 
     @property
     def key(self) -> tuple[int, str, str]:
@@ -131,6 +140,8 @@ class KeptPublisher(_Kept, frozen=True):
     """Which program it is."""
     refusals: list[KeptRefusal] = []
     """Of which it may not have heard."""
+    is_doubted: bool = False
+    """Whether some of that may have been lost since: see `Publisher`."""
 
 
 class Changes(_Kept, frozen=True):
@@ -148,6 +159,10 @@ class Changes(_Kept, frozen=True):
     """Class, first message, last one exclusive: nobody is to have them any more."""
     refusals: list[KeptRefusal] = []
     """What is said of each of `refused`."""
+    boot: str = ""
+    """In a snapshot, in which run of the machine it was made."""
+    level: int | None = None
+    """And how safe what it speaks of was: a `Level`; None where that is not known."""
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)
@@ -174,12 +189,18 @@ class Image:
         self.refusals: dict[str, list[KeptRefusal]] = {}
         """By publisher, what it may not have heard."""
         self.purged: list[tuple[int, int, int]] = []
+        self.boot = ""
+        """In which run of the machine the snapshot was made; empty where that is not known."""
+        self.level: int | None = None
+        """How safe what it speaks of was; None where that is not known."""
         self.lot = 0
         """Of the last changes: they know nothing of later ones."""
 
     def apply(self, changes: Changes, lot: int) -> None:
         """These come next, and are in this lot."""
         self.lot = lot
+        self.boot = changes.boot or self.boot
+        self.level = self.level if changes.level is None else changes.level
         self.classes.update((each.class_id, each) for each in changes.classes)
         for key in changes.gone:
             self.positions.pop(key, None)

@@ -30,6 +30,7 @@ from simplebus.core.group import SHARE_MAX, Group, Member
 from simplebus.core.key_member import Handed, KeyMember
 from simplebus.core.key_owners import OWNERS_MASK, Owners
 from simplebus.core.lanes import Lanes
+from simplebus.core.left import Left
 from simplebus.core.limits import (
     IN_FLIGHT_BYTES,
     LANES_MESSAGES_MAX,
@@ -84,10 +85,6 @@ class KeyGroup(Group):
         return not len(self._lanes)
 
     # What members ask ----------------------------------------------------------------------------
-
-    def pause(self, sequence: int) -> int:
-        """Ticks until this, which was sent, is overdue, from now on."""
-        return self.terms.pause(self.attempts_of[sequence])
 
     def spans_of(self, sequences: Iterable[int]) -> list[Span]:
         """These, ascending, and how often they were sent."""
@@ -244,7 +241,7 @@ class KeyGroup(Group):
         at = max(span.first, self.window.floor)
         while at < span.last and at not in self._lanes:
             end = min(span.last, at + REDELIVERY_MESSAGES)
-            unacked = self.window.unacked(at, end)
+            unacked = self._open(at, end)
             if unacked:
                 return unacked[0][0] in self._lanes
             at = end
@@ -433,8 +430,7 @@ class KeyGroup(Group):
 
     def ack(self, first: int, last: int) -> None:
         for span in self._sent_before(first, last):
-            self.window.ack_range(span.first, span.last)
-            self._left(self._inside(span.first, span.last))
+            self._done(span.first, span.last)
 
     def terminate(self, first: int, last: int, *, attempt: int = 0, error: str = "") -> None:
         self._terminate(self._sent_before(first, last), error)
@@ -465,9 +461,19 @@ class KeyGroup(Group):
                 for sequence in first:
                     self._delay(due, Span(sequence, sequence + 1, span.attempts))
 
+    def take_over(self, left: Left, tick_seconds: float) -> None:
+        now = self._clock.now
+        pauses = left.pauses(self._clock, tick_seconds)
+        self.put_off((first, last, now + pause) for first, last, pause in pauses)
+
     def _done(self, first: int, last: int) -> None:
         super()._done(first, last)
         self._left(self._inside(first, last))
+
+    def _set_aside(self, ranges: picking.Ranges) -> None:
+        super()._set_aside(ranges)
+        for first, last in ranges:  # Those behind them in their lanes need not wait for a place.
+            self._left(self._inside(first, last))
 
     def _inside(self, first: int, last: int) -> list[int]:
         """What of first..last-1 is in a lane."""
@@ -564,6 +570,7 @@ class KeyGroup(Group):
         self._lanes.check()
         out: list[int] = []
         for member in self._key_members():
+            member.check()
             out += [s for span in member.parts() for s in range(span.first, span.last)]
             ready = [sequence for sequence in member.ready if sequence in self._in_wait]
             lanes = self._lanes.lanes(ready)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from itertools import accumulate, islice, repeat
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from simplebus.core.frames import Integers
 from simplebus.core.group import Member
+from simplebus.core.key_sent import Sent
 from simplebus.core.limits import EXPLAINED_SPANS, REDELIVERY_BYTES
 from simplebus.core.outbox import Outbox
 from simplebus.core.spans import SequenceSet, Span
@@ -53,10 +54,7 @@ class KeyMember(Member):
         """What may be handed out to it, when it has room."""
         self._handed: deque[Handed] = deque()
         """What it was handed out and is not sent yet."""
-        self._sent: dict[int, tuple[int, int]] = {}
-        """What it was sent and has not acknowledged: when it is overdue, and how long it is."""
-        self._due: dict[int, list[int]] = {}
-        """By tick, what may be overdue then: who was given more time is still here."""
+        self._sent = Sent(group.attempts_of)
 
     @property
     def copies(self) -> bool:
@@ -68,10 +66,10 @@ class KeyMember(Member):
 
     def parts(self) -> Iterator[Span]:
         yield from self.group.spans_of(s for handed in self._handed for s in handed.sequences)
-        yield from self.group.spans_of(self._sent)
+        yield from self.group.spans_of(self._sent.held)
 
     def holds(self, first: int, last: int, attempt: int, *, waiting: bool = False) -> bool:
-        return any(True for _ in self._sent_as(first, last, attempt))
+        return self._sent.holds(first, last, attempt)
 
     def hand_some(self, handed: Handed, tick: int) -> None:
         """These are to be sent to it."""
@@ -113,69 +111,52 @@ class KeyMember(Member):
 
     def in_flight(self) -> Iterator[tuple[int, Span]]:
         by_due: dict[int, list[int]] = {}
-        for sequence, (due, _) in self._sent.items():
+        for sequence, (due, _) in self._sent.held.items():
             by_due.setdefault(due, []).append(sequence)
         for due, held in by_due.items():
             yield from ((due, span) for span in self.group.spans_of(held))
 
     def give_up(self) -> list[tuple[int, Span]]:
         spans = list(self.in_flight())
-        self.lose_some(list(self._sent))
+        self.lose_some(list(self._sent.held))
         return spans
 
     def lose(self, first: int, last: int, attempt: int = 0) -> list[Span]:
-        return self.group.spans_of(self.lose_some(list(self._sent_as(first, last, attempt))))
+        return self.group.spans_of(self.lose_range(first, last, attempt))
 
-    def _sent_as(self, first: int, last: int, attempt: int) -> Iterator[int]:
-        """What it was sent of first..last-1, or was sent so often."""
-        attempts_of = self.group.attempts_of
-        for sequence in self._sent_of(first, last):
-            if sequence in self._sent and attempt in (0, attempts_of[sequence]):
-                yield sequence
-
-    def _sent_of(self, first: int, last: int) -> Iterable[int]:
-        """What it was sent of first..last-1; some of these, if they are few, it was not."""
-        if last - first <= len(self._sent):
-            return range(first, last)
-        return sorted(sequence for sequence in self._sent if first <= sequence < last)
-
-    def lose_range(self, first: int, last: int) -> list[int]:
-        """It has none of first..last-1 any longer. Returns what of them it was sent."""
-        return self.lose_some(self._sent_of(first, last))
+    def lose_range(self, first: int, last: int, attempt: int = 0) -> list[int]:
+        """It has none of first..last-1 any longer, or none with this attempt. Returns what of them
+        it was sent."""
+        return self._lost(*self._sent.lose_range(first, last, attempt))
 
     def lose_some(self, sequences: Iterable[int]) -> list[int]:
         """The same for these."""
-        lost: list[int] = []
-        size, pop = 0, self._sent.pop
-        for sequence in sequences:
-            sent = pop(sequence, None)
-            if sent is not None:
-                lost.append(sequence)
-                size += sent[1]
-        if lost:
-            self._weigh(-len(lost), -size)
-        return lost
+        return self._lost(*self._sent.lose(sequences))
 
     def lose_ranges(self, firsts: Integers, lasts: Integers) -> list[int]:
         """The same for many ranges."""
         if ((lasts - firsts) == 1).all():
             return self.lose_some(firsts.tolist())
-        here: list[int] = []
+        gone: list[int] = []
+        size = 0
         for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
-            here += self._sent_of(first, last)
-        return self.lose_some(here)
+            some, some_size = self._sent.lose_range(first, last)
+            gone += some
+            size += some_size
+        return self._lost(gone, size)
+
+    def _lost(self, sequences: list[int], size: int) -> list[int]:
+        if sequences:
+            self._weigh(-len(sequences), -size)
+        return sequences
 
     def overdue(self, tick: int) -> list[Span]:
-        due = [s for s in self._due.pop(tick, ()) if self._sent.get(s, (0, 0))[0] == tick]
-        return self.group.spans_of(self.lose_some(dict.fromkeys(due)))
+        return self.group.spans_of(self.lose_some(self._sent.overdue(tick)))
 
     def postpone(self, first: int, last: int, tick: int, attempt: int) -> None:
         """The ack timeout of what it was sent of first..last-1, or so often, begins again."""
-        for sequence in list(self._sent_as(first, last, attempt)):
-            sent, due = self._sent[sequence], tick + self.group.pause(sequence)
-            if due != sent[0]:
-                self._sent[sequence] = (due, sent[1])
-                self._due.setdefault(due, []).append(sequence)
+        pause = self.group.terms.pause
+        self._sent.postpone(first, last, lambda attempts: tick + pause(attempts), attempt)
 
     def skip_to(self, floor: int) -> None:
         self.purge(0, floor)
@@ -190,7 +171,7 @@ class KeyMember(Member):
 
     def sets(self) -> Sets:
         found: dict[tuple[int, int], SequenceSet] = {}
-        for sequence, (due, _) in islice(self._sent.items(), EXPLAINED_SPANS):
+        for sequence, (due, _) in islice(self._sent.held.items(), EXPLAINED_SPANS):
             key = (due, self.group.attempts_of.get(sequence, 0))
             found.setdefault(key, SequenceSet()).add(sequence, sequence + 1)
         return [(*key, held) for key, held in found.items()]
@@ -223,11 +204,14 @@ class KeyMember(Member):
             return b""
         self.attempt = handed.attempts + 1
         data, due = group.write(sequences, handed.attempts, tick)
-        self._sent.update(zip(sequences, zip(repeat(due), sizes), strict=True))
-        self._due.setdefault(due, []).extend(sequences)
+        self._sent.put(sequences, sizes, attempts=max(handed.attempts + 1, 1), due=due)
         return data
 
     def _is_here(self) -> None:
         if self.is_late:
             super()._is_here()
             self.group.is_back(self)
+
+    def check(self) -> None:
+        """Raise AssertionError unless what it was sent is where it is looked for."""
+        self._sent.check()

@@ -79,6 +79,8 @@ class Ledger:
     def __init__(self, level: Level = Level.DISK) -> None:
         self.level = level
         """What a Confirm promises."""
+        self.boot = ""
+        """Which run of the machine this is; empty where nobody knows."""
         self.taken = 0
         self.reached = 0
         """Lots up to this one have reached the level."""
@@ -86,6 +88,8 @@ class Ledger:
         """Why nothing can be kept now."""
         self.hurries: dict[int, None] = {}
         """The classes of which something else has changed that what is noted next may depend on."""
+        self.changed: dict[int, dict[tuple[str, str], None]] = {}
+        """By class, the durables that have come or gone, each with its group."""
         self.held_bytes = 0
         """Bytes of frames noted that have not reached the level."""
         self.lagging: dict[Session, None] = {}
@@ -106,7 +110,14 @@ class Ledger:
     @property
     def is_empty(self) -> bool:
         """Whether nothing was noted since the last lot was taken."""
-        return not (self._entries or self._refused or self._begun or self._purged or self.hurries)
+        return not (
+            self._entries
+            or self._refused
+            or self._begun
+            or self._purged
+            or self.hurries
+            or self.changed
+        )
 
     @property
     def noted_bytes(self) -> int:
@@ -127,6 +138,10 @@ class Ledger:
     def is_behind(self) -> bool:
         """Whether nothing more should come: what has come is held up."""
         return self.failure is not None or self.held_bytes > LEDGER_BYTES_MAX
+
+    def owes(self, mark: int) -> bool:
+        """Whether what is promised with this mark is not as safe yet as was asked for."""
+        return self.level is not Level.MEMORY and self.reached < mark
 
     def safe(self, class_id: int, head: int) -> int:
         """The first message of a class that has not reached the level; `head` where all have."""
@@ -173,10 +188,20 @@ class Ledger:
         """Nobody is to have the messages first..last-1 of a class any more."""
         self._purged.append((class_id, first, last))
 
+    def forget_changes(self) -> None:
+        """Nothing but messages is to be kept."""
+        for noted in (self._refused, self._begun, self._purged, self.hurries, self.changed):
+            noted.clear()
+
     def take_purged(self) -> list[tuple[int, int, int]]:
         """Class, first message, last one exclusive: nobody is to have them."""
         purged, self._purged = self._purged, []
         return purged
+
+    def change(self, class_id: int, durable: str, group: str) -> int:
+        """A durable has come or gone. Returns the mark with which that is kept."""
+        self.changed.setdefault(class_id, {})[durable, group] = None
+        return self.mark
 
     def take_refused(self) -> list[tuple[str, Refused]]:
         """Publishers, and which of their messages were refused."""

@@ -95,6 +95,8 @@ RING_IDLE_TICKS = 30
 # So many messages that are given up become dead letters at once, and if they are long no more than
 # REDELIVERY_BYTES of them: each is written by itself.
 DEAD_LETTERS_MAX = 256
+# And so often in a tick, of what one position could not bury before.
+BURIED_AT_ONCE = 4
 # Of so many messages that are to come again the bus remembers what was said of them last, and so
 # many bytes of that.
 ERRORS_MAX = 4096
@@ -103,6 +105,8 @@ ERRORS_BYTES_MAX = 4 * 1024 * 1024
 ERROR_BYTES_MAX = 1024
 # All dead letters together may hold a part of all memory: nobody may read them.
 DEAD_LETTERS_PART = 4
+# And such a part of it is for nothing else: what fills the memory is what cannot be processed.
+DEAD_LETTERS_ASIDE = 16
 
 # Redelivery pauses double up to this many ticks.
 REDELIVERY_PAUSE_TICKS_MAX = 60
@@ -214,10 +218,10 @@ SPILL_READ_BYTES = 1024 * 1024
 SPILL_MEMORY_PART = 8
 SPILLED_MARKS_MAX = 4096
 # What is kept past the process, beside messages, is looked at so often, less often where it is more
-# than so many positions and classes. All of it is written anew when what has changed takes so many
-# bytes, and four times as many as all of it; or when so many bytes of messages have come, so that
-# which numbers those have used is known without reading them. And of so many subscriptions that end
-# with the process it is found out exactly what they leave behind.
+# than so many positions, classes and rows about single messages. All of it is written anew when
+# what has changed takes so many bytes, and four times as many as all of it; or when so many bytes
+# of messages have come, so that which numbers those have used is known without reading them. And of
+# so many subscriptions that end with the process it is found out exactly what they leave behind.
 KEPT_SECONDS = 0.1
 KEPT_POSITIONS = 1000
 KEPT_BYTES_MIN = 4 * 1024 * 1024
@@ -268,7 +272,8 @@ class Limits:
     """Memory that one class may hold: its frames and their columns."""
     dead_letter_bytes: int = 64 * 1024 * 1024
     """Memory that the dead letters of one class may hold, the oldest of which make room; no more
-    than `class_bytes`. Those of all classes together hold a quarter of `total_bytes` at most."""
+    than `class_bytes`. Those of all classes together hold a quarter of `total_bytes` at most, and
+    what is given up beyond that waits; a sixteenth of it is for nothing else."""
     total_bytes: int = 1024 * 1024 * 1024
     """Memory that all classes together may hold: their frames and columns, the names of the
     channels that their messages carry, the patterns of their subscriptions, connected or not.

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from simplebus.core import frames
+from simplebus.core.classes import MessageClass
+from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.events import FetchAsked, PurgeAsked
 from simplebus.core.fetching import Fetching
 from simplebus.core.outbox import Outbox
@@ -35,12 +37,23 @@ class Lookups:
 
     def fetch(self, session: Session, asked: FetchAsked) -> None:
         """See `Fetching`."""
-        self._fetching.fetch(session, asked, self._store.class_of(asked.class_id))
+        self._fetching.fetch(session, asked, self._here(asked.class_id, "shows"))
+
+    def _here(self, class_id: int, verb: str) -> MessageClass:
+        """A class whose messages are stored here."""
+        cls = self._store.class_of(class_id)
+        if cls.is_remote:
+            raise RemoteProtocolError(
+                Reason.BAD_REQUEST,
+                f"a door before a JetStream cluster {verb} no messages of class {class_id}: they "
+                "are in its stream",
+            )
+        return cls
 
     def check_purge(self, session: Session, asked: PurgeAsked) -> int:
         """Whether a session may have messages purged. Returns where those end that it means."""
         check_right(session, Right.PURGE)
-        head, last = self._store.class_of(asked.class_id).ring.head, asked.asked.last
+        head, last = self._here(asked.class_id, "purges").ring.head, asked.asked.last
         return head if last is None else min(last, head)
 
     def purge(self, session: Session, asked: PurgeAsked, last: int) -> None:

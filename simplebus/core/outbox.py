@@ -75,6 +75,8 @@ class Outbox:
         self._waits = False
         """Whether the first one owed is not known yet."""
         self._queue: deque[Feed] = deque()
+        self._held: dict[Feed, None] = {}
+        """Feeds that are queued as soon as they may begin."""
         self._peeked: memoryview = memoryview(b"")
         self._source: Feed | None = None
 
@@ -122,11 +124,27 @@ class Outbox:
             feed.queued = True
             self._queue.append(feed)
 
+    def hold(self, feed: Feed) -> None:
+        """The feed sends nothing until `let_go`."""
+        if feed.queued and feed not in self._held:
+            self._queue.remove(feed)
+        feed.queued = True
+        self._held[feed] = None
+
+    def let_go(self, feed: Feed) -> None:
+        """The feed may begin, if it is still there."""
+        if feed in self._held:
+            del self._held[feed]
+            self._queue.append(feed)
+
     def forget(self, feed: Feed) -> None:
         """The feed is gone."""
         if feed.queued:
             feed.queued = False
-            self._queue.remove(feed)
+            if feed in self._held:
+                del self._held[feed]
+            else:
+                self._queue.remove(feed)
         self._named = None  # Another one may come by the same name.
 
     def peek(self, tick: int) -> memoryview:

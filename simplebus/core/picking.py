@@ -185,6 +185,11 @@ def before(ranges: Ranges, end: int) -> Ranges:
     return [(first, min(last, end)) for first, last in ranges if first < end]
 
 
+def behind(ranges: Ranges, first: int) -> Ranges:
+    """The part of these ranges that lies from a sequence on."""
+    return [(max(begin, first), last) for begin, last in ranges if last > first]
+
+
 def without_envelopes(ring: Ring, first: int, last: int) -> tuple[bytes, list[int]]:
     """Messages first..last-1 as version 1 knows them, and the sequences of those that it cannot
     carry, because their payload holds the delimiter."""

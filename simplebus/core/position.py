@@ -10,6 +10,7 @@ acknowledged, though the cursor has passed it.
     refused tick 19: (2, 3)                          what pauses, by tick
     later   12.5 s: (30, 31)                         put off to a time
     again   (4, 6) (8, 9)                            what is to be sent again now
+    unburied (3, 4)                                  given up, and not a dead letter yet
 """
 
 from __future__ import annotations
@@ -26,14 +27,16 @@ from simplebus.core.ahead import Ahead
 from simplebus.core.channel_table import Wanted
 from simplebus.core.errors import Reason
 from simplebus.core.last_errors import LastErrors
+from simplebus.core.left import Left
 from simplebus.core.limits import IN_FLIGHT_BYTES, LOOKED_FOR_SPANS, MESSAGES_MAX
 from simplebus.core.outbox import Nowhere, Outbox
 from simplebus.core.picking import Ranges
 from simplebus.core.ring import Ring
-from simplebus.core.spans import INHERITED, SequenceSet, Span, Wheel, check_once, parted
+from simplebus.core.spans import SequenceSet, Span, Wheel, check_once, parted
 from simplebus.core.standing import Standing
 from simplebus.core.statistics import SubscriptionStatistics
 from simplebus.core.terms import Clock, Terms
+from simplebus.core.unburied import Unburied
 from simplebus.core.weight import Weight
 
 NEVER = float("inf")
@@ -57,13 +60,12 @@ class Position(ABC):
         clock: Clock | None = None,
         wanted: Wanted | None = None,
         released: Callable[[], None] = lambda: None,
-        bury: Callable[[Ranges, Reason, int], None] = lambda ranges, reason, attempts: None,
+        bury: Callable[[Ranges, Reason, int], int | None] = lambda ranges, reason, attempts: None,
         put_off: Callable[[float], None] = lambda due: None,
         errors: LastErrors | None = None,
-        spans: Iterable[Span] | None = None,
+        spans: Iterable[Span] = (),
     ) -> None:
-        """What the window has in flight is to be sent again: it lies in `spans`, or somebody else
-        was sent it."""
+        """What the window has in flight is to be sent again: it lies in `spans`."""
         self.class_id = ring.class_id
         self.class_ring = ring
         """What the class has in memory."""
@@ -78,6 +80,9 @@ class Position(ABC):
         """Which channels; None for everything."""
         self.durable = ""
         """The name under which it outlives its session; empty for none."""
+        self.kept_mark = 0
+        """The mark in the ledger with which it is known that it has come, or is gone; 0 for what is
+        not kept past the process."""
         self.idle_seconds: float | None = None
         """How long it is kept while nobody is connected to it; None for ever."""
         self.group = ""
@@ -105,7 +110,8 @@ class Position(ABC):
         self._released = released
         """Called when the floor may have moved by itself."""
         self._bury = bury
-        """Called with messages that it is giving up, why, and how often it was sent them."""
+        """Called with messages that it is giving up, why, and how often it was sent them. Returns
+        from which one on there is no room for them; None when all are dealt with."""
         self._put_off = put_off
         """Called with the time at which `wake_due` is to be called."""
         self._errors = LastErrors() if errors is None else errors
@@ -128,9 +134,13 @@ class Position(ABC):
         """What waits and was never sent, though the cursor has passed it."""
         self._resend = SequenceSet()
         """What waits to be sent again; kept where it matters how much is in flight."""
-        if spans is None and window.floor < window.cursor:
-            spans = [Span(window.floor, window.cursor, INHERITED)]
-        for span in spans or ():
+        self.unburied = Unburied()
+        """What is given up and waits for room among the dead letters."""
+        self.held_back: list[tuple[int, int, int]] = []
+        """Until when some of it pauses, while everything waits for that: see `Left.ticks`."""
+        self.promised: Outbox | None = None
+        """Where it is sent afterwards."""
+        for span in spans:
             self._again.append(span)
             self._wait(span)
 
@@ -176,12 +186,20 @@ class Position(ABC):
         """Where that is which the cursor has passed, for who asks what it waits for."""
         waiting = [self._unsent, self._resend] if self.terms.in_flight_max is not None else []
         sent, pauses = self._wheel.sets(), self._refused.sets()
-        return Standing(self._held(), sent, pauses, self._later, self._again, waiting)
+        return Standing(
+            self._held(),
+            sent,
+            pauses,
+            self._later,
+            self._again,
+            waiting,
+            unburied=len(self.unburied),
+        )
 
     def statistics(self) -> SubscriptionStatistics:
         return SubscriptionStatistics(
             class_id=self.class_id,
-            session_id=self.outbox.session_id,
+            session_id=(self.promised or self.outbox).session_id,
             number=self.number,
             durable=self.durable,
             group=self.group,
@@ -208,7 +226,19 @@ class Position(ABC):
 
     def _held(self) -> int:
         """Messages that are sent and not acknowledged, and do not wait to be sent again."""
-        return self.window.in_flight - len(self._unsent) - len(self._resend)
+        waiting = len(self._unsent) + len(self._resend) + len(self.unburied)
+        return self.window.in_flight - waiting
+
+    def _open(self, first: int, last: int) -> Ranges:
+        """What of first..last-1 was passed by the cursor and is neither done nor given up."""
+        ranges = self.window.unacked(first, last)
+        return self.unburied.left_out(ranges) if self.unburied else ranges
+
+    @property
+    def paused(self) -> int:
+        """About how many messages are not to be sent before their pause is over."""
+        put_off = sum(span.last - span.first for _, _, span in self._later)
+        return put_off + sum(span.last - span.first for span in self._refused)
 
     def allow(self, count: int) -> None:
         """Send no more than so many from now on. It is to be said again when some are acknowledged,
@@ -234,7 +264,7 @@ class Position(ABC):
     @property
     def has_waiting(self) -> bool:
         """Whether some of what the cursor has passed may wait to be sent."""
-        return bool(self._again or self._later or self._refused or self._away)
+        return bool(self._again or self._later or self._refused or self._away or self.unburied)
 
     def ack(self, first: int, last: int) -> None:
         """The consumer has processed what it was sent of first..last-1."""
@@ -243,6 +273,7 @@ class Position(ABC):
             return
         for begin, end in self._unsent.without(max(first, self.window.floor), last):
             self._resend.remove(begin, end)
+            self.unburied.remove(begin, end)
             self.window.ack_range(begin, end)
 
     def holds(self, first: int, last: int, attempt: int, *, waiting: bool = False) -> bool:
@@ -335,12 +366,12 @@ class Position(ABC):
         """A span waits to be sent, for the first time or again."""
         waiting = self._unsent if self._is_unsent(span) else self._resend
         if waiting is self._unsent or self.terms.in_flight_max is not None:
-            for first, last in self.window.unacked(span.first, span.last):
+            for first, last in self._open(span.first, span.last):
                 waiting.add(first, last)
 
     def _is_unsent(self, span: Span) -> bool:
-        """In version 1, what somebody else was sent counts as sent."""
-        return span.attempts == 0 or (span.attempts == INHERITED and self.terms.takes_envelopes)
+        """What somebody else was sent whose place this one has taken counts as sent."""
+        return span.attempts == 0
 
     # Coming and going ----------------------------------------------------------------------------
 
@@ -405,22 +436,24 @@ class Position(ABC):
         floor = self.window.floor
         return sorted(
             (max(span.first, floor), span.last, span.attempts)
-            for span in self._spans()
+            for span in chain(self._spans(), self.unburied)
             if span.attempts != 1 and span.last > floor and span.first < span.last
         )
 
-    def pauses(self, tick_seconds: float) -> list[tuple[int, int, float]]:
-        """What would not be sent again at once if every session ended now: messages first..last-1,
-        and for how many seconds from now on they are not, ascending."""
-        clock, floor = self._clock, self.window.floor
-        by_tick = list(self._sent_again())
+    def left(self) -> Left:
+        """What it would leave to another one if every session ended now."""
+        floor = self.window.floor
+        ticks = [(span.first, span.last, due) for due, span in self._sent_again()]
+        ticks += self.held_back
         for due, _, held in self._refused.sets():
-            by_tick += [(due, Span(first, last, 1)) for first, last in held]
-        found = [((due - clock.tick) * tick_seconds, span) for due, span in by_tick]
-        found += [(due - clock.now, span) for due, _, span in self._later if span.attempts > 0]
-        return sorted(
-            (max(span.first, floor), span.last, pause) for pause, span in found if span.last > floor
-        )
+            ticks += [(first, last, due) for first, last in held]
+        times = [(span.first, span.last, due) for due, _, span in self._later if span.attempts > 0]
+        sent = [
+            (span.first, span.last, span.attempts)
+            for span in chain(self._spans(), self.unburied)
+            if span.attempts > 0
+        ]
+        return Left(sorted(sent), sorted(ticks), sorted(times)).within(floor, self.window.cursor)
 
     def _sent_again(self) -> Iterator[tuple[int, Span]]:
         """What was sent more than once and is not acknowledged, and by which tick it is to be."""
@@ -440,6 +473,17 @@ class Position(ABC):
             else:
                 self._delay(due, span)
 
+    def take_over(self, left: Left, tick_seconds: float) -> None:
+        """What is to be sent again pauses as it would have without a change of hands."""
+        self.put_off(left.times)
+        ahead = sorted(row for row in left.ticks if row[2] > self._clock.tick)
+        self._again, spans = deque(), self._again
+        for span, due in parted(spans, ahead):
+            if due is None:
+                self._again.append(span)
+            else:
+                self._refused.put(int(due), span.first, span.last, span.attempts)
+
     def _spans(self) -> Iterator[Span]:
         """Wherever they are kept."""
         yield from self._again
@@ -458,7 +502,16 @@ class Position(ABC):
         assert self.acknowledged >= 0
         if self.has_work and self.is_connected:
             assert self.queued, "work that nobody was told about"
-        check_once(self._spans(), window.unacked(window.floor, window.cursor))
+        spans, given_up = list(self._spans()), SequenceSet()
+        for span in spans:
+            if span.given_up:
+                given_up.add(span.first, span.last)
+        opened = self._open(window.floor, window.cursor)
+        left = [part for first, last in opened for part in given_up.without(first, last)]
+        check_once((span for span in spans if not span.given_up), left)
+        self.unburied.check()
+        for span in self.unburied:
+            assert window.unacked(span.first, span.last) == [(span.first, span.last)]
         self._check_waiting()
 
     def _check_waiting(self) -> None:
@@ -466,7 +519,7 @@ class Position(ABC):
         unsent, resend = SequenceSet(), SequenceSet()
         put_off = (span for _, _, span in self._later)
         for span in (*self._again, *self._away, *self._refused, *put_off):
-            for first, last in self.window.unacked(span.first, span.last):
+            for first, last in self._open(span.first, span.last):
                 (unsent if self._is_unsent(span) else resend).add(first, last)
         assert list(self._unsent) == list(unsent), (list(self._unsent), list(unsent))
         if self.terms.in_flight_max is not None:

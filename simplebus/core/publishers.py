@@ -7,6 +7,8 @@ former connection is known to be dead.
 Rule 3: what is too much to remember of one name is forgotten of that one, never of others.
 Rule 4: a number means one message. Numbers that another program has used, or that were confirmed,
 are never waited for again, whatever has become of their messages.
+Rule 5: where what is known may be too much, the program is believed: better a message is stored
+twice than never.
 """
 
 from __future__ import annotations
@@ -101,6 +103,9 @@ class Publisher:
     """Numbers behind `next` that are stored too, if there are any."""
     refusals: list[Refused] = field(default_factory=list)
     """Which of those were refused, as far as its program may not have heard of it."""
+    is_doubted: bool = False
+    """Whether some of the messages before `next` may be gone, and nobody knows which; until the
+    program comes again and says what it knows to be confirmed."""
     session_id: int | None = None
     """Who uses it now."""
     gone_at: float = 0.0
@@ -164,15 +169,29 @@ class Publishers:
 
     def begin_anew(self, publisher: Publisher) -> None:
         """None of the numbers of which anything is known comes again."""
-        self.note(publisher, publisher.end, None)
+        self._begin_at(publisher, publisher.end)
+
+    def come_again(self, publisher: Publisher) -> None:
+        """The program does not say what it knows to be confirmed, and may be the one before. Of
+        one that is doubted nothing is known then."""
+        if publisher.is_doubted:
+            self._begin_at(publisher, 0)
+
+    def _begin_at(self, publisher: Publisher, following: int) -> None:
+        publisher.is_doubted = False
+        self.note(publisher, following, None)
         self._keep_refusals(publisher, [])
 
     def go_on(self, publisher: Publisher, unconfirmed: int) -> int:
         """The program that it is knows every number below this one to be confirmed, and sends all
         from there on again that are not told to be stored. So it is told no more than up to the
-        first refusal of which it has not heard. Returns how many confirmed messages are not stored.
-        """
+        first refusal of which it has not heard. Returns how many confirmed messages are not stored,
+        as far as that is known."""
         missing = 0
+        if publisher.is_doubted:
+            missing = max(0, distance(publisher.next, unconfirmed))
+            self._begin_at(publisher, unconfirmed)
+            return missing
         if distance(publisher.next, unconfirmed) > 0:
             missing = distance(publisher.next, unconfirmed)
             ahead = publisher.ahead
@@ -230,9 +249,10 @@ class Publishers:
         *,
         instance: str = "",
         refusals: list[Refused] | None = None,
+        is_doubted: bool = False,
     ) -> None:
         """A name is known from before: so far its messages are stored."""
-        publisher = self._names[name] = Publisher(name, instance)
+        publisher = self._names[name] = Publisher(name, instance, is_doubted=is_doubted)
         self.note(publisher, following, ahead)
         self._keep_refusals(publisher, refusals or [])
         self.leave(publisher, now)

@@ -6,10 +6,27 @@ Rule 2: a limit that was kept before the crash stops nobody after it. More may b
 what was let go of just before, and nobody had written that down; it shrinks as it is acknowledged.
 Rule 3: what does not fit by far is an error that says what would help: nothing that was kept is
 dropped.
+Rule 4: messages are as their records say. What is kept beside them is believed as far as it cannot
+be wrong to their cost:
+
+    ended by        level    the files                        numbers of publishers
+    anything        disk     as they were confirmed           all
+    a killed        os       as they were written: nothing    all
+    process         memory   is there before what it is of    up to the first that is not stored
+    a power cut     below    each without any part that is    none against the word of their
+                    disk     not on disk by chance            programs
+
+What is about sequences, which is positions, what waits, floors and purges, means messages that are
+there, and none whose record is later than it: their sequences were given out again. Acknowledged
+more than that is nobody's loss; acknowledged less, it comes again. Names and refusals are facts.
+A number beyond the first that is not stored may be used for another message by who was told less;
+one before it, which a power cut took from one file and not from the other, is sent again by who has
+it still: what is doubted stays so, in later processes too, until that program has said so.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,10 +37,12 @@ from simplebus.core.acks import AckWindow
 from simplebus.core.broker import Broker
 from simplebus.core.classes import MessageClass
 from simplebus.core.columns import Rows, Times
+from simplebus.core.dead_letters import are_kept_in
 from simplebus.core.errors import BusError, Reason
 from simplebus.core.frames import FrameBatch, Integers
-from simplebus.core.kept import KeptClass, KeptPosition, KeptPublisher, KeptRefusal
+from simplebus.core.kept import Image, KeptClass, KeptPosition, KeptPublisher, KeptRefusal
 from simplebus.core.ledger import Level
+from simplebus.core.left import Left
 from simplebus.core.limits import (
     MESSAGE_ID_BITS,
     MESSAGE_ID_MASK,
@@ -35,7 +54,7 @@ from simplebus.core.publishers import Ahead, distance
 from simplebus.core.purging import purge
 from simplebus.core.reviving import Reviving
 from simplebus.core.ring import Ring
-from simplebus.core.spans import Span
+from simplebus.core.spans import covering
 from simplebus.core.terms import Terms
 from simplebus.core.version2 import numbers_of
 
@@ -44,6 +63,27 @@ _HALF = 1 << (MESSAGE_ID_BITS - 1)
 
 class RestoreError(BusError):
     """What was kept does not fit into this broker."""
+
+
+class Belief(enum.Enum):
+    """What of publishers' numbers is believed: see the module's law."""
+
+    ALL = enum.auto()
+    FIRST = enum.auto()
+    """Up to the first that is not stored; not what lies behind it."""
+    DOUBT = enum.auto()
+    """Only as long as their programs say nothing else."""
+
+
+def believed(image: Image, level: Level, boot: str) -> Belief:
+    """Of what a snapshot and its changes say, in this run of the machine. `level` is meant where
+    the snapshot does not say how safe it was."""
+    was = level if image.level is None else image.level
+    if was >= Level.DISK:
+        return Belief.ALL
+    if image.boot != boot:
+        return Belief.DOUBT
+    return Belief.ALL if was >= Level.OS else Belief.FIRST
 
 
 class Restoring:
@@ -59,7 +99,8 @@ class Restoring:
 
     def open_class(self, class_id: int, name: str) -> MessageClass:
         """A class that is to be there. Raises RemoteProtocolError (too_many_classes)."""
-        self._broker.store.table.open_classes([(class_id, name)])
+        are_own = are_kept_in(name)
+        self._broker.store.table.open_classes([(class_id, name)], are_own=are_own)
         return self._broker.classes[class_id]
 
     def put(self, cls: MessageClass, first: int, batch: FrameBatch, times: Times) -> None:
@@ -103,7 +144,12 @@ class Restoring:
         cls.waiting = AckWindow(floor=cls.first)
         if kept is not None:
             head = ring.head if known_head is None else known_head
-            cls.waiting = kept.waiting.window(floor=cls.first, head=head)
+            window = cls.waiting = kept.waiting.window(floor=cls.first, head=head)
+            sent = [(window.floor, head, 1)] if kept.sent is None else kept.sent
+            # Should the clock have been set back, nothing waits longer for that.
+            told = min(kept.told, self._broker.clock.now)
+            pauses = [(first, last, told + pause) for first, last, pause in kept.pauses]
+            cls.left = Left(sent, times=pauses).within(window.floor, head)
 
     def add_position(self, kept: KeptPosition, known_head: int | None) -> None:
         """A durable, with nobody connected to it. What was in flight is to be sent again. What is
@@ -121,7 +167,7 @@ class Restoring:
             takes_envelopes=True,
             backoff_ticks=kept.backoff_ticks,
         )
-        spans = spans_of(window, kept.attempts)
+        spans = covering(window.floor, window.cursor, kept.attempts, otherwise=1)
         position = broker.answers.restore(cls, kept, terms, window, spans)
         if position is None:
             raise RestoreError(
@@ -146,13 +192,16 @@ class Restoring:
             cls.ring.trim()
 
     def add_publisher(
-        self, kept: KeptPublisher, stored: Numbers, refusals: list[KeptRefusal]
+        self,
+        kept: KeptPublisher,
+        stored: Numbers,
+        refusals: list[KeptRefusal],
+        belief: Belief = Belief.ALL,
     ) -> None:
-        """Every number of this publisher before its next is stored, and these are; and what it may
-        not have heard."""
+        """Every number of this publisher before its next is stored, and these are, as far as that
+        is believed; and what it may not have heard."""
         following, ahead = resolve(kept.next, stored)
-        ledger = self._broker.ledger
-        if ledger is not None and ledger.level is Level.MEMORY:
+        if belief is not Belief.ALL:
             # It was perhaps told more than is back. Then it uses the numbers from `following` on
             # again, for other messages: better one is stored twice than another one never.
             ahead = None
@@ -167,6 +216,7 @@ class Restoring:
             self._broker.clock.now,
             instance=kept.instance,
             refusals=[each.refused() for each in refusals if each.reason in reasons],
+            is_doubted=kept.is_doubted or belief is Belief.DOUBT,
         )
 
 
@@ -187,20 +237,6 @@ def _unlimited(ring: Ring) -> Iterator[None]:
         yield
     finally:
         ring.messages_max, ring.bytes_max = limits
-
-
-def spans_of(window: AckWindow, attempts: Iterable[tuple[int, int, int]]) -> list[Span]:
-    """What a window has in flight, by how often it was sent: once, but for these messages."""
-    spans: list[Span] = []
-    reached = window.floor
-    for first, last, count in [*sorted(attempts), (window.cursor, window.cursor, 0)]:
-        first, last = max(first, reached), min(last, window.cursor)
-        if reached < first:
-            spans.append(Span(reached, first, 1))
-        if first < last:
-            spans.append(Span(first, last, count))
-        reached = max(reached, first, last)
-    return spans
 
 
 @dataclass(slots=True)

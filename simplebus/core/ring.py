@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from simplebus.core.budget import MemoryBudget, allocate
+from simplebus.core.budget import MemoryBudget, allocate, at_least
 from simplebus.core.columns import AT_ONCE, NEVER, Columns, Row, Rows
 from simplebus.core.frames import DELIMITER, FrameBatch, Integers, stamp, unaligned
 from simplebus.core.limits import (
@@ -443,7 +443,7 @@ class Ring:
     def reserve(self, messages: int, size: int) -> None:
         """About so many messages of so many bytes are to come: have room for them at once, if
         limits and budget allow."""
-        slots = _at_least(RING_SLOTS_MIN, min(messages, self.messages_max))
+        slots = at_least(RING_SLOTS_MIN, min(messages, self.messages_max))
         size = min(max(size, RING_BYTES_MIN), self.bytes_max - slots * self._row_bytes)
         if slots > self._slots and size > self._size:
             self._resize(slots, size)
@@ -451,7 +451,7 @@ class Ring:
     def trim(self) -> None:
         """Give back what is held beyond the limits, as far as it is not needed and worth a move."""
         if self._memory() > self.bytes_max or self.budget.left < 0:
-            slots = _at_least(RING_SLOTS_MIN, len(self)) if len(self) else 0
+            slots = at_least(RING_SLOTS_MIN, len(self)) if len(self) else 0
             size = self.bytes_max - slots * self._row_bytes if self.budget.left >= 0 else 0
             size = max(self.frame_bytes, min(self._size, size))
             if 8 * (size + slots * self._row_bytes) <= 7 * self._memory():
@@ -471,8 +471,8 @@ class Ring:
         self._idle_ticks += 1
         if self._idle_ticks < RING_IDLE_TICKS or self._slots == 0:
             return
-        slots = _at_least(RING_SLOTS_MIN, 2 * self._peak_messages)
-        size = _at_least(RING_BYTES_MIN, 2 * self._peak_bytes)
+        slots = at_least(RING_SLOTS_MIN, 2 * self._peak_messages)
+        size = at_least(RING_BYTES_MIN, 2 * self._peak_bytes)
         if self._peak_messages == 0:
             slots = size = 0
         if 2 * slots <= self._slots or 2 * size <= self._size:
@@ -491,27 +491,34 @@ class Ring:
         """Memory that one slot takes in all columns."""
         return _POSITION.itemsize + self.columns.row_bytes
 
-    def _grow(self, batch: FrameBatch) -> bool:
-        """Make room for one frame of the batch at least, if limits and budget allow."""
+    def may_grow(self, batch: FrameBatch) -> bool:
+        """Whether its own limits allow the memory for one more frame of the batch."""
+        wish = self._wish(batch)
+        return wish != (self._slots, self._size) and wish[1] - self.frame_bytes >= batch.ends[0]
+
+    def _wish(self, batch: FrameBatch) -> tuple[int, int]:
+        """Slots and bytes for one frame of the batch at least, as far as its own limits allow."""
+        longest_next, row_bytes = int(batch.ends[0]), self._row_bytes
+        slots, size = self._slots, self._size
         if len(self) >= self.messages_max:
-            return False
-        longest_next = int(batch.ends[0])
-        slots, size, row_bytes = self._slots, self._size, self._row_bytes
-        if len(self) == slots:
-            slots = max(RING_SLOTS_MIN, 2 * slots)
+            return slots, size
+        slots = max(RING_SLOTS_MIN, 2 * slots) if len(self) == slots else slots
         if len(self) == 0 and self.bytes_max - slots * row_bytes < longest_next:
             slots = RING_SLOTS_MIN  # A column for very many small frames gives way.
         if self._room_bytes() < longest_next:
             size = max(RING_BYTES_MIN, 2 * size)
             while size - self.frame_bytes < longest_next:
                 size *= 2
-        column = slots * row_bytes
-        size = min(size, self.bytes_max - column)
+        return slots, min(size, self.bytes_max - slots * row_bytes)
+
+    def _grow(self, batch: FrameBatch) -> bool:
+        """Make room for one frame of the batch at least, if limits and budget allow."""
+        slots, size = self._wish(batch)
         # Where the budget does not pay for twice as much, it may pay for enough to be worth a move.
-        affordable = self._memory() + self.budget.left - column
+        affordable = self._memory() + self.budget.left - slots * self._row_bytes
         if self._size + self._size // 8 < affordable < size:
             size = affordable
-        if (slots, size) == (self._slots, self._size) or size - self.frame_bytes < longest_next:
+        if (slots, size) == (self._slots, self._size) or size - self.frame_bytes < batch.ends[0]:
             return False
         return self._resize(slots, size)
 
@@ -591,8 +598,3 @@ class Ring:
             carried = self.rows(self.floor, self.head).channels
             uses = np.bincount(carried, minlength=self.columns.uses.size)
             assert (uses[1:] == self.columns.uses[1:]).all()
-
-
-def _at_least(least: int, wanted: int) -> int:
-    """The smallest power of two that is at least both."""
-    return 1 << (max(least, wanted) - 1).bit_length()

@@ -26,7 +26,7 @@ from simplebus.core.limits import (
     TRICKLE_BYTES,
     Limits,
 )
-from simplebus.core.outbox import Outbox
+from simplebus.core.outbox import Feed, Outbox
 from simplebus.core.receive import FrameReceiver, ReceiveBuffer
 from simplebus.core.version1 import Version1
 from simplebus.core.version2 import Version2
@@ -71,6 +71,8 @@ class Session:
         """The same, or it is to be told so as soon as that is true."""
         self.unsaid: deque[tuple[int, int]] = deque()
         """What it is to be told: the mark in the ledger that is awaited, and the number."""
+        self.unanswered: deque[tuple[int, bytes, Feed | None]] = deque()
+        """Answers that wait for a mark in the ledger, and whose messages may come behind each."""
         self.lags = False
         """Whether so much is to be written that it is not read from: a peer without credit."""
         self.kept_mark = 0

@@ -18,9 +18,6 @@ from operator import attrgetter
 
 from simplebus.core.errors import Reason
 
-INHERITED = -1
-"""The attempts of messages that somebody else was sent, who knows how often."""
-
 # So few ranges are put among others one by one.
 _FEW = 16
 
@@ -34,7 +31,7 @@ class Span:
     first: int
     last: int
     attempts: int
-    """How often this subscription was sent them; INHERITED when a former one left them."""
+    """How often they were sent, by this subscription or by whose place it took."""
     given_up: Reason | None = None
     """Why they are not to be sent any more; None for what is."""
 
@@ -44,7 +41,7 @@ class Span:
 
     @property
     def next_attempt(self) -> int:
-        """What the next sending is called: 1 for the first one, 0 when nobody knows."""
+        """What the next sending is called: 1 for the first one."""
         return self.attempts + 1
 
 
@@ -138,6 +135,24 @@ def _spans(by_attempts: dict[int, SequenceSet]) -> list[Span]:
     return sorted(spans, key=_first) if len(by_attempts) > 1 else spans
 
 
+def covering(
+    first: int, last: int, rows: Iterable[tuple[int, int, int]], *, otherwise: int
+) -> list[Span]:
+    """Messages first..last-1, by how often rows say that they were sent: messages begin..end-1, and
+    a count; of what two speak of, the one that begins first. `otherwise` is for what none speaks
+    of."""
+    spans: list[Span] = []
+    reached = first
+    for begin, end, count in [*sorted(rows), (last, last, 0)]:
+        begin, end = min(max(begin, reached), last), min(end, last)
+        if reached < begin:
+            spans.append(Span(reached, begin, otherwise))
+        if begin < end:
+            spans.append(Span(begin, end, count))
+        reached = max(reached, begin, end)
+    return spans
+
+
 def parted(
     spans: Iterable[Span], rows: Iterable[tuple[int, int, float]]
 ) -> Iterator[tuple[Span, float | None]]:
@@ -199,9 +214,11 @@ class SequenceSet:
         ends = [(self._firsts[begin], first), (last, self._lasts[end - 1])]
         self._replace(begin, end, [(a, b) for a, b in ends if a < b])
 
-    def within(self, first: int, last: int) -> list[tuple[int, int]]:
-        """The ranges of first..last-1 that are in here."""
+    def within(self, first: int, last: int, most: int | None = None) -> list[tuple[int, int]]:
+        """The ranges of first..last-1 that are in here; up to so many, the lowest ones."""
         begin, end = bisect_right(self._lasts, first), bisect_left(self._firsts, last)
+        if most is not None:
+            end = min(end, begin + most)
         if begin >= end or first >= last:
             return []
         found = list(zip(self._firsts[begin:end], self._lasts[begin:end], strict=True))

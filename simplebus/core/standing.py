@@ -36,6 +36,8 @@ class Standing(NamedTuple):
     """All that waits, as far as that is known."""
     behind: int = 0
     """Messages that wait for others of their key."""
+    unburied: int = 0
+    """Messages that are given up and wait for room among the dead letters."""
 
 
 class Oldest(NamedTuple):

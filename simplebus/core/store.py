@@ -93,6 +93,8 @@ class Store:
         """Who is to see it then, if it opens later or expires."""
         self.loose: dict[MessageClass, None] = {}
         """Classes whose floor may have moved by itself, or some of whose positions are too slow."""
+        self.unburied: dict[MessageClass, dict[Subscription, None]] = {}
+        """By class, whose dead letters find no room: which positions have given them up."""
 
     def class_of(self, class_id: int) -> MessageClass:
         """The class with this id. Raises RemoteProtocolError (unknown_class)."""
@@ -143,7 +145,7 @@ class Store:
         return Row(
             numbers[0],
             NEVER if expires is None else now + expires / 1000,
-            AT_ONCE if opens is None else now + opens / 1000,
+            AT_ONCE if not opens else now + opens / 1000,
         )
 
     def publish(self, session: Session, class_id: int, batch: FrameBatch) -> None:
@@ -253,7 +255,10 @@ class Store:
             read.count,
             channels,
             None if read.expires is None else read.expires + now,
-            None if read.not_before is None else read.not_before + now,
+            # Who is put off by nothing is not put off by a clock that is set back, either.
+            None
+            if read.not_before is None
+            else np.where(read.not_before > 0, read.not_before + now, AT_ONCE),
         )
 
     def _refuse_envelope(self, session: Session, frame: FrameBatch) -> None:
@@ -273,8 +278,9 @@ class Store:
     def wake(self, cls: MessageClass) -> None:
         """There is something new for everyone subscribed to the class."""
         for subscription in cls.listening:
-            subscription.outbox.wake(subscription)
-            self._ready(subscription.outbox)
+            if subscription.is_connected:  # One of version 1 may wait for what another one left.
+                subscription.outbox.wake(subscription)
+                self._ready(subscription.outbox)
         for group in cls.groups:
             for member in group.share():
                 self._ready(member.outbox)
@@ -345,17 +351,18 @@ class Store:
         ranges: picking.Ranges,
         reason: Reason,
         attempts: int,
-    ) -> None:
+    ) -> int | None:
         """A position has given up these messages, which are still stored: keep them as dead
-        letters. Nobody waits for that, whatever becomes of it."""
+        letters. Returns from which one on there is no memory for that: they are to stay stored, and
+        are tried again at the ticks. None when all are dealt with."""
         if dead_letters.are_kept_in(cls.name):
-            return
+            return None
         of = cls.name or str(cls.class_id)
         try:
             dead = self.table.dead_class(of)
         except RemoteProtocolError:
-            cls.dropped[Reason.NO_DEAD_LETTER] += picking.total(ranges)
-            return
+            self.wait_for_room(cls, position)
+            return ranges[0][0]
         session_id = position.outbox.session_id
         death = dead_letters.Death(
             reason=reason,
@@ -365,7 +372,7 @@ class Store:
             session=str(session_id) if position.is_connected else "",
             since=self.clock.now,
         )
-        ring = position.ring
+        ring, until = position.ring, None
         there = [range(max(a, ring.floor), min(b, ring.head)) for a, b in ranges]
         letters = dead_letters.write(
             (
@@ -385,17 +392,27 @@ class Store:
         lost = letters.lost + picking.total(ranges) - sum(map(len, there))
         if letters.batch is not None:
             before = dead.dropped[Reason.DROP_NEWEST]
-            self._lay(dead, letters.batch, letters.columns)
-            lost += dead.dropped[Reason.DROP_NEWEST] - before  # For want of memory.
+            laid = self._lay(dead, letters.batch, letters.columns)
+            if laid < letters.batch.count:
+                until = letters.sequences[laid]
+                lost = picking.total(picking.before(ranges, until)) - laid
+                self.wait_for_room(cls, position)
+            lost += dead.dropped[Reason.DROP_NEWEST] - before  # One that is too long for them.
         if lost:
             cls.dropped[Reason.NO_DEAD_LETTER] += lost
+        return until
 
-    def _lay(self, dead: MessageClass, batch: FrameBatch, columns: EnvelopeColumns) -> None:
-        """Store dead letters. Nobody has to look at them: they are the bus's own."""
+    def wait_for_room(self, cls: MessageClass, position: Subscription) -> None:
+        """A position has given up what found no room among the dead letters."""
+        self.unburied.setdefault(cls, {})[position] = None
+
+    def _lay(self, dead: MessageClass, batch: FrameBatch, columns: EnvelopeColumns) -> int:
+        """Store dead letters. Nobody has to look at them: they are the bus's own. Where the limits
+        of their class leave no room the oldest go, unless it is to block; where all memory is
+        spent, none. Returns how many are dealt with."""
         rows = self.rows_of(dead, columns, self.clock.now)
         if rows is None:
-            self._drop_newest(None, dead, batch)
-            return
+            return 0
 
         def put(rest: FrameBatch) -> int:
             those = rows.part(rows.count - rest.count, rows.count)
@@ -403,7 +420,22 @@ class Store:
 
         taken = self._append_by(put, None, dead, batch)
         if taken < batch.count:
-            self._append_dropping_oldest(put, None, dead, batch.slice(taken, batch.count))
+            rest = batch.slice(taken, batch.count)
+            if dead.policy is FullPolicy.BLOCK or dead.ring.may_grow(rest):
+                return taken
+            self._append_dropping_oldest(put, None, dead, rest)
+        return batch.count
+
+    def _bury_on(self) -> None:
+        """Some dead letters may find room that found none."""
+        for cls, positions in list(self.unburied.items()):
+            for position in list(positions):
+                if position in cls.subscriptions and not position.bury_on():
+                    break  # Nor is there any for the others.
+                if position not in cls.subscriptions or not position.unburied:
+                    del positions[position]
+            if not positions:
+                del self.unburied[cls]
 
     def release(self, cls: MessageClass) -> None:
         """Let go of what nobody needs any longer, and let the blocked ones in."""
@@ -436,6 +468,8 @@ class Store:
         if 4 * self.budget.left < self.budget.limit:
             self._forget_channels()
         spare = EXPIRED_MESSAGES_MAX
+        if self.unburied:
+            self._bury_on()
         if self.spilling is not None:
             self.spilling.tick()
         for cls in list(self.classes.values()):

@@ -7,6 +7,7 @@ Rule 2: one turn looks at so many messages and no more, whether any of them is f
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import islice
 
@@ -14,6 +15,7 @@ from simplebus.core import picking
 from simplebus.core.ahead import Ahead
 from simplebus.core.errors import Reason
 from simplebus.core.limits import (
+    BURIED_AT_ONCE,
     DEAD_LETTERS_MAX,
     EXPIRED_FIRST,
     LOOK_AHEAD_MESSAGES,
@@ -102,7 +104,7 @@ class Subscription(Position):
             is_plain = self._is_plain()
             many = REDELIVERY_PLAIN_MESSAGES if is_plain else REDELIVERY_MESSAGES
             last = min(span.last, first + many, self.ring.head)
-            ranges = self.window.unacked(first, last)
+            ranges = self._open(first, last)
             if len(ranges) > REDELIVERY_PIECES:
                 last = ranges[REDELIVERY_PIECES][0]
                 del ranges[REDELIVERY_PIECES:]
@@ -297,6 +299,16 @@ class Subscription(Position):
         self.window.ack_range(at, end)
         self._entered += picking.total(kept)
 
+    def arrive_again(self, first: int, attempts: int) -> None:
+        """What lies in the ring from `first` on was sent so often, by somebody else."""
+        at, head = self.window.cursor, self.ring.head
+        self._reach(head)
+        for begin, last, count in ((at, first, 0), (max(at, first), head, attempts)):
+            if begin < last:
+                self._again.append(Span(begin, last, count))
+                self._wait(self._again[-1])
+        self._entered += head - at
+
     def _skip(self, floor: int) -> int:
         """Have nothing to do with what is below floor. Returns how many of them were in flight, or
         waited behind the cursor."""
@@ -305,7 +317,7 @@ class Subscription(Position):
             self._reach(floor)
         lost = self.window.skip_to(floor) - unsent
         self._dropped_in_flight += lost
-        for waiting in (self._unsent, self._resend):
+        for waiting in (self._unsent, self._resend, self.unburied):
             waiting.remove(0, floor)
         if self._again:
             self.outbox.wake(self)
@@ -427,6 +439,8 @@ class Subscription(Position):
         ranges = window.unacked(first, last) + ([(max(first, cursor), last)] * (cursor < last))
         picked = picking.pick_of(ring, ranges, self.wanted, self._clock.now)
         floor = _first_kept(picked, last)
+        if self.unburied:
+            floor = min(floor, self.unburied.first)
         self.looked += max(0, last - first)
         if floor <= first:
             return False
@@ -476,7 +490,7 @@ class Subscription(Position):
         for span in spans:
             self._errors.note(self, span.first, span.last, error)
             if left > 0:
-                ranges = self.window.unacked(span.first, span.last)
+                ranges = self._open(span.first, span.last)
                 left -= picking.total(ranges)
                 span.first = self._give_up_front(
                     ranges, span.last, span.attempts, Reason.TERMINATED
@@ -501,19 +515,62 @@ class Subscription(Position):
 
     def _give_up(self, ranges: Ranges, reason: Reason, attempts: int) -> None:
         """These are not sent, or not again. The rest of this turn is others'."""
-        count = picking.total(ranges)
-        if count:
-            self.looked += self.looked_max
-            self._bury(ranges, reason, attempts)
-            for first, last in ranges:
-                self._reach(max(self.window.cursor, last))
+        if not ranges:
+            return
+        self.looked += self.looked_max
+        self._count(reason, picking.total(ranges))
+        cursor, end = self.window.cursor, ranges[-1][1]
+        self._reach(max(cursor, end))
+        # Behind what waits for room, everything does.
+        until = ranges[0][0] if self.unburied else self._bury(ranges, reason, attempts)
+        if until is not None:
+            left = picking.behind(ranges, until)
+            self._entered += picking.total(picking.behind(left, cursor))
+            self._set_aside(left)
+            self.unburied.add(left, reason, attempts)
+            ranges = picking.before(ranges, until)
+        for first, last in ranges:
+            self._done(first, last)
+        self._released()
+
+    def _set_aside(self, ranges: Ranges) -> None:
+        """These wait for nothing but a dead letter's place."""
+        for first, last in ranges:
+            for waiting in (self._unsent, self._resend):
+                waiting.remove(first, last)
+
+    def give_up_again(self, rows: Iterable[tuple[int, int, int, str]]) -> None:
+        """These were given up before a restart, and found no room; as many of them as are not
+        acknowledged: see `Unburied.rows`."""
+        for first, last, attempts, reason in rows:
+            ranges = self._open(first, last)
+            self._set_aside(ranges)
+            self.unburied.add(ranges, Reason(reason), attempts)
+
+    def bury_on(self) -> bool:
+        """Some of what is given up, the oldest of it: there may be room for it now. Returns whether
+        all that could be tried found room."""
+        ring = self.ring
+        for _ in range(BURIED_AT_ONCE):
+            found = self.unburied.front(ring.floor, ring.head)
+            if found is None:
+                return True
+            ranges, reason, attempts = found
+            ranges = picking.front(ranges, DEAD_LETTERS_MAX)
+            end = ring.piece(ranges[0][0], ranges[-1][1], REDELIVERY_BYTES)[1]
+            ranges = picking.before(ranges, end)
+            until = self._bury(ranges, reason, attempts)
+            for first, last in ranges if until is None else picking.before(ranges, until):
                 self._done(first, last)
-            self._count(reason, count)
             self._released()
+            if until is not None:
+                return False
+        return True
 
     def _done(self, first: int, last: int) -> None:
         """Nothing is left to be done about first..last-1."""
         self.window.ack_range(first, last)
+        self.unburied.remove(first, last)
         for waiting in (self._unsent, self._resend):
             waiting.remove(first, last)
 

@@ -30,6 +30,8 @@ class Waits(enum.StrEnum):
     """A message that one of its patterns matches: none was for it so far."""
     TURN = "turn"
     """It is being sent."""
+    ROOM = "room"
+    """Room among the dead letters, for all that is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +63,25 @@ class Facts:
     """Messages that other members of its group have."""
     has_matched: bool = True
     """Whether anything was ever for it; or it has no patterns."""
+    unburied: int = 0
+    """Messages that are given up, and no dead letters yet."""
+    dead: str = ""
+    """The name of the class in which there is no room for them."""
 
 
 def waits(facts: Facts) -> tuple[Waits, str]:
     """The word and the sentence."""
+    word, sentence = _waits(facts)
+    count = facts.unburied
+    if not count:
+        return word, sentence
+    room = f"room in {facts.dead!r}: {messages(count)} {'is' if count == 1 else 'are'} given up"
+    if word in (Waits.NOTHING, Waits.OTHERS, Waits.MATCH):
+        return Waits.ROOM, room
+    return word, f"{sentence}; and for {room}"
+
+
+def _waits(facts: Facts) -> tuple[Waits, str]:
     ready, put_off = facts.ready, facts.put_off
     if not facts.is_served:
         left = ready + put_off + facts.in_flight + facts.behind

@@ -12,9 +12,10 @@ for what is never to come again.
     PUB $JS.ACK.… size          nothing, +ACK, -NAK, -NAK {"delay": nanoseconds}, +WPI or +TERM
 
 A class is named by its id or its name, and made if it is not there; the durable is `-` for none.
-Options are start (earliest, new, last, last_values, waiting, or a sequence), in_flight, by_key,
-ack_seconds and max_deliveries. In all of these a dot, a blank, a % and so on are written as % and
-two hexadecimal digits. What is pending is counted to the end of the class.
+Options are start (earliest, new, last, last_values, waiting, a sequence, or @ and a time),
+in_flight, by_key, ack_seconds, backoff and max_deliveries. In all of these a dot, a blank, a % and
+so on are written as % and two hexadecimal digits. What is pending is counted to the end of the
+class.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ ACKS = b"$JS.ACK.>"
 
 _STARTS = ("earliest", "new", "last", "last_values", "waiting")
 _OPTIONS = {
-    "start": ("start", f"{', '.join(_STARTS)} or a sequence"),
+    "start": ("start", f"{', '.join(_STARTS)}, a sequence, or @ and seconds since 1970"),
     "in_flight": ("max_in_flight", f"a whole number from 1 to {IN_FLIGHT_MAX}"),
     "ack_seconds": ("ack_seconds", "a number above 0 and up to 86400"),
     "max_deliveries": ("max_deliveries", "a whole number up to 65535, 0 for without end"),
@@ -70,6 +71,7 @@ _TOKEN_SAFE = "!\"#$&'()+,/:;<=?@[\\]^_`{|}~-"
 # Two of these, of any letters, fit into a line of any length that is likely.
 _TOKEN_CHARACTERS_MAX = 1000
 _DIGITS = re.compile(r"[0-9]{1,18}")
+_MOMENT = re.compile(r"@[0-9]{1,18}(\.[0-9]{1,18})?")
 
 
 # Asking ------------------------------------------------------------------------------------------
@@ -120,6 +122,8 @@ def wish(subject: bytes, queue: bytes) -> Wish:
     start = given.get("start", "waiting")
     if _DIGITS.fullmatch(start):
         asked["start"] = {"sequence": start}
+    elif _MOMENT.fullmatch(start):
+        asked["start"] = {"time": start[1:]}
     elif start not in _STARTS:
         raise _bad(f"start is {_OPTIONS['start'][1]}, got {start!r}")
     if durable != "-":

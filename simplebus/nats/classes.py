@@ -31,7 +31,6 @@ from simplebus.core.limits import MESSAGE_ID_MASK
 from simplebus.core.requests import UnsubscribeRequest
 from simplebus.core.session import Session
 from simplebus.core.store import Tap as StoreTap
-from simplebus.core.terms import Terms
 from simplebus.nats.acked import (
     ACKS,
     ASKS,
@@ -239,10 +238,8 @@ class Classes:
                     case "ack":
                         self.broker.apply(guest, AckedOne(number, first, first + 1))
                     case "nack":
-                        delay = says.delay
-                        if delay is None and not _terms(guest, number).backoff_ticks:
-                            delay = 0.0  # As from the reference server.
-                        nack = Nacked(number, first, first + 1, delay, attempt=about.attempt)
+                        attempt = about.attempt
+                        nack = Nacked(number, first, first + 1, says.delay, attempt=attempt)
                         self.broker.apply(guest, nack)
                     case "working":
                         working = StillWorking(number, first, first + 1, about.attempt)
@@ -276,11 +273,6 @@ class Classes:
             return sequence < held.window.cursor
         is_end = says.kind == "terminate"
         return held.holds(sequence, sequence + 1, about.attempt, waiting=is_end)
-
-
-def _terms(guest: Session, number: int) -> Terms:
-    held = guest.subscriptions[number]
-    return (held.group if isinstance(held, Member) else held).terms
 
 
 def _check_grants(session: NatsSession, queue: bytes, wanted: Wish) -> None:

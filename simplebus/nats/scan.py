@@ -21,6 +21,7 @@ from bisect import bisect_left
 import numpy as np
 
 from simplebus.core.frames import Bytes, Flags, Integers, Words, unaligned
+from simplebus.nats.digits import value as digits_value
 from simplebus.nats.events import Mix
 from simplebus.nats.limits import (
     MIX_MESSAGES_LEAST,
@@ -56,9 +57,6 @@ _DIGITS: Words = np.array([(1 << 64) - (1 << 16 + 8 * n) for n in range(6)] + [0
 _BLANKS: Words = np.array([0x20 << 8 * n for n in range(6)] + [0, 0], np.uint64)
 _BLANK_BITS: Words = np.array([0xFF << 8 * n for n in range(6)] + [0, 0], np.uint64)
 _BLANK_MAX = 5
-_PAIRS, _QUADS = np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0000FFFF0000FFFF)
-_TEN, _HUNDRED, _MYRIAD = np.uint64(10), np.uint64(100), np.uint64(10_000)
-_SIXTEEN, _THIRTY_TWO = np.uint64(16), np.uint64(32)
 
 
 def line_feeds(raw: bytearray, first: int, last: int) -> Integers:
@@ -146,7 +144,7 @@ class Scan:
         plain &= (words & _BLANK_BITS.take(blanks)) == _BLANKS.take(blanks)
         digits <<= _EIGHT
         digits &= _DIGITS.take(blanks)
-        sizes = _value(digits)
+        sizes = digits_value(digits)
         plain &= sizes <= limits.max_payload
         lengths = self._lines - self.starts
         lengths += blanks
@@ -252,21 +250,3 @@ class Scan:
             found = self._table.numbers(subjects, self._words, starts, lengths)
             numbers[unknown] = self._numbers[those] = found
         return numbers
-
-
-def _value(digits: Words) -> Integers:
-    """The numbers that up to eight digits in a word make, the first in the lowest byte; the digits
-    as values, and in front of them zeros. Changes its argument."""
-    above = digits >> _EIGHT
-    digits *= _TEN
-    digits += above
-    digits &= _PAIRS
-    above = digits >> _SIXTEEN
-    digits *= _HUNDRED
-    digits += above
-    digits &= _QUADS
-    above = digits >> _THIRTY_TWO
-    digits *= _MYRIAD
-    digits += above
-    digits &= np.uint64(0xFFFFFFFF)
-    return digits.view(np.int64)

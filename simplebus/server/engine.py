@@ -24,6 +24,7 @@ from simplebus.core.ledger import Ledger
 from simplebus.core.limits import ACK_REST_SECONDS
 from simplebus.core.receive import ReceiveBuffer
 from simplebus.core.session import Session
+from simplebus.engine.cluster import Cluster
 from simplebus.server.connection import Connection
 from simplebus.server.keeping import Keeping
 
@@ -70,6 +71,8 @@ class Engine:
         self.broker = Broker(settings, identity=identity or run, run=run, ledger=ledger)
         self.keeping: Keeping | None = None
         """What the broker's ledger is handed to."""
+        self.cluster: Cluster | None = None
+        """Or, of a door before a cluster, this."""
         self.buffer = ReceiveBuffer()
         self.connections: dict[int, Connection[Session]] = {}
         """By session id."""
@@ -268,6 +271,8 @@ class Engine:
                 connection.room()
         if self.keeping is not None:
             self.keeping.hand_over()
+        if self.cluster is not None:
+            self.cluster.hand_over()
 
     def _connection(self, session_id: int) -> Connection[Any] | None:
         """Whose a session of the broker is, at whichever door it came in."""

@@ -30,6 +30,9 @@ log = logging.getLogger("simplebus.server")
 
 _LOTS_MAX = 2
 
+Soon = Callable[..., None]
+"""Called with a function and what it is given: has it called soon, in the event loop."""
+
 
 @dataclass(frozen=True, slots=True)
 class JournalStatistics:
@@ -68,7 +71,7 @@ class Keeping:
         self._ledger: Ledger = broker.ledger
         self._settle = settle
         self._keeper = Keeper(broker)
-        self._token: trio.lowlevel.TrioToken | None = None
+        self._give: Soon = _in_no_loop
         self._journal = Journal(directory, level=broker.ledger.level)
         self._writer = Writer(
             self._journal,
@@ -90,15 +93,14 @@ class Keeping:
         """Whether it is written with what was kept back for a full disk."""
 
     def _soon(self, what: Callable[..., None], *given: object) -> None:
-        """Have it done in the event loop; when that has ended, nobody is there to be told."""
-        assert self._token is not None
-        with contextlib.suppress(trio.RunFinishedError):
-            self._token.run_sync_soon(what, *given)
+        """Have it done in the event loop."""
+        self._give(what, *given)
 
-    def start(self) -> None:
-        """Within the event loop."""
+    def start(self, soon: Soon | None = None) -> None:
+        """Within the event loop. `soon` has something done there, and is called in other threads;
+        None for trio's way."""
         self._written = self._ledger.taken
-        self._token = trio.lowlevel.current_trio_token()
+        self._give = soon or soon_in_trio()
         self._writer.start()
         if self._spilling is not None:
             self._reader.start()
@@ -119,15 +121,25 @@ class Keeping:
             read_failures=self._reader.failures,
         )
 
-    def hand_over(self) -> None:
-        """At the end of a turn: have written what has come, unless enough is under way."""
+    @property
+    def due(self) -> float:
+        """When positions are looked at again, by the broker's clock."""
+        return self._keeper.due
+
+    def hand_over(self) -> int:
+        """At the end of a turn: have written what has come, unless enough is under way. Returns how
+        many things were asked of other threads."""
+        asked = 0
         if self._ledger.taken - self._written < _LOTS_MAX:
             lot = self._keeper.take()
             if lot is not None:
                 self._writer.put(lot)
+                asked += 1
         if self._spilling is not None:
             for read in self._spilling.take_reads():
                 self._reader.put(read)
+                asked += 1
+        return asked
 
     def tick(self) -> None:
         """Once per tick: let go of segments that nobody needs."""
@@ -171,6 +183,21 @@ class Keeping:
 
     def _want_snapshot(self) -> None:
         self._keeper.wants_snapshot = True
+
+
+def soon_in_trio() -> Soon:
+    """How other threads have something done in the loop of trio that runs here."""
+    token = trio.lowlevel.current_trio_token()
+
+    def soon(what: Callable[..., None], *given: object) -> None:
+        with contextlib.suppress(trio.RunFinishedError):  # Nobody is there to be told.
+            token.run_sync_soon(what, *given)
+
+    return soon
+
+
+def _in_no_loop(what: Callable[..., None], *given: object) -> None:
+    raise AssertionError("not started")
 
 
 def load(broker: Broker, directory: Directory) -> None:

@@ -24,6 +24,8 @@ from simplebus.core.broker import Settings
 from simplebus.core.ledger import Ledger, Level
 from simplebus.core.requests import NamedClass
 from simplebus.core.statistics import BrokerStatistics
+from simplebus.engine.cluster import Cluster, level_of
+from simplebus.engine.settings import EngineOptions, check_settings
 from simplebus.nats.settings import NatsSettings
 from simplebus.nats.statistics import FrontStatistics
 from simplebus.server import listeners, memory
@@ -55,6 +57,8 @@ class ServeOptions:
     """Classes that are there from the start, and the subjects of the NATS door bound to them."""
     data_dir: Path | None = None
     """Where what the bus holds is kept past its process; None for nowhere."""
+    cluster: EngineOptions | None = None
+    """The JetStream cluster that keeps what the bus holds; None for this process."""
     durability: Level = Level.DISK
     """What a Confirm promises then."""
     drain_seconds: float = 10.0
@@ -95,6 +99,14 @@ async def serve(
 @contextlib.contextmanager
 def _engine(settings: Settings, options: ServeOptions) -> Iterator[Engine]:
     """An engine that holds what was kept, and keeps it."""
+    if options.cluster is not None:
+        check_settings(settings)
+        identity = f"cluster {options.cluster.names.prefix}"
+        engine = Engine(settings, identity=identity, ledger=Ledger(level_of(options.cluster)))
+        engine.cluster = Cluster(engine.broker, options.cluster)
+        engine.cluster.drive(engine.settle)
+        yield engine
+        return
     if options.data_dir is None:
         yield Engine(settings)
         return
@@ -131,6 +143,8 @@ async def _serve(
     with listen() as signals:
         async with trio.open_nursery() as engines:
             await engines.start(engine.run)
+            if engine.cluster is not None:
+                await engines.start(engine.cluster.run)
             if nats_door is not None:
                 engines.start_soon(nats_door.run)
             up = Serving(engine, _names(sockets), _names(nats_sockets), nats_door)
@@ -252,6 +266,8 @@ async def _drain(up: Serving, seconds: float, signals: AsyncIterator[int]) -> No
             if up.nats_door is not None:
                 await up.nats_door.finish_publishers()
             await up.engine.drained()
+            if up.engine.cluster is not None:
+                await up.engine.cluster.finish()
             if up.nats_door is not None:
                 await up.nats_door.flushed()
             nursery.cancel_scope.cancel()

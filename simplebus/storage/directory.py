@@ -20,6 +20,7 @@ from simplebus.storage.names import CLASSES, LOCK, STAMP, STATE
 FORMAT = "simplebus journal"
 VERSION = 1
 _DRAFT = STAMP + ".new"
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _EARLY = {LOCK, _DRAFT}
 """What may be there before the stamp is."""
 
@@ -41,6 +42,8 @@ class Directory:
     bus: str
     lock: int | None = None
     """The descriptor that holds the lock."""
+    boot: str = ""
+    """Which run of the machine this is; empty where the system does not say."""
 
     def close(self) -> None:
         """Let others have it."""
@@ -88,7 +91,13 @@ def take(path: Path, *, new_bus: str) -> Directory:
             raise
     except OSError as error:
         raise JournalError(f"{path} cannot be used as a journal: {error.strerror}") from None
-    return Directory(path, stamp.bus, lock)
+    return Directory(path, stamp.bus, lock, _boot())
+
+
+def _boot() -> str:
+    with contextlib.suppress(OSError):
+        return _BOOT.read_text("ascii").strip()
+    return ""
 
 
 def _lock(path: Path) -> int:

@@ -20,9 +20,16 @@ from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES, MESSAGE_ID_MASK
 from simplebus.core.split import Scratch, split
 from simplebus.storage.directory import Directory, look
 from simplebus.storage.errors import JournalError
-from simplebus.storage.names import CLASSES, STATE, class_id_of, file_name, folder_name
-from simplebus.storage.records import Record, publishers_of
-from simplebus.storage.recovery import (
+from simplebus.storage.names import (
+    CLASSES,
+    STATE,
+    class_id_of,
+    dropped_number,
+    file_name,
+    folder_name,
+)
+from simplebus.storage.records import Record, publishers_of, search
+from simplebus.storage.segments import (
     Files,
     Recovered,
     Segments,
@@ -52,6 +59,9 @@ class ClassSummary:
     times: tuple[float, float] | None
     """When the first and the last message were accepted; None where there is none."""
     durables: tuple[KeptPosition, ...]
+    dropped: tuple[Path, ...]
+    """Files that a server has given up."""
+    dropped_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +124,12 @@ class Inspection:
         below = math.inf if self._goes_on else 0
         return Segments(folder, class_id, self._files, self._found, goes_on_below=below)
 
+    def _dropped(self, class_id: int) -> list[Path]:
+        folder = self.directory.path / CLASSES / folder_name(class_id)
+        paths = folder.iterdir() if folder.is_dir() else ()
+        found = ((dropped_number(path.name), path) for path in paths)
+        return [path for _, path in sorted((key, path) for key, path in found if key is not None)]
+
     def _summary(self, class_id: int, *, whole: bool) -> ClassSummary:
         kept = self._image.classes.get(class_id)
         segments = self._segments(class_id)
@@ -127,6 +143,7 @@ class Inspection:
         folder = self.directory.path / CLASSES / folder_name(class_id)
         if whole and segments is not None:
             say_missing(folder, kept, segments, self._found)
+        dropped = tuple(self._dropped(class_id))
         durables = [each for each in self._image.positions.values() if each.class_id == class_id]
         return ClassSummary(
             class_id,
@@ -138,6 +155,8 @@ class Inspection:
             kept.floor if kept else 0,
             (times[0], times[-1]) if times else None,
             tuple(durables),
+            dropped,
+            sum(path.stat().st_size for path in dropped),
         )
 
     def messages(self, class_id: int, *, first: int = 0, count: int) -> Iterator[KeptMessage]:
@@ -149,14 +168,33 @@ class Inspection:
         for data, record in segments.records(lambda record: record.last > first):
             if record.first >= last:
                 return
-            names = [name for n, name in publishers_of(data, record) for _ in range(n)]
-            sequence = record.first
-            for batch in self._frames(data, record):
-                for at in range(batch.count):
-                    if first <= sequence < last:
-                        frame = batch.slice(at, at + 1).data.tobytes()
-                        yield _message(sequence, record, names[sequence - record.first], frame)
-                    sequence += 1
+            yield from self._of_record(data, record, first, last)
+
+    def dropped(self, class_id: int, *, first: int = 0, count: int) -> Iterator[KeptMessage]:
+        """The same of what a server has given up: the whole records in these files. A sequence may
+        come several times, and others have it, too."""
+        left = count
+        for path in self._dropped(class_id):
+            data = self._files.read(path)
+            for record in search(data, 0, class_id=class_id, first=0):
+                for message in self._of_record(data, record, first, record.last):
+                    if not left:
+                        return
+                    left -= 1
+                    yield message
+
+    def _of_record(
+        self, data: memoryview, record: Record, first: int, last: int
+    ) -> Iterator[KeptMessage]:
+        """Its messages first..last-1."""
+        names = [name for n, name in publishers_of(data, record) for _ in range(n)]
+        sequence = record.first
+        for batch in self._frames(data, record):
+            for at in range(batch.count):
+                if first <= sequence < last:
+                    frame = batch.slice(at, at + 1).data.tobytes()
+                    yield _message(sequence, record, names[sequence - record.first], frame)
+                sequence += 1
 
     def _frames(self, data: memoryview, record: Record) -> Iterator[FrameBatch]:
         at = record.body_at

@@ -8,6 +8,7 @@ Rule 1: this file knows names and sequences, never files.
     classes/00007/00000000000000000000.log    messages of class 7, from sequence 0 on
     classes/00007/00000000000000065536.log    a segment goes up to where the next one begins
     state/00000000000000000003.log            positions, names: the highest number counts
+    classes/00007/….log.dropped, .dropped-2   what was given up, and is not read any more
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ LOCK = "lock"
 RESERVE = "reserve"
 CLASSES = "classes"
 STATE = "state"
-DROPPED = ".dropped"
-"""What the names of files end with that recovery has given up."""
-
 _FILE = re.compile(r"([0-9]{20})\.log")
+DROPPED = ".dropped"
+"""What is added to the name of a file that recovery has given up."""
+_DROPPED = re.compile(r"([0-9]{20})\.log\.dropped(?:-([0-9]{1,9}))?")
 _FOLDER = re.compile(r"[0-9]{5}")
 
 
@@ -37,6 +38,17 @@ def file_number(name: str) -> int | None:
     """The other way; None for what is no such file."""
     found = _FILE.fullmatch(name)
     return int(found[1]) if found else None
+
+
+def dropped_name(number: int, place: int) -> str:
+    """Of a file that recovery has given up; `place`, from 1 on, tells those of one number apart."""
+    return file_name(number) + DROPPED + (f"-{place}" if place > 1 else "")
+
+
+def dropped_number(name: str) -> tuple[int, int] | None:
+    """The other way; None for what is no such file."""
+    found = _DROPPED.fullmatch(name)
+    return (int(found[1]), int(found[2] or 1)) if found else None
 
 
 def folder_name(class_id: int) -> str:

@@ -169,7 +169,7 @@ class JournalReader:
         found: list[Stretch],
     ) -> tuple[int, int]:
         """What stands there is no whole record. Returns with which message to go on, and where."""
-        rest = memoryview(os.pread(descriptor, size - place, place))
+        rest = memoryview(os.pread(descriptor, max(0, size - place), place))
         header = records.read_header(rest, 0)
         why = problem.problem or "nothing was written there"
         if isinstance(header, Record) and header.first <= at < header.last <= end:

@@ -32,7 +32,7 @@ from simplebus.storage.appending import sync_file
 from simplebus.storage.errors import JournalError
 from simplebus.storage.names import CLASSES, STATE, file_name, file_number, folder_name
 from simplebus.storage.records import End, Kind, Record
-from simplebus.storage.recovery import Files, Recovered, read_state
+from simplebus.storage.segments import Files, Recovered, read_state
 
 # So much is handed out together; a record that has more alone.
 _PIECE_BYTES = 1024 * 1024

@@ -1,17 +1,13 @@
 """From the files of a journal to a broker as it was.
 
-Rule 1: a class goes on up to its first record that is not whole, and what lies behind that is said
-and left out; nothing here writes into a file.
-Rule 2: what nobody needs any longer is not read, but for the numbers that its publishers used.
+Rule 1: what nobody needs any longer is not read, but for the numbers that its publishers used.
+Rule 2: nothing here writes into a file; `settle` renames those of which nothing counts.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from itertools import count as numbered
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -19,67 +15,51 @@ from simplebus.core.broker import Broker
 from simplebus.core.classes import MessageClass
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.frames import FrameBatch
-from simplebus.core.kept import Image, KeptClass, KeptPublisher, decode
+from simplebus.core.kept import Image, KeptClass, KeptPublisher
 from simplebus.core.limits import SPARE_BYTES
-from simplebus.core.restoring import Numbers, RestoreError, Restoring, add_numbers
+from simplebus.core.restoring import (
+    Belief,
+    Numbers,
+    RestoreError,
+    Restoring,
+    add_numbers,
+    believed,
+)
 from simplebus.core.spilling import Spill
-from simplebus.storage import records
 from simplebus.storage.appending import sync_file, sync_folder
 from simplebus.storage.directory import Directory
 from simplebus.storage.errors import JournalError
 from simplebus.storage.names import (
     CLASSES,
-    DROPPED,
     STATE,
     class_id_of,
+    dropped_name,
     file_name,
     file_number,
 )
-from simplebus.storage.records import End, Kind, Record
+from simplebus.storage.records import Record, publishers_of
+from simplebus.storage.segments import (
+    Files,
+    Recovered,
+    Segments,
+    numbers,
+    read_state,
+    say_missing,
+    say_no_state,
+)
 
 # So much is dealt with together.
 _GROUP_BYTES = 1024 * 1024
+# So many lots may have been begun of which a power cut has left nothing that can be seen.
+_LOTS_UNSEEN = 1 << 40
 # So much more memory is taken than the files make expect, as messages differ.
 _RESERVED = 1.05
 
 
-@dataclass(slots=True)
-class Recovered:
-    """What was found."""
-
-    messages: int = 0
-    lot: int = 0
-    """The highest number of a lot."""
-    dropped: list[str] = field(default_factory=list)
-    """What was left out and why, a sentence each."""
-    given_up: list[Path] = field(default_factory=list)
-    """Files of which nothing counts."""
-
-
-class Files:
-    """Reads files whole into one piece of memory, which is used again."""
-
-    def __init__(self) -> None:
-        self.buffer = bytearray()
-
-    def read(self, path: Path) -> memoryview:
-        """A file's content, until the next call; SPARE_BYTES follow it. Raises JournalError."""
-        try:
-            with path.open("rb", buffering=0) as file:
-                size = os.fstat(file.fileno()).st_size
-                if len(self.buffer) < size + SPARE_BYTES:
-                    self.buffer = bytearray(size + SPARE_BYTES)
-                view = memoryview(self.buffer)
-                at = 0
-                while at < size and (count := file.readinto(view[at:size])):
-                    at += count
-        except OSError as error:
-            raise JournalError(f"{path} cannot be read: {error.strerror}") from None
-        return view[:at]
-
-
 def recover(directory: Directory, broker: Broker) -> Recovered:
     """Fill a fresh broker with what is in a directory. Raises JournalError."""
+    assert broker.ledger is not None
+    broker.ledger.boot = directory.boot
     found = Recovered()
     files = Files()
     image, since = read_state(directory.path / STATE, files, found)
@@ -88,219 +68,13 @@ def recover(directory: Directory, broker: Broker) -> Recovered:
         reader.read_classes(directory.path / CLASSES)
         reader.finish()
         say_no_state(directory.path / STATE, image, found)
+        if reader.belief is Belief.DOUBT and (found.lot or found.given_up):
+            # What is back some day is to be told apart from what is written now.
+            found.lot += _LOTS_UNSEEN
     except (RestoreError, RemoteProtocolError) as error:
         sentence = error.sentence if isinstance(error, RemoteProtocolError) else str(error)
         raise JournalError(f"{directory.path} does not fit: {sentence}") from None
     return found
-
-
-def read_state(folder: Path, files: Files, found: Recovered) -> tuple[Image, dict[str, int]]:
-    """What the files of changes amount to, and by the name of each publisher the first lot that is
-    news of it; by "" that of all others."""
-    for number in sorted(_numbers(folder), reverse=True):
-        path = folder / file_name(number)
-        data = files.read(path)
-        record = records.read(data, 0)
-        if isinstance(record, End) or record.kind != Kind.SNAPSHOT:
-            # The server was stopped before this one was whole: then the one before it counts.
-            if isinstance(record, Record) or record.problem:
-                found.dropped.append(f"{path}: it begins with no whole snapshot")
-            continue
-        image, since = Image(), {"": record.lot + 1}
-        while isinstance(record, Record):
-            found.lot = max(found.lot, record.lot)
-            try:
-                changes = decode(data[record.body_at : record.end])
-            except ValueError as error:
-                found.dropped.append(f"{path}: from byte {record.at} on: {error}")
-                break
-            image.apply(changes, record.lot)
-            if record.kind == Kind.CHANGES:
-                since.update((each.name, record.lot) for each in changes.publishers)
-            record = records.read(data, record.end)
-        if isinstance(record, End) and record.problem:
-            found.dropped.append(f"{path}: from byte {record.at} on: {record.problem}")
-        return image, since
-    return Image(), {"": 0}
-
-
-class Segments:
-    """A class's segments, in order, as far as they follow one another."""
-
-    def __init__(
-        self,
-        folder: Path,
-        class_id: int,
-        files: Files,
-        found: Recovered,
-        *,
-        goes_on_below: float = 0,
-    ) -> None:
-        """What lies behind something that is not whole is read, too, if its lot is below this."""
-        self.class_id = class_id
-        self.lost = 0
-        """Messages that are left out, as far as it is known how many they are."""
-        self._goes_on_below = goes_on_below
-        self.firsts = sorted(_numbers(folder)) if folder.is_dir() else []
-        self.first = self.firsts[0] if self.firsts else None
-        """The first message that there is a file for."""
-        self.has_said = False
-        """Whether anything was said of them."""
-        self.head = self.firsts[0] if self.firsts else 0
-        """The sequence behind the last message, when all records were read."""
-        self._folder = folder
-        self._files = files
-        self._found = found
-
-    def starts(self) -> list[Start]:
-        """How each begins."""
-        return [_start(self._folder / file_name(first)) for first in self.firsts]
-
-    def begin_at(self, number: int) -> None:
-        """Leave out so many segments in front."""
-        del self.firsts[:number]
-        self.head = self.firsts[0]
-
-    def records(self, wanted: Callable[[Record], bool]) -> Iterator[tuple[memoryview, Record]]:
-        """Each whole record that is wanted, and the bytes of the file that it is in."""
-        for data, record in self.headers(wanted):
-            if wanted(record):
-                yield data, record
-
-    def headers(self, wanted: Callable[[Record], bool]) -> Iterator[tuple[memoryview, Record]]:
-        """The same with the others, of which only the header was looked at."""
-        for at, first in enumerate(self.firsts):
-            following = self.firsts[at + 1] if at + 1 < len(self.firsts) else None
-            path = self._folder / file_name(first)
-            data = self._files.read(path)
-            position = 0
-            while following is None or self.head < following:
-                record = self._next(data, position, wanted)
-                if isinstance(record, Record):
-                    yield data, record
-                    self.head, position = record.last, record.end
-                    continue
-                if not record.problem:
-                    break
-                behind = self._behind(data, position, following)
-                end = behind[-1].last if behind else self.head
-                goes_on = bool(behind) and behind[0].lot < self._goes_on_below
-                if goes_on:
-                    end = behind[0].first
-                self._say(_sentence(path, len(data), position, record.problem, self.head, end))
-                if not goes_on:
-                    if position == 0:  # The next segment will have its name.
-                        self._found.given_up.append(path)
-                    if following is None:
-                        self.lost += end - self.head
-                    break
-                self.lost += end - self.head
-                self.head, position = end, behind[0].at
-            if following is not None and self.head < following:
-                header = _start(self._folder / file_name(following)).header
-                if header is None or header.lot >= self._goes_on_below:
-                    self._give_up(self.firsts[at + 1 :])
-                    break
-                self.lost += following - self.head
-                self._say(f"{path}: the messages from {self.head} to {following} are not in it")
-                self.head = following
-
-    def _next(
-        self, data: memoryview, position: int, wanted: Callable[[Record], bool]
-    ) -> Record | End:
-        """The record that stands there, if it is the next one."""
-        record = records.read(data, position, whole=False)
-        if isinstance(record, End):
-            return record
-        self._found.lot = max(self._found.lot, record.lot)
-        if record.kind != Kind.MESSAGES or record.class_id != self.class_id:
-            return End(position, f"a record of kind {record.kind}, class {record.class_id}")
-        if record.first != self.head or not record.messages:
-            what = f"{record.messages} messages from {record.first}, not from {self.head}"
-            return End(position, what)
-        if wanted(record) and not records.is_whole(data, record):
-            return End(position, records.WRONG_CHECKSUM)
-        return record
-
-    def _behind(self, data: memoryview, position: int, following: int | None) -> list[Record]:
-        """The whole records behind what is not whole."""
-        found = records.search(data, position + 1, class_id=self.class_id, first=self.head)
-        return [each for each in found if following is None or each.first < following]
-
-    def _give_up(self, firsts: list[int]) -> None:
-        """The segments that begin with these are left out, as messages before them are missing."""
-        paths = [self._folder / file_name(first) for first in firsts]
-        last = records.search(
-            self._files.read(paths[-1]), 0, class_id=self.class_id, first=firsts[-1]
-        )
-        end = max((each.last for each in last), default=firsts[-1])
-        self.lost += end - self.head
-        self._say(
-            f"{paths[0]} and what follows it, {len(paths)} files: the messages from {self.head} "
-            f"to {firsts[0]} are missing before it; so all up to {end} are left out"
-        )
-        self._found.given_up += paths
-
-    def _say(self, sentence: str) -> None:
-        self.has_said = True
-        self._found.dropped.append(sentence)
-
-
-def say_no_state(folder: Path, image: Image, found: Recovered) -> None:
-    """Say so, when all is read, if nothing is known beside messages."""
-    if found.lot > 1 and not image.lot and not found.dropped:
-        found.dropped.append(
-            f"{folder}: there is no file, though there are messages: durables, names, what was "
-            "acknowledged and who had published what are gone"
-        )
-
-
-def say_missing(folder: Path, kept: KeptClass | None, segments: Segments, found: Recovered) -> int:
-    """Say which messages were stored, as far as is known beside messages, and have no file, when
-    nothing else was said of the segments. Returns how many."""
-    missing = 0
-    if kept is None:
-        return 0
-    if segments.first is not None and kept.floor < segments.first:
-        missing += segments.first - kept.floor
-        found.dropped.append(
-            f"{folder}: there is no file for the messages from {kept.floor} to {segments.first}"
-        )
-    head = kept.floor if segments.first is None else segments.head
-    if head < kept.head and not segments.has_said:
-        missing += kept.head - head
-        found.dropped.append(
-            f"{folder}: there is nothing of the messages from {head} to {kept.head}, which were "
-            "stored, though perhaps never confirmed"
-        )
-    return missing
-
-
-def _sentence(path: Path, size: int, position: int, problem: str, first: int, last: int) -> str:
-    """What is left out of a file, from a byte on, and which messages are known to be among it."""
-    sentence = f"{path}: {size - position} bytes from byte {position} on: {problem}"
-    if first < last:
-        sentence += f"; so the messages from {first} to {last} are left out"
-    return sentence
-
-
-class Start(NamedTuple):
-    """What is known of a segment without reading it."""
-
-    size: int
-    """Bytes."""
-    header: Record | None
-    """Of its first record; None where that is damaged."""
-
-
-def _start(path: Path) -> Start:
-    try:
-        with path.open("rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            header = records.read_header(memoryview(file.read(records.HEADER_BYTES)), 0)
-    except OSError as error:
-        raise JournalError(f"{path} cannot be read: {error.strerror}") from None
-    return Start(size, header if isinstance(header, Record) else None)
 
 
 class _Group:
@@ -319,7 +93,7 @@ class _Group:
         """One more, whose bytes are copied."""
         self.records.append(record)
         self.publishers += [
-            (record.lot, count, name) for count, name in records.publishers_of(data, record)
+            (record.lot, count, name) for count, name in publishers_of(data, record)
         ]
         self.size += record.body_bytes
         self._pieces.append(bytes(data[record.body_at : record.end]))
@@ -352,6 +126,9 @@ class _Reader:
         self._known_heads: dict[int, int] = {}
         """By class: the first message that is later than what is known beside messages."""
         self._broker = broker
+        assert broker.ledger is not None
+        ledger = broker.ledger
+        self.belief = believed(image, ledger.level, ledger.boot)
         self._expected = 0
         """Bytes of the files of the class that is read, from its floor on."""
         self._share = 0
@@ -375,7 +152,14 @@ class _Reader:
         # Of a class that spills, what is not whole may lie where it was not looked at before: what
         # was accepted behind it since is not given up for that.
         below = 0 if cls.spill is None else self._since[""]
-        segments = Segments(folder, cls.class_id, self._files, self._found, goes_on_below=below)
+        segments = Segments(
+            folder,
+            cls.class_id,
+            self._files,
+            self._found,
+            goes_on_below=below,
+            known_head=kept.head if kept else 0,
+        )
         if not segments.firsts:
             if folder.is_dir():  # No message is left: the sequences go on all the same.
                 ring.begin(floor)
@@ -537,27 +321,29 @@ class _Reader:
         for name in dict.fromkeys([*image.publishers, *stored]):
             known = image.publishers.get(name, KeptPublisher(name, 0))
             restoring.add_publisher(
-                known, stored.get(name, Numbers()), image.refusals.get(name, [])
+                known,
+                stored.get(name, Numbers()),
+                image.refusals.get(name, []),
+                self.belief,
             )
         restoring.release()
 
 
 def settle(directory: Directory, found: Recovered, *, to_disk: bool) -> None:
-    """Rename the files of which nothing counts, so that they are not read again. `to_disk`: have
-    the others on disk; a server that was killed may have left them with the system. Raises OSError.
+    """Rename the files of which nothing counts, so that they are neither read again nor written
+    over. `to_disk`: have the others on disk; a server that was killed may have left them with the
+    system. Raises OSError.
     """
     for path in found.given_up:
-        path.rename(path.with_name(path.name + DROPPED))
+        number = file_number(path.name)
+        assert number is not None
+        names = (path.with_name(dropped_name(number, place)) for place in numbered(1))
+        path.rename(next(name for name in names if not name.exists()))
     if to_disk:
         folders = [directory.path / STATE, *sorted((directory.path / CLASSES).iterdir())]
         for folder in folders:
             if folder.is_dir():
-                for number in sorted(_numbers(folder)):
+                for number in sorted(numbers(folder)):
                     sync_file(folder / file_name(number))
                 sync_folder(folder)
         sync_folder(directory.path / CLASSES)
-
-
-def _numbers(folder: Path) -> list[int]:
-    found = (file_number(each.name) for each in folder.iterdir())
-    return [number for number in found if number is not None]

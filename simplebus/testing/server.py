@@ -18,6 +18,7 @@ import trio
 from simplebus.core.ledger import Level
 from simplebus.core.settings import Settings
 from simplebus.core.statistics import ClassStatistics
+from simplebus.engine.settings import EngineOptions
 from simplebus.server.serve import ServeOptions, Serving, serve
 
 T = TypeVar("T")
@@ -27,7 +28,7 @@ PATIENCE_SECONDS = 20.0
 
 class BusServer:
     """A server on a free port of 127.0.0.1, until `stop`. With `data_dir` it keeps what it holds
-    there, as safe as `durability` says.
+    there, as safe as `durability` says; with `cluster` it is a door before JetStream.
 
     Raises what kept the server from coming up.
     """
@@ -38,10 +39,15 @@ class BusServer:
         *,
         data_dir: Path | None = None,
         durability: Level = Level.DISK,
+        cluster: EngineOptions | None = None,
     ) -> None:
         self._settings = settings or Settings()
         self._options = ServeOptions(
-            hosts=("127.0.0.1",), port=0, data_dir=data_dir, durability=durability
+            hosts=("127.0.0.1",),
+            port=0,
+            data_dir=data_dir,
+            durability=durability,
+            cluster=cluster,
         )
         self._up: Future[Serving] = Future()
         self._thread = threading.Thread(target=self._run, name="simplebus server", daemon=True)
@@ -118,9 +124,10 @@ def bus_server(
     *,
     data_dir: Path | None = None,
     durability: Level = Level.DISK,
+    cluster: EngineOptions | None = None,
 ) -> Iterator[BusServer]:
     """A server for a block: `with bus_server() as server: …connect(server.address)`."""
-    server = BusServer(settings, data_dir=data_dir, durability=durability)
+    server = BusServer(settings, data_dir=data_dir, durability=durability, cluster=cluster)
     try:
         yield server
     finally:

@@ -111,7 +111,10 @@ def test_a_subscription_starts_where_it_was_told(start: Any, expected: object) -
         ({"durable": ""}, "no bus grants this subscription: .*durable"),
         ({"group": "x" * 201}, "no bus grants this subscription: .*group"),
         ({"max_in_flight": 0}, "no bus grants this subscription: .*max_in_flight"),
-        ({"ack_seconds": 0}, "no bus grants this subscription: .*ack_seconds"),
+        ({"ack_seconds": 0}, "ack_seconds must be seconds from 0.001 to 86400, got 0"),
+        ({"ack_seconds": math.nan}, "ack_seconds must be seconds from .* got nan"),
+        ({"backoff": [1, math.inf]}, "backoff must be seconds from .* got inf"),
+        ({"backoff": []}, "backoff must have 1 to 64 pauses, got 0"),
         ({"max_deliveries": -1}, "no bus grants this subscription: .*max_deliveries"),
         ({"channels": ("a.#.b",)}, "may only be the last"),
     ],
@@ -119,6 +122,12 @@ def test_a_subscription_starts_where_it_was_told(start: Any, expected: object) -
 def test_what_no_bus_would_grant_is_refused_here(options: dict[str, Any], expected: str) -> None:
     with pytest.raises(ValueError, match=expected):
         subscribe_request(**options)
+
+
+@pytest.mark.parametrize("backoff", [5, "5", None.__class__, [1, "2"]])
+def test_pauses_that_are_none_are_named(backoff: Any) -> None:
+    with pytest.raises(TypeError, match=r"^backoff must be "):
+        subscribe_request(backoff=backoff)
 
 
 @pytest.mark.parametrize("what", [-1, 65536, True, ""])

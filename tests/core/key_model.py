@@ -11,15 +11,16 @@ from dataclasses import dataclass
 from core.talk import Bus
 from core.talk2 import Got, Peer2, ack, enveloped, nack, peer2, subscribe, working
 from simplebus.core.answers import Answers
-from simplebus.core.broker import Settings
+from simplebus.core.broker import Broker, Settings
 from simplebus.core.channels import matches
 from simplebus.core.envelope import Envelope, encode
-from simplebus.core.keeper import _position
+from simplebus.core.keeper import Keeper
 from simplebus.core.key_group import KeyGroup
+from simplebus.core.ledger import Ledger
 from simplebus.core.limits import Limits
 from simplebus.core.purging import purge
-from simplebus.core.restoring import spans_of
 from simplebus.core.settings import FullPolicy
+from simplebus.core.spans import covering
 
 NEVER = float("inf")
 
@@ -183,9 +184,11 @@ class World:
         for member in list(self.members):
             self.leave(member)
         broker, former = self.bus.broker, self.group
-        cls, kept = broker.classes[1], _position(former, broker)
+        keeper = Keeper(Broker(broker.settings, ledger=Ledger()))
+        keeper._broker = broker
+        cls, kept = broker.classes[1], keeper._position(former)
         window = kept.window.window(floor=cls.ring.floor, head=cls.ring.head)
-        spans = spans_of(window, kept.attempts)
+        spans = covering(window.floor, window.cursor, kept.attempts, otherwise=1)
         answers: Answers = broker.answers
         assert answers.restore(cls, kept, former.terms, window, spans) is not None
         answers.end(former)

@@ -63,11 +63,12 @@ class Flight:
     latest: int
     """The last such tick: another one only where a timer index fits both."""
     attempts: int
-    """0 when a former subscription left it and it was not sent to this one yet."""
+    is_free: bool = False
+    """Whether a former subscription left it, which was sent it once: it comes at once."""
 
     def pause(self, ack_timeout: int) -> int:
         """Ticks until it is sent again."""
-        if self.attempts == 0:
+        if self.is_free:
             return 0
         return max(ack_timeout, min(60, ack_timeout << (self.attempts - 1)))
 
@@ -87,6 +88,11 @@ class Subscriber:
     heard: int = 0
     """Messages sent to it, the first time and again."""
     dropped: int = 0
+    begins: tuple[int, int] = (0, 0)
+    """The ticks between which it is sent something for the first time: a pause of what a former
+    subscription left is over then."""
+    former: dict[int, Flight] = field(default_factory=dict)
+    """What that left."""
 
     @property
     def floor(self) -> int:
@@ -103,7 +109,7 @@ class Kind:
     """Of every sequence that ever was."""
     subscribers: dict[int, Subscriber] = field(default_factory=dict)
     """By session id, in the order in which they came."""
-    left: set[int] = field(default_factory=set)
+    left: dict[int, Flight] = field(default_factory=dict)
     """While there is no subscriber: what the last one had not acknowledged."""
     cursor: int = 0
     """While there is no subscriber: where the next one is sent new messages from."""
@@ -197,7 +203,10 @@ class World:
         for kind in self.kinds.values():
             subscriber = kind.subscribers.pop(talker.session_id, None)
             if subscriber is not None and not kind.subscribers:
-                kind.left, kind.cursor = set(subscriber.flights), subscriber.cursor
+                kind.left, kind.cursor = subscriber.flights, subscriber.cursor
+                for sequence, flight in kind.left.items():
+                    if flight.is_free:  # It was not sent again.
+                        kind.left[sequence] = subscriber.former[sequence]
         self.look()
 
     def connect(self, talker: Talker, *class_ids: int) -> None:
@@ -413,8 +422,22 @@ class World:
             if kind.subscribers:
                 subscriber = Subscriber(kind.head, kind.head, {})
             else:
-                left = {sequence: Flight(now, now, 0) for sequence in kind.left}
-                subscriber = Subscriber(kind.cursor, kind.cursor, left)
+                pauses = [
+                    (flight.earliest + pause, flight.latest + pause)
+                    for flight in kind.left.values()
+                    if flight.attempts > 1 and (pause := flight.pause(self.ack_timeout))
+                ]
+                begins = (
+                    max([now, *(first for first, _ in pauses)]),
+                    max([now, *(last for _, last in pauses)]),
+                )
+                left = {
+                    sequence: Flight(*begins, flight.attempts, is_free=True)
+                    for sequence, flight in kind.left.items()
+                }
+                subscriber = Subscriber(
+                    kind.cursor, kind.cursor, left, begins=begins, former=kind.left
+                )
             kind.subscribers[talker.session_id] = subscriber
 
     def acked(self, talker: Talker, class_id: int, first: int, last: int) -> None:
@@ -449,6 +472,7 @@ class World:
         sequence = AckOracle(floor=subscriber.floor).nearest_sequence(message_id)
         assert kind.payloads.get(sequence) == content, "another message's payload"
         subscriber.heard += 1
+        assert self.tick_number >= subscriber.begins[0], "before the pause was over"
         if sequence == subscriber.cursor:
             assert timer_index == self.tick_number % self.ack_timeout
             subscriber.flights[sequence] = Flight(self.tick_number, self.tick_number, 1)
@@ -476,7 +500,7 @@ class World:
         assert talker.replies_due == 0, "a Connect was not answered"
         for kind in self.kinds.values():
             subscriber = kind.subscribers.get(talker.session_id)
-            if subscriber is None:
+            if subscriber is None or self.tick_number < subscriber.begins[1]:
                 continue
             assert subscriber.cursor == kind.head, "something new was not sent"
             for sequence, flight in subscriber.flights.items():
@@ -536,7 +560,7 @@ class World:
         needed = {s for s in kind.left if s < floor} | set(range(kind.cursor, floor))
         if kind.subscribers:
             needed = set()
-        kind.left -= needed
+        kind.left = {s: flight for s, flight in kind.left.items() if s not in needed}
         kind.cursor = max(kind.cursor, floor)
         for talker in self.talkers:
             subscriber = kind.subscribers.get(talker.session_id)

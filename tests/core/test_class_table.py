@@ -51,4 +51,4 @@ def test_no_class_holds_more_than_any_may_and_dead_letters_less() -> None:
     classes.open_classes([(1, "orders"), (2, "dead.orders")])
     orders, dead = classes.classes[1], classes.classes[2]
     assert (orders.ring.messages_max, orders.ring.bytes_max) == (100, 1 << 20)
-    assert (dead.policy, dead.ring.bytes_max) == (FullPolicy.DROP_OLDEST, 1 << 19)
+    assert (dead.policy, dead.ring.bytes_max) == (FullPolicy.BLOCK, 1 << 19)

@@ -246,6 +246,51 @@ def test_what_a_durable_was_never_handed_comes_to_the_next_one_at_once() -> None
     assert pair.statistics().in_flight == 0
 
 
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("is_away", [True, False])
+def test_a_durable_that_was_left_is_had_again_though_the_bus_has_not_heard_of_it(
+    times: int, is_away: bool
+) -> None:
+    pair = Pair(broker=Broker(identity="bus"))
+    durable = SubscribeRequest(durable="d")
+    inbox = pair.core.subscribe(1, durable)
+    pair.core.publish_many(NUMBERED[:10], 1)
+    if is_away:
+        pair.exchange()
+        take(inbox, 3)
+        pair.lose()
+    left = []
+    for _ in range(times):
+        left.append(pair.core.unsubscribe(inbox, processed=True))
+        inbox = pair.core.subscribe(1, durable)
+    if is_away:
+        pair.connect()
+    pair.exchange()
+    assert [(each.done, each.error) for each in left] == [(True, None)] * times
+    assert inbox.request.error is None
+    assert payloads(inbox) == NUMBERED[3 if is_away else 0 : 10]
+    settle_all(pair, inbox)
+    assert pair.statistics().in_flight == 0
+
+
+def test_who_waits_for_a_durable_that_was_left_learns_that_somebody_else_has_it() -> None:
+    pair = Pair()
+    durable = SubscribeRequest(durable="d")
+    inbox = pair.core.subscribe(1, durable)
+    pair.exchange()
+    pair.lose()
+    pair.core.unsubscribe(inbox, processed=True)
+    inbox = pair.core.subscribe(1, durable)
+    other = Pair(broker=pair.broker, name="other")
+    held = other.core.subscribe(1, durable)
+    other.exchange()
+    assert held.request.error is None
+    pair.connect()
+    pair.exchange()
+    assert isinstance(inbox.request.error, RefusedError)
+    assert inbox.request.error.code == "durable_in_use"
+
+
 def test_a_durable_is_moved_once_not_with_every_connection() -> None:
     pair = Pair()
     pair.core.publish_many(NUMBERED[:10], 1)
@@ -364,9 +409,10 @@ def test_what_the_bus_refuses_is_told() -> None:
     assert isinstance(inbox.request.error, RefusedError)
 
 
+@pytest.mark.parametrize("was_greeted", [False, True])
 @pytest.mark.parametrize("is_taken", [False, True])
 def test_no_verdict_is_said_of_another_message_that_has_the_sequence_of_a_lost_one(
-    is_taken: bool,
+    is_taken: bool, was_greeted: bool
 ) -> None:
     durable = SubscribeRequest(durable="d")
     pair = Pair(broker=Broker(identity="one", run="1"))
@@ -384,6 +430,12 @@ def test_no_verdict_is_said_of_another_message_that_has_the_sequence_of_a_lost_o
         assert payloads(theirs) == [b"new"]
     other.lose()
     pair.connect()
+    if was_greeted:  # By the new run, which has not begun the subscription yet.
+        while pair.core.session_id is None:
+            pair.say()
+            pair.hear()
+        pair.lose()
+        pair.connect()
     while not inbox.is_begun:
         pair.say()
         pair.hear()
@@ -412,7 +464,7 @@ def test_nothing_is_lost_wherever_connections_are_cut(data: st.DataObject) -> No
     published = 0
     got: list[bytes] = []
     for _ in range(data.draw(st.integers(1, 25))):
-        match data.draw(st.sampled_from("pmwwrrtakl")):
+        match data.draw(st.sampled_from("pmwwrrtaklv")):
             case "p":
                 pair.core.publish(b"%d" % published, 1)
                 published += 1
@@ -433,6 +485,9 @@ def test_nothing_is_lost_wherever_connections_are_cut(data: st.DataObject) -> No
             case "l":
                 pair.lose()
                 pair.connect()
+            case "v" if options.durable:
+                pair.core.unsubscribe(inbox, processed=True)
+                inbox = pair.core.subscribe(1, options)
         pair.core.check()
     pair.exchange()
     for _ in range(40):

@@ -20,6 +20,7 @@ from core.talk2 import (
     ack,
     asked,
     enveloped,
+    hello,
     nack,
     on_channel,
     peer2,
@@ -172,6 +173,16 @@ def test_dead_letters_are_sent_like_any_message_and_have_none_themselves() -> No
     assert set(bus.broker.store.names) == {"dead.1"}
 
 
+def test_who_says_nothing_gives_no_dead_letter_up() -> None:
+    bus = Bus()
+    gives_up(bus, publish(1, 0, b"a"), count=1)
+    reader = peer2(bus, subscribe(DEAD_1, 9, durable="d"), classes=["dead.1"])
+    for _ in range(40):
+        assert reader.ids() == [0]
+        reader.say(nack(9, 0, 1, 0))
+    assert bus.statistics(DEAD_1).dropped == {}
+
+
 def test_who_subscribed_in_version_1_before_the_class_was_there_is_sent_them() -> None:
     bus = Bus()
     old = bus.peer(connect1(1), subscribe1(DEAD_1))
@@ -204,48 +215,15 @@ def test_who_publishes_there_is_not_made_to_wait(is_made_by_id: bool) -> None:
     assert dead.ring.memory_bytes <= 1 << 18
 
 
-def test_where_there_is_no_memory_for_them_they_are_counted() -> None:
-    bus = Bus(class_bytes=1 << 18, total_bytes=1 << 18, frame_bytes=10_000)
-    gives_up(bus, publish(1, 0, *numbered(10, size=9000)), count=10)
-    dead = bus.statistics(DEAD_1)
-    assert dead.ring.messages + sum(dead.dropped.values()) == 10
-    assert bus.statistics(1).ring.messages == 0
-
-
-def test_where_all_memory_is_spent_the_class_says_that_there_are_none() -> None:
-    bus = Bus(class_bytes=1 << 18, total_bytes=1 << 18, frame_bytes=10_000)
-    peer = peer2(bus, subscribe(1, 5), publish(1, 0, *numbered(40, size=9000)))
+def test_what_fills_all_memory_leaves_some_for_dead_letters() -> None:
+    bus = Bus(class_bytes=1 << 20, total_bytes=1 << 20, frame_bytes=10_000)
+    peer = peer2(bus, subscribe(1, 5), publish(1, 0, *numbered(200, size=9000)))
     count = len(peer.ids())
-    peer.say(nack(5, 0, count, "terminate"))
-    given_up, dead = bus.statistics(1).dropped, bus.statistics(DEAD_1)
-    assert dead.dropped == {Reason.DROP_NEWEST: count - dead.ring.messages}
-    assert given_up == {
-        Reason.TERMINATED: count,
-        Reason.NO_DEAD_LETTER: count - dead.ring.messages,
-    }
-
-
-def test_all_dead_letters_together_leave_memory_for_the_living() -> None:
-    bus = Bus(
-        frame_bytes=10_000, class_bytes=1 << 20, total_bytes=1 << 22, dead_letter_bytes=1 << 19
-    )
-    for class_id in range(1, 9):
-        peer = peer2(bus, subscribe(class_id, 5, max_deliveries=1), classes=[class_id])
-        peer.say(publish(class_id, 0, *numbered(150, size=5000)))
-        peer.got()
-        peer.say(nack(5, 0, 150, 0))
-        while not peer.session.outbox.idle:
-            peer.got()
-        bus.broker.take_ready()
-        bus.tick(35)  # Rings that are empty give their memory back.
-    memory = sum(
-        bus.statistics(class_id).ring.memory_bytes
-        for name, class_id in bus.broker.store.names.items()
-        if name.startswith("dead.")
-    )
-    assert 1 << 19 < memory <= 1 << 20
-    writer = peer2(bus, publish(1, 0, *numbered(150, size=5000)))
-    assert not writer.session.parked
+    assert count < 200
+    assert peer.session.parked
+    peer.say(nack(5, 0, 4, "terminate"))
+    assert bus.statistics(1).dropped == {Reason.TERMINATED: 4}
+    assert len(letters(bus)) == 4
 
 
 def test_dead_letters_do_not_hold_up_what_waits_for_memory() -> None:
@@ -278,11 +256,13 @@ def test_what_is_too_long_with_its_reasons_has_no_dead_letter() -> None:
     assert [payload for _, payload in letters(bus)] == [b"fits"]
 
 
-def test_where_no_class_is_left_there_are_no_dead_letters() -> None:
+def test_where_no_class_is_left_there_is_one_for_dead_letters() -> None:
     bus = Bus(classes=1)
     gives_up(bus, publish(1, 0, b"a"), count=1)
-    assert bus.statistics(1).dropped == {Reason.MAX_DELIVERIES: 1, Reason.NO_DEAD_LETTER: 1}
-    assert list(bus.broker.classes) == [1]
+    assert bus.statistics(1).dropped == {Reason.MAX_DELIVERIES: 1}
+    assert list(bus.broker.classes) == [1, DEAD_1]
+    assert bus.peer().is_refused(hello(2)) is Reason.TOO_MANY_CLASSES
+    assert len(letters(bus)) == 1
 
 
 @pytest.mark.parametrize("options", [{}, {"group": "g"}])

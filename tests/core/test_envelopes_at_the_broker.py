@@ -223,6 +223,16 @@ def test_what_nobody_was_there_for_is_not_delivered_before_its_time_either() -> 
     assert reader.ids() == [0]
 
 
+@pytest.mark.parametrize("count", [1, PLAIN_FRAMES_MAX])
+def test_a_clock_that_is_set_back_does_not_delay_what_came_with_delayed_ones(count: int) -> None:
+    bus = Bus()
+    at(bus, 100.0)
+    delayed = [timed(b"b", not_before_ms=1000)] * count
+    peer2(bus, enveloped(1, 0, timed(b"a", not_before_ms=0), *delayed, timed(b"c")))
+    at(bus, 90.0)
+    assert peer2(bus, subscribe(1, 5, start="earliest")).ids() == [0, count + 1]
+
+
 def test_subscriptions_that_come_and_go_leave_no_alarm() -> None:
     bus = Bus()
     at(bus, 50.0)

@@ -40,12 +40,13 @@ class HeardInbox(Inbox):
         options = options or SubscribeRequest()
         request = Request(1, SUBSCRIBE, content=options.encode())
         super().__init__(1, options, request, self.desk, number=7, auto_ack=auto_ack)
+        self.runs = 0
         self.begin(cursor)
 
     def begin(self, cursor: int, *, resumed: bool = False, same_run: bool = False) -> None:
-        self.answered(
-            SubscribeReply(cursor=cursor, floor=cursor, resumed=resumed), same_run=same_run
-        )
+        self.runs += not same_run
+        reply = SubscribeReply(cursor=cursor, floor=cursor, resumed=resumed)
+        self.answered(reply, run=("bus", f"{self.runs}"))
 
     def come(self, sequences: Iterable[int], attempt: int = 1, payload: bytes = b"%06d") -> int:
         """These messages have come. Returns how many were dropped."""

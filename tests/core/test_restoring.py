@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from simplebus.core.acks import AckWindow
 from simplebus.core.kept import KeptWindow
 from simplebus.core.limits import MESSAGE_ID_MASK
-from simplebus.core.restoring import Numbers, resolve, spans_of
-from simplebus.core.spans import check_once
+from simplebus.core.restoring import Numbers, resolve
+from simplebus.core.spans import check_once, covering
 
 RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 12)), max_size=12)
 
@@ -71,9 +71,16 @@ def test_every_message_in_flight_lies_in_one_span(
 ) -> None:
     window = AckWindow(floor=5)
     window.cursor = 5 + size
-    spans = spans_of(window, [(first, first + count, n) for first, count, n in attempts])
+    rows = [(first, first + count, n) for first, count, n in attempts]
+    spans = covering(window.floor, window.cursor, rows, otherwise=1)
     check_once(spans, [(5, 5 + size)] if size else [])
+    assert all(5 <= span.first < span.last <= 5 + size for span in spans)
     if len(attempts) == 1:
         first, count, times = attempts[0]
         for span in spans:
             assert span.attempts == (times if first <= span.first < first + count else 1)
+
+
+def test_what_is_known_of_messages_that_a_crash_has_taken_is_no_span() -> None:
+    """Later messages have their sequences: they were never sent."""
+    assert covering(0, 0, [(8, 9, 0), (23, 24, 2)], otherwise=1) == []

@@ -644,7 +644,7 @@ def test_an_hour_in_which_clients_come_stumble_and_go_loses_nothing(seed: int) -
         world.leave(present.popleft())
     last = world.join(1)
     last.subscribe(1, lambda message: processed.add(number_of(message.payload)))
-    world.settle()
+    world.settle(2 * MINUTE)  # What kills its consumers pauses.
     assert source.published > 10_000
     missing = group_ids(sorted(set(range(source.published)) - processed))
     assert (missing, disorder) == ([], [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from simplebus.core.limits import (
 from simplebus.core.outbox import Outbox
 from simplebus.core.picking import Picked
 from simplebus.core.ring import Ring
+from simplebus.core.spans import Span
 from simplebus.core.subscription import Subscription
 from simplebus.core.terms import Terms
 
@@ -34,17 +36,27 @@ ACK_TIMEOUT = 6
 class Line:
     """One class's ring, one subscription to it, and the outbox at its end."""
 
-    def __init__(self, *, window: AckWindow | None = None, outbox: Outbox | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        window: AckWindow | None = None,
+        outbox: Outbox | None = None,
+        spans: Iterable[Span] = (),
+    ) -> None:
         self.ring = Ring(
             class_id=1, messages_max=1 << 20, bytes_max=1 << 26, budget=MemoryBudget(1 << 26)
         )
         self.outbox = outbox or Outbox(5)
-        self.subscription = self.subscribe(window or AckWindow(floor=0))
+        self.subscription = self.subscribe(window or AckWindow(floor=0), spans)
         self.tick_number = 0
 
-    def subscribe(self, window: AckWindow) -> Subscription:
+    def subscribe(self, window: AckWindow, spans: Iterable[Span] = ()) -> Subscription:
         return Subscription(
-            ring=self.ring, window=window, outbox=self.outbox, terms=Terms(ack_ticks=ACK_TIMEOUT)
+            ring=self.ring,
+            window=window,
+            outbox=self.outbox,
+            terms=Terms(ack_ticks=ACK_TIMEOUT),
+            spans=spans,
         )
 
     def publish(self, *payloads: bytes) -> None:
@@ -350,14 +362,14 @@ def test_a_subscription_takes_over_what_a_former_one_left() -> None:
     former.cursor = 6
     former.ack_range(0, 2)
     former.ack_range(3, 4)
-    line = Line(window=former)
+    line = Line(window=former, spans=[Span(0, 5, 1), Span(5, 6, 0)])
     line.publish(*numbered(8))
     line.ring.release(2)
     assert line.ids() == [2, 4, 5, 6, 7]
     statistics = line.subscription.statistics()
-    assert (statistics.delivered, statistics.redelivered, statistics.in_flight) == (5, 0, 5)
-    assert line.ticks_with_deliveries(6) == {6: [2, 4, 5, 6, 7]}
-    assert line.subscription.statistics().redelivered == 5
+    assert (statistics.delivered, statistics.redelivered, statistics.in_flight) == (3, 2, 5)
+    assert line.ticks_with_deliveries(12) == {6: [5, 6, 7], 12: [2, 4]}
+    assert line.subscription.statistics().redelivered == 7
     line.ack(2, 8)
     assert line.subscription.statistics().acknowledged == 5
 

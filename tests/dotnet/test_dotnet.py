@@ -568,7 +568,8 @@ def test_a_connection_that_is_cut_again_and_again_loses_nothing(dotnet: Dotnet) 
     count = 20_000
     cuts = [5, 100_001, 17 + 30, 200_007]  # In the reply, in a message, anywhere.
     with (
-        server() as (_, url),
+        # What was on its way when a line broke a second time waits: in seconds here, not minutes.
+        server("--tick", "0.3") as (_, url),
         dotnet("Shops", "publish", address(url)) as publishing,
         Proxy(url, cuts) as proxy,
         dotnet("Shops", "subscribe", proxy.address) as subscribing,

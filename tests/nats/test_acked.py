@@ -79,7 +79,7 @@ def test_what_comes_again_says_how_many_were_never_sent() -> None:
     messages = client.messages()
     assert [fields(message)[6] for message in messages] == ["4", "3", "2"]
     for message in messages:
-        client.pub(message.reply, b"-NAK")
+        client.pub(message.reply, b"-NAK 0s")
         (again,) = client.messages()
         assert fields(again)[2] == "2"
         assert fields(again)[3] == fields(message)[3]
@@ -205,7 +205,7 @@ def test_in_a_group_by_key_the_next_one_of_a_key_waits_for_the_one_before() -> N
     for number in range(2):
         ((who, message),) = [(m, got) for m in members for got in m.messages()]
         assert message.payload == b"%d" % number
-        who.pub(message.reply, b"-NAK")
+        who.pub(message.reply, b"-NAK 0s")
         ((who, message),) = [(m, got) for m in members for got in m.messages()]
         assert (message.payload, fields(message)[2]) == (b"%d" % number, "2")
         who.pub(message.reply, b"+ACK")
@@ -240,9 +240,9 @@ def test_no_two_positions_of_a_client_have_the_same_name(
         client.sub(f"$SB.SUB.{subject}.start=earliest", sid, queue)
     eight, nine = sorted(client.messages(), key=lambda message: message.sid)
     assert fields(eight)[1] != fields(nine)[1]
-    client.pub(eight.reply, b"-NAK")
+    client.pub(eight.reply, b"-NAK 0s")
     assert [m.sid for m in client.messages()] == ["8"]
-    client.pub(nine.reply, b"-NAK")
+    client.pub(nine.reply, b"-NAK 0s")
     assert [m.sid for m in client.messages()] == ["9"]
     client.say(b"UNSUB 8\r\nUNSUB 9\r\n")
 
@@ -288,7 +288,7 @@ def test_what_comes_again_tells_what_lies_behind_and_what_is_done_may_be_said_tw
     client.sub("$SB.SUB.1.-.in_flight=2", queue=queue)
     first, second = client.messages()
     assert [fields(m)[-1] for m in (first, second)] == ["2", "1"]
-    client.pub(first.reply, b"-NAK")
+    client.pub(first.reply, b"-NAK 0s")
     (first,) = client.messages()
     assert (deliveries([first]), fields(first)[-1]) == ([(b"a", 2)], "1")
     for _ in range(2):
@@ -302,7 +302,7 @@ def test_a_nack_brings_it_again_at_once_or_when_it_says() -> None:
     doors = holding(b"a")
     client = doors.client(b"SUB $SB.SUB.1 1\r\n")
     (message,) = client.messages()
-    client.pub(message.reply, b"-NAK")
+    client.pub(message.reply, b"-NAK 0s")
     (message,) = client.messages()
     assert deliveries([message]) == [(b"a", 2)]
     client.pub(message.reply, b'-NAK {"delay": 5000000000}')
@@ -397,12 +397,27 @@ def test_a_nack_obeys_the_pauses_of_its_class(queue: str) -> None:
     assert found == [(0, "1"), (2, "2"), (5, "3"), (8, "4")]
 
 
+@pytest.mark.parametrize("queue", ["", "g"])
+def test_a_nack_without_a_pause_of_its_own_waits_as_the_silence_of_others_does(queue: str) -> None:
+    doors = holding(b"a")
+    client = doors.client()
+    client.sub("$SB.SUB.1.d.max_deliveries=3", queue=queue)
+    found = []
+    for tick in range(50):
+        for message in client.messages():
+            found.append((tick, fields(message)[2]))
+            client.pub(message.reply, b"-NAK")
+        doors.tick(1)
+    assert found == [(0, "1"), (6, "2"), (18, "3")]
+    assert [payload for _, payload in stored(doors, DEAD_1)] == [b"a"]
+
+
 def test_so_many_deliveries_and_no_more() -> None:
     doors = holding(b"a")
     client = doors.client(b"SUB $SB.SUB.1.-.max_deliveries=2 1\r\n")
     for _ in range(2):
         (message,) = client.messages()
-        client.pub(message.reply, b"-NAK")
+        client.pub(message.reply, b"-NAK 0s")
     assert client.messages() == []
     assert [payload for _, payload in stored(doors, DEAD_1)] == [b"a"]
 

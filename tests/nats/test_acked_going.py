@@ -39,7 +39,7 @@ def test_unsub_max_counts_what_comes_again_and_may_be_said_again() -> None:
     client = doors.client(b"SUB $SB.SUB.1.d.in_flight=1 1\r\nUNSUB 1 2\r\n")
     (first,) = client.messages()
     client.say(b"UNSUB 1 4\r\n")
-    client.pub(first.reply, b"-NAK")
+    client.pub(first.reply, b"-NAK 0s")
     (first,) = client.messages()
     assert deliveries([first]) == [(b"0.", 2)]
     client.pub(first.reply)
@@ -134,11 +134,11 @@ def test_who_drains_says_what_is_never_to_come_again(queue: str) -> None:
     client = doors.client()
     client.sub("$SB.SUB.1.d", queue=queue)
     first, second, third = client.messages()
-    client.pub(first.reply, b"-NAK")
+    client.pub(first.reply, b"-NAK 0s")
     assert deliveries(client.messages()) == [(b"a", 2)]
     client.say(b"UNSUB 1\r\n", b"SUB _INBOX.me 2\r\n")
     client.pub(first.reply, b"+TERM", reply="_INBOX.me")
-    client.pub(second.reply, b"-NAK", reply="_INBOX.me")
+    client.pub(second.reply, b"-NAK 0s", reply="_INBOX.me")
     assert [m.subject for m in client.messages()] == ["_INBOX.me"] * 2
     client.pub(third.reply, b"+WPI", reply="_INBOX.me")  # It has been given back: too late.
     assert [m.headers[:12] for m in client.messages()] == [b"NATS/1.0 503"]

@@ -38,6 +38,7 @@ from simplebus.nats.limits import ACKED_IN_FLIGHT_MESSAGES
         ("7.-.backoff=5", "", 7, {"backoff": [5.0]}),
         ("7.-.by_key=true", "g", 7, {"group": "g", "by_key": True}),
         ("7.-.start=12", "", 7, {"start": Start(sequence=12)}),
+        ("7.-.start=@1763700000%2E5", "", 7, {"start": Start(time=1763700000.5)}),
         ("7.-.filter.orders.*.>", "", 7, {"channels": ["orders.*.>"]}),
         (
             "7.filter.start=new.filter.a",
@@ -78,9 +79,9 @@ def test_what_is_asked_for(
         ("orders.d.by_key=maybe", "by_key is true or false, got 'maybe'"),
         (
             "orders.d.start=soon",
-            "start is earliest, new, last, last_values, waiting or a sequence, got 'soon'",
+            "start is earliest, new, last, last_values, waiting, .*seconds since 1970, got 'soon'",
         ),
-        ("orders.d.start=" + "9" * 30, "start is earliest, .* or a sequence, got '999"),
+        ("orders.d.start=" + "9" * 30, "start is earliest, .*, got '999"),
         ("orders.d.start=new.start=last", "the option start is there twice: 'new' and 'last'"),
         ("orders%00", r"a class has a name that can be printed, got 'orders\\x00'"),
         ("orders.a%0Ab", r"a durable has a name that can be printed, got 'a\\nb'"),

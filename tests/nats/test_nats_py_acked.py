@@ -62,7 +62,7 @@ async def test_each_word_about_a_message_does_what_it_says(shared_door: Door) ->
         assert (await asked.ack_sync(timeout=10)).data == b""
         await ended.term()
         await worked.in_progress()
-        await nacked.nak()
+        await nacked.nak(delay=1e-9)
         again = await next_of(sub)
         assert (again.data, again.metadata.num_delivered) == (b"2", 2)
         begun = time.monotonic()

@@ -143,7 +143,7 @@ async def test_every_word_of_nats_py_does_what_it_says(both: Both) -> None:
         await messages[b"slow"].in_progress()
         again = await next_of(subscription, b"nak")
         assert number(again) == 2
-        await again.nak()
+        await again.nak(delay=1e-9)
         again = await next_of(subscription, b"nak")
         assert number(again) == 3
         await again.ack()

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 import msgspec
 from core import talk
@@ -20,9 +21,12 @@ from core.talk2 import (
     DELIVER,
     ENVELOPE,
     ERROR,
+    FETCH,
     MESSAGE,
+    PURGE,
     SUBSCRIBE,
     ack,
+    asked,
     enveloped,
     hello,
     nack,
@@ -35,7 +39,7 @@ from oracles import parse_frame, split_frames
 
 from simplebus.core.envelope import Envelope
 from simulation import letters
-from simulation.history import token_of
+from simulation.history import channel_of, expires_of, opens_of, token_of
 from simulation.network import End, Line
 from simulation.world import World
 
@@ -56,16 +60,23 @@ class Wish:
     filters: bool = False
     """Whether it asks for one channel only."""
     by_key: bool = False
+    where: dict[str, object] | None = None
+    """Instead of `start`."""
 
     def options(self) -> dict[str, object]:
         """As the protocol has it."""
-        found: dict[str, object] = {"start": self.start}
+        found: dict[str, object] = {"start": self.where or self.start}
         for name in ("durable", "group", "max_in_flight", "max_deliveries", "by_key"):
             if getattr(self, name):
                 found[name] = getattr(self, name)
         if self.filters:
             found["channels"] = ["a.*"]
         return found
+
+
+def named(class_id: int) -> dict[str, object]:
+    """A class, as who connects names it."""
+    return {"id": class_id, "name": f"class {class_id}"}
 
 
 class Client(End):
@@ -175,6 +186,10 @@ class Client(End):
             line.shut(self)
 
 
+def _milliseconds(seconds: float) -> int | None:
+    return round(seconds * 1000) if 0 < seconds < inf else None
+
+
 class Plain(Client):
     """A program of version 1: it publishes, subscribes, and acknowledges what it likes."""
 
@@ -232,12 +247,14 @@ class Raw(Client):
         count: int,
         is_named: bool,
         processed: Processed,
+        purges: bool,
     ) -> None:
         self.class_ids = class_ids
         self.wishes = wishes
         self.count = count
         self.is_named = is_named
         self.processed = processed
+        self.purges = purges
         self.made = 0
         self.first = 0
         """The number of the oldest message that is not confirmed."""
@@ -257,7 +274,7 @@ class Raw(Client):
             who = {"name": self.name, "instance": "one"}
             if self.bus:
                 who |= {"unconfirmed": self.first, "bus": self.bus}
-        self.say(hello(*self.class_ids, **who))
+        self.say(hello(*map(named, self.class_ids), **who))
 
     def lost(self) -> None:
         self.is_open = False
@@ -275,6 +292,8 @@ class Raw(Client):
             number = chance.randint(1, len(self.wishes))
             self.say(unsubscribe(number, 1000 + number))
             self._held = [held for held in self._held if held[1] != number]
+        elif self.world.chance(0.03):
+            self._ask()
         elif self.wishes and self.world.chance(0.03):
             self._subscribe(chance.randrange(len(self.wishes)))
         if self.world.calm:
@@ -286,13 +305,16 @@ class Raw(Client):
         chance = self.world.random
         class_id, which = chance.choice(self.class_ids), self.made
         self.made += 1
-        what = chance.choice(["", "", "c", "c", "ct", "t", "ck", "cl"])
-        if what:
+        what = chance.choice(["", "", "c", "c", "ct", "cty", "t", "ty", "ck", "cl", "b"])
+        if what == "b":  # An envelope that is none.
+            message = (class_id, ENVELOPE, b"\xff" + letters.payload(self.name, which))
+        elif what:
+            bits = what.encode()
             about = Envelope(
-                channel="a.b" if "c" in what else "b",
-                key=letters.key_of(what.encode()),
-                expires_ms=chance.choice([300, 5000]) if what == "ct" else None,
-                not_before_ms=chance.choice([100, 3000]) if what == "t" else None,
+                channel=channel_of(bits).decode(),
+                key=letters.key_of(bits),
+                expires_ms=_milliseconds(expires_of(bits)),
+                not_before_ms=_milliseconds(opens_of(bits)),
             )
             data = letters.payload(self.name, which, what, size=chance.choice([0, 0, 300]))
             message = (class_id, ENVELOPE, letters.enveloped(data, about))
@@ -300,6 +322,16 @@ class Raw(Client):
             message = (class_id, MESSAGE, letters.payload(self.name, which))
         self.waiting.append(message)
         self._send(self.first + len(self.waiting) - 1, *message)
+
+    def _ask(self) -> None:
+        """Look at some messages, or be rid of them."""
+        chance = self.world.random
+        class_id, first = chance.choice(self.class_ids), chance.randrange(40)
+        if chance.random() < 0.5:
+            self.say(asked(FETCH, class_id, 5, first=first, count=chance.randint(1, 20)))
+        elif self.purges:
+            last = first + chance.randint(1, 4)
+            self.say(asked(PURGE, class_id, 6, first=first, last=last))
 
     def _send(self, number: int, class_id: int, kind: int, content: bytes) -> None:
         say = publish if kind == MESSAGE else enveloped
@@ -353,7 +385,7 @@ class Raw(Client):
             kind, key, number, last, content = parse_frame(frame)
             if kind == DELIVER:
                 self._delivery = (key, number, last)
-            elif kind in (MESSAGE, ENVELOPE):
+            elif kind in (MESSAGE, ENVELOPE) and self._delivery[2]:  # Else it was fetched.
                 self._held.append((key, self._delivery[2], number, content))
             elif kind == ord("6"):
                 self._confirmed(number)

@@ -15,7 +15,7 @@ import contextlib
 import errno
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
 
@@ -41,6 +41,8 @@ class _Kept:
     """So much of it is on disk for good."""
     is_named: bool = False
     """Whether its name is."""
+    ends: list[int] = field(default_factory=list)
+    """Where its records end."""
 
 
 class Disk:
@@ -52,7 +54,8 @@ class Disk:
         self.dies_in = 0
         """Calls until the process dies; 0 for not at all."""
         self.calls = 0
-        self.syncs = True
+        self.torn: set[Path] = set()
+        """Files in which something that is no whole record is left of what was not synced."""
         self._world = world
         self._spares = path / "spares"
         self._spares.mkdir()
@@ -127,6 +130,7 @@ class Disk:
     def cut_power(self) -> None:
         """The process is gone, and so is what was not synced."""
         self.close()
+        self.torn.clear()
         for folder in sorted({path.parent for path in self._files}):
             self._lose_names(folder)
         for path, kept in self._files.items():
@@ -162,6 +166,7 @@ class Disk:
         with path.open("r+b") as file:
             file.seek(kept.durable)
             rest = bytearray(file.read().rstrip(b"\0"))
+            whole = bytes(rest)
             way = chance.choice(["all", "none", "front", "pages", "pages"])
             if way == "none":
                 rest.clear()
@@ -173,11 +178,24 @@ class Disk:
                     if chance.random() < 0.5:
                         begin = chance.choice([at, chance.randrange(at, end)])
                         rest[begin:end] = bytes(end - begin)
+            if _is_torn(whole, bytes(rest), [end - kept.durable for end in kept.ends]):
+                self.torn.add(path)
             file.seek(kept.durable)
             file.write(rest)
             file.truncate()
             if chance.random() < 0.5:
                 file.truncate(size)
+
+
+def _is_torn(whole: bytes, rest: bytes, ends: list[int]) -> bool:
+    """Whether, behind the last record that is as it was, there is part of another one. What begins
+    with zeros is taken for the end."""
+    rest = rest.rstrip(b"\0")
+    if whole == rest:
+        return False
+    pairs = enumerate(zip(whole, rest, strict=False))
+    differs = next((at for at, (a, b) in pairs if a != b), len(rest))
+    return any(rest[max((end for end in ends if 0 <= end <= differs), default=0) :][:4])
 
 
 class _File(AppendFile):
@@ -197,16 +215,17 @@ class _File(AppendFile):
                 super().append([half], mark=self.mark)
             raise
         super().append(pieces, mark=mark)
+        self.kept.ends.append(self.used)
 
     def sync(self) -> None:
         self.disk.call()
-        if self.disk.syncs:
-            self.kept.durable = self.used
+        self.kept.durable = self.used
         self.settle()
 
     def withdraw(self) -> None:
         self.disk.call()
         super().withdraw()
+        self.kept.ends = [end for end in self.kept.ends if end <= self.used]
 
     def abandon(self) -> None:
         self.is_closed = True

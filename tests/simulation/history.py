@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from oracles import parse_frame
@@ -75,6 +76,12 @@ class Place:
     """By this process, and how the last time."""
     excused: set[int] = field(default_factory=set)
     """What was under way when its ack came."""
+    attempts: dict[int, int] = field(default_factory=dict)
+    """How often it was sent messages, as far as the bus must know."""
+    dropped: set[int] = field(default_factory=set)
+    """What the bus let go of for want of room."""
+    values: dict[bytes, int] = field(default_factory=dict)
+    """By channel: it is to be sent this message, or one that came later there."""
     delivered: int = 0
     redelivered: int = 0
     lost: int = 0
@@ -117,8 +124,27 @@ class Talk:
     bus: str = ""
     clean_tick: int = 0
     """When nothing waited between the ring and the wire."""
+    clean_clock: float = 0.0
+    """And the bus's clock then."""
+    purges: deque[tuple[int, range]] = field(default_factory=deque)
+    """Purges that are not answered, in order: class, messages."""
     late_acks: list[tuple[Place, int]] = field(default_factory=list)
     """What the last bytes acknowledged."""
+
+
+def channel_of(what: bytes) -> bytes:
+    """The channel of such a message; empty for none."""
+    return b"a.b" if b"c" in what else b"b" if what else b""
+
+
+def expires_of(what: bytes) -> float:
+    """After how many seconds such a message expires."""
+    return inf if b"t" not in what or b"c" not in what else 0.3 if b"y" in what else 5.0
+
+
+def opens_of(what: bytes) -> float:
+    """Before how many seconds are over such a message is not sent."""
+    return 0.0 if b"t" not in what or b"c" in what else 0.1 if b"y" in what else 3.0
 
 
 def content_of(cls: MessageClass, sequence: int) -> bytes:

@@ -1,7 +1,8 @@
 """What is in messages: payloads that can be told apart, and dead letters.
 
 Rule 1: all that a check needs to know of a message stands in its payload, as {whose.which.what}; of
-`what`, t says that it has times, c that it has the channel that some ask for, k and l its key.
+`what`, t says that it has times, y that they are short, c that it has the channel that some ask
+for, k and l its key.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def dead_letter(content: bytes) -> tuple[int, str, int] | None:
         return None
     read, _ = envelope.decode(content)
     headers = dict(read.headers)
-    return int(headers[CLASS]), headers[SUBSCRIPTION], int(headers[SEQUENCE])
+    return int(headers[CLASS].split()[-1]), headers[SUBSCRIPTION], int(headers[SEQUENCE])
 
 
 def enveloped(data: bytes, about: Envelope) -> bytes:

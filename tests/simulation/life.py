@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
-from simplebus.core.broker import Settings
-from simplebus.core.ledger import Level
+from simplebus.core import spilling
 from simulation.clients import Client, Plain, Processed, Raw, Wish
 from simulation.disk import Disk
 from simulation.network import End, Line
 from simulation.program import Program
 from simulation.promises import Promises
 from simulation.server import Server
+from simulation.shape import Shape
 from simulation.world import World
 
 WILD_SECONDS = 20.0
@@ -28,22 +30,21 @@ SHARED_MEMORY = Path("/dev/shm")
 class Life:
     """See the module's law."""
 
-    def __init__(self, seed: int, path: Path, *, tells: bool = False) -> None:
+    def __init__(self, seed: int, path: Path, *, tells: bool = False, **given: Any) -> None:
+        """What is given is given to its `Shape`."""
         self.world = world = World(seed, tells=tells)
-        chance = world.random
+        self.shape = shape = Shape.of(world.random, **given)
         self.disk = Disk(world, path)
-        self.promises = Promises(world)
-        level = chance.choice([Level.DISK, Level.DISK, Level.OS, Level.MEMORY, None])
-        settings = Settings(ack_timeout=chance.choice([1, 2, 6]))
+        self.promises = Promises(world, self.disk.torn)
         self.server = Server(
             world,
             self.disk,
             self.promises,
-            level=level,
-            settings=settings,
-            segment_bytes=chance.choice([1, 600, 1 << 20]),
+            level=shape.level,
+            settings=shape.settings([1, 2, 3]),
+            segment_bytes=shape.segment_bytes,
         )
-        world.say("level", level, "ack timeout", settings.ack_timeout)
+        world.say(shape)
         self.processed: Processed = {}
         self.clients: list[Client] = []
         self._invite()
@@ -52,8 +53,7 @@ class Life:
         """Who takes part."""
         world, chance = self.world, self.world.random
         class_ids = [1, 2, 3][: chance.randint(1, 3)]
-        deliveries = chance.choice([0, 0, 3])
-        most = chance.choice([0, 1, 5])
+        deliveries, most = self.shape.deliveries, self.shape.in_flight
         wishes = []
         for class_id in class_ids:
             for name in ["d", "e"][: chance.randint(1, 2)]:
@@ -62,12 +62,16 @@ class Life:
         for number, wish in enumerate(wishes):
             self._add(Raw, f"reader{number}", class_ids, wishes=[wish], count=0)
         if chance.random() < 0.6:
-            by_key = chance.random() < 0.5
+            by_key = self.shape.by_key
             wish = Wish(class_ids[0], "g", "crew", most, deliveries, by_key=by_key)
             for number in range(chance.randint(1, 3)):
                 self._add(Raw, f"member{number}", class_ids, wishes=[wish], count=5)
         for number in range(chance.randint(1, 2)):
-            wish = Wish(class_ids[-1], start=chance.choice(["waiting", "new", "earliest"]))
+            starts = ["waiting", "new", "earliest", "last"]
+            where = {"sequence": chance.randrange(30)} if chance.random() < 0.2 else None
+            if self.shape.values:
+                starts, where = ["last_values"], None
+            wish = Wish(class_ids[-1], start=chance.choice(starts), where=where)
             self._add(Raw, f"till{number}", class_ids, wishes=[wish], count=chance.randint(5, 60))
         if chance.random() < 0.5:
             self._add(Raw, "nobody", class_ids, wishes=[], count=20, is_named=False)
@@ -115,6 +119,7 @@ class Life:
                 count=count,
                 is_named=is_named,
                 processed=self.processed,
+                purges=self.shape.purges,
             )
         )
 
@@ -124,7 +129,11 @@ class Life:
     def run(self) -> Promises:
         """Live. Raises Broken when a promise is."""
         world = self.world
-        with self.disk.under_the_journal():
+        with (
+            self.disk.under_the_journal(),
+            self.server.log.listens(),
+            mock.patch.object(spilling, "SPILL_READ_BYTES", self.shape.read_bytes),
+        ):
             self.server.start()
             world.after(1.0, self._fate)
             world.run(WILD_SECONDS)
@@ -147,9 +156,7 @@ class Life:
             return
         chance = world.random
         if server.is_up:
-            match chance.choice(
-                ["kill", "cut", "stop", "dies", "full", "broken", "-", "-", "-", "-", "-", "-"]
-            ):
+            match chance.choice(self.shape.fates):
                 case "kill":
                     server.kill()
                 case "cut":
@@ -158,6 +165,8 @@ class Life:
                     server.stop()
                 case "dies":
                     disk.dies_in = chance.randint(1, 12)
+                case "jump":
+                    server.jump(chance.choice([-2.0, 0.7, 600.0]))
                 case "full":
                     disk.is_full = True
                     world.after(chance.uniform(0.1, 5.0), self._heal)
@@ -199,8 +208,8 @@ class Life:
                 )
 
 
-def live(seed: int, *, tells: bool = False) -> Promises:
-    """One run by this seed."""
+def live(seed: int, *, tells: bool = False, **given: Any) -> Promises:
+    """One run by this seed, in which what is given is so."""
     folder = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
     with tempfile.TemporaryDirectory(dir=folder, prefix="simplebus-") as path:
-        return Life(seed, Path(path), tells=tells).run()
+        return Life(seed, Path(path), tells=tells, **given).run()

@@ -10,7 +10,7 @@ taken out of the history.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from simplebus.core.broker import Broker
 from simplebus.core.classes import MessageClass
@@ -46,6 +46,15 @@ class Outliving:
         self.talks: dict[int, Talk] = {}
         self.dead: dict[tuple[int, str], set[int]] = {}
         """By class and name: the sequences of dead letters."""
+        self.purged: dict[int, set[int]] = {}
+        """By class: what is purged, or perhaps is."""
+        self.unread: dict[int, set[int]] = {}
+        """By class: what a power cut took from the disk, and was found to be gone when it was read.
+        """
+        self.copies: dict[int, set[int]] = {}
+        """By class: last values that were stored anew, as they were and as they are."""
+        self.times: dict[tuple[int, int], float] = {}
+        """By class and sequence: what the bus's clock said when it was stored."""
         self.counts: dict[str, int] = {}
         """What was seen, for people."""
         self._lossy = False
@@ -56,6 +65,10 @@ class Outliving:
         self._floors: dict[int, int] = {}
         """Below these, everybody had had everything."""
         self._gone: list[tuple[int, int]] = []
+        self.ever_lossy = False
+        """Whether some process has."""
+        self.latest_clock = 0.0
+        """The highest reading of the clock of the process that is there."""
 
     def count(self, what: str, many: int = 1) -> None:
         self.counts[what] = self.counts.get(what, 0) + many
@@ -85,9 +98,13 @@ class Outliving:
         ledger = broker.ledger
         self._safe = heads if ledger is None else {k: ledger.safe(k, n) for k, n in heads.items()}
 
-    def begin(self, broker: Broker) -> None:
-        """A process has begun: what was confirmed is there, and for whom it was."""
+    def begin(self, broker: Broker, said: Collection[str]) -> None:
+        """A process has begun, and has said this: what was confirmed is there, and for whom."""
         self.broker = broker
+        self.said = said
+        self.latest_clock = now = broker.clock.now
+        self.clock_set(now)
+        self.ever_lossy |= self._lossy
         self.count(f"lives {self._ended or 'first'}")
         self.talks.clear()
         lossy, self._lossy = self._lossy, False
@@ -97,6 +114,11 @@ class Outliving:
             self._place_recovered(key, place, lossy)
         self._find_dead()
         self._ended = ""
+
+    def clock_set(self, now: float) -> None:
+        """From when on the times count of what was stored later is the bus's affair: it is another
+        one when they are read back."""
+        self.times = {message: time for message, time in self.times.items() if time <= now}
 
     def _recovered(self, class_id: int, lossy: bool) -> None:
         log = self.log[class_id]
@@ -124,6 +146,7 @@ class Outliving:
                         self.confirmed.discard(token)
                         self.may_be_twice.add(token)
                     log[sequence] = there
+                    self.times.pop((class_id, sequence), None)
         floor = self._floors.get(class_id, 0)
         for sequence in range(head, len(log)):
             if not log[sequence]:
@@ -142,7 +165,12 @@ class Outliving:
                 "what is confirmed outlives the process",
                 f"{token!r} of class {class_id}, {sequence}, after {self._ended}; head {head}",
             )
+        for sequence in range(head, len(log)):
+            self.times.pop((class_id, sequence), None)
         del log[head:]
+        for known in (self.purged, self.unread, self.copies):
+            if class_id in known:
+                known[class_id] = {each for each in known[class_id] if each < head}
         if lossy:
             self.may_be_twice.update(self.numbers.values())
 
@@ -179,6 +207,8 @@ class Outliving:
         )
         place.ever_acked = {s for s in place.ever_acked if s < head}
         place.ever_sent = {s for s in place.ever_sent if s < head}
+        place.dropped = {s for s in place.dropped if s < head}
+        place.attempts = {s: n for s, n in place.attempts.items() if was_stopped and s < head}
         place.sent.clear()
         place.excused.clear()
         place.first = position.window.cursor
@@ -193,9 +223,21 @@ class Outliving:
         for sequence in range(place.since, head):
             if sequence in place.ever_acked or sequence in dead or not log[sequence]:
                 continue
+            if self.is_gone(place, sequence):
+                continue
             token = token_of(log[sequence])
             if token in self.confirmed and not is_timed(token) and self.is_for(place, token):
                 yield sequence
+
+    def is_gone(self, place: Place, sequence: int) -> bool:
+        """Whether a position need not be sent it, as nobody is, or as there was no room for it."""
+        class_id = place.class_id
+        return (
+            sequence in place.dropped
+            or sequence in self.purged.get(class_id, ())
+            or sequence in self.unread.get(class_id, ())
+            or sequence in self.copies.get(class_id, ())
+        )
 
     def is_for(self, place: Place, token: bytes) -> bool:
         """Whether its patterns match: the channel is part of the token."""

@@ -22,6 +22,7 @@ from core.talk2 import (
     ERROR,
     MESSAGE,
     NACK,
+    PURGE,
     SUBSCRIBE,
     UNSUBSCRIBE,
     WORKING,
@@ -32,29 +33,38 @@ from simplebus.core.broker import Broker
 from simplebus.core.classes import MessageClass
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.session import Session
-from simulation.history import Place, Sent, Talk, content_of, is_timed, token_of, what_of
-from simulation.letters import dead_letter, key_of
-from simulation.outliving import Outliving
+from simplebus.core.settings import FullPolicy
+from simulation.history import (
+    Place,
+    Sent,
+    Talk,
+    content_of,
+    is_timed,
+    token_of,
+)
+from simulation.letters import dead_letter
+from simulation.turns import Turns
 
 
-class Promises(Outliving):
+class Promises(Turns):
     """Of one bus, over all its processes."""
 
     # What is accepted ----------------------------------------------------------------------------
 
     def look(self, broker: Broker) -> None:
         """See what was stored since."""
-        for class_id, cls in broker.classes.items():
-            log = self.log.setdefault(class_id, [])
-            head = cls.ring.head
-            if head == len(log):
-                continue
-            for sequence in range(len(log), head):
-                if sequence < cls.ring.floor:
-                    log.append(b"")
-                    continue
-                content = content_of(cls, sequence)
-                log.append(content)
+        self.latest_clock = max(self.latest_clock, broker.clock.now)
+        for cls in broker.classes.values():
+            self.look_at(cls)
+
+    def look_at(self, cls: MessageClass) -> None:
+        """The same in one class."""
+        class_id, head = cls.class_id, cls.ring.head
+        log = self.log.setdefault(class_id, [])
+        for sequence in range(len(log), head):
+            content = content_of(cls, sequence) if sequence >= cls.ring.floor else b""
+            log.append(content)
+            if content:
                 self._accepted(cls, sequence, content)
 
     def _accepted(self, cls: MessageClass, sequence: int, content: bytes) -> None:
@@ -65,6 +75,11 @@ class Promises(Outliving):
             self.count("dead letters")
             return
         token = token_of(content)
+        if cls.holds_values and token in self.at:
+            self.copies.setdefault(cls.class_id, set()).update((sequence, self.at[token][1]))
+            self.count("carried")
+            return
+        self.times[cls.class_id, sequence] = self.broker.clock.now
         self.demand(
             token not in self.at or token in self.may_be_twice,
             "a number is stored once",
@@ -137,9 +152,16 @@ class Promises(Outliving):
                 if talk.version == 1:
                     self._subscribed_plainly(talk, key)
                 else:
-                    talk.asked.append((key, last, msgspec.json.decode(content or b"{}")))
+                    wish = msgspec.json.decode(content or b"{}")
+                    wish["was_there"] = self._is_there(key, wish)
+                    talk.asked.append((key, last, wish))
             elif kind == UNSUBSCRIBE:
                 talk.left.add(key)
+                for held in talk.sent.get(key, {}).values():
+                    held.is_open = False
+            elif kind == PURGE:
+                wish = msgspec.json.decode(content)
+                self._purge_asked(talk, key, wish["first"], wish["last"])
             elif kind == ACK:
                 ends = parse_ack(content)
                 assert ends is not None
@@ -209,6 +231,7 @@ class Promises(Outliving):
         talk = self.talks.get(session.session_id)
         if talk is None:
             return
+        self.latest_clock = max(self.latest_clock, self.broker.clock.now)
         frames, talk.told = split_frames(talk.told + data)
         for frame in frames:
             kind, key, number, last, content = parse_frame(frame)
@@ -221,6 +244,8 @@ class Promises(Outliving):
             elif kind == CONNECT and talk.version == 2:
                 reply = msgspec.json.decode(content)
                 talk.next = reply["next"]
+                if reply["bus"] == talk.bus:
+                    self._goes_on(talk, reply["lost"])
                 if reply["bus"] == talk.bus:  # What is below `next` counts as confirmed, too.
                     talk.next = talk.unconfirmed
                     self._confirmed(talk, reply["next"], but=self.taken)
@@ -231,9 +256,17 @@ class Promises(Outliving):
                 talk.places.pop(key, None)
                 talk.sent.pop(key, None)
             elif kind == ERROR:
-                self._told_error(talk, last, number, msgspec.json.decode(content))
+                self._told_error(talk, last, number, key, msgspec.json.decode(content))
+            elif kind == PURGE:
+                self._purge_told(talk)
         if not session.outbox._rest:
             talk.clean_tick = self.broker.tick_number
+            talk.clean_clock = self.broker.clock.now
+
+    def _is_there(self, class_id: int, wish: dict[str, Any]) -> bool:
+        """Whether anybody was told that it is there: who makes it may hear so later than others."""
+        key = MessageClass.key(wish.get("durable") or "", wish.get("group") or "")
+        return (class_id, key) in self.places
 
     def _granted(self, talk: Talk, reply: dict[str, Any]) -> None:
         class_id, number, wish = talk.asked.popleft()
@@ -250,7 +283,10 @@ class Promises(Outliving):
         else:
             key = (class_id, MessageClass.key(durable, group))
             known = self.places.get(key)
-            if known is None or not reply["resumed"]:
+            if known is not None and not (reply["resumed"] or wish["was_there"]):
+                known.since = min(known.since, reply["cursor"])
+                reply["cursor"] = max(known.first, reply["cursor"])
+            elif known is None or not reply["resumed"]:
                 self.demand(
                     known is None or not known.durable or bool(self._gone),
                     "durables stay",
@@ -268,6 +304,8 @@ class Promises(Outliving):
                     "a position goes on where it was",
                     f"{durable}: {s}",
                 )
+        if wish.get("start") == "last_values":
+            self._wants_values(place)
         place.ticks = ticks
         place.by_key = bool(wish.get("by_key"))
         talk.places[number] = place
@@ -276,14 +314,18 @@ class Promises(Outliving):
         talk.last[number] = -1
         talk.sent[number] = {}
 
-    def _told_error(self, talk: Talk, about: int, number: int, error: dict[str, Any]) -> None:
+    def _told_error(
+        self, talk: Talk, about: int, number: int, class_id: int, error: dict[str, Any]
+    ) -> None:
         self.count(f"error {error['code']}")
         self.world.say("to", talk.who, error["code"], number, error["count"])
         if about in (MESSAGE, ENVELOPE):
-            for one in range(number, number + error["count"]):
-                self.refused_tokens.add(self.numbers[talk.who, one])
+            numbers = range(number, number + error["count"])
+            self._was_refused(talk, class_id, numbers, error["code"])
         elif about == SUBSCRIBE:
             talk.asked.popleft()
+        elif about == PURGE:
+            talk.purges.popleft()
 
     def _confirmed(
         self, talk: Talk, following: int, *, but: Collection[bytes] = frozenset()
@@ -293,8 +335,11 @@ class Promises(Outliving):
             token = self.numbers.get((talk.who, number))
             if token is None or token in self.refused_tokens | self.confirmed or token in but:
                 continue
+            if token in self.taken and token not in self.at:
+                continue  # A crash took it, and left that its number is used.
             self.demand(token in self.at, "what is confirmed is stored", f"{token!r} of {talk.who}")
             self.confirmed.add(token)
+            self._is_named(self.at[token][0])
             self.count("confirmed")
         talk.next = max(talk.next, following)
 
@@ -304,6 +349,8 @@ class Promises(Outliving):
             named, attempt, number = talk.delivery
             self.demand(named == class_id, "Deliver names what follows", talk.delivery, class_id)
             if number == 0:
+                self.count("fetched")
+                self._is_whole(talk, class_id, sequence, content)
                 return
         place = talk.places.get(number)
         self.world.say(
@@ -321,6 +368,8 @@ class Promises(Outliving):
             "what is acknowledged does not come again",
             name,
         )
+        self._is_not_purged(place, sequence, name)
+        self._is_in_time(talk, place, number, sequence, attempt, name)
         is_first = attempt == 1 and sequence > talk.last.get(number, -1)
         if talk.version == 2 and attempt == 1:
             timed = is_timed(token_of(content))
@@ -364,9 +413,15 @@ class Promises(Outliving):
         if place.is_group:
             return
         log = self.log[place.class_id]
-        for between in range(max(place.first, place.since), sequence):
+        lowest = max(place.first, place.since)
+        cls = self.broker.classes[place.class_id]
+        if cls.policy is FullPolicy.DROP_OLDEST:  # What there was no room for is looked at later.
+            lowest = max(lowest, cls.ring.floor)
+        for between in range(lowest, sequence):
             content = log[between]
             if not content or between in place.sent or between in place.ever_acked:
+                continue
+            if self.is_gone(place, between):
                 continue
             token = token_of(content)
             self.demand(
@@ -375,42 +430,13 @@ class Promises(Outliving):
                 f"{between} {token!r} before {name}",
             )
 
-    def _is_its_turn(self, place: Place, sequence: int, name: str) -> None:
-        """What came before it with its key is done."""
-        log = self.log[place.class_id]
-        key = key_of(what_of(log[sequence]))
-        dead = self.dead.get((place.class_id, place.durable or place.key[1]), set())
-        for former in range(place.since, sequence if key else 0):
-            if former not in place.ever_acked | dead and log[former]:
-                what = what_of(log[former])
-                self.demand(
-                    key_of(what) != key or b"t" in what,
-                    "messages of a key come one after the other",
-                    f"{former} is not done: {name}",
-                )
-
-    def _fits(self, talk: Talk, place: Place, number: int, name: str) -> None:
-        """What is certainly in flight fits into the window."""
-        most = talk.limits.get(number)
-        if most is None or most > 1000:
-            return
-        tick = self.broker.tick_number
-        held = sum(
-            1
-            for sequence, sent in talk.sent[number].items()
-            if sent.is_open
-            and place.sent.get(sequence) is sent
-            and sequence not in place.acked
-            and tick < sent.tick + place.ticks
-        )
-        self.demand(held < most + 1, "windows are kept", f"{held} in flight of {most}: {name}")
-
     # The end -------------------------------------------------------------------------------------
 
     def finish(self, processed: dict[tuple[int, str], set[bytes]], broker: Broker) -> None:
         """All is calm, everybody was there and has taken what there was. `processed` says what
         each durable's and group's consumers have acknowledged, by class and name."""
         broker.check()
+        self.account(broker)
         for place in self.places.values():
             if not place.durable:
                 continue
@@ -424,12 +450,17 @@ class Promises(Outliving):
                     "what is confirmed is delivered or a dead letter",
                     f"{token!r}, {sequence} of class {place.class_id}, for {name}",
                 )
+        for talk in self.talks.values():
+            for place in talk.places.values():
+                self._has_values(place)
         self._adds_up(broker)
 
     def _needed_at_all(self, place: Place) -> Iterable[int]:
         log = self.log[place.class_id]
         for sequence in range(place.since, len(log)):
             token = token_of(log[sequence]) if log[sequence] else b""
+            if self.is_gone(place, sequence):
+                continue
             if token and not is_timed(token) and self.is_for(place, token):
                 yield sequence
 
@@ -437,7 +468,9 @@ class Promises(Outliving):
         for cls in broker.classes.values():
             statistics = cls.statistics()
             self.demand(
-                statistics.published == len(self.log[cls.class_id]), "counters add up", "published"
+                statistics.published + statistics.carried == len(self.log[cls.class_id]),
+                "counters add up",
+                "published",
             )
             for held in statistics.subscriptions:
                 if not (held.durable or held.group):

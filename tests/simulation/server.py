@@ -9,115 +9,56 @@ Rule 2: who dies leaves its files, and nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import math
-from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import replace
 from unittest import mock
 
 from simplebus.core.broker import Broker, Settings
+from simplebus.core.classes import MessageClass
 from simplebus.core.errors import RemoteProtocolError
-from simplebus.core.ledger import Ledger, Level, Lot
+from simplebus.core.ledger import Ledger, Level
 from simplebus.core.receive import ReceiveBuffer
 from simplebus.core.session import Session
 from simplebus.server import keeping
 from simplebus.server.keeping import Keeping, load
-from simplebus.server.writer import Floors, Writer
 from simplebus.storage.directory import Directory, take
 from simplebus.storage.errors import JournalError
 from simplebus.storage.journal import Journal
 from simulation.disk import Crash, Disk
 from simulation.network import End, Line
 from simulation.promises import Promises
+from simulation.stepped import SteppedReader, SteppedWriter, Token
 from simulation.world import World
 
 EPOCH = 1_700_000_000.0
 _BUFFER = ReceiveBuffer(1 << 13)
 
 
-class _TryLater(BaseException):
-    """The writer would wait for a second."""
+class _Log(logging.Handler):
+    """What a process says to its operator."""
 
+    def __init__(self, said: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self._said = said
 
-class _Waits:
-    """Instead of the event for which the writer waits."""
+    def emit(self, record: logging.LogRecord) -> None:
+        self._said.append(record.getMessage())
 
-    def __init__(self) -> None:
-        self.is_set = False
-
-    def set(self) -> None:
-        self.is_set = True
-
-    def wait(self, seconds: float) -> bool:
-        if self.is_set:
-            return True
-        raise _TryLater
-
-
-class SteppedWriter(Writer):
-    """The writer, each of whose turns is an event."""
-
-    server: Server
-    """Set before one is made."""
-
-    def __init__(self, journal: Journal, **told: Any) -> None:
-        super().__init__(journal, **told)
-        self._stopping = _Waits()  # type: ignore[assignment]
-
-    def put(self, work: Lot | Floors) -> None:
-        super().put(work)
-        self._later()
-
-    def stop(self) -> None:
-        self._stopping.set()
-        self._queue.put(None)
-        self._step()
-        self._journal.close()
-
-    def _later(self) -> None:
-        world = self.server.world
-        world.after(world.random.choice([0.0001, 0.005, 0.05]), self.server.guarded(self._step))
-
-    _retried: list[Lot] | None = None
-
-    def _step(self) -> None:
+    @contextlib.contextmanager
+    def listens(self) -> Iterator[None]:
+        """For so long, and nobody else does."""
+        log = logging.getLogger("simplebus.server")
+        log.addHandler(self)
+        log.propagate, propagates = False, log.propagate
         try:
-            if self._retried is not None:
-                lots = self._retried
-                self._journal.withdraw()
-                self._retried = None
-                if not self._write(lots):
-                    return
-            if not self._queue.empty():
-                self._turn()
-        except (_TryLater, OSError):
-            self.server.world.after(1.0, self.server.guarded(self._step))
-
-    def _write(self, lots: list[Lot]) -> bool:
-        try:
-            return super()._write(lots)
-        except _TryLater:
-            self._retried = lots
-            raise
-
-
-class _Token:
-    """The way from the writer to the event loop."""
-
-    def __init__(self, server: Server) -> None:
-        self._server = server
-        self._calls: deque[tuple[Callable[..., None], tuple[object, ...]]] = deque()
-
-    def run_sync_soon(self, what: Callable[..., None], *given: object) -> None:
-        self._calls.append((what, given))
-        self._server.world.soon(self._server.guarded(self._next))
-
-    def _next(self) -> None:
-        """What is to be called is called in its order, whenever that is."""
-        what, given = self._calls.popleft()
-        what(*given)
+            yield
+        finally:
+            log.removeHandler(self)
+            log.propagate = propagates
 
 
 class Server(End):
@@ -146,12 +87,15 @@ class Server(End):
         self.broker: Broker
         self.keeping: Keeping | None = None
         self._directory: Directory | None = None
+        self.power_cuts = 0
         self._lines: dict[int, Line] = {}
         self._sessions: dict[Line, Session] = {}
         self._unread: dict[Line, bytearray] = {}
         self._alarm = math.inf
         self._epoch = EPOCH
-        logging.getLogger("simplebus.server").setLevel(logging.CRITICAL)
+        self._said: list[str] = []
+        """What the process has logged that is there, or was there last."""
+        self.log = _Log(self._said)
 
     # Processes -----------------------------------------------------------------------------------
 
@@ -184,7 +128,8 @@ class Server(End):
             return
         self.is_up = True
         world.say("the bus is up, process", self.life)
-        self.promises.begin(self.broker)
+        self.promises.begin(self.broker, self._said)
+        self._watch()
         self._alarm = math.inf
         world.after(self.settings.tick_seconds, self.guarded(self.tick))
         self.settle()
@@ -195,26 +140,51 @@ class Server(End):
             self.keeping = None
             self._read_clock()
             return
-        self._directory = take(self.disk.path, new_bus="the bus")
-        self.broker = Broker(self.settings, identity=self._directory.bus, ledger=Ledger(self.level))
+        boot = str(self.power_cuts)
+        self._directory = replace(take(self.disk.path, new_bus="the bus"), boot=boot)
+        self.broker = Broker(
+            self.settings,
+            identity=self._directory.bus,
+            run=f"run {self.life}",
+            ledger=Ledger(self.level),
+        )
         self._read_clock()
         load(self.broker, self._directory)
         journal = functools.partial(Journal, segment_bytes=self.segment_bytes)
-        SteppedWriter.server = self
+        SteppedWriter.server = SteppedReader.server = self
         with (
             mock.patch.object(keeping, "Writer", SteppedWriter),
+            mock.patch.object(keeping, "Reader", SteppedReader),
             mock.patch.object(keeping, "Journal", journal),
         ):
             self.keeping = Keeping(self.broker, self._directory, self.settle)
         assert self.broker.ledger is not None
         self.keeping._written = self.broker.ledger.taken
-        self.keeping._token = _Token(self)  # type: ignore[assignment]
+        self.keeping._give = Token(self).run_sync_soon
+
+    def _watch(self) -> None:
+        """What is stored is seen at once: it may be dropped in the same turn."""
+        store = self.broker.store
+        wake = store.wake
+
+        def watched(cls: MessageClass) -> None:
+            self.promises.look_at(cls)
+            wake(cls)
+
+        store.wake = watched  # type: ignore[method-assign]
+
+    def jump(self, seconds: float) -> None:
+        """The clock is set."""
+        self.world.say("the clock jumps by", seconds)
+        self._epoch += seconds
+        self.promises.clock_set(self._epoch + self.world.now)
 
     def kill(self, *, power: bool = False) -> None:
         """The process is killed, or the power fails."""
         if self.is_up:
             self.world.say("the power fails" if power else "the bus is killed")
             self.kills += 1
+            self.power_cuts += power
             self._end(self.promises.power_cut if power else self.promises.killed, power=power)
 
     def stop(self) -> None:
@@ -233,6 +203,7 @@ class Server(End):
 
     def _end(self, tell: object, *, power: bool = False) -> None:
         tell(self.broker, self.level)  # type: ignore[operator]
+        self._said.clear()
         self.is_up = False
         if power:
             self.disk.cut_power()
@@ -347,7 +318,6 @@ class Server(End):
             if not room:
                 return
             piece = outbox.peek(tick)
-            self.promises.look(self.broker)
             if not piece:
                 break
             count = min(len(piece), room)
@@ -405,6 +375,5 @@ class Server(End):
             line = self._lines.get(session.session_id)
             if line is not None:
                 self.world.soon(self.guarded(self._read), line)
-        self.promises.look(broker)
         if self.keeping is not None:
             self.keeping.hand_over()

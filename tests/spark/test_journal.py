@@ -338,6 +338,7 @@ def test_a_disk_that_cannot_say_so_ends_it(till: Till, monkeypatch: pytest.Monke
 def acknowledge(till: Till, count: int) -> None:
     """Somebody needs the first messages no longer, and their segments go."""
     reader = peer2(till.bus, subscribe(1, 5, durable="billing", start="waiting"))
+    till.bus.sync()
     reader.ids()
     reader.say(ack(5, 0, count))
     till.bus.keeper.wants_snapshot = True

@@ -6,6 +6,7 @@ dropped without either has crashed there.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -35,9 +36,10 @@ class KeptBus(Bus):
         segment_bytes: int = 1 << 20,
         settings: Settings | None = None,
         now: float = START,
+        boot: str = "",
     ) -> None:
         super().__init__()
-        self.directory = take(path, new_bus="here")
+        self.directory = replace(take(path, new_bus="here"), boot=boot)
         try:
             self.broker = Broker(
                 settings or Settings(),

@@ -26,6 +26,7 @@ def test_what_was_let_go_of_just_before_a_crash_hinders_no_start(
     settings = Settings(limits=limits)
     bus = KeptBus(tmp_path, settings=settings)
     reader = peer2(bus, subscribe(1, 5, durable="billing"))
+    bus.sync()
     peer = peer2(bus, name="till")
     sent = 0
     while sent < 600:

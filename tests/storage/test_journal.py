@@ -331,6 +331,7 @@ def test_a_publisher_that_was_forgotten_begins_anew(tmp_path: Path) -> None:
 def test_a_durable_goes_on_where_it_was(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     reader = peer2(bus, subscribe(1, 5, durable="billing", max_in_flight=4))
+    bus.sync()
     peer2(bus, publish(1, 0, *numbered(8)))
     assert reader.ids() == [0, 1, 2, 3]
     reader.say(ack(5, 0, 1), ack(5, 2, 3))
@@ -348,6 +349,7 @@ def test_a_durable_goes_on_where_it_was(tmp_path: Path) -> None:
 def test_attempts_are_counted_on(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     reader = peer2(bus, subscribe(1, 5, durable="billing", max_deliveries=3))
+    bus.sync()
     peer2(bus, publish(1, 0, b"poison", b"good"))
     reader.ids()
     reader.say(nack(5, 0, 1, 0), ack(5, 1, 2))
@@ -409,6 +411,7 @@ def test_a_durable_group_has_its_members_messages_again(tmp_path: Path) -> None:
         peer2(bus, subscribe(1, 5, durable="billing", group="tills", max_in_flight=2))
         for _ in range(2)
     ]
+    bus.sync()
     peer2(bus, publish(1, 0, *numbered(6)))
     held = [member.ids() for member in members]
     assert sorted(held[0] + held[1]) == [0, 1, 2, 3]
@@ -424,6 +427,7 @@ def test_a_durable_group_by_key_goes_on_in_the_order_of_each_key(tmp_path: Path)
     bus = KeptBus(tmp_path)
     wish = {"durable": "billing", "group": "tills", "by_key": True}
     members = [peer2(bus, subscribe(1, 5, **wish), name=name) for name in ("x", "y")]
+    bus.sync()
     keys = [b"key %d" % (number % 8) for number in range(24)]
     peer2(bus, enveloped(1, 0, *map(keyed, keys)))
     held = {id_: member for member in members for id_ in member.ids()}

@@ -18,7 +18,9 @@ KINDS: list[dict[str, Any]] = [{}, {"group": "g"}, {"group": "g", "by_key": True
 
 
 def reader_of(bus: KeptBus, **options: Any) -> Peer2:
-    return peer2(bus, subscribe(1, 5, durable="d", **options))
+    reader = peer2(bus, subscribe(1, 5, durable="d", **options))
+    bus.sync()
+    return reader
 
 
 def heard(peer: Peer2) -> list[tuple[int, int]]:
@@ -154,3 +156,38 @@ def test_spans_are_parted_by_the_rows(
     found = list(parted([Span(*each) for each in spans], [(a, b, float(v)) for a, b, v in rows]))
     assert [(n, s.attempts, v) for s, v in found for n in range(s.first, s.last)] == want
     assert all(span.first < span.last for span, _ in found)
+
+
+@pytest.mark.parametrize(("kind", "others"), [({}, 0), ({"group": "g"}, 0), ({}, 20)])
+def test_what_plain_subscriptions_were_sent_keeps_attempts_and_pause(
+    tmp_path: Path, kind: dict[str, Any], others: int
+) -> None:
+    bus = KeptBus(tmp_path)
+    asked = {**kind, "ack_seconds": 5, "max_deliveries": 3}
+    peer2(bus, publish(1, 0, b"a"))
+    came = []
+    for _ in range(20):
+        reader = peer2(bus, subscribe(1, 5, **asked))
+        came += [(bus.broker.clock.now - START, *each) for each in heard(reader)]
+        for _ in range(others):
+            peer2(bus, subscribe(1, 5, start="earliest")).got()
+        bus = again(bus, tmp_path)
+        bus.broker.wake_due()
+        bus.check()
+    assert came == [(0.0, 0, 1), (1.0, 0, 2), (12.0, 0, 3)]
+    bus.close()
+
+
+def test_who_comes_and_falls_between_two_looks_is_counted(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    peer2(bus, publish(1, 0, b"a"))
+    for attempt in (1, 2):
+        reader = peer2(bus, subscribe(1, 5))
+        assert heard(reader) == [(0, attempt)]
+        reader.leave()
+        bus.broker.clock.now += 1
+        bus.sync()
+    bus = again(bus, tmp_path)
+    reader = peer2(bus, subscribe(1, 5))
+    assert heard(reader) == []
+    assert later(bus, reader, 13) == [(0, 3)]

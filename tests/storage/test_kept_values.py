@@ -54,8 +54,10 @@ def test_a_durable_that_began_with_last_values_goes_on_with_the_rest(tmp_path: P
         writer.put("abc"[number % 3], b"%d" % number)
     drained(bus)
     reader = late(bus, durable="d", max_in_flight=2)
+    bus.sync()
     assert [each.message_id for each in reader.got()] == [6, 7]
     reader.say(ack(9, 6, 7))
+    bus.broker.clock.now += 1
     bus.sync()
     bus.crash()
 

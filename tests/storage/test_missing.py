@@ -11,6 +11,7 @@ from core.talk import numbered
 from core.talk2 import ack, peer2, publish, subscribe
 
 from simplebus.core.errors import Reason
+from simplebus.core.ledger import Level
 from simplebus.storage.inspection import Inspection
 from storage.kept_bus import KeptBus
 from storage.test_journal import payloads
@@ -108,3 +109,49 @@ def test_no_file_is_missed_of_what_was_acknowledged_just_before_a_crash(tmp_path
     bus = KeptBus(tmp_path)
     assert bus.found.dropped == []
     bus.crash()
+
+
+def test_what_is_not_whole_is_said_though_a_file_that_was_given_up_is_back(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    for at in range(2):
+        peer2(bus, publish(1, 0, b"%d" % at))
+        bus.sync()
+    bus.crash()
+    (segment,) = segments(tmp_path)
+    data = bytearray(segment.read_bytes())
+    data[data.find(data[:4], 1) + 60] ^= 1
+    segment.write_bytes(data)
+    segment.with_name(f"{1:020}.log").write_bytes(bytes(100))
+    bus = KeptBus(tmp_path)
+    assert payloads(bus) == [b"0"]
+    assert any("checksum" in sentence for sentence in bus.found.dropped)
+    bus.crash()
+
+
+@pytest.mark.parametrize("sizes", [(3, 1), (1, 1, 2)])
+def test_a_file_that_was_given_up_and_is_back_hides_nothing(
+    tmp_path: Path, sizes: tuple[int, ...]
+) -> None:
+    """A power cut undoes what was not synced, names included."""
+    bus = KeptBus(tmp_path, level=Level.OS, boot="first", segment_bytes=1)
+    for at in range(6):
+        peer2(bus, publish(1, 0, b"old %d" % at))
+        bus.broker.clock.now += 1
+        bus.sync()
+    bus.crash()
+    lost, old, *others = segments(tmp_path)[1:]
+    for each in lost, *others, *(tmp_path / "state").iterdir():
+        each.unlink()
+    bus = KeptBus(tmp_path, level=Level.OS, boot="second")
+    assert not old.exists()
+    for size in sizes:
+        peer2(bus, publish(1, 0, *numbered(size)))
+        bus.broker.clock.now += 1
+        bus.sync()
+    bus.crash()
+    (given_up,) = old.parent.glob("*.dropped*")
+    given_up.rename(old)
+    for _ in range(2):
+        bus = KeptBus(tmp_path, level=Level.OS, boot="third")
+        assert payloads(bus) == [b"old 0", *(n for size in sizes for n in numbered(size))]
+        bus.crash()

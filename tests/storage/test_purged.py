@@ -17,6 +17,7 @@ from storage.kept_bus import KeptBus
 def test_what_was_purged_stays_so(tmp_path: Path, in_peace: bool, times: int) -> None:
     bus = KeptBus(tmp_path, settings=Settings(keep=Keep(messages=100)))
     reader = peer2(bus, subscribe(1, 5, durable="billing", max_in_flight=1))
+    bus.sync()
     peer = peer2(bus, publish(1, 0, *numbered(10)), name="till")
     assert reader.ids() == [0]
     bus.sync()

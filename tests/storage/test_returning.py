@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from core.talk2 import Peer2, hello, peer2, publish
 
+from simplebus.core.ledger import Level
 from storage.kept_bus import KeptBus
+from storage.test_journal import payloads
+from storage.test_recovery import segments
 
 
 def greeted(at: KeptBus, **more: object) -> Peer2:
@@ -51,6 +55,94 @@ def test_what_was_confirmed_and_is_gone_is_counted_and_its_number_not_used_again
     peer = greeted(bus, instance="one", unconfirmed=3, bus=bus.broker.answers.identity)
     reply = peer.told()[0].content
     assert (reply["next"], reply["lost"]) == (3, 1)
+
+
+@pytest.mark.parametrize("is_snapshot", [False, True])
+@pytest.mark.parametrize("boot", ["before", "after"])
+@pytest.mark.parametrize("level", [Level.OS, Level.DISK])
+def test_what_a_power_cut_took_leaves_no_number_taken_but_for_what_was_synced(
+    tmp_path: Path, level: Level, boot: str, is_snapshot: bool
+) -> None:
+    """At the level os it has taken what was confirmed: numbers behind that are used again."""
+    bus = KeptBus(tmp_path, level=level, boot="before")
+    bus.sync()
+    peer2(bus, publish(1, 0, b"a"), publish(2, 1, b"b"), classes=(1, 2), name="till")
+    bus.sync()
+    bus.crash()
+    for segment in (tmp_path / "classes" / "00001").iterdir():
+        segment.unlink()
+    bus = KeptBus(tmp_path, level=level, boot="before")
+    peer = greeted(bus)
+    assert peer.told()[0].content["next"] == 0
+    if is_snapshot:  # Of a process that knows the second one to be stored.
+        bus.sync()
+    bus.crash()
+    bus = KeptBus(tmp_path, level=level, boot=boot)
+    peer = greeted(bus)
+    assert peer.told()[0].content["next"] == 0
+    peer.say(publish(1, 0, b"c"), publish(2, 1, b"d"))
+    bus.sync()
+    assert len(bus.broker.classes[2].ring) == (2 if level is Level.OS and boot == "after" else 1)
+    bus.crash()
+
+
+def after_a_cut(path: Path, level: Level, *, now: Level | None = None) -> KeptBus:
+    """It took messages 1 and 2 of a program's 0 to 2, and left what is kept beside them. Then the
+    process was killed twice."""
+    bus = KeptBus(path, level=level, boot="before", segment_bytes=1)
+    peer = peer2(bus, publish(1, 0, b"a"), name="till", instance="one")
+    bus.sync()
+    peer.say(publish(1, 1, b"b", b"c"))
+    bus.keeper.wants_snapshot = True
+    bus.sync()
+    bus.crash()
+    segments(path)[-1].unlink()
+    for _ in range(2):
+        bus = KeptBus(path, level=level if now is None else now, boot="after")
+        bus.sync()
+        bus.crash()
+    return KeptBus(path, level=level if now is None else now, boot="after")
+
+
+@pytest.mark.parametrize(
+    ("level", "now"), [(Level.OS, Level.OS), (Level.OS, Level.DISK), (Level.MEMORY, Level.MEMORY)]
+)
+@pytest.mark.parametrize("unconfirmed", [1, 3, 4])
+def test_after_a_power_cut_a_program_is_believed(
+    tmp_path: Path, unconfirmed: int, level: Level, now: Level
+) -> None:
+    bus = after_a_cut(tmp_path, level, now=now)
+    bus.sync()  # The snapshot is from before it comes.
+    known = {"unconfirmed": unconfirmed, "bus": bus.broker.answers.identity}
+    peer = greeted(bus, instance="one", **known)
+    reply = peer.told()[0].content
+    assert (reply["next"], reply["lost"]) == (unconfirmed, max(0, unconfirmed - 3))
+    peer.say(publish(1, unconfirmed, b"b"))
+    bus.sync()
+    assert payloads(bus) == [b"a", b"b"]
+    bus.crash()
+    bus = KeptBus(tmp_path, level=now, boot="after")  # It is not doubted any longer.
+    assert greeted(bus, instance="one").told()[0].content["next"] == unconfirmed + 1
+    bus.crash()
+
+
+@pytest.mark.parametrize(
+    ("who", "following"), [({"instance": "one"}, 0), ({}, 0), ({"instance": "two"}, 3)]
+)
+def test_after_a_power_cut_who_says_nothing_is_forgotten(
+    tmp_path: Path, who: dict[str, str], following: int
+) -> None:
+    bus = after_a_cut(tmp_path, Level.OS)
+    assert greeted(bus, **who).told()[0].content["next"] == following
+    bus.crash()
+
+
+@pytest.mark.parametrize("now", [Level.MEMORY, Level.OS, Level.DISK])
+def test_what_was_on_disk_is_believed_after_a_power_cut(tmp_path: Path, now: Level) -> None:
+    bus = after_a_cut(tmp_path, Level.DISK, now=now)
+    known = {"unconfirmed": 1, "bus": bus.broker.answers.identity}
+    assert greeted(bus, instance="one", **known).told()[0].content["next"] == 3
+    bus.crash()
 
 
 def test_a_refusal_that_was_not_heard_is_told_after_a_crash(tmp_path: Path) -> None:

@@ -20,8 +20,10 @@ from simplebus.core import spilling
 from simplebus.core.broker import Settings
 from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
+from simplebus.core.settings import FullPolicy
+from simplebus.core.spilling import Read
 from storage.kept_bus import KeptBus
-from storage.spilled_bus import SpilledBus, all_of, contents, fetched, fill, hear, later
+from storage.spilled_bus import SpilledBus, all_of, contents, fetched, fill, hear, later, small
 
 
 def again(bus: SpilledBus, path: Path, **more: object) -> SpilledBus:
@@ -222,3 +224,54 @@ def test_damage_in_the_middle_takes_nothing_behind_it_along(tmp_path: Path) -> N
     assert [each.message_id for each in all_of(bus, reader)] == [
         number for number in range(320) if number not in lost
     ]
+
+
+def test_damage_of_several_segments_takes_nothing_behind_them_along(tmp_path: Path) -> None:
+    """A power cut may leave zeros, parts, or nothing of those that were not synced."""
+    bus = SpilledBus(tmp_path, segment_bytes=600)
+    fill(bus, peer2(bus), 320)
+    bus.close()
+    segments = sorted((tmp_path / "classes" / "00001").iterdir())
+    segments[2].write_bytes(b"")
+    segments[3].write_bytes(bytes(600))
+    segments[4].write_bytes(b"x" * 600)
+    segments[5].unlink()
+    lost = range(int(segments[2].stem), int(segments[6].stem))
+    roomy = Settings(full_policy=FullPolicy.SPILL)  # Then all is read when it comes back.
+    for settings in (small(), roomy):
+        bus = SpilledBus(tmp_path, settings=settings)
+        reader = peer2(bus, subscribe(1, 5))
+        assert [each.message_id for each in all_of(bus, reader)] == [
+            number for number in range(320) if number not in lost
+        ]
+        bus.crash()
+
+
+def test_a_record_that_is_cut_off_is_left_out_and_not_tried_for_ever(tmp_path: Path) -> None:
+    """Its header is whole: what is looked for lies behind the end of the file."""
+    bus = SpilledBus(tmp_path)
+    peer2(bus, subscribe(1, 5, durable="d"))
+    fill(bus, peer2(bus, name="till"), 200)
+    [segment] = (tmp_path / "classes" / "00001").iterdir()
+    data = segment.read_bytes()
+    second = data.find(data[:4], 1)
+    with segment.open("r+b") as file:
+        file.truncate(second - 1)
+    found = bus.reader.read(Read(1, 20, 100, 1000, lambda stretches: None))
+    assert [(each.first, each.messages, each.frames) for each in found] == [(20, 80, b"")]
+    assert "from 20 to 100 cannot be read" in bus.reader.problems[0]
+
+
+def test_what_was_given_up_stays_so(tmp_path: Path) -> None:
+    """Behind damage lies what nobody was told of since: its sequences are to be given out again."""
+    bus = SpilledBus(tmp_path)
+    fill(bus, peer2(bus), 320)
+    bus.crash()
+    segment = tmp_path / "classes" / "00001" / f"{0:020}.log"
+    corrupt(segment, b"100.", header=False)
+    heads = []
+    for _ in range(3):
+        bus = SpilledBus(tmp_path)
+        heads.append(bus.statistics(1).ring.head)
+        bus.close()
+    assert heads == [96, 96, 96]

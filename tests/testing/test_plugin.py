@@ -44,6 +44,7 @@ def test_what_is_not_acknowledged_comes_again_when_the_test_says_so(bus_server):
             bus_server.tick()
             assert messages.get(5).attempt == 2
             bus_server.hang_up()
+            bus_server.tick(2)  # What was sent twice waits as long as it would have.
             assert messages.get(5).redelivered
 """
 

@@ -45,7 +45,7 @@ class Segment:
 
     __slots__ = ("_data", "_taken", "bounds", "count", "size")
 
-    def __init__(self, data: bytearray, bounds: Bounds, count: int) -> None:
+    def __init__(self, data: bytearray | memoryview, bounds: Bounds, count: int) -> None:
         """The data holds an opening for every content, and a delimiter behind the last one."""
         self._data = memoryview(data)[DELIMITER_BYTES:]
         self._taken = 0

@@ -83,8 +83,6 @@ class Conversation:
         """What is being named."""
         self._run = ""
         """Which process had that memory."""
-        self._same_run = False
-        """Whether this connection's bus is that of the one before."""
 
     # Connections ---------------------------------------------------------------------------------
 
@@ -128,7 +126,6 @@ class Conversation:
             forgotten=bool(self.bus_id) and not same_bus,
             lost=reply.lost,
         )
-        self._same_run = same_bus and reply.run == self._run
         self.bus_id, self._run = reply.bus, reply.run
         self.session_id = reply.session
         self.level = Level(min(reply.level, max(Level)))
@@ -141,7 +138,7 @@ class Conversation:
             outgoing.put(request.frame)
         for inbox in self.inboxes:
             self.requests.again(inbox.request, inbox.content_again(same_bus=same_bus))
-            outgoing.put(inbox.request.frame)
+            self.subscribe(inbox)
         outgoing.is_open = True
         for request in rest:
             if request not in names:
@@ -157,6 +154,20 @@ class Conversation:
         if self.is_ready:
             self.put(request)
         return request
+
+    def subscribe(self, inbox: Inbox) -> None:
+        """Ask the bus for it, as soon as its durable is free."""
+        if self.inboxes.must_wait(inbox):
+            self.inboxes.waiting[inbox] = None
+        else:
+            self.outgoing.put(inbox.request.frame)
+
+    def _subscribe_waiting(self) -> None:
+        """A durable may be free."""
+        waiting = list(self.inboxes.waiting)
+        self.inboxes.waiting.clear()
+        for inbox in waiting:
+            self.subscribe(inbox)
 
     def put(self, request: Request) -> None:
         if request.position is None:
@@ -232,9 +243,10 @@ class Conversation:
             case SubscribeReply():
                 inbox = self.inboxes.of(request)
                 if inbox is not None:
-                    inbox.answered(reply, same_run=self._same_run)
+                    inbox.answered(reply, run=(self.bus_id, self._run))
                     if inbox.leaving is not None:
                         self.outgoing.put(inbox.leaving.frame)
+                        self._subscribe_waiting()
                 request.finish(reply)
             case FetchReply():
                 self.inboxes.fetched(request, reply)
@@ -261,6 +273,7 @@ class Conversation:
             if inbox is not None:
                 inbox.request.fail(error)
                 self.inboxes.forget(inbox, error)
+                self._subscribe_waiting()
                 woken[inbox] = None
                 return
         if request is None:

@@ -57,9 +57,18 @@ class ClientCore:
         heartbeat: float = 0.0,
         client: str = "",
         frame_bytes_max: int = Limits().frame_bytes,
+        unconfirmed: int | None = None,
+        bus: str = "",
     ) -> None:
+        """`unconfirmed` and `bus` are for who goes on with another one's numbers, as the Connect
+        says them."""
         introduction = ConnectRequest(
-            name=name, instance=instance or None, heartbeat=heartbeat, client=client
+            name=name,
+            instance=instance or None,
+            heartbeat=heartbeat,
+            client=client,
+            unconfirmed=unconfirmed,
+            bus=bus,
         )
         self._talk = Conversation(introduction, frame_bytes_max=frame_bytes_max)
         self.publisher = self._talk.publisher
@@ -87,6 +96,11 @@ class ClientCore:
     def is_ready(self) -> bool:
         """Whether the bus is there and has answered."""
         return self.outgoing.is_open
+
+    @property
+    def frame_bytes(self) -> int:
+        """The longest frame that the bus takes from here."""
+        return self.publisher.frame_bytes
 
     @property
     def session_id(self) -> int | None:
@@ -151,7 +165,7 @@ class ClientCore:
         self._talk.name(class_id)
         inbox = self._inboxes.open(class_id, options, auto_ack=auto_ack)
         if self.is_ready:
-            self.outgoing.put(inbox.request.frame)
+            self._talk.subscribe(inbox)
         return inbox
 
     def unsubscribe(self, inbox: Inbox, *, processed: bool, forget: bool = False) -> Request:

@@ -90,6 +90,8 @@ class Inbox:
         self._log = self._new_log()
         self._next: int | None = None
         """The sequence behind the furthest that came; None before the first answer."""
+        self._run = ("", "")
+        """Which bus has answered last, and in which run."""
         self._row = 1
         """The place in the row of the next message that comes in it."""
         self._queue: deque[Batch] = deque()
@@ -251,9 +253,12 @@ class Inbox:
 
     # Connections ---------------------------------------------------------------------------------
 
-    def answered(self, reply: SubscribeReply, *, same_run: bool) -> None:
-        """The bus has begun the subscription, on this connection."""
-        # A process that has lost what came last has given these sequences to others, or may.
+    def answered(self, reply: SubscribeReply, *, run: tuple[str, str]) -> None:
+        """The bus has begun the subscription, on this connection: which bus, and in which run."""
+        # A process that has lost what came last has given these sequences to others, or may. What
+        # is here came from the run that answered last: others may have greeted since, no more.
+        same_run = bool(run[0]) and run == self._run
+        self._run = run
         kept = same_run and (reply.resumed or not self.is_lasting)
         if not kept or self._next is None or reply.cursor < self._next:
             self._log.end()

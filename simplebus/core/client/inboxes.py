@@ -35,6 +35,8 @@ class Inboxes:
         self._requests = requests
         self._desk = desk
         self._inboxes: dict[int, Inbox] = {}
+        self.waiting: dict[Inbox, None] = {}
+        """Those that the bus is not asked for yet, on this connection."""
         self._numbered = 0
         """The number given last."""
         self._delivery: tuple[int, int, int] | None = None
@@ -75,6 +77,23 @@ class Inboxes:
             self._requests.drop(inbox.leaving)
             inbox.leaving.finish()
 
+    def must_wait(self, inbox: Inbox) -> bool:
+        """Whether its durable is still that of one before it, which was left, and of which the bus
+        is told so when it has begun it."""
+        if inbox.options.durable is None or inbox.options.group is not None:
+            return False
+        for other in self:
+            if other is inbox:
+                return False
+            if (
+                other.leaving is not None
+                and not other.is_begun
+                and other.class_id == inbox.class_id
+                and other.options.durable == inbox.options.durable
+            ):
+                return True
+        return False
+
     def of(self, request: Request) -> Inbox | None:
         """The subscription that a Subscribe asks for."""
         inbox = self._inboxes.get(request.detail)
@@ -87,6 +106,7 @@ class Inboxes:
     def lost(self) -> None:
         """The connection is gone, and with it every subscription whose position is not kept."""
         self._delivery = None
+        self.waiting.clear()
         for inbox in self:
             inbox.lost()
             if inbox.leaving is not None and not inbox.is_lasting:

@@ -22,7 +22,7 @@ from typing import cast
 
 from simplebus.core import envelope as envelopes
 from simplebus.core import frames
-from simplebus.core.client.chunks import Chunk, Segment, fitting, longest_of, opening_of
+from simplebus.core.client.chunks import Bounds, Chunk, Segment, fitting, longest_of, opening_of
 from simplebus.core.envelope import Envelope
 from simplebus.core.errors import LocalProtocolError, Reason, RefusedError, RemoteProtocolError
 from simplebus.core.frames import DELIMITER
@@ -99,6 +99,11 @@ class Publisher:
         """How many messages the bus had of this name, or had refused, before the first one here;
         0 when it knew nothing of the name. Changes when the bus forgets."""
         return self._base
+
+    @property
+    def frame_bytes(self) -> int:
+        """The longest frame that may be handed over."""
+        return self._payload_bytes_max + FRAME_BYTES_MIN
 
     @property
     def unconfirmed(self) -> int:
@@ -241,6 +246,22 @@ class Publisher:
         self.handed_bytes += segment.size
         self.published += segment.count
         return True
+
+    def publish_frames(self, data: bytearray | memoryview, bounds: Bounds, class_id: int) -> int:
+        """Hand over messages that are frames already, of one class, back to back behind a
+        delimiter; `bounds` say where each begins behind that, and the last one ends. Their numbers
+        are set here. Returns the last one's position.
+
+        The caller has seen to it that they are good frames, and none longer than may be.
+        """
+        if class_id not in self._openings:
+            self._open(class_id)
+        self._seal()
+        segment = Segment(data, bounds, len(bounds) - 1)
+        self._segments.append(segment)
+        self.handed_bytes += segment.size
+        self.published += segment.count
+        return self.published - 1
 
     def knows(self, class_id: int) -> bool:
         """Whether the class was named to the bus."""

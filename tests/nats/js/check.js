@@ -186,7 +186,7 @@ async function acked(url) {
       const answer = await nc.request(message.reply, "+ACK", { timeout: PATIENCE });
       confirmed += answer.data.length === 0;
     } else if (message.string() === "0") message.respond();
-    else if (message.string() === "1") message.respond("-NAK");
+    else if (message.string() === "1") message.respond("-NAK 0s");
     else if (message.string() === "2") message.respond("+TERM");
     else {
       message.respond("+WPI");

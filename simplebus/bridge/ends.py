@@ -1,0 +1,123 @@
+"""What a lane needs of its two ends, whatever they are.
+
+Rule 1: a near end gives messages in the order of their sequences, as often as it is asked, until it
+is told that they are copied. A far end says when they are safe there, and which ones it refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from simplebus.bridge.rewriting import Left, Piece
+from simplebus.core.frames import Integers
+
+STREAM_FULL = "jetstream_full"
+"""A refusal of a stream that says nothing of the message."""
+
+
+@dataclass(slots=True)
+class Found:
+    """Messages of the near end, in the order of their sequences."""
+
+    pieces: list[Piece]
+    first: int
+    """The sequence from which on they were asked for; what is missing behind it is gone."""
+    next: int
+    """The sequence behind them."""
+    head: int
+    """The sequence behind all that the near end can show now."""
+    missed: int = 0
+    """How many were gone before they could be copied."""
+
+    def until(self, end: int) -> Found:
+        """Those below this sequence."""
+        counts = [int(np.searchsorted(piece.sequences, end)) for piece in self.pieces]
+        pieces = [p.part(0, n) for p, n in zip(self.pieces, counts, strict=True) if n]
+        return Found(pieces, self.first, min(self.next, end), self.head)
+
+    def only(self, wanted: Integers) -> list[Piece]:
+        """Those with these sequences."""
+        parts = []
+        for piece in self.pieces:
+            rows = np.flatnonzero(np.isin(piece.sequences, wanted))
+            for run in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
+                if run.size:
+                    parts.append(piece.part(int(run[0]), int(run[-1]) + 1))
+        return parts
+
+
+@dataclass(slots=True)
+class Made:
+    """Some of them as the far end takes them."""
+
+    sequences: Integers
+    next: int
+    """The near end's sequence behind them, and behind what stays."""
+    body: object
+    """The far end's own."""
+    left: dict[Left, int] = field(default_factory=dict)
+    refused: list[tuple[int, str]] = field(default_factory=list)
+    """Sequences of what could never be taken, and why."""
+    found: Found | None = None
+    """What it is made of: of that is sent again what could not be taken yet."""
+
+    @property
+    def count(self) -> int:
+        return len(self.sequences)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The far end has not taken a message."""
+
+    sequence: int
+    """-1: the announcement of what was to follow."""
+    code: str
+    sentence: str
+
+
+class Near(Protocol):
+    """Where messages come from."""
+
+    identity: str
+    """What it is in the path of a message."""
+    memory: str
+    """Whose sequences these are: in another memory, other messages have them."""
+    head: int
+    """The sequence behind all that it had when it was opened."""
+
+    async def find(self, at: int) -> Found:
+        """Messages from a sequence on, none if there are none yet."""
+
+    async def wait(self, at: int) -> int:
+        """Return when there are some from this sequence on: the first one that is."""
+
+    async def keep(self, at: int, *, now: bool) -> None:
+        """All below are copied: have it remembered, `now` or soon."""
+
+    async def give_up(self, refusals: Sequence[Refusal]) -> int:
+        """These can never be copied: have them kept with the dead letters. Returns how many are not
+        there any more."""
+
+
+class Far(Protocol):
+    """Where they go."""
+
+    identity: str
+    """Whose memory they go to; empty where that is not known."""
+
+    def make(self, found: Found) -> Made:
+        """What is to be sent of some messages."""
+
+    def announce(self, made: Made) -> None:
+        """Say what will be sent next; what was announced before and not sent will not be."""
+
+    def send(self, made: Made) -> None:
+        """Send it, once what announced it is safe."""
+
+    async def settle(self) -> list[Refusal]:
+        """Return when all that was sent is safe, or refused."""

@@ -1,0 +1,264 @@
+"""A NATS server as the far end of a lane.
+
+Rule 1: a channel is the subject; what has none goes to `class.<name>`. Headers go as they are but
+for those of NATS itself (`nats_words`), the key as the header `bus-key`. NATS knows no times: what
+is over is left out, the rest goes at once.
+Rule 2: without JetStream, a message counts as copied when the server has dealt with it; whether
+anybody was there to hear it, NATS does not say. With JetStream, when the stream has it: a message
+that comes again within the stream's window of duplicates is stored once, by its id, which is the
+near bus, the class and the sequence.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from simplebus.bridge.ends import STREAM_FULL, Found, Made, Refusal
+from simplebus.bridge.far import FarTerms
+from simplebus.bridge.nats_wire import NatsWire
+from simplebus.bridge.nats_words import is_reserved, without_words
+from simplebus.bridge.rewriting import Alike, Copies, Left, Piece, Rewriter
+from simplebus.core.envelope import Envelope
+from simplebus.core.envelope_content import STUFFED
+from simplebus.core.errors import BusConnectionError, LocalProtocolError, RemoteProtocolError
+from simplebus.core.frames import Integers
+from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES
+from simplebus.nats.client import jetstream, writing
+from simplebus.nats.envelopes import block_of
+from simplebus.nats.envelopes import class_subject as subject_of
+
+KEY = "bus-key"
+_SEQUENCE_DIGITS = 19
+_DENIED = re.compile(r"Permissions Violation for Publish to \"(.*)\"")
+_NO_STREAM = 503
+_PASSING = frozenset({10002, 10008, 10009, 10023, 10028, 10047})
+"""The account or the server has no room, or the cluster no leader: that passes."""
+_FULL = frozenset({"maximum messages exceeded", "maximum bytes exceeded"})
+"""What a stream says that discards what is new."""
+
+
+@dataclass(slots=True)
+class _Body:
+    """What is said of some messages."""
+
+    said: list[bytes | memoryview] = field(default_factory=list)
+    subjects: dict[bytes, list[Integers]] = field(default_factory=dict)
+    """Which sequences go where."""
+    number: int = 0
+    """That of the first one's PubAck; the others' follow."""
+
+
+class FarNats:
+    """One connection."""
+
+    def __init__(
+        self, wire: NatsWire, terms: FarTerms, *, here: str, class_id: int, stream: str
+    ) -> None:
+        self.identity = ""
+        self._wire, self._core = wire, wire.core
+        self._stream = stream
+        name = terms.class_ if isinstance(terms.class_, str) else ""
+        self._subject = subject_of(class_id, name)
+        self._id = f"{here}.{class_id}.".encode()
+        assert self._core.info is not None
+        self._most = self._core.info.max_payload
+        self._renaming = terms.renaming
+        self._rewriter = Rewriter(
+            class_id=class_id,
+            here=here,
+            there="",
+            channels=terms.channels,
+            renaming=terms.renaming,
+            hops=terms.hops,
+            frame_bytes_max=1 << 30,
+        )
+        self._sent: list[Made] = []
+
+    def make(self, found: Found) -> Made:
+        copies, body = Copies(), _Body()
+        count = sum(piece.count for piece in found.pieces)
+        if self._stream:
+            body.number = self._core.take_numbers(count)
+        number = body.number
+        for piece in found.pieces:
+            before = copies.count
+            if not self._many(piece, copies, body, number):
+                self._each(piece, copies, body, number)
+            number += copies.count - before
+        return Made(copies.numbers(), found.next, body, copies.left, copies.refused)
+
+    # Many at once --------------------------------------------------------------------------------
+
+    def _many(self, piece: Piece, copies: Copies, body: _Body, number: int) -> bool:
+        """The messages of a piece that are alike, and of one length. False where they are not."""
+        data, lengths = np.frombuffer(piece.raw, np.uint8), np.diff(piece.bounds)
+        stride = int(lengths[0])
+        if (lengths != stride).any():
+            return False
+        alike = Alike.of(data, piece.bounds, lengths)
+        if alike is None or alike.key[1] or STUFFED in bytes(piece.raw):
+            return False
+        try:
+            dressed = self._dressed(alike.envelope, 0.0)
+        except ValueError:
+            return False
+        if isinstance(dressed, Left):
+            copies.leave(dressed, piece.count)
+            return True
+        payloads = data.reshape(piece.count, stride)[:, alike.skip : stride - DELIMITER_BYTES]
+        block = self._block(dressed)
+        headers: list[writing.Column] = [block]
+        reply: list[writing.Column] = []
+        if self._stream:
+            headers = [*self._ids(block, piece.sequences), b"\r\n\r\n"]
+            reply = list(self._core.replies_to(number, piece.count))
+        size = sum(len(c) if isinstance(c, bytes) else c.shape[1] for c in headers)
+        if size + payloads.shape[1] > self._most:
+            return False
+        subject = dressed.channel.encode() or self._subject
+        body.said.append(writing.alike(subject, payloads, reply=reply, headers=headers))
+        body.subjects.setdefault(subject, []).append(piece.sequences)
+        copies.sequences.append(piece.sequences)
+        return True
+
+    def _dressed(self, envelope: Envelope, age: float) -> Envelope | Left:
+        """As the rewriter has it. Raises ValueError for a subject that is not for messages."""
+        dressed = self._rewriter.dressed(envelope, age)
+        if isinstance(dressed, Left) or not is_reserved(dressed.channel):
+            return dressed
+        if self._renaming.names(envelope.channel):
+            return dressed
+        raise ValueError(
+            f"the subject {dressed.channel!r} is the NATS server's own: only a rewrite that begins "
+            "with its first segment leads there"
+        )
+
+    def _ids(self, block: bytes, sequences: Integers) -> list[writing.Column]:
+        """A block of headers without its end, and behind it the ids by which a stream knows its
+        messages."""
+        expected = b"Nats-Expected-Stream: %b\r\n" % self._stream.encode()
+        start = block[:-2] + expected + jetstream.MSG_ID + b": " + self._id
+        return [start, writing.digits(sequences, _SEQUENCE_DIGITS)]
+
+    def _block(self, dressed: Envelope) -> bytes:
+        """Its headers."""
+        key = ((KEY, dressed.key.decode("latin-1")),) if dressed.key else ()
+        return block_of((*without_words(dressed.headers), *key)) or writing.block()
+
+    # One by one ----------------------------------------------------------------------------------
+
+    def _each(self, piece: Piece, copies: Copies, body: _Body, number: int) -> None:
+        raw, bounds = bytes(piece.raw), piece.bounds.tolist()
+        ages = np.broadcast_to(piece.ages, piece.count).tolist()
+        kept: list[int] = []
+        for row, sequence in enumerate(piece.sequences.tolist()):
+            frame = raw[bounds[row] : bounds[row + 1]]
+            try:
+                envelope, payload = self._rewriter.read(
+                    frame[0], frame[HEADER_BYTES:-DELIMITER_BYTES]
+                )
+                dressed = self._dressed(envelope, ages[row])
+                if isinstance(dressed, Left):
+                    copies.leave(dressed)
+                    continue
+                said = self._said(dressed, payload, sequence, number + len(kept))
+            except (ValueError, LocalProtocolError, RemoteProtocolError) as error:
+                copies.leave(Left.REFUSED)
+                copies.refused.append((sequence, str(error)))
+                continue
+            subject = dressed.channel.encode() or self._subject
+            body.said.append(said)
+            body.subjects.setdefault(subject, []).append(np.array([sequence]))
+            kept.append(sequence)
+        copies.sequences.append(np.array(kept, np.int64))
+
+    def _said(self, dressed: Envelope, payload: bytes, sequence: int, number: int) -> bytes:
+        """Raises ValueError for what is longer than the server accepts."""
+        block, reply = self._block(dressed), b""
+        if self._stream:
+            start, digits = self._ids(block, np.array([sequence]))
+            assert isinstance(start, bytes)
+            assert not isinstance(digits, bytes)
+            block = start + digits.tobytes() + b"\r\n\r\n"
+            reply = self._core.reply_to(number)
+        if len(block) + len(payload) > self._most:
+            raise ValueError(
+                f"it would have {len(block) + len(payload)} bytes; {self._most} are accepted there"
+            )
+        subject = dressed.channel.encode() or self._subject
+        return writing.pub(subject, payload, reply=reply, headers=block)
+
+    # Sending -------------------------------------------------------------------------------------
+
+    def announce(self, made: Made) -> None:
+        """Nobody there would remember it."""
+
+    def send(self, made: Made) -> None:
+        for said in _body(made).said:
+            self._core.write(said)
+        self._wire.link.flush()
+        self._sent.append(made)
+
+    async def settle(self) -> list[Refusal]:
+        refusals: list[Refusal] = []
+        sent, self._sent = self._sent, []
+        if sent:
+            if self._stream:
+                for made in sent:
+                    refusals += await self._stored(made)
+            else:
+                await self._wire.echoed()
+        while self._wire.complaints:
+            refusals += _denied(self._wire.complaints.pop(), sent)
+        return refusals
+
+    async def _stored(self, made: Made) -> list[Refusal]:
+        """Wait for the PubAcks of a batch. Raises BusConnectionError where nobody sends any."""
+        body, sequences = _body(made), made.sequences
+        wire, missing = self._wire, np.ones(sequences.size, np.bool_)
+        refusals, known = [], 0
+        while missing.any():
+            if not wire.replies:
+                await wire.changed()
+                continue
+            for each in wire.replies:
+                rows = each.numbers - body.number
+                mine = (rows >= 0) & (rows < sequences.size)
+                acks = jetstream.pub_acks(each.messages)
+                known += int(np.count_nonzero(acks.duplicates & mine))
+                for row, error in acks.errors.items():
+                    if not mine[row]:
+                        continue
+                    if error.code == _NO_STREAM:
+                        raise BusConnectionError(f"no stream {self._stream!r} took it: {error}")
+                    sequence = int(sequences[rows[row]])
+                    is_full = error.code in _PASSING or error.sentence in _FULL
+                    code = STREAM_FULL if is_full else f"jetstream_{error.code}"
+                    refusals.append(Refusal(sequence, code, error.sentence))
+                missing[rows[mine]] = False
+            wire.replies.clear()
+        if known:
+            made.left[Left.KNOWN] = made.left.get(Left.KNOWN, 0) + known
+        return refusals
+
+
+def _body(made: Made) -> _Body:
+    assert isinstance(made.body, _Body)
+    return made.body
+
+
+def _denied(complaint: str, sent: list[Made]) -> list[Refusal]:
+    """Whom a complaint of the server is about."""
+    match = _DENIED.match(complaint)
+    if match is None:
+        return []
+    subject = match[1].encode()
+    return [
+        Refusal(int(sequence), "permissions", complaint)
+        for made in sent
+        for sequences in _body(made).subjects.get(subject, [])
+        for sequence in sequences
+    ]

@@ -1,0 +1,303 @@
+"""A lane: one class, copied from a near end to a far end, for as long as it takes.
+
+Rule 1: nothing is remembered here. A lane that has lost an end begins anew, and its ends tell where
+it was; so it makes no difference whether a connection broke or the process was killed.
+Rule 2: one batch is under way, and the next one is announced behind it. What the near end has
+beside stays there: memory is bounded, and a far end that is slow or away lets it wait.
+Rule 3: nothing is skipped in silence: what stays is counted by reason, what the far end refuses
+becomes a dead letter of the near end, and only then the lane goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import trio
+
+from simplebus.bridge.ends import STREAM_FULL, Far, Found, Made, Near, Refusal
+from simplebus.bridge.rewriting import Left
+from simplebus.core.errors import BusError, RefusedError
+
+log = logging.getLogger("simplebus.bridge")
+
+PAUSE_SECONDS_MIN = 0.05
+PAUSE_SECONDS_MAX = 5.0
+_LATER = {
+    "disk_full",
+    "disk_failed",
+    "drop_newest",
+    STREAM_FULL,
+}
+"""Refusals that say nothing of the message: it is sent again."""
+_LATER_SECONDS = 1.0
+_GOODBYE_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LaneStatistics:
+    """A snapshot of a lane."""
+
+    name: str
+    is_up: bool
+    """Whether it has both ends."""
+    problem: str
+    """Why not; empty where that is not known."""
+    copied: int
+    """Messages that were confirmed by the far end."""
+    batches: int
+    left: dict[str, int]
+    """Messages that were not to be copied, by reason."""
+    refused: int
+    """Messages that the far end has refused for good: they are dead letters."""
+    missed: int
+    """Messages that were gone from the near end before they could be copied."""
+    lag: int
+    """Messages at the near end behind the last one that is through."""
+    at: int
+    """The sequence behind that one."""
+    losses: int
+    """How often an end was lost or could not be reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Both ends, as they are found at the beginning."""
+
+    near: Near
+    far: Far
+    at: int
+    """Where to go on."""
+    refusals: list[Refusal]
+    """What the far end refuses of what it was sent before."""
+
+
+Open = Callable[[], AbstractAsyncContextManager[Ends]]
+
+
+class Lane:
+    """Enter `run` in a nursery; cancelling ends it, and nothing is lost."""
+
+    def __init__(
+        self, name: str, open: Open, *, chance: Callable[[], float] = random.random
+    ) -> None:
+        self.name = name
+        self._open = open
+        self._chance = chance
+        self._is_up = False
+        self._problem = ""
+        self._said = ""
+        """The problem that was told last, since things went well."""
+        self._copied = self._batches = self._refused = self._missed = self._losses = 0
+        self._left: Counter[Left] = Counter()
+        self._at = self._head = 0
+        self._cursor = 0
+        """What is looked at next: from `at` to here it is under way."""
+
+    def statistics(self) -> LaneStatistics:
+        return LaneStatistics(
+            name=self.name,
+            is_up=self._is_up,
+            problem=self._problem,
+            copied=self._copied,
+            batches=self._batches,
+            left={reason.value: count for reason, count in self._left.items()},
+            refused=self._refused,
+            missed=self._missed,
+            lag=max(0, self._head - self._at),
+            at=self._at,
+            losses=self._losses,
+        )
+
+    async def run(self) -> None:
+        """Copy until cancelled."""
+        turns = 0
+        while True:
+            before = self._batches
+            try:
+                async with self._open() as ends:
+                    self._begin(ends)
+                    await self._pump(ends)
+            except (BusError, OSError) as error:
+                self._lose(error)
+            finally:
+                self._is_up = False
+            turns = 0 if self._batches > before else turns + 1
+            pause = min(PAUSE_SECONDS_MIN * 2.0 ** min(turns, 16), PAUSE_SECONDS_MAX)
+            await trio.sleep(pause * (1 - self._chance() / 2))
+
+    def _begin(self, ends: Ends) -> None:
+        refused = [each.sequence for each in ends.refusals]
+        self._is_up, self._at = True, min([ends.at, *refused])
+        self._head = max(self._head, ends.at)
+        self._problem = ""
+        if self._said:
+            log.warning("%s: is there again", self.name)
+        log.info("%s: goes on at %d", self.name, ends.at)
+        self._said = ""
+
+    def _lose(self, error: BusError | OSError) -> None:
+        self._losses += 1
+        self._problem = str(error) or type(error).__name__
+        if self._said != self._problem:
+            self._said = self._problem
+            log.warning("%s: %s; trying again", self.name, self._problem)
+
+    # Copying -------------------------------------------------------------------------------------
+
+    async def _pump(self, ends: Ends) -> None:
+        near, far = ends.near, ends.far
+        # First this: what the near end is told to be through with, it may forget.
+        if later := await self._sort_out(near, ends.refusals):
+            await self._try_later(near, far, later, await self._found_again(near, later, ends.at))
+        self._at = self._cursor = ends.at
+        try:
+            await near.keep(self._at, now=True)
+            while True:
+                made = await self._next(near, far)
+                await self._announced(far, made)
+                await self._row(near, far, made)
+        except trio.Cancelled:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + _GOODBYE_SECONDS):
+                await near.keep(self._at, now=True)
+            raise
+
+    async def _row(self, near: Near, far: Far, made: Made | None) -> None:
+        """Send a batch that was announced, and those behind it while there are any."""
+        while made is not None:
+            far.send(made)
+            following = await self._next_there(near, far)
+            if following is not None:
+                far.announce(following)
+            refusals = await far.settle()
+            is_announced = all(each.sequence >= 0 for each in refusals)
+            if later := await self._through(near, made, refusals):
+                assert made.found is not None
+                await self._try_later(near, far, later, made.found)
+                is_announced = False
+            if following is not None and not is_announced:
+                await self._announced(far, following)
+            self._at = made.next
+            await near.keep(self._at, now=False)
+            made = following
+
+    async def _next(self, near: Near, far: Far) -> Made:
+        """The next batch, as soon as there is one. Nothing is under way."""
+        while True:
+            made = await self._next_there(near, far)
+            if made is not None:
+                return made
+            self._at = self._cursor
+            self._cursor = max(self._cursor, await near.wait(self._cursor))
+
+    async def _next_there(self, near: Near, far: Far) -> Made | None:
+        """The next batch, if the near end has it now."""
+        while True:
+            found = await near.find(self._cursor)
+            self._note(found)
+            self._cursor = found.next
+            made = far.make(found)
+            if made.count:
+                made.found = found
+                return made
+            self._left.update(made.left)
+            await self._sort_out(near, _too_long(made))
+            if found.next >= found.head:
+                return None
+
+    def _note(self, found: Found) -> None:
+        self._head = max(found.head, found.next)
+        if found.missed:
+            self._miss(found.missed, found.first)
+
+    def _miss(self, count: int, first: int) -> None:
+        self._missed += count
+        log.warning(
+            "%s: %d messages from %d on were gone before they could be copied",
+            self.name,
+            count,
+            first,
+        )
+
+    async def _announced(self, far: Far, made: Made) -> None:
+        """Announce a batch, again until that is taken. Nothing is under way."""
+        while True:
+            far.announce(made)
+            refusals = await far.settle()
+            if not refusals:
+                return
+            self._check_later(refusals)
+            await trio.sleep(_LATER_SECONDS)
+
+    async def _through(self, near: Near, made: Made, refusals: list[Refusal]) -> list[Refusal]:
+        """A batch is settled. Returns what is to be sent again."""
+        mine = [each for each in refusals if each.sequence >= 0]
+        self._check_later([each for each in refusals if each.sequence < 0])
+        self._left.update(made.left)
+        self._copied += made.count - len(mine) - made.left.get(Left.KNOWN, 0)
+        self._batches += 1
+        return await self._sort_out(near, mine + _too_long(made))
+
+    async def _sort_out(self, near: Near, refusals: list[Refusal]) -> list[Refusal]:
+        """Have dead letters made of what is refused for good. Returns the rest."""
+        final = [each for each in refusals if each.code not in _LATER and each.sequence >= 0]
+        if final:
+            log.warning(
+                "%s: %d messages are refused and become dead letters, message %d as %s: %s",
+                self.name,
+                len(final),
+                final[0].sequence,
+                final[0].code,
+                final[0].sentence,
+            )
+            gone = await near.give_up(final)
+            self._refused += len(final) - gone
+            if gone:
+                self._miss(gone, final[0].sequence)
+        return [each for each in refusals if each.code in _LATER and each.sequence >= 0]
+
+    async def _found_again(self, near: Near, refusals: list[Refusal], next: int) -> Found:
+        """What the near end still has of what is to be sent again."""
+        wanted = np.sort(np.array([each.sequence for each in refusals], np.int64))
+        again, at = Found([], int(wanted[0]), next, next), 0
+        while at < wanted.size:
+            first = int(wanted[at])
+            found = await near.find(first)
+            again.pieces += found.only(wanted)
+            at = int(np.searchsorted(wanted, max(found.next, first + 1)))
+        if gone := wanted.size - sum(piece.count for piece in again.pieces):
+            self._miss(gone, again.first)
+        return again
+
+    async def _try_later(self, near: Near, far: Far, refusals: list[Refusal], found: Found) -> None:
+        """Send these of what was found again, until they are taken. What is announced is all of
+        them: a bridge that is killed meanwhile goes on behind them."""
+        log.warning(
+            "%s: %d messages are to be sent again, until they are taken: %s",
+            self.name,
+            len(refusals),
+            refusals[0].sentence,
+        )
+        while refusals:
+            await trio.sleep(_LATER_SECONDS)
+            wanted = np.array([each.sequence for each in refusals], np.int64)
+            made = far.make(replace(found, pieces=found.only(wanted)))
+            if made.count:
+                await self._announced(far, made)
+                far.send(made)
+            refusals = await self._through(near, made, await far.settle())
+
+    def _check_later(self, refusals: list[Refusal]) -> None:
+        """Raise RefusedError for announcements that will never be taken."""
+        for refusal in refusals:
+            if refusal.code not in _LATER:
+                raise RefusedError(refusal.code, f"the far bus takes no record: {refusal.sentence}")
+
+
+def _too_long(made: Made) -> list[Refusal]:
+    return [Refusal(sequence, "unfit", why) for sequence, why in made.refused]

@@ -1,0 +1,119 @@
+"""One connection to a NATS server, for as long as a block lasts.
+
+Rule 1: as `wires`: what is lost is not replaced here. Who uses it begins anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import numpy as np
+import trio
+
+from simplebus.core.errors import BusConnectionError
+from simplebus.engine.link import CONNECT_SECONDS, Event, Link, Lost, NatsAddress
+from simplebus.nats.client.core import Ready, Replies
+from simplebus.nats.client.credentials import Credentials
+from simplebus.nats.client.events import Complaint, Messages
+
+
+class NatsWire:
+    """What comes is here until somebody takes it."""
+
+    def __init__(self, servers: str, name: str, credentials: dict[str, str]) -> None:
+        found = [NatsAddress.of(each.strip()) for each in servers.split(",")]
+        who = Credentials(**credentials) if credentials else None
+        self.link = Link(found, self._hear, name=name, credentials=who)
+        self.core = self.link.core
+        self.messages: list[Messages] = []
+        self.replies: list[Replies] = []
+        self.complaints: list[str] = []
+        self.on_messages: Callable[[Messages], object] = self.messages.append
+        self.lost = ""
+        """Why there is no connection any more; empty while there is one."""
+        self._changed = trio.Event()
+
+    def _hear(self, event: Event) -> None:
+        match event:
+            case Messages():
+                self.on_messages(event)
+            case Replies():
+                self.replies.append(event)
+            case Complaint(says=says):
+                self.complaints.append(says)
+            case Lost(why=why):
+                self.lost = why
+            case Ready():
+                return
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def check(self) -> None:
+        """Raise BusConnectionError when the connection is lost."""
+        if self.lost:
+            raise BusConnectionError(f"{self.lost}{self._said()}")
+
+    def _said(self) -> str:
+        return f"; it had said: {self.complaints[-1]}" if self.complaints else ""
+
+    async def changed(self) -> None:
+        """Return when something has come. Raises BusConnectionError when the connection is lost."""
+        self.check()
+        await self._changed.wait()
+        self.check()
+
+    async def echoed(self) -> None:
+        """Return when the server has dealt with all that was said before: a message to ourselves
+        comes back behind that."""
+        number = self.core.take_numbers(1)
+        self.core.publish(self.core.reply_to(number).decode(), b"")
+        self.link.flush()
+        while not self._take(number):
+            await self.changed()
+
+    def _take(self, number: int) -> bool:
+        for at, each in enumerate(self.replies):
+            mine = each.numbers == number
+            if mine.any():
+                rest = np.flatnonzero(~mine)
+                self.replies[at] = Replies(each.numbers[rest], each.messages.pick(rest))
+                return True
+        return False
+
+
+@asynccontextmanager
+async def nats_wired(
+    servers: str, name: str, credentials: dict[str, str]
+) -> AsyncIterator[NatsWire]:
+    """A connection. Raises BusConnectionError when there is none within seconds."""
+    wire = NatsWire(servers, name, credentials)
+    failure: BaseException | None = None
+    scope = trio.CancelScope(shield=True)  # A bridge that is told to stop still says how far it is.
+
+    async def run() -> None:
+        with scope:
+            await wire.link.run()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run)
+        try:
+            with trio.move_on_after(CONNECT_SECONDS):
+                await wire.link.wait_ready()
+            if not wire.link.is_ready:
+                raise BusConnectionError(
+                    f"no NATS server at {_shown(servers)} let itself be connected to within "
+                    f"{CONNECT_SECONDS:g} s"
+                )
+            yield wire
+        except Exception as error:
+            failure = error  # Kept out of the nursery, which would wrap it.
+        finally:
+            scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+def _shown(servers: str) -> str:
+    """Without who one is."""
+    return ", ".join(str(NatsAddress.of(each.strip())) for each in servers.split(","))

@@ -1,0 +1,247 @@
+"""A class of a bus as the near end of a lane.
+
+Rule 1: messages are read by their sequences, so in order, each once, and only those that the bus
+has as safe as it promises: what a crash there could take back is never copied.
+Rule 2: a durable has the bus keep what is not copied, and says when something new has come. It is
+moved as one step, and is sent one message at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import trio
+
+from simplebus.bridge.ends import Found, Refusal
+from simplebus.bridge.rewriting import Piece
+from simplebus.bridge.wires import check
+from simplebus.client.signal import Signal
+from simplebus.client.wire import Wire
+from simplebus.core import dead_letters
+from simplebus.core.client.asking import Request
+from simplebus.core.client.inbox import Inbox
+from simplebus.core.client.messages import Batch
+from simplebus.core.dead_letters import Dead, Death
+from simplebus.core.envelope_columns import Seconds
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.frames import Integers
+from simplebus.core.limits import FETCH_MESSAGES_MAX
+from simplebus.core.requests import FetchReply, NamedClass, Start, SubscribeReply, SubscribeRequest
+
+_KEEP_SECONDS = 0.1
+"""So often the bus is told how far the lane is, while it is busy."""
+_SAFE_SECONDS = 0.001, 0.05
+"""How long what is delivered may take until it is safe: looked at so soon, and then ever later."""
+_AGAIN_SECONDS = 86_400.0
+
+
+class NearBus:
+    """One connection. `open` comes first."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        *,
+        class_: int | str,
+        durable: str,
+        channels: tuple[str, ...] = (),
+        start: str = "waiting",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`start` is where a durable begins that is not there yet; `clock` is in seconds since
+        1970, as that of the bus."""
+        self._wire = wire
+        self._core = wire.core
+        self._class = class_
+        self._durable = durable
+        self._channels = list(channels)
+        self._start = start
+        self._clock = clock
+        self.class_id = -1
+        self.head = 0
+        self.identity = self.memory = wire.core.bus_id
+        self._inbox: Inbox | None = None
+        self._arrived = Signal()
+        self._kept = 0
+        """Where the durable is."""
+        self._kept_at = -_KEEP_SECONDS
+        self._asked: tuple[int, Request] | None = None
+        """What is asked for beforehand, and from where on."""
+
+    async def open(self) -> int:
+        """Begin. Returns where the durable is. Raises RefusedError while somebody holds it."""
+        if isinstance(self._class, int):
+            self.class_id = self._class
+        else:
+            await self._wire.answered(self._core.name_classes(NamedClass(name=self._class)))
+            found = self._core.class_id(self._class)
+            assert found is not None
+            self.class_id = found
+        reply = await self._subscribe(self._start)
+        self._kept = reply.floor
+        asked = self._core.fetch(self.class_id, self._kept, 1, make=False)
+        found_now = (await self._wire.answered(asked)).reply
+        assert isinstance(found_now, FetchReply)
+        self.head = found_now.head
+        return self._kept
+
+    async def _subscribe(self, start: str | Start, *, seek: bool = False) -> SubscribeReply:
+        options = SubscribeRequest(
+            channels=self._channels,
+            durable=self._durable,
+            start=start,
+            seek=seek,
+            max_in_flight=1,
+            max_deliveries=0,
+            ack_seconds=_AGAIN_SECONDS,
+        )
+        inbox = self._inbox = self._core.subscribe(self.class_id, options, auto_ack=False)
+        self._wire.opened(inbox, self._arrived)
+        await self._wire.answered(inbox.request)
+        reply = inbox.request.reply
+        assert isinstance(reply, SubscribeReply)
+        return reply
+
+    # Reading -------------------------------------------------------------------------------------
+
+    async def find(self, at: int) -> Found:
+        if self._asked is None or self._asked[0] != at:
+            self._ask(at)
+        assert self._asked is not None
+        request, self._asked = self._asked[1], None
+        reply = (await self._wire.answered(request)).reply
+        assert isinstance(reply, FetchReply)
+        if reply.head > reply.next > at:
+            self._ask(reply.next)
+        ages = _ages(reply, self._clock())
+        pieces = [part for batch in request.batches for part in _unpurged(batch, reply, ages)]
+        missed = max(0, reply.first - at)
+        return Found(pieces, at, max(at, reply.next), reply.head, missed)
+
+    def _ask(self, at: int) -> None:
+        """Have the next messages sent, so that they are here when they are wanted."""
+        request = self._core.fetch(self.class_id, at, FETCH_MESSAGES_MAX, times=True, make=False)
+        self._asked = at, request
+        self._wire.writer.push()
+
+    async def wait(self, at: int) -> int:
+        await self.keep(at, now=True)
+        inbox = self._inbox
+        assert inbox is not None
+        while inbox.is_empty:
+            check(self._wire)
+            await self._arrived.wait()
+        batch = inbox.take_batch()
+        assert batch is not None
+        first = max(at, int(batch.sequences[0]))
+        pause, longest = _SAFE_SECONDS
+        while True:
+            asked = self._core.fetch(self.class_id, first, 1, make=False)
+            reply = (await self._wire.answered(asked)).reply
+            assert isinstance(reply, FetchReply)
+            if reply.head > first:
+                return first
+            await trio.sleep(pause)
+            pause = min(2 * pause, longest)
+
+    # Being through -------------------------------------------------------------------------------
+
+    async def keep(self, at: int, *, now: bool) -> None:
+        time = trio.current_time()
+        if at == self._kept and not self._has_taken():
+            return
+        if not now and time - self._kept_at < _KEEP_SECONDS:
+            return
+        inbox = self._inbox
+        assert inbox is not None
+        left = self._core.unsubscribe(inbox, processed=False)
+        self._wire.closed(inbox)
+        self._kept, self._kept_at = at, time
+        await self._subscribe(Start(sequence=at), seek=True)
+        await self._wire.answered(left)
+
+    def _has_taken(self) -> bool:
+        """Whether the durable has sent what it had, and would send nothing more."""
+        return self._inbox is None or self._inbox.pending
+
+    async def give_up(self, refusals: Sequence[Refusal]) -> int:
+        name = self._class if isinstance(self._class, str) else str(self._class)
+        letters = dead_letters.class_name(name)
+        if self._core.class_id(letters) is None:
+            await self._wire.answered(self._core.name_classes(NamedClass(name=letters)))
+        class_id = self._core.class_id(letters)
+        assert class_id is not None
+        left = sorted(refusals, key=lambda each: each.sequence)
+        first, count = self._core.published, len(left)
+        while left:
+            at, most = left[0].sequence, left[-1].sequence + 1 - left[0].sequence
+            asked = self._core.fetch(
+                self.class_id, at, min(most, FETCH_MESSAGES_MAX), times=True, make=False
+            )
+            reply = (await self._wire.answered(asked)).reply
+            assert isinstance(reply, FetchReply)
+            now = self._clock()
+            ages = _ages(reply, now)
+            pieces = [part for batch in asked.batches for part in _unpurged(batch, reply, ages)]
+            there = {
+                sequence: piece.part(row, row + 1)
+                for piece in pieces
+                for row, sequence in enumerate(piece.sequences.tolist())
+            }
+            seen = max(reply.next, at + 1)
+            while left and left[0].sequence < seen:
+                refusal = left.pop(0)
+                if (piece := there.get(refusal.sequence)) is not None:
+                    self._bury(piece, refusal, name, class_id, now)
+        last = self._core.published - 1
+        if last >= first:
+            refused = await self._wire.confirmed(first, last)
+            if refused:  # The lane begins anew: until there is room they are nobody's.
+                raise refused[0]
+        return count - (last + 1 - first)
+
+    def _bury(self, piece: Piece, refusal: Refusal, name: str, class_id: int, now: float) -> None:
+        death = Death(Reason.TERMINATED, name, 1, self._durable, "", self._clock())
+        error = f"{refusal.code}: {refusal.sentence}"
+        accepted = now - float(np.max(piece.ages))
+        found = dead_letters.write(
+            [Dead(refusal.sequence, bytes(piece.raw), accepted, error)],
+            death,
+            class_id=class_id,
+            frame_bytes_max=self._core.frame_bytes,
+        )
+        if found.batch is None:
+            raise RemoteProtocolError(
+                Reason.FRAME_TOO_LONG,
+                f"message {refusal.sequence} was refused ({error}), and is too long for a dead "
+                "letter",
+            )
+        raw = bytearray(b"<\r\n>") + found.batch.data.tobytes()
+        self._core.publisher.publish_frames(raw, found.batch.bounds, class_id)
+
+
+def _ages(reply: FetchReply, now: float) -> Seconds:
+    """How long ago each of the messages first..next-1 was accepted."""
+    if not reply.times:
+        return np.zeros(reply.next - reply.first)
+    steps = np.array([max(step, reply.first) for step, _ in reply.times] + [reply.next])
+    seconds = np.array([at for _, at in reply.times])
+    return np.maximum(0.0, now - np.repeat(seconds, np.diff(steps)))
+
+
+def _unpurged(batch: Batch, reply: FetchReply, ages: Seconds) -> list[Piece]:
+    """What of a batch is still somebody's."""
+    sequences: Integers = np.asarray(batch.sequences, np.int64)
+    whole = Piece(batch.data, batch.bounds, sequences, ages[sequences - reply.first])
+    if not reply.purged:
+        return [whole]
+    parts, at, first = [], 0, int(sequences[0])
+    for begin, end in reply.purged:
+        begin, end = max(0, begin - first), min(whole.count, end - first)
+        if begin < end:
+            parts.append((at, begin))
+            at = end
+    parts.append((at, whole.count))
+    return [whole.part(a, b) for a, b in parts if a < b]

@@ -1,0 +1,345 @@
+"""A NATS server as the near end of a lane.
+
+Rule 1: a subject becomes the channel; headers stay headers but for the server's own
+(`nats_words`), and `bus-key` becomes the key.
+Rule 2: from JetStream, a message is read by its sequence in the stream and acknowledged when it is
+confirmed at the far end, which knows how far the lane is. NATS without JetStream keeps nothing:
+what is published while the lane is away is gone, and what finds no room is counted as missed.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from simplebus.bridge.ends import Found, Refusal
+from simplebus.bridge.far_nats import KEY
+from simplebus.bridge.nats_wire import NatsWire
+from simplebus.bridge.nats_words import heard, is_reserved
+from simplebus.bridge.rewriting import Piece
+from simplebus.core import frames
+from simplebus.core.envelope import Envelope, encode, stuff, unstuff
+from simplebus.core.errors import BusConnectionError, LocalProtocolError
+from simplebus.core.frames import DELIMITER, Integers
+from simplebus.engine.link import new_inbox
+from simplebus.nats.client import jetstream
+from simplebus.nats.client.events import Messages
+from simplebus.nats.client.jetstream import JetStreamError
+from simplebus.nats.envelopes import headers_of
+
+log = logging.getLogger("simplebus.bridge")
+
+HELD_BYTES_MAX = 64 * 1024 * 1024
+"""What comes from NATS without JetStream, and finds no room beside so much, is missed."""
+_PULL_MESSAGES = 8192
+_PULL_SECONDS = 30.0
+_ACKS_PENDING = 65_536
+_FOUND_MESSAGES = 65_536
+"""With so many no further piece is found at once."""
+_KNOWN_MAX = 4096
+_ID_CHARACTERS = 16
+_ODD = re.compile(r"[^A-Za-z0-9_-]")
+_HEADER = frames.HEADER.pack(frames.ENVELOPE, 0, 0, 0)
+_RESERVED = np.frombuffer(b"$_", np.uint8)
+"""What subjects begin with that may be the server's own."""
+_HEARTBEAT, _NO_MESSAGES, _TIMED_OUT = 100, 404, 408
+
+
+class Framer:
+    """Makes a bus's frames of NATS messages."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[bytes, bytes], bytes] = {}
+
+    def piece(self, messages: Messages, sequences: Integers) -> Piece:
+        """Messages with these sequences. What cannot be an envelope goes as it is, without its
+        headers or without its subject."""
+        made = [self._frame(messages, row) for row in range(messages.count)]
+        bounds = np.zeros(len(made) + 1, np.int64)
+        np.cumsum(np.fromiter(map(len, made), np.int64, len(made)), out=bounds[1:])
+        return Piece(b"".join(made), bounds, sequences)
+
+    def _frame(self, messages: Messages, row: int) -> bytes:
+        about = messages.subject(row), messages.headers(row)
+        front = self._known.get(about)
+        if front is None:
+            if len(self._known) >= _KNOWN_MAX:
+                self._known.clear()
+            front = self._known[about] = _front(*about)
+        return _HEADER + stuff(front + messages.payload(row)) + DELIMITER
+
+
+def _front(subject: bytes, block: bytes) -> bytes:
+    """What stands in front of the payload of a message, as it is before stuffing."""
+    headers = heard(headers_of(block))
+    keys = [value for name, value in headers if name == KEY]
+    key = keys[-1].encode("latin-1", "replace") if keys else b""
+    headers = tuple(pair for pair in headers if pair[0] != KEY)
+    channel = subject.decode("utf-8", "replace")
+    for envelope in (Envelope(channel, key, headers), Envelope(channel, key), Envelope()):
+        try:
+            return unstuff(encode(envelope, b""))
+        except (ValueError, LocalProtocolError):
+            continue
+    raise AssertionError("an envelope without anything is always good")
+
+
+class NearCore:
+    """What is published on some subjects, from now on."""
+
+    def __init__(self, wire: NatsWire, subjects: Sequence[str], *, group: str = "") -> None:
+        self._wire = wire
+        self.identity = identity_of(wire)
+        self.memory = f"nats {secrets.token_hex(8)}"
+        self.head = 0
+        self._framer = Framer()
+        self._held: deque[Messages] = deque()
+        self._held_bytes = 0
+        self._next = 0
+        self._missed = 0
+        wire.on_messages = self._take
+        self._wide: list[int] = []
+        """The subscriptions whose first segment is a wildcard."""
+        for subject in subjects or (">",):
+            sid = wire.core.subscribe(subject, group)
+            if subject.split(".", 1)[0] in ("*", ">", "#"):
+                self._wide.append(sid)
+        wire.link.flush()
+
+    async def open(self) -> int:
+        """Begin. Returns the first sequence."""
+        await self._wire.echoed()  # It has taken the subscriptions.
+        return 0
+
+    def _take(self, messages: Messages) -> None:
+        messages = self._meant(messages)
+        size = int((messages.ends - messages.bodies).sum())
+        if self._held_bytes + size > HELD_BYTES_MAX:
+            self._missed += messages.count
+            return
+        if messages.count:
+            self._held.append(messages)
+            self._held_bytes += size
+
+    def _meant(self, messages: Messages) -> Messages:
+        """Without what a wildcard matches and nobody means: answers to others, and echoes of this
+        bridge."""
+        likely = np.isin(messages.data[messages.subjects], _RESERVED)
+        if not likely.any():
+            return messages
+        likely &= np.isin(messages.sids, self._wide)
+        for row in np.flatnonzero(likely).tolist():
+            likely[row] = is_reserved(messages.subject(row).decode("utf-8", "replace"))
+        return messages.pick(~likely)
+
+    async def find(self, at: int) -> Found:
+        self._wire.check()
+        missed, self._missed = self._missed, 0
+        pieces = []
+        first = self._next
+        while self._held and self._next - first < _FOUND_MESSAGES:
+            messages = self._held.popleft()
+            self._held_bytes -= int((messages.ends - messages.bodies).sum())
+            sequences = np.arange(self._next, self._next + messages.count)
+            pieces.append(self._framer.piece(messages, sequences))
+            self._next += messages.count
+        head = self._next + sum(messages.count for messages in self._held)
+        return Found(pieces, at, self._next, head, missed)
+
+    async def wait(self, at: int) -> int:
+        while not self._held:
+            await self._wire.changed()
+        return at
+
+    async def keep(self, at: int, *, now: bool) -> None:
+        """NATS would not know what to do with it."""
+
+    async def give_up(self, refusals: Sequence[Refusal]) -> int:
+        """The log has said it; NATS has no place for them."""
+        return 0
+
+
+class NearStream:
+    """The messages of a stream."""
+
+    def __init__(
+        self, wire: NatsWire, stream: str, *, durable: str, subjects: Sequence[str], start: str
+    ) -> None:
+        self._wire, self._core = wire, wire.core
+        self._stream = stream
+        self._name = _ODD.sub("-", durable)
+        self._subjects = list(subjects)
+        self._start = start
+        self.identity = f"{identity_of(wire)}.{stream}"
+        self.memory = ""
+        self.head = 0
+        self._framer = Framer()
+        self._inbox = new_inbox()
+        self._queue: list[tuple[Messages, Integers]] = []
+        self._unacked: list[tuple[Messages, Integers]] = []
+        self._cursor = -1
+        """The sequence behind the last one that came, or at which the consumer begins."""
+        self._given = -1
+        """The same of what was given out."""
+        self._asked = self._pending = self._missed = 0
+        self._over = ""
+        """Why the consumer sends nothing any more; empty while it does."""
+        self.is_new = False
+        """Whether nothing is known of where the lane was."""
+        wire.on_messages = self._take
+        self._sid = wire.core.subscribe(self._inbox)
+
+    async def open(self) -> int:
+        """Begin. Returns the sequence at which a lane begins that was never there."""
+        link = self._wire.link
+        info = await link.ask(f"STREAM.INFO.{self._stream}")
+        self.memory = f"{self._stream} {info.get('created', '')}"
+        state = info["state"]
+        self.head = int(state["last_seq"]) + 1
+        try:
+            known = await link.ask(f"CONSUMER.INFO.{self._stream}.{self._name}")
+            return int(known["ack_floor"]["stream_seq"]) + 1
+        except JetStreamError as error:
+            if error.code not in jetstream.NOT_FOUND:
+                raise
+        self.is_new = True
+        first, last = int(state["first_seq"]), int(state["last_seq"])
+        return {"new": last + 1, "last": max(first, last)}.get(self._start, first)
+
+    async def _seek(self, at: int) -> None:
+        """Have the consumer begin there."""
+        link, where = self._wire.link, f"{self._stream}.{self._name}"
+        # What is still said of the one before goes nowhere.
+        self._core.unsubscribe(self._sid)
+        self._inbox = new_inbox()
+        self._sid = self._core.subscribe(self._inbox)
+        self._over = ""
+        try:
+            await link.ask(f"CONSUMER.DELETE.{where}")
+        except JetStreamError as error:
+            if error.code not in jetstream.NOT_FOUND:
+                raise
+        config: dict[str, Any] = {
+            "durable_name": self._name,
+            "deliver_policy": "by_start_sequence",
+            "opt_start_seq": max(1, at),
+            "ack_policy": "explicit",
+            "max_ack_pending": _ACKS_PENDING,
+            "max_deliver": -1,
+            "replay_policy": "instant",
+        }
+        if self._subjects:
+            config["filter_subjects"] = self._subjects
+        said = await link.ask(
+            f"CONSUMER.DURABLE.CREATE.{where}", {"stream_name": self._stream, "config": config}
+        )
+        self._queue.clear()
+        self._unacked.clear()
+        self._cursor = self._given = at
+        info = await link.ask(f"STREAM.INFO.{self._stream}")
+        self._missed = max(0, int(info["state"]["first_seq"]) - max(1, at))
+        self._asked, self._pending = 0, int(said.get("num_pending", 0))
+        self._pull()
+
+    def _pull(self) -> None:
+        """Ask for more, if little is under way."""
+        if self._asked * 2 <= _PULL_MESSAGES and len(self._queue) < 16:
+            count = _PULL_MESSAGES - self._asked
+            request = jetstream.next_request(batch=count, expires_seconds=_PULL_SECONDS)
+            subject = f"{jetstream.API}CONSUMER.MSG.NEXT.{self._stream}.{self._name}"
+            self._core.publish(subject, request, reply=self._inbox)
+            self._asked += count
+        self._wire.link.flush()
+
+    def _take(self, messages: Messages) -> None:
+        messages = messages.pick(messages.sids == self._sid)
+        told = jetstream.deliveries(messages)
+        for row in np.flatnonzero(~told.good).tolist():
+            code, words = jetstream.status(messages.headers(row))
+            if code != _HEARTBEAT:
+                self._asked = 0  # What was asked for is over.
+            if code not in (0, _HEARTBEAT, _NO_MESSAGES, _TIMED_OUT):
+                self._over = f"{code} {words}".strip()
+        fresh = told.good & (told.sequences >= self._cursor)
+        self._asked = max(0, self._asked - int(np.count_nonzero(told.good)))
+        if fresh.any():
+            sequences = told.sequences[fresh]
+            self._queue.append((messages.pick(fresh), sequences))
+            self._cursor = int(sequences[-1]) + 1
+            self._pending = int(told.pending[np.flatnonzero(fresh)[-1]])
+
+    async def find(self, at: int) -> Found:
+        if at != self._given:
+            await self._seek(at)
+        self._pull()
+        while self._pending and not self._queue:
+            self._check()
+            await self._wire.changed()
+            self._pull()
+        self._check()
+        pieces = []
+        for messages, sequences in self._queue:
+            pieces.append(self._framer.piece(messages, sequences))
+            self._unacked.append((messages, sequences))
+        self._queue.clear()
+        self._given = max(at, self._cursor)
+        missed, self._missed = self._missed, 0
+        return Found(pieces, at, self._given, self._given + self._pending, missed)
+
+    async def wait(self, at: int) -> int:
+        while not self._queue:
+            self._check()
+            self._pull()
+            await self._wire.changed()
+        return at
+
+    def _check(self) -> None:
+        """Raise BusConnectionError where nothing will come any more: the lane begins anew, and
+        makes the consumer again."""
+        self._wire.check()
+        if self._over:
+            raise BusConnectionError(
+                f"the consumer {self._name!r} of stream {self._stream!r} has ended: {self._over}"
+            )
+
+    async def keep(self, at: int, *, now: bool) -> None:
+        rest = []
+        for messages, sequences in self._unacked:
+            through = sequences < at
+            if through.any():
+                self._core.write(jetstream.say(messages.pick(through)))
+            if not through.all():
+                rest.append((messages.pick(~through), sequences[~through]))
+        self._unacked = rest
+        self._wire.link.flush()
+        if now and self._wire.link.is_ready and not self._wire.lost:
+            await self._wire.echoed()
+
+    async def give_up(self, refusals: Sequence[Refusal]) -> int:
+        given_up = np.array([each.sequence for each in refusals])
+        for messages, sequences in self._unacked:
+            those = np.isin(sequences, given_up)
+            if those.any():
+                self._core.write(jetstream.say(messages.pick(those), jetstream.TERMINATE))
+        self._wire.link.flush()
+        return 0  # The stream keeps them as long as it keeps anything.
+
+
+def check_lane(wire: NatsWire) -> None:
+    """Raise BusConnectionError for a server without JetStream."""
+    info = wire.core.info
+    if info is None or not info.jetstream:
+        raise BusConnectionError("that NATS server has no JetStream, and a stream is named")
+
+
+def identity_of(wire: NatsWire) -> str:
+    """What a server is in the path of a message. Other servers of its cluster are called otherwise:
+    a message that makes a circle comes to a bus where it has been, and stays."""
+    info = wire.core.info
+    return f"nats.{info.server_id[:_ID_CHARACTERS]}" if info and info.server_id else "nats"

@@ -1,0 +1,106 @@
+"""All lanes of some bridges, as long as they are to run, and what they say of themselves.
+
+Rule 1: lanes know nothing of one another: one that waits holds up no other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+
+import trio
+
+from simplebus.bridge.between import between
+from simplebus.bridge.channels import Renaming
+from simplebus.bridge.far import FarTerms
+from simplebus.bridge.lane import Lane, LaneStatistics
+from simplebus.bridge.settings import Bridge, Copied, is_nats, lane_name, record_channel
+from simplebus.client.dial import Address
+from simplebus.client.link import SocketPlace
+
+log = logging.getLogger("simplebus.bridge")
+
+_TELL_SECONDS = 60.0
+
+
+def lanes(bridges: Iterable[Bridge], *, here: str = "") -> list[Lane]:
+    """The lanes of these bridges; `here` is the address of the server they are part of.
+
+    Raises ValueError for what is no address, and for two lanes of one name.
+    """
+    found: dict[str, Lane] = {}
+    for bridge in bridges:
+        near, far = bridge.near or here, bridge.far or here
+        for copied in bridge.copied:
+            made = [_lane(bridge, copied, near, far, back=False)]
+            if bridge.both:
+                made.append(_lane(bridge, copied, far, near, back=True))
+            for lane in made:
+                if lane.name in found:
+                    raise ValueError(f"there are two of {lane.name!r}: name bridges apart")
+                found[lane.name] = lane
+    return list(found.values())
+
+
+def _lane(bridge: Bridge, copied: Copied, near: str, far: str, *, back: bool) -> Lane:
+    class_, to = copied.class_, copied.class_ if copied.to is None else copied.to
+    if back:
+        class_, to = to, class_
+    terms = FarTerms(
+        name=lane_name(bridge.name, copied.class_, back=back),
+        channel=record_channel(bridge.name, copied.class_, back=back),
+        class_=to,
+        channels=copied.channels,
+        renaming=Renaming(copied.rewrite),
+        hops=bridge.hops,
+        heartbeat=bridge.heartbeat,
+    )
+    if is_nats(near) or is_nats(far):
+        from simplebus.bridge.nats_ends import from_nats, to_nats  # Loaded when it is wanted.
+
+        if is_nats(near):
+            open = from_nats(near, _place(far), terms, copied, bridge.credentials)
+        else:
+            open = to_nats(_place(near), far, terms, copied, bridge.credentials)
+    else:
+        open = between(_place(near), _place(far), terms, class_=class_, start=copied.start)
+    return Lane(terms.name, open)
+
+
+def _place(address: str) -> SocketPlace:
+    return SocketPlace(Address.parse(address))
+
+
+async def run(lanes: Sequence[Lane]) -> None:
+    """Copy until cancelled."""
+    async with trio.open_nursery() as nursery:
+        for lane in lanes:
+            nursery.start_soon(lane.run)
+        nursery.start_soon(_tell, lanes)
+
+
+async def _tell(lanes: Sequence[Lane]) -> None:
+    """A line in the log for each lane that has moved, now and then."""
+    before: dict[str, LaneStatistics] = {}
+    while True:
+        await trio.sleep(_TELL_SECONDS)
+        for lane in lanes:
+            now = lane.statistics()
+            if now != before.get(now.name) and now.copied:
+                log.info("%s", line_of(now))
+            before[now.name] = now
+
+
+def line_of(found: LaneStatistics) -> str:
+    """What there is to say of a lane, in one line."""
+    parts = [f"{found.copied:,} copied", f"{found.lag:,} behind"]
+    parts += [f"{count:,} {reason.replace('_', ' ')}" for reason, count in found.left.items()]
+    if found.refused:
+        parts.append(f"{found.refused:,} refused")
+    if found.missed:
+        parts.append(f"{found.missed:,} missed")
+    if found.losses:
+        parts.append(f"{found.losses:,} times lost")
+    if not found.is_up and found.problem:
+        parts.append(found.problem)
+    return f"{found.name}: {', '.join(parts)}"

@@ -1,0 +1,31 @@
+"""Bridges as part of a server: they go with it.
+
+Rule 1: to the server they are clients like others, which come in through its own port.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+import trio
+
+from simplebus.bridge.running import lanes, run
+from simplebus.bridge.settings import Bridge
+from simplebus.server.serve import Serving
+
+
+async def serve_with_bridges(
+    serve: Callable[..., Awaitable[None]], bridges: Sequence[Bridge]
+) -> None:
+    """What `serve` does, and the bridges, from when it is up until it has ended."""
+    async with trio.open_nursery() as nursery:
+        with trio.CancelScope() as copying:
+
+            async def serve_and_end(task_status: trio.TaskStatus[Serving]) -> None:
+                try:
+                    await serve(task_status=task_status)
+                finally:
+                    copying.cancel()
+
+            up: Serving = await nursery.start(serve_and_end)
+            await run(lanes(bridges, here=up.addresses[0]))

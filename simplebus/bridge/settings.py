@@ -1,0 +1,105 @@
+"""What is copied from where to where.
+
+Rule 1: names last: a bridge that is called otherwise, or copies a class under another name, is
+another one, and begins anew.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from dataclasses import dataclass, field
+
+from simplebus.bridge.channels import Renaming
+from simplebus.bridge.origin import HOPS_MAX
+from simplebus.core.channels import check_pattern
+from simplebus.core.limits import NAME_CHARACTERS_MAX
+from simplebus.core.requests import STARTS
+
+NATS_SCHEMES = ("nats://", "tls://")
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_ODD = re.compile(r"[^A-Za-z0-9_-]")
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A class that is copied. Raises ValueError for what makes no sense."""
+
+    class_: int | str
+    """At the near end; of a NATS server: the class that messages get at the far end."""
+    to: int | str | None = None
+    """Its class at the far end; None for the same."""
+    channels: tuple[str, ...] = ()
+    """Only what one of these matches; none: everything. Of a NATS server: its subjects."""
+    rewrite: tuple[tuple[str, str], ...] = ()
+    """How channels are renamed; see `channels.Renaming`."""
+    start: str = "waiting"
+    """Where a lane begins that was never there."""
+    stream: str = ""
+    """Of a NATS server: the stream of JetStream that is read, or that has to take what is
+    published; empty for NATS without JetStream."""
+
+    def __post_init__(self) -> None:
+        for pattern in self.channels:
+            check_pattern(pattern)
+        Renaming(self.rewrite)
+        if self.start not in STARTS or self.start == "last_values":
+            raise ValueError(f"start is one of waiting, new, earliest, last, got {self.start!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Bridge:
+    """A bridge between two servers. Raises ValueError for what makes no sense."""
+
+    name: str
+    near: str
+    """An address; empty for the server that the bridge is part of."""
+    far: str
+    copied: tuple[Copied, ...]
+    both: bool = False
+    """Whether the same classes are copied back, too."""
+    hops: int = HOPS_MAX
+    """How many buses a message may have come over when it arrives; 1: it was published at the near
+    end."""
+    heartbeat: float = 10.0
+    """Seconds of silence after which an end is looked after; at three times as many it is lost."""
+    credentials: dict[str, str] = field(default_factory=dict, repr=False)
+    """For a NATS server: user and password, token, or seed."""
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(
+                f"a bridge's name is 1 to 64 letters, digits, _ and -, got {self.name!r}"
+            )
+        if not self.copied:
+            raise ValueError("a bridge copies one class at least, got none")
+        if not 1 <= self.hops <= HOPS_MAX:
+            raise ValueError(f"hops is from 1 to {HOPS_MAX}, got {self.hops}")
+        if self.near == self.far and all(each.to in (None, each.class_) for each in self.copied):
+            raise ValueError(f"{self.near or 'a server'} is copied to itself")
+        if self.both and any(each.rewrite for each in self.copied):
+            raise ValueError("a bridge in both directions renames no channels; make it two bridges")
+        if is_nats(self.near) and (is_nats(self.far) or self.both):
+            raise ValueError("one end of a bridge is a bus, and the way back another bridge")
+
+
+def is_nats(address: str) -> bool:
+    """Whether it is that of a NATS server."""
+    return address.startswith(NATS_SCHEMES)
+
+
+def lane_name(bridge: str, class_: int | str, *, back: bool) -> str:
+    """What a lane is known by at both ends."""
+    way = "back" if back else "there"
+    name = f"bridge {bridge} {way} {class_}"
+    if len(name) > NAME_CHARACTERS_MAX:
+        name = f"{name[: NAME_CHARACTERS_MAX - 9]} {zlib.crc32(name.encode()):08x}"
+    return name
+
+
+def record_channel(bridge: str, class_: int | str, *, back: bool) -> str:
+    """The channel of a lane's records."""
+    plain = _ODD.sub("-", str(class_))
+    if plain != str(class_):
+        plain += f"-{zlib.crc32(str(class_).encode()):08x}"
+    return f"{bridge}.{'back' if back else 'there'}.{plain}"

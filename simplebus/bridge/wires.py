@@ -1,0 +1,77 @@
+"""One connection to a bus, for as long as a block lasts.
+
+Rule 1: a connection that is lost is not replaced: whoever uses it begins anew, and finds out where
+it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+
+from simplebus.client.link import Place
+from simplebus.client.retry import Schedule
+from simplebus.client.wire import Wire
+from simplebus.core.client.core import ClientCore
+from simplebus.core.errors import BusConnectionError
+
+CONNECT_SECONDS = 5.0
+_GOODBYE_SECONDS = 1.0
+INSTANCE = "bridge"
+"""The one instance of its names: who comes again takes over what is left of its connection."""
+
+
+def core_of(
+    name: str,
+    *,
+    heartbeat: float,
+    instance: str = INSTANCE,
+    unconfirmed: int | None = None,
+    bus: str = "",
+) -> ClientCore:
+    """A client that goes on with the numbers of its name."""
+    return ClientCore(
+        name=name,
+        instance=instance,
+        heartbeat=heartbeat,
+        client="simplebus bridge",
+        unconfirmed=unconfirmed,
+        bus=bus,
+    )
+
+
+@asynccontextmanager
+async def wired(place: Place, core: ClientCore) -> AsyncIterator[Wire]:
+    """A connection on which the bus has answered. Raises BusConnectionError; what is asked within
+    raises it when the connection is lost."""
+    now = trio.current_time()
+    wire = Wire(core, [place], Schedule(1, timeout=CONNECT_SECONDS, reconnect=None, now=now))
+    await wire.open()
+    failure: BaseException | None = None
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wire.run)
+            try:
+                yield wire
+            except Exception as error:
+                failure = error  # Kept out of the nursery, which would wrap it.
+            finally:
+                seconds = 0.0 if failure is not None else _GOODBYE_SECONDS
+                await wire.close(seconds=seconds, shield=True)
+    finally:
+        if failure is not None:
+            raise failure
+
+
+async def ended(wire: Wire) -> None:
+    """Return when the connection is lost."""
+    while wire.end is None:
+        await wire.changed.wait()
+
+
+def check(wire: Wire) -> None:
+    """Raise BusConnectionError when the connection is lost."""
+    if wire.end is not None:
+        raise BusConnectionError(str(wire.end)) from wire.end.__cause__

@@ -1,0 +1,189 @@
+"""`simplebus bridge`: copy classes from one bus to another until told to stop."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from simplebus.complaints import fail
+from simplebus.config_mistakes import ConfigError, unknown
+from simplebus.options import LogLevel, option, parse_class, parse_pattern
+
+if TYPE_CHECKING:
+    from simplebus.bridge.settings import Bridge
+
+HELP = (
+    "Copy classes from one bus to another, or to and from a NATS server.\n\n\b\n"
+    "  simplebus bridge --from 127.0.0.1:8888 --to hq:8888 orders 7\n"
+    "  simplebus bridge --from 127.0.0.1:8888 --to hq:8888 --both orders\n"
+    "  simplebus bridge --from 127.0.0.1:8888 --to nats://hq:4222 orders\n"
+    "  simplebus bridge bridges.toml\n\n"
+    "A message is acknowledged here when it is confirmed there. Between two buses it is stored "
+    "there once, in its order, whatever breaks meanwhile; while one end is away, the other one "
+    "keeps what is to be copied. A message is not copied to a bus where it has been. A file says "
+    "more: see the README."
+)
+
+
+def _parse_rewrite(text: str | tuple[str, str]) -> tuple[str, str]:
+    if isinstance(text, tuple):
+        return text
+    pattern, sign, template = text.partition("=")
+    if not sign:
+        raise typer.BadParameter(f"{text!r} is no renaming; write PATTERN=TEMPLATE")
+    return pattern, template
+
+
+def bridge(
+    classes: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="CLASS... | FILE",
+            show_default=False,
+            help="The classes to be copied, by their ids or names; or a TOML file that says more.",
+        ),
+    ] = None,
+    from_: Annotated[
+        str | None,
+        option("--from", "The bus that is read: HOST:PORT, or nats://HOST:PORT.", metavar="URL"),
+    ] = None,
+    to: Annotated[
+        str | None,
+        option("--to", "The bus that is written to, likewise.", metavar="URL"),
+    ] = None,
+    both: Annotated[bool, option("--both", "Copy in both directions.")] = False,
+    name: Annotated[
+        str,
+        option("--name", "Names what the buses keep of it: two bridges have two.", metavar="NAME"),
+    ] = "bridge",
+    channel: Annotated[
+        list[str] | None,
+        option(
+            "--channel",
+            "Copy only what this pattern matches. May be given several times.",
+            metavar="PATTERN",
+            parser=parse_pattern,
+            show_default=False,
+        ),
+    ] = None,
+    rewrite: Annotated[
+        list[Any] | None,
+        option(
+            "--rewrite",
+            "Rename channels: 'orders.*.#=*.orders.#'. The first one that matches counts.",
+            metavar="PATTERN=TEMPLATE",
+            parser=_parse_rewrite,
+            show_default=False,
+        ),
+    ] = None,
+    hops: Annotated[
+        int,
+        option("--hops", "Copy only what has come over so many buses at most.", metavar="N"),
+    ] = 16,
+    log_level: Annotated[
+        LogLevel,
+        option(
+            "--log-level",
+            "Log on standard error from this level up: debug, info, warning or error.",
+            metavar="LEVEL",
+        ),
+    ] = LogLevel.INFO,
+) -> None:
+    import trio
+
+    from simplebus.bridge.running import lanes
+    from simplebus.server.memory import keep_temporary_arrays_mapped
+    from simplebus.server.serve import configure_logging
+
+    given = classes or []
+    try:
+        if len(given) == 1 and given[0].endswith(".toml"):
+            if from_ or to:
+                raise ConfigError(f"{given[0]} says it all: --from and --to go without a file")
+            bridges = _read(Path(given[0]))
+        else:
+            bridges = [
+                _simple(
+                    name,
+                    from_ or "",
+                    to or "",
+                    given,
+                    both=both,
+                    hops=hops,
+                    channels=tuple(channel or ()),
+                    rewrite=tuple(rewrite or ()),
+                )
+            ]
+        made = lanes(bridges)
+    except typer.BadParameter as error:
+        fail(error.message, status=2)
+    except ValueError as error:
+        fail(str(error), status=2)
+    configure_logging(log_level)
+    keep_temporary_arrays_mapped()
+    trio.run(_run, made)
+
+
+def _simple(
+    name: str,
+    near: str,
+    far: str,
+    classes: list[str],
+    *,
+    both: bool,
+    hops: int,
+    channels: tuple[str, ...],
+    rewrite: tuple[tuple[str, str], ...],
+) -> Bridge:
+    from simplebus.bridge.settings import Bridge, Copied
+
+    if not near or not far:
+        raise ConfigError("expected --from and --to, or a file")
+    copied = tuple(
+        Copied(parse_class(each), channels=channels, rewrite=rewrite) for each in classes
+    )
+    return Bridge(name, near, far, copied, both=both, hops=hops)
+
+
+def _read(path: Path) -> list[Bridge]:
+    """The bridges of a file. Raises ConfigError."""
+    from simplebus.bridge_config import made
+
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is no TOML: {error}") from None
+    try:
+        for key in raw:
+            if key != "bridges":
+                raise ConfigError(unknown(key, ["bridges"], ""))
+        return made(raw.get("bridges", []), is_served=False)[0]
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+async def _run(lanes: list[Any]) -> None:
+    import logging
+
+    import trio
+
+    from simplebus.bridge.running import line_of, run
+    from simplebus.server.notify import notify
+    from simplebus.server.signals import STOPPING, listen
+
+    log = logging.getLogger("simplebus.bridge")
+    with listen() as signals:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run, lanes)
+            notify("READY=1", f"STATUS=copying on {len(lanes)} lanes")
+            async for number in signals:
+                if number in STOPPING:
+                    break
+            nursery.cancel_scope.cancel()
+    for lane in lanes:
+        log.info("%s", line_of(lane.statistics()))

@@ -1,0 +1,126 @@
+"""The `[[bridges]]` tables of a configuration file.
+
+[[bridges]]
+name = "hq"                        names what is kept: leave it as it is
+from = "simplebus://till:8888"     left out in the file of `serve`: that server
+to = "simplebus://hq:8888"
+classes = ["orders", 7]            as they are; or, one by one:
+
+[[bridges.copy]]
+class = "orders"
+to = "orders-eu"                   the class there
+channels = ["eu.#"]                only these
+rewrite = [["eu.#", "till-4.eu.#"]]
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import typer
+
+from simplebus.bridge.origin import HOPS_MAX
+from simplebus.bridge.settings import Bridge, Copied, is_nats
+from simplebus.client.dial import Address
+from simplebus.config_mistakes import ConfigError
+from simplebus.config_tables import Table, table
+from simplebus.options import parse_class
+
+
+class CopyTable(Table, frozen=True):
+    """A class that is copied."""
+
+    class_: int | str = msgspec.field(name="class")
+    to: int | str | None = None
+    channels: list[str] = msgspec.field(default_factory=list)
+    rewrite: list[tuple[str, str]] = msgspec.field(default_factory=list)
+    start: str = "waiting"
+    stream: str = ""
+
+
+class BridgeTable(Table, frozen=True):
+    """A bridge."""
+
+    name: str
+    from_: str = msgspec.field(name="from", default="")
+    to: str = ""
+    classes: list[int | str] = msgspec.field(default_factory=list)
+    copy: list[CopyTable] = msgspec.field(default_factory=list)
+    both: bool = False
+    hops: int = HOPS_MAX
+    heartbeat: float = 10.0
+    user: str = ""
+    password: str = ""
+    token: str = ""
+    seed: str = ""
+
+    @property
+    def has_secrets(self) -> bool:
+        return bool(self.password or self.token or self.seed)
+
+
+def made(raw: Any, *, is_served: bool) -> tuple[list[Bridge], bool]:
+    """The bridges of a file, and whether it holds secrets. With `is_served`, an end that is left
+    out is the server whose file it is. Raises ConfigError, without the file's name."""
+    if not isinstance(raw, list) or not all(isinstance(each, dict) for each in raw):
+        raise ConfigError("bridges: expected tables, as [[bridges]] begins them")
+    found: list[Bridge] = []
+    has_secrets = False
+    for at, each in enumerate(raw):
+        where = f"bridges[{at}]"
+        read = table(BridgeTable, each, where)
+        has_secrets |= read.has_secrets
+        bridge = _bridge(read, where, is_served=is_served)
+        if any(other.name == bridge.name for other in found):
+            raise ConfigError(f"{where}.name: there is another bridge {bridge.name!r}")
+        found.append(bridge)
+    return found, has_secrets
+
+
+def _bridge(read: BridgeTable, where: str, *, is_served: bool) -> Bridge:
+    for name, address in (("from", read.from_), ("to", read.to)):
+        if not address:
+            if not is_served:
+                raise ConfigError(f"{where}: {name!r} is missing")
+        elif not is_nats(address):
+            try:
+                Address.parse(address)
+            except ValueError as error:
+                raise ConfigError(f"{where}.{name}: {error}") from None
+    if not (read.from_ or read.to):
+        raise ConfigError(f"{where}: 'to' is missing, or 'from'")
+    copied = [_copied(CopyTable(each), f"{where}.classes") for each in read.classes]
+    copied += [_copied(each, f"{where}.copy[{at}]") for at, each in enumerate(read.copy)]
+    given = {name: getattr(read, name) for name in ("user", "password", "token", "seed")}
+    try:
+        return Bridge(
+            read.name,
+            read.from_,
+            read.to,
+            tuple(copied),
+            both=read.both,
+            hops=read.hops,
+            heartbeat=read.heartbeat,
+            credentials={name: value for name, value in given.items() if value},
+        )
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _copied(read: CopyTable, where: str) -> Copied:
+    try:
+        return Copied(
+            _class(read.class_),
+            None if read.to is None else _class(read.to),
+            tuple(read.channels),
+            tuple(read.rewrite),
+            read.start,
+            read.stream,
+        )
+    except (ValueError, typer.BadParameter) as error:
+        raise ConfigError(f"{where}: {getattr(error, 'message', error)}") from None
+
+
+def _class(given: int | str) -> int | str:
+    return parse_class(str(given)) if isinstance(given, int) else parse_class(given)

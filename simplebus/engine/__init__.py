@@ -1,0 +1,16 @@
+"""A door before a JetStream cluster: `simplebus serve --engine` (protocol/engine.md).
+
+    names  settings  consumers      what things are called there, and what JetStream is told of them
+    content                         frames as messages of a stream, and the way back
+    uplink                          lots of the ledger become publications; PubAcks become confirms
+    classes  feed                   a position's own ring, filled from its consumer; acks go back
+    link                            a connection to one of several servers (trio)
+    positions                       streams and consumers, made and found (trio)
+    cluster                         between the broker and all of these (trio)
+
+Rule 1: the broker stays as it is. A class keeps nothing but what is on its way to the cluster; who
+is sent what, when, how often and until when is decided by positions, as ever.
+Rule 2: what is confirmed is in the cluster; what is acknowledged there was acknowledged here. In
+between a message may be delivered again, and is never lost.
+Rule 3: a door has no state that another one could not do without.
+"""

@@ -1,0 +1,138 @@
+"""A class whose messages are kept by a JetStream cluster.
+
+Rule 1: the class's ring holds only what publishers have said and the cluster has not been handed
+yet; whoever subscribes has a ring of its own, which a feed fills.
+Rule 2: what the cluster cannot do is refused with a sentence, never left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from simplebus.core.acks import AckWindow
+from simplebus.core.channel_table import Wanted
+from simplebus.core.classes import MessageClass, TimeIndex
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.left import Left
+from simplebus.core.requests import Start, SubscribeRequest
+from simplebus.core.ring import Ring
+from simplebus.core.settings import FullPolicy, Keep
+from simplebus.core.subscription import Subscription
+
+FEED_MESSAGES_MAX = 128 * 1024
+FEED_BYTES_MAX = 64 * 1024 * 1024
+"""What one subscription may hold at a door."""
+
+Begin = Callable[["RemoteClass", Subscription, "str | Start"], None]
+"""Called with a position that is new, and where it begins if the cluster does not know it."""
+End = Callable[["RemoteClass", Subscription, bool], None]
+"""Called with a position that nobody here has any more, and whether it is to be forgotten."""
+
+
+class RemoteClass(MessageClass):
+    """See the module's law."""
+
+    is_remote = True
+
+    def __init__(
+        self,
+        ring: Ring,
+        keep: Keep,
+        policy: FullPolicy = FullPolicy.BLOCK,
+        *,
+        begin: Begin,
+        end: End,
+    ) -> None:
+        super().__init__(ring, keep, policy)
+        self.times = _NoTimes()
+        self._begin = begin
+        self._end = end
+        self._start: str | Start = "waiting"
+        self._forgets = False
+        self.touched: Callable[[RemoteClass], None] = lambda cls: None
+        """Called when positions of it may have moved."""
+        self.begun: dict[Subscription, bool] = {}
+        """The positions that the cluster has, and whether it had them before."""
+
+    @property
+    def is_awaited(self) -> bool:
+        return False
+
+    def is_to_keep(self, keep: Keep) -> None:
+        """That is the stream's business."""
+        self.keep = keep
+        self._keeps = False
+
+    def release(self, now: float) -> None:
+        super().release(now)
+        self.touched(self)
+
+    def floor(self) -> int:
+        """What is to be handed over is copied when it comes."""
+        return self.ring.head
+
+    def new_ring(self) -> Ring:
+        ring = Ring(
+            class_id=self.class_id,
+            messages_max=FEED_MESSAGES_MAX,
+            bytes_max=min(FEED_BYTES_MAX, self.ring.bytes_max),
+            budget=self.ring.budget,
+        )
+        self.channels.lends[ring.columns] = None
+        return ring
+
+    def check_wish(self, asked: SubscribeRequest) -> None:
+        """Raises RemoteProtocolError (bad_request) for what the cluster cannot do."""
+        if asked.by_key:
+            what = "by_key: members at several doors would not know of each other's keys"
+        elif asked.slow != "block":
+            what = f"slow = {asked.slow!r}: what waits is not counted at a door"
+        elif asked.seek:
+            what = "seek: a consumer of JetStream does not move"
+        elif asked.start == "last_values":
+            what = "last_values: no door sees them all"
+        else:
+            return
+        raise RemoteProtocolError(
+            Reason.BAD_REQUEST, f"a door before a JetStream cluster does not know {what}"
+        )
+
+    def start(
+        self, start: str | Start, wanted: Wanted | None = None, now: float = 0.0
+    ) -> tuple[AckWindow, Left]:
+        if not (start in ("waiting", "new", "earliest", "last") or isinstance(start, Start)):
+            return super().start(start, wanted, now)  # Which raises.
+        self._start = start
+        return AckWindow(floor=0), Left()
+
+    def add(self, position: Subscription) -> None:
+        super().add(position)
+        self._begin(self, position, self._start)
+
+    def forget(self, position: Subscription) -> None:
+        """The next one to be removed goes for good."""
+        self._forgets = True
+
+    def remove(self, position: Subscription) -> None:
+        forgets, self._forgets = self._forgets, False
+        super().remove(position)
+        self.channels.lends.pop(position.ring.columns, None)
+        self.begun.pop(position, None)
+        self._end(self, position, forgets)
+
+    def has_begun(self, position: Subscription) -> bool | None:
+        """Whether the cluster had it before; None while that is not known."""
+        return self.begun.get(position)
+
+    def _leave(self, position: Subscription) -> None:
+        pass  # What waits is the stream's.
+
+    def check(self) -> None:
+        pass
+
+
+class _NoTimes(TimeIndex):
+    """Sequences here are of many rings: when one was accepted is not known by it."""
+
+    def note(self, now: float, sequence: int) -> None:
+        self.next_time = float("inf")

@@ -1,0 +1,538 @@
+"""A door before a JetStream cluster: between its broker and the link (trio).
+
+Rule 1: the broker stays as it is. What it accepts goes from its ledger to the uplink, and what its
+positions are sent comes from their feeds; both are told of in `hand_over`, at the end of each turn.
+Rule 2: what has to be asked of JetStream (streams, consumers) is asked in jobs, of each class one
+after the other, in the order in which it came up. A position gets its answer when its consumer is
+there; what was published here behind it is published there behind it.
+Rule 3: while there is no connection nothing is lost and nobody is told anything: publishers wait
+for their confirms, subscribers for messages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+from collections import deque
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import msgspec
+import trio
+
+from simplebus.core.broker import Broker
+from simplebus.core.errors import BusConnectionError, RemoteProtocolError
+from simplebus.core.ledger import Ledger, Level
+from simplebus.core.requests import NamedClass, Start
+from simplebus.core.subscription import Subscription
+from simplebus.engine.classes import RemoteClass
+from simplebus.engine.feed import ALIVE_SECONDS, FETCH_BYTES, FETCH_SECONDS, Feed
+from simplebus.engine.link import Event, Link, Lost, new_inbox
+from simplebus.engine.positions import Positions
+from simplebus.engine.settings import EngineOptions
+from simplebus.engine.uplink import Uplink
+from simplebus.nats.client import jetstream
+from simplebus.nats.client.core import Ready, Replies
+from simplebus.nats.client.events import Messages
+from simplebus.nats.client.jetstream import JetStreamError
+
+log = logging.getLogger("simplebus.engine")
+
+Job = Callable[[], Awaitable[None]]
+
+_LOTS_MAX = 64
+_BEAT_SECONDS = 0.25
+_WORK_PART = 3
+"""What a door holds is said to be in work so often within the time that the cluster waits."""
+_SILENT_SECONDS = 3 * ALIVE_SECONDS
+"""A consumer that was asked and is silent so long is asked anew."""
+_PAUSE_SECONDS = 0.25
+_TRIM_SECONDS = 2.0
+"""How often messages that everybody has acknowledged are removed."""
+_MEMORY_SECONDS = 600.0
+"""What was acknowledged is known for so long, should it come again."""
+
+
+class Cluster:
+    """Of one door. Enter `run` in a nursery when the broker's driver runs."""
+
+    def __init__(self, broker: Broker, options: EngineOptions) -> None:
+        self.options = options
+        self.door = secrets.token_hex(6)
+        """What other doors know it by."""
+        self._broker = broker
+        self._ledger: Ledger = _ledger_of(broker)
+        self._settle: Callable[[], None] = lambda: None
+        self.link = Link(
+            list(options.servers),
+            self._handle,
+            name=f"simplebus {options.names.prefix}",
+            credentials=options.credentials,
+            tls=options.tls,
+        )
+        core = self.link.core
+        self.uplink = Uplink(
+            core,
+            subject=options.names.subject,
+            program=lambda name: broker.answers.publishers.program(name) or "",
+            run=self.door,
+        )
+        self.positions = Positions(self.link, options, self.door)
+        self.feeds: dict[Subscription, Feed] = {}
+        self._by_sid: dict[int, Feed] = {}
+        self._sids: dict[Subscription, int] = {}
+        self._consumers: dict[Subscription, str] = {}
+        self._touched: dict[Feed, None] = {}
+        self._owed: list[tuple[int, bytes]] = []
+        """What is to be said when lots have reached the cluster: their numbers, and that."""
+        self._inbox = new_inbox()
+        self._feed_count = 0
+        self._jobs: dict[int, deque[Job]] = {}
+        """Of each class, what is to be asked; the first one is under way."""
+        self._known_names: dict[str, int] = {}
+        self._alive_sid = core.subscribe(options.names.door(self.door))
+        self._naming_sid = core.subscribe(options.names.naming)
+        self._nursery: trio.Nursery | None = None
+        self._worked_at = self._forgot_at = self._trimmed_at = 0.0
+        self._acked: set[int] = set()
+        """Classes of which messages were acknowledged since they were trimmed."""
+        self._is_closing = False
+        self._reached = trio.Event()
+        table = broker.store.table
+        table.is_remote = True
+        table.make = partial(RemoteClass, begin=self._begin, end=self._end)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is asked of JetStream."""
+        return bool(self._jobs)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled. It has started when the cluster was reached."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            await nursery.start(self.link.run)
+            await self.link.wait_ready()
+            await self._learn_names()
+            task_status.started()
+            while True:
+                await trio.sleep(_BEAT_SECONDS)
+                self._beat()
+
+    def drive(self, settle: Callable[[], None]) -> None:
+        """`settle` is to be called when something has changed."""
+        self._settle = settle
+
+    # Turns ---------------------------------------------------------------------------------------
+
+    def hand_over(self) -> None:
+        """At the end of a turn: publish what was accepted, say what was acknowledged, ask for
+        more."""
+        if self._nursery is None:
+            return
+        ledger, now = self._ledger, trio.current_time()
+        is_owed = not ledger.is_empty
+        if is_owed and self.uplink.lots < _LOTS_MAX:
+            self._take_lot()
+        missing = self.uplink.go_on(now)
+        for class_id in missing - self._jobs.keys():
+            self._do(class_id, partial(self._open_stream, class_id))
+        if self._touched:
+            touched, self._touched = self._touched, {}
+            for feed in touched:
+                self._serve(feed)
+        self.link.flush()
+
+    def _take_lot(self) -> None:
+        ledger, store = self._ledger, self._broker.store
+        ledger.forget_changes()
+        lot = ledger.take(is_owed=True)
+        assert lot is not None
+        self.uplink.put(lot)
+        if not lot.entries and self.uplink.lots == 1:  # It is told when this turn is over.
+            with contextlib.suppress(trio.RunFinishedError):
+                trio.lowlevel.current_trio_token().run_sync_soon(self._reach_empty)
+        for class_id in {entry.class_id for entry in lot.entries}:
+            store.release(store.classes[class_id])
+
+    def _reach_empty(self) -> None:
+        """A lot of nothing has reached the cluster when those before it have."""
+        lot = self.uplink.reached()
+        if lot is not None:
+            self._reach(lot)
+
+    def _serve(self, feed: Feed) -> None:
+        """Say what of it was acknowledged, have it filled, and ask for more."""
+        if feed.position not in self._sids or not self.link.core.is_ready:
+            return
+        core = self.link.core
+        for messages in feed.acked():
+            self._say(jetstream.say(messages))
+            self._acked.add(feed.cls.class_id)
+        said = feed.fill()
+        if said:
+            core.write(said)
+        if (count := feed.wanted()) and not self._is_closing:
+            feed.asked += count
+            feed.heard_at = trio.current_time()
+            stream = self.options.names.stream(feed.cls.class_id)
+            core.publish(
+                f"{jetstream.API}CONSUMER.MSG.NEXT.{stream}.{self._consumers[feed.position]}",
+                jetstream.next_request(
+                    batch=count,
+                    expires_seconds=FETCH_SECONDS,
+                    idle_seconds=ALIVE_SECONDS,
+                    max_bytes=FETCH_BYTES,
+                ),
+                reply=self._inbox_of(feed.position),
+            )
+
+    def _say(self, said: bytes) -> None:
+        """What says that messages are done with; once what was made of them, dead letters for one,
+        is safe."""
+        mark = self._ledger.mark
+        if mark <= self._ledger.reached or not self._owes_letters():
+            self.link.core.write(said)
+        else:
+            self._owed.append((mark, said))
+
+    def _owes_letters(self) -> bool:
+        """Whether there may be dead letters that have not reached the cluster."""
+        classes = self._broker.classes
+        return any(
+            name.startswith("dead.")
+            and self._ledger.safe(class_id, classes[class_id].ring.head)
+            < classes[class_id].ring.head
+            for name, class_id in self._broker.store.names.items()
+        )
+
+    def _beat(self) -> None:
+        """What time brings: what is late is published or asked for again, what is here is said to
+        be in work."""
+        now = trio.current_time()
+        ready = self.link.core.is_ready
+        works = ready and now - self._worked_at >= self.options.ack_wait_seconds / _WORK_PART
+        if works:
+            self._worked_at = now
+        for feed in self.feeds.values():
+            self._touched[feed] = None
+            if feed.asked and now - feed.heard_at > _SILENT_SECONDS:
+                feed.asked = 0
+            if works:
+                for messages in feed.left():
+                    self.link.core.write(jetstream.say(messages, jetstream.WORKING))
+        if now - self._forgot_at > _MEMORY_SECONDS:
+            self._forgot_at = now
+            for feed in self.feeds.values():
+                feed.forget_done()
+        if ready and now - self._trimmed_at > _TRIM_SECONDS:
+            self._trimmed_at = now
+            acked, self._acked = self._acked, set()
+            for class_id in acked:
+                self._do(class_id, partial(self._trim, class_id))
+        self._tell_names()
+        self._settle()
+
+    # What comes ----------------------------------------------------------------------------------
+
+    def _handle(self, event: Event) -> None:
+        now = trio.current_time()
+        match event:
+            case Replies():
+                lot = self.uplink.take(event, now)
+                if lot is not None:
+                    self._reach(lot)
+                else:
+                    self.hand_over()
+            case Messages():
+                for sid, some in event.by_sid().items():
+                    self._take(sid, some)
+                self._settle()
+            case Ready():
+                self.uplink.begin_anew(now)
+                self._worked_at = 0.0
+                for feed in self.feeds.values():
+                    feed.asked = 0
+                    self._touched[feed] = None
+                self._known_names.clear()
+                if self._nursery is not None:
+                    self._settle()
+            case Lost():
+                for feed in self.feeds.values():
+                    feed.asked = 0
+
+    def _reach(self, lot: int) -> None:
+        self._broker.reach(lot)
+        self._reached.set()
+        owed, self._owed = self._owed, []
+        for mark, said in owed:
+            if mark <= lot:
+                self.link.core.write(said)
+            else:
+                self._owed.append((mark, said))
+        self._settle()
+
+    def _take(self, sid: int, messages: Messages) -> None:
+        feed = self._by_sid.get(sid)
+        if feed is not None:
+            self._feed(feed, messages)
+        elif sid == self._alive_sid:
+            for row in range(messages.count):
+                self.link.core.publish(messages.reply(row).decode("latin-1"), b"")
+        elif sid == self._naming_sid:
+            for payload in messages.all_payloads():
+                self._hear_names(payload)
+
+    def _feed(self, feed: Feed, messages: Messages) -> None:
+        """What a consumer has sent: messages, and what it says of the request."""
+        feed.heard_at = trio.current_time()
+        told = (messages.payloads == messages.ends) & (messages.bodies < messages.payloads)
+        if told.any():
+            for row in told.nonzero()[0].tolist():
+                code, _ = jetstream.status(messages.headers(row))
+                if not code:
+                    told[row] = False
+                elif code >= 400:
+                    feed.asked = max(0, feed.asked - _pending(messages.headers(row)))
+                else:  # It is there; with a reply, it asks whether we are.
+                    reply = messages.reply(row)
+                    if reply:
+                        self.link.core.publish(reply.decode("latin-1"), b"")
+            messages = messages.pick(~told)
+        if messages.count:
+            said = feed.take(messages)
+            if said:
+                self.link.core.write(said)
+            self._broker.answers.wake(feed.position)
+        self._touched[feed] = None
+
+    # Positions -----------------------------------------------------------------------------------
+
+    def _begin(self, cls: RemoteClass, position: Subscription, start: str | Start) -> None:
+        cls.touched = self._touch
+        self.feeds[position] = Feed(cls, position, self._broker.store)
+        self.uplink.hold(cls.class_id)
+        self._do(cls.class_id, partial(self._open_feed, cls, position, start))
+
+    def _touch(self, cls: RemoteClass) -> None:
+        for position in cls.subscriptions:
+            feed = self.feeds.get(position)
+            if feed is not None:
+                self._touched[feed] = None
+
+    def _inbox_of(self, position: Subscription) -> str:
+        return f"{self._inbox}.{self._sids[position]}"
+
+    async def _open_stream(self, class_id: int) -> None:
+        while True:
+            cls = self._broker.classes[class_id]
+            try:
+                await self.link.wait_ready()
+                await self.positions.open_stream(class_id, cls.name)
+                break
+            except (BusConnectionError, JetStreamError) as error:
+                log.warning("the stream of class %d: %s; trying on", class_id, error)
+                await trio.sleep(_PAUSE_SECONDS)
+        self.uplink.open_classes.add(class_id)
+        self._settle()
+
+    async def _trim(self, class_id: int) -> None:
+        try:
+            await self.positions.trim(class_id)
+        except (BusConnectionError, JetStreamError) as error:
+            log.info("what is done with of class %d stays for now: %s", class_id, error)
+            self._acked.add(class_id)
+
+    async def _open_feed(
+        self, cls: RemoteClass, position: Subscription, start: str | Start
+    ) -> None:
+        """Find or make the consumer of a position, and have it feed it."""
+        try:
+            await self._find_consumer(cls, position, start)
+        finally:
+            self.uplink.let_go(cls.class_id)
+            self._settle()
+
+    async def _find_consumer(
+        self, cls: RemoteClass, position: Subscription, start: str | Start
+    ) -> None:
+        while position in self.feeds:
+            try:
+                await self.link.wait_ready()
+                found = await self.positions.open(cls, position, start)
+                break
+            except RemoteProtocolError as error:
+                self._refuse(cls, position, error)
+                return
+            except (BusConnectionError, JetStreamError) as error:
+                log.warning("a subscription to class %d: %s; trying on", cls.class_id, error)
+                await trio.sleep(_PAUSE_SECONDS)
+        else:
+            return
+        if position not in self.feeds:  # It has gone meanwhile.
+            await self._close(cls, position, found.name, forget=False)
+            return
+        self.uplink.open_classes.add(cls.class_id)
+        feed = self.feeds[position]
+        sid = self.link.core.subscribe(f"{self._inbox}.{self.link.core.next_sid}")
+        self._sids[position], self._by_sid[sid] = sid, feed
+        self._consumers[position] = found.name
+        cls.begun[position] = found.was_there
+        feed.is_open = True
+        self._wake_asker(position)
+        self._touched[feed] = None
+
+    def _wake_asker(self, position: Subscription) -> None:
+        """Who asked for it gets its answer now."""
+        for session in self._broker.sessions.values():
+            for held in session.subscriptions.values():
+                if held is position or getattr(held, "group", None) is position:
+                    session.outbox.go_on()
+                    self._broker.make_ready(session.outbox)
+
+    def _refuse(self, cls: RemoteClass, position: Subscription, error: RemoteProtocolError) -> None:
+        """The cluster has another position of this name: whoever asked is told."""
+        askers = [
+            (session, held)
+            for session in self._broker.sessions.values()
+            for held in session.subscriptions.values()
+            if held is position or getattr(held, "group", None) is position
+        ]
+        self._broker.take_back(position, error)
+        for session, _ in askers:
+            session.outbox.go_on()
+            self._broker.make_ready(session.outbox)
+        self._settle()
+
+    def _end(self, cls: RemoteClass, position: Subscription, forget: bool) -> None:
+        """Give back what is here; whoever comes for it next, at whichever door, goes on."""
+        feed = self.feeds.pop(position, None)
+        sid = self._sids.pop(position, None)
+        if feed is None or sid is None:
+            return
+        self._touched.pop(feed, None)
+        core = self.link.core
+        last: tuple[str, bytes] | None = None
+        for messages in feed.acked():
+            self._say(jetstream.say(messages))
+            self._acked.add(cls.class_id)
+            if not self._owes_letters():
+                last = messages.reply(-1).decode("latin-1"), jetstream.ACK
+        core.unsubscribe(sid)
+        del self._by_sid[sid]
+        tick_seconds = self._broker.settings.tick_seconds
+        pauses = position.left().pauses(self._broker.clock, tick_seconds)
+        for messages, pause in feed.given_back(pauses):
+            word = jetstream.nak(pause)
+            core.write(jetstream.say_in_order(messages, word))
+            last = last or (messages.reply(-1).decode("latin-1"), word)
+        name = self._consumers.pop(position)
+        close = partial(self._close, cls, position, name, forget=forget, last=last)
+        self._do(cls.class_id, close)
+        self.link.flush()
+
+    async def _close(
+        self,
+        cls: RemoteClass,
+        position: Subscription,
+        name: str,
+        *,
+        forget: bool,
+        last: tuple[str, bytes] | None = None,
+    ) -> None:
+        """`last` is what was said last of a message: when that is answered, all is known that was
+        said before."""
+        try:
+            if last is not None:
+                await self.link.request(*last)
+            await self.positions.close(cls, position, name, forget=forget)
+        except (BusConnectionError, JetStreamError) as error:
+            log.warning("a subscription to class %d could not be ended: %s", cls.class_id, error)
+
+    def _do(self, class_id: int, job: Job) -> None:
+        """Have something asked about a class, when all that came up before is done."""
+        jobs = self._jobs.setdefault(class_id, deque())
+        jobs.append(job)
+        if len(jobs) == 1 and self._nursery is not None:
+            self._nursery.start_soon(self._work_off, class_id, jobs)
+
+    async def _work_off(self, class_id: int, jobs: deque[Job]) -> None:
+        while jobs:
+            await jobs[0]()
+            jobs.popleft()
+        del self._jobs[class_id]
+
+    # Names ---------------------------------------------------------------------------------------
+
+    async def _learn_names(self) -> None:
+        """Which classes there are in the cluster, and what they are called."""
+        while True:
+            try:
+                found = await self.positions.classes()
+                break
+            except (BusConnectionError, JetStreamError) as error:
+                log.warning("the streams of the cluster: %s; trying on", error)
+                await trio.sleep(_PAUSE_SECONDS)
+        for class_id, name in found:
+            self._name(class_id, name)
+
+    def _name(self, class_id: int, name: str) -> None:
+        try:
+            named = NamedClass(id=class_id, name=name) if name else class_id
+            self._broker.store.table.name_classes([named])
+        except RemoteProtocolError as error:
+            log.warning("class %d of the cluster: %s", class_id, error.sentence)
+
+    def _tell_names(self) -> None:
+        """Other doors hear of names that are new here."""
+        names = self._broker.store.names
+        if len(names) == len(self._known_names) or not self.link.core.is_ready:
+            return
+        fresh = {name: id_ for name, id_ in names.items() if name not in self._known_names}
+        self._known_names = dict(names)
+        self.link.core.publish(self.options.names.naming, msgspec.json.encode(fresh))
+
+    def _hear_names(self, payload: bytes) -> None:
+        try:
+            told = msgspec.json.decode(payload, type=dict[str, int])
+        except (msgspec.MsgspecError, RecursionError):
+            return
+        for name, class_id in told.items():
+            self._known_names[name] = class_id
+            if self._broker.store.names.get(name) != class_id:
+                self._name(class_id, name)
+
+    # Ending --------------------------------------------------------------------------------------
+
+    async def finish(self) -> None:
+        """End all sessions, give back what is here, and wait until all that was accepted is in the
+        cluster. The caller bounds how long that may take."""
+        self._is_closing = True
+        for session in list(self._broker.sessions.values()):
+            self._broker.close(session)
+        self._settle()
+        while not (self.uplink.is_empty and self._ledger.is_empty):
+            self._reached = trio.Event()
+            await self._reached.wait()
+        if self.link.is_ready:  # What was said before is there when this is answered.
+            await self.link.request(self.options.names.door(self.door))
+
+
+def _ledger_of(broker: Broker) -> Ledger:
+    assert broker.ledger is not None, "a door's broker has a ledger"
+    return broker.ledger
+
+
+def level_of(options: EngineOptions) -> Level:
+    """What a PubAck means: a server that keeps messages in files has given them to its system."""
+    return Level.OS if options.storage == "file" else Level.MEMORY
+
+
+def _pending(headers: bytes) -> int:
+    """How many messages of a request will not come, as the status that ends it says."""
+    for line in headers.split(b"\r\n"):
+        name, _, value = line.partition(b":")
+        if name == b"Nats-Pending-Messages" and value.strip().isdigit():
+            return int(value)
+    return 1 << 31

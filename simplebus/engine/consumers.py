@@ -1,0 +1,138 @@
+"""What JetStream is told of streams and consumers.
+
+Rule 1: pure: bodies of requests, and what answers mean.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from simplebus.core.requests import Start
+from simplebus.engine.names import WAITING
+from simplebus.engine.settings import EngineOptions
+
+NAME_IN_USE, WRONG_CONFIG = 10058, 10148
+EXISTS = frozenset({10013, 10148, 10105})
+"""A consumer of this name is there, and is another one."""
+_KIND, _DOOR, _CHANNELS = "simplebus", "simplebus-door", "simplebus-channels"
+PLAIN_SECONDS = 86_400.0
+"""How long what a plain subscription has not acknowledged waits after its door has died."""
+GROUP_SECONDS = 300.0
+"""How long a group without a durable's name outlives its last member."""
+ACK_PENDING_MAX = 500_000
+CLAIM_SECONDS = 10.0
+"""How long nobody else may take up what a door has claimed."""
+_CLAIM = "simplebus-claim"
+
+
+def stream(options: EngineOptions, class_id: int, name: str) -> dict[str, Any]:
+    """The stream of a class. What everybody has acknowledged is removed by doors, many messages at
+    once: to have JetStream see to it with every acknowledgement costs as much as to store them."""
+    return {
+        "name": options.names.stream(class_id),
+        "subjects": [options.names.subject(class_id)],
+        "description": name,
+        "retention": "limits",
+        "storage": options.storage,
+        "num_replicas": options.replicas,
+        "discard": "new",
+        "max_bytes": options.max_bytes or -1,
+        "duplicate_window": round(options.duplicate_seconds * 1e9),
+        "metadata": {_KIND: "class"},
+    }
+
+
+def consumer(
+    options: EngineOptions,
+    name: str,
+    *,
+    kind: str,
+    door: str,
+    start: dict[str, Any],
+    channels: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """The configuration of a position: a "durable", a "group", or a "plain" one."""
+    made: dict[str, Any] = {
+        "name": name,
+        "durable_name": name,
+        "ack_policy": "explicit",
+        "ack_wait": round(options.ack_wait_seconds * 1e9),
+        "max_deliver": -1,
+        "max_ack_pending": ACK_PENDING_MAX,
+        "replay_policy": "instant",
+        "metadata": {_KIND: kind, _DOOR: door, _CHANNELS: "\n".join(sorted(channels))},
+        **start,
+    }
+    if kind == "plain" and name != WAITING:
+        made["inactive_threshold"] = round(PLAIN_SECONDS * 1e9)
+    elif kind == "group":
+        made["inactive_threshold"] = round(GROUP_SECONDS * 1e9)
+    return made
+
+
+def left_by_its_door(config: dict[str, Any]) -> dict[str, Any]:
+    """A plain one that waits for whoever comes."""
+    metadata = {**config.get("metadata", {}), _DOOR: ""}
+    return {**config, "metadata": metadata, "inactive_threshold": 0}
+
+
+def held_by(config: dict[str, Any], door: str) -> dict[str, Any]:
+    """A plain one that a door has taken up."""
+    metadata = {**config.get("metadata", {}), _DOOR: door}
+    threshold = round(PLAIN_SECONDS * 1e9)
+    return {**config, "metadata": metadata, "inactive_threshold": threshold}
+
+
+def claim(name: str, door: str) -> dict[str, Any]:
+    """What only one door can make at a time: with it, it may take up the consumer of this name."""
+    return {
+        "name": f"claim-{name}",
+        "durable_name": f"claim-{name}",
+        "ack_policy": "none",
+        "deliver_policy": "new",
+        "inactive_threshold": round(CLAIM_SECONDS * 1e9),
+        "metadata": {_CLAIM: door},
+    }
+
+
+def starting(start: str | Start) -> dict[str, Any]:
+    """Where a position begins that takes over nothing."""
+    match start:
+        case Start(sequence=int(sequence)):
+            return from_sequence(sequence + 1)
+        case Start(time=float(time)):
+            at = datetime.fromtimestamp(time, UTC).isoformat().replace("+00:00", "Z")
+            return {"deliver_policy": "by_start_time", "opt_start_time": at}
+        case "earliest":
+            return {"deliver_policy": "all"}
+        case "last":
+            return {"deliver_policy": "last"}
+        case _:
+            return {"deliver_policy": "new"}
+
+
+def from_sequence(sequence: int) -> dict[str, Any]:
+    """From this sequence of the stream on, which counts from 1."""
+    return {"deliver_policy": "by_start_sequence", "opt_start_seq": max(1, sequence)}
+
+
+def floor(info: dict[str, Any]) -> int:
+    """The first sequence of the stream that a consumer has not acknowledged, at the earliest."""
+    acked = int(info.get("ack_floor", {}).get("stream_seq", 0))
+    config = info.get("config", {})
+    return max(acked + 1, int(config.get("opt_start_seq", 1)))
+
+
+def kind_of(info: dict[str, Any]) -> str:
+    return str(info.get("config", {}).get("metadata", {}).get(_KIND, ""))
+
+
+def door_of(info: dict[str, Any]) -> str:
+    """Which door holds a plain one; empty for none."""
+    return str(info.get("config", {}).get("metadata", {}).get(_DOOR, ""))
+
+
+def channels_of(info: dict[str, Any]) -> set[str]:
+    told = str(info.get("config", {}).get("metadata", {}).get(_CHANNELS, ""))
+    return set(told.split("\n")) if told else set()

@@ -1,0 +1,125 @@
+"""What of a frame is stored in a stream, and the way back.
+
+Rule 1: a message's payload there is its frame's content, byte for byte. One with an envelope says
+so in a header, so a plain message of version 1 is its payload and nothing else.
+Rule 2: what others have put into a stream becomes a frame or is left out; it never becomes bytes
+that a frame cannot have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from simplebus.core import frames
+from simplebus.core.frames import DELIMITER, HEADER, Flags, FrameBatch, Integers
+from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES, MESSAGE_ID_MASK, SPARE_BYTES
+from simplebus.core.split import Scratch, split
+from simplebus.nats.client import writing
+from simplebus.nats.client.events import Messages
+from simplebus.nats.client.jetstream import MSG_ID
+from simplebus.nats.client.writing import Column
+
+TYPE = b"Simplebus-Type"
+ENVELOPE_HEADER = b"\r\n" + TYPE + b": 5"
+"""What the headers of a message with an envelope hold."""
+_ID_DIGITS = 10
+
+assert MESSAGE_ID_MASK < 10**_ID_DIGITS
+
+
+def batches(pieces: Sequence[bytes]) -> list[FrameBatch]:
+    """Whole frames as batches, in order; each of one type, and of one length where many are."""
+    raw = bytearray().join((*pieces, bytes(SPARE_BYTES)))
+    last, at = len(raw) - SPARE_BYTES, 0
+    scratch = Scratch(len(raw))
+    found: list[FrameBatch] = []
+    while at < last:
+        batch = split(raw, at, last, scratch)
+        assert batch is not None, "a ledger holds whole frames"
+        at += batch.data.size
+        types = batch.data[batch.starts]
+        edges = [0, *(np.flatnonzero(types[1:] != types[:-1]) + 1).tolist(), batch.count]
+        found += [batch.slice(a, b) for a, b in pairwise(edges)]
+    return found
+
+
+def publications(
+    subject: bytes, batch: FrameBatch, *, ids: tuple[bytes, Integers], replies: Sequence[Column]
+) -> memoryview:
+    """Frames of one type as messages for a stream. `ids` are what every message id begins with, and
+    numbers below 10**10; `replies` where PubAcks are to go (see `writing.alike`)."""
+    is_envelope = batch.data[0] == frames.ENVELOPE
+    prefix, numbers = ids
+    headers: list[Column] = [
+        writing.HEADERS + MSG_ID + b": " + prefix,
+        writing.digits(numbers, _ID_DIGITS),
+        (ENVELOPE_HEADER if is_envelope else b"") + b"\r\n\r\n",
+    ]
+    if batch.stride:
+        rows = batch.data.reshape(batch.count, batch.stride)
+        payloads = rows[:, HEADER_BYTES:-DELIMITER_BYTES]
+        return writing.alike(subject, payloads, reply=replies, headers=headers)
+    count = batch.count
+    heads = bytes(writing.table(count, headers))
+    whom = bytes(writing.table(count, replies))
+    head_bytes, whom_bytes = len(heads) // count, len(whom) // count
+    raw, bounds = batch.data.tobytes(), batch.bounds.tolist()
+    parts: list[bytes] = []
+    for row in range(count):
+        begin, end = bounds[row] + HEADER_BYTES, bounds[row + 1] - DELIMITER_BYTES
+        size = head_bytes + end - begin
+        reply = whom[row * whom_bytes : (row + 1) * whom_bytes]
+        parts.append(b"HPUB %b %b %d %d\r\n" % (subject, reply, head_bytes, size))
+        parts += (heads[row * head_bytes : (row + 1) * head_bytes], raw[begin:end], b"\r\n")
+    return memoryview(b"".join(parts))
+
+
+def are_envelopes(messages: Messages) -> Flags:
+    """Which of them say that they have envelopes."""
+    found = np.zeros(messages.count, np.bool_)
+    raw = messages.raw
+    if not messages.count or (messages.bodies == messages.payloads).all():
+        return found
+    if raw.find(ENVELOPE_HEADER, int(messages.bodies[0]), int(messages.ends[-1])) < 0:
+        return found
+    size = len(ENVELOPE_HEADER) + 4
+    ends = messages.payloads
+    likely = np.flatnonzero(ends - messages.bodies >= size)
+    tail = np.frombuffer(ENVELOPE_HEADER + b"\r\n\r\n", np.uint8)
+    windows = np.lib.stride_tricks.sliding_window_view(messages.data, size)
+    found[likely] = (windows[ends[likely] - size] == tail).all(axis=1)
+    for row in likely[~found[likely]].tolist():  # Others may have put something behind it.
+        found[row] = raw.find(ENVELOPE_HEADER, int(messages.bodies[row]), int(ends[row])) >= 0
+    return found
+
+
+def framed(class_id: int, messages: Messages, *, is_envelope: bool) -> tuple[FrameBatch, Flags]:
+    """Messages of a stream, all with envelopes or all without, as frames; and which of them can be
+    any: the others are left out."""
+    kind = frames.ENVELOPE if is_envelope else frames.MESSAGE
+    head = HEADER.pack(kind, class_id, 0, 0)
+    good = np.ones(messages.count, np.bool_)
+    begins, raw = messages.payloads, messages.raw
+    lengths = messages.ends - begins
+    is_odd = raw.find(DELIMITER, int(begins[0]), int(messages.ends[-1])) >= 0
+    size = int(lengths[0])
+    if not is_odd and (lengths == size).all():
+        windows = np.lib.stride_tricks.sliding_window_view(messages.data, size or 1)
+        payloads = windows[begins][:, :size]
+        data = writing.table(messages.count, [head, payloads, DELIMITER])
+        stride = HEADER_BYTES + size + DELIMITER_BYTES
+        bounds = np.arange(0, len(data) + 1, stride, dtype=np.int64)
+        return FrameBatch(np.frombuffer(data, np.uint8), bounds, stride), good
+    parts: list[bytes] = []
+    whole: list[int] = [0]
+    for row, payload in enumerate(messages.all_payloads()):
+        if is_odd and DELIMITER in payload:
+            good[row] = False
+            continue
+        parts += (head, payload, DELIMITER)
+        whole.append(whole[-1] + HEADER_BYTES + len(payload) + DELIMITER_BYTES)
+    data = memoryview(b"".join(parts))
+    return FrameBatch(np.frombuffer(data, np.uint8), np.array(whole, np.int64), 0), good

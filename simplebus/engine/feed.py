@@ -1,0 +1,363 @@
+"""What one subscription at a door is fed from a consumer, and what goes back.
+
+Rule 1: what was fetched lies in the position's own ring, numbered from 0 as it came; what it is in
+the stream, and how it is acknowledged there, is remembered until it is.
+Rule 2: while a message is here it is this door's: it is said to be in work before the consumer
+takes it for lost. Who is to be sent it, when and how often, decides the position. A door that goes
+gives back what is not acknowledged.
+Rule 3: a message that comes again though it is here, or was acknowledged here, is not fed twice.
+Rule 4: the consumer is asked for no more than has room.
+
+    asked for ─► fetched ─► in the ring ─► acknowledged by who was sent it ─► +ACK
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from simplebus.core import envelope, frames
+from simplebus.core.columns import Rows, Times
+from simplebus.core.frames import Flags, FrameBatch, Integers
+from simplebus.core.group import Group
+from simplebus.core.limits import GROUP_IN_FLIGHT_MESSAGES
+from simplebus.core.spans import SequenceSet
+from simplebus.core.store import Store
+from simplebus.core.subscription import Subscription
+from simplebus.engine import content
+from simplebus.engine.classes import FEED_MESSAGES_MAX, RemoteClass
+from simplebus.nats.client import jetstream
+from simplebus.nats.client.events import Messages
+
+FETCH_MESSAGES_MAX = 16 * 1024
+FETCH_BYTES = 8 * 1024 * 1024
+"""At most so much is asked for at once."""
+FETCH_SECONDS = 30.0
+"""How long a consumer may take to send what it was asked for."""
+ALIVE_SECONDS = 5.0
+"""How often a consumer that has nothing to send says that it is there."""
+REFILL_PART = 2
+"""More is asked for when what was asked for is less than this part of the room."""
+
+
+@dataclass(slots=True)
+class _Block:
+    """Messages first..last-1 of the ring, which came together."""
+
+    first: int
+    messages: Messages
+    sequences: Integers
+    """In the stream, from 1."""
+
+    @property
+    def last(self) -> int:
+        return self.first + self.messages.count
+
+
+@dataclass(frozen=True, slots=True)
+class FeedStatistics:
+    """A snapshot."""
+
+    outstanding: int
+    """Messages that are here and not acknowledged."""
+    asked: int
+    """How many more the consumer was asked for."""
+    fetched: int
+    repeated: int
+    """Of these, how many were here already."""
+    odd: int
+    """How many could be no message of the bus: the consumer was told not to send them again."""
+
+
+class Feed:
+    """Of one position."""
+
+    def __init__(self, cls: RemoteClass, position: Subscription, store: Store) -> None:
+        self.cls = cls
+        self.position = position
+        self._store = store
+        self.is_open = False
+        """Whether its consumer is there."""
+        self.asked = 0
+        """How many the consumer was asked for that have not come."""
+        self.heard_at = 0.0
+        """When something came from it last."""
+        self._blocks: deque[_Block] = deque()
+        self._said_floor = 0
+        """Everything before it in the ring was said to be acknowledged."""
+        self._said: Flags = np.zeros(0, np.bool_)
+        """What was of the messages from there on, as far as this goes."""
+        self._done = SequenceSet()
+        """What was acknowledged in the stream, as far as it may come again."""
+        self._waiting: deque[tuple[Messages, Integers, Integers, Integers]] = deque()
+        """What came and found no room: messages, sequences, attempts, times."""
+        self._waiting_count = 0
+        self.fetched = self.repeated = self.odd = 0
+
+    @property
+    def outstanding(self) -> int:
+        return self.position.window.in_flight + (
+            self.position.ring.head - self.position.window.cursor
+        )
+
+    def statistics(self) -> FeedStatistics:
+        return FeedStatistics(self.outstanding, self.asked, self.fetched, self.repeated, self.odd)
+
+    # Asking --------------------------------------------------------------------------------------
+
+    def room(self) -> int:
+        """How many more it could take."""
+        position = self.position
+        most = position.terms.in_flight_max or FETCH_MESSAGES_MAX
+        if isinstance(position, Group):
+            limits = [member.in_flight_max for member in position.members]
+            most = max(sum(limits), GROUP_IN_FLIGHT_MESSAGES)
+        most = min(most, FETCH_MESSAGES_MAX)
+        used = self.outstanding - self.position.paused + self._waiting_count
+        spare = FEED_MESSAGES_MAX - len(position.ring)
+        return max(0, min(most - used, spare))
+
+    def wanted(self) -> int:
+        """How many to ask the consumer for now; 0 for none yet."""
+        if self._waiting:
+            return 0
+        room = self.room()
+        if room <= 0 or self.asked * REFILL_PART > room:
+            return 0
+        return room - self.asked
+
+    # What comes ----------------------------------------------------------------------------------
+
+    def take(self, messages: Messages) -> bytes:
+        """Messages have come from the consumer. Returns what is to be said of some of them at
+        once."""
+        self.asked = max(0, self.asked - messages.count)
+        self.fetched += messages.count
+        told = jetstream.deliveries(messages)
+        said: list[bytes] = []
+        if not told.good.all():
+            self.odd += messages.count - int(np.count_nonzero(told.good))
+            messages = messages.pick(told.good)
+        sequences, attempts = told.sequences[told.good], told.attempts[told.good]
+        times = told.times[told.good]
+        if (attempts > 1).any():
+            fresh, again = self._sort_out(messages, sequences)
+            if again.any():
+                said.append(jetstream.say(messages.pick(again)))
+            if not fresh.all():
+                self.repeated += messages.count - int(np.count_nonzero(fresh))
+            at = np.flatnonzero(fresh)
+            at = at[np.argsort(sequences[at], kind="stable")]
+            messages, times = messages.pick(at), times[at]
+            sequences, attempts = sequences[at], attempts[at]
+        if messages.count:
+            self._waiting.append((messages, sequences, attempts, times))
+            self._waiting_count += messages.count
+            said.append(self.fill())
+        return b"".join(said)
+
+    def _sort_out(self, messages: Messages, sequences: Integers) -> tuple[Flags, Flags]:
+        """Which of these are not here, and which were acknowledged before. What is here has another
+        ack subject from now on, by which it is acknowledged."""
+        fresh = np.ones(sequences.size, np.bool_)
+        again = np.zeros(sequences.size, np.bool_)
+        for row, sequence in enumerate(sequences.tolist()):
+            if self._done.within(sequence, sequence + 1):
+                again[row], fresh[row] = True, False
+        for messages_, sequences_, _, _ in self._waiting:
+            fresh &= ~np.isin(sequences, sequences_)
+            del messages_
+        for block in self._blocks:
+            known = np.isin(sequences, block.sequences) & fresh
+            for row in np.flatnonzero(known).tolist():
+                at = int(np.flatnonzero(block.sequences == sequences[row])[0])
+                block.messages = _with_reply(block.messages, at, messages, row)
+            fresh &= ~known
+        return fresh, again
+
+    def fill(self) -> bytes:
+        """Put what came into the ring, as far as there is room. Returns what is to be said of what
+        can be no message of the bus."""
+        said: list[bytes] = []
+        while self._waiting:
+            messages, sequences, attempts, times = self._waiting.popleft()
+            self._waiting_count -= messages.count
+            end, is_envelope = _run_end(messages, attempts)
+            rest = None
+            if end < messages.count:
+                rest = (
+                    messages.pick(slice(end, None)),
+                    sequences[end:],
+                    attempts[end:],
+                    times[end:],
+                )
+                messages, sequences = messages.pick(slice(0, end)), sequences[:end]
+                attempts, times = attempts[:end], times[:end]
+            taken, good = self._append(messages, sequences, attempts, times, is_envelope)
+            bad = np.flatnonzero(~good)
+            if bad.size:
+                said.append(jetstream.say(messages.pick(bad), jetstream.TERMINATE))
+                self.odd += bad.size
+            if rest is not None:
+                self._put_back(rest)
+            kept = np.flatnonzero(good)[taken:]
+            if kept.size:
+                self._put_back((messages.pick(kept), sequences[kept], attempts[kept], times[kept]))
+                break
+        return b"".join(said)
+
+    def _put_back(self, some: tuple[Messages, Integers, Integers, Integers]) -> None:
+        self._waiting.appendleft(some)
+        self._waiting_count += some[0].count
+
+    def _append(
+        self,
+        messages: Messages,
+        sequences: Integers,
+        attempts: Integers,
+        times: Integers,
+        is_envelope: bool,
+    ) -> tuple[int, Flags]:
+        """Messages that are alike. Returns how many of the good ones found room, and which can be
+        messages of the bus."""
+        position, ring, cls = self.position, self.position.ring, self.cls
+        batch, good = content.framed(cls.class_id, messages, is_envelope=is_envelope)
+        most = self._store.settings.limits.frame_bytes
+        if (batch.lengths > most).any():
+            batch, good = _kept(batch, good, batch.lengths <= most)
+        first, taken = ring.head, 0
+        timer = self._store.timer_index
+        if not is_envelope:
+            taken = ring.append(batch, timer) if batch.count else 0
+        else:
+            batch, good = _good_envelopes(batch, good)
+            if batch.count:
+                accepted = times[np.flatnonzero(good)] / 1e9
+                rows = self._rows(batch, accepted)
+                taken = ring.append(batch, timer, rows) if rows is not None else 0
+        if taken:
+            rows_taken = np.flatnonzero(good)[:taken]
+            self._blocks.append(_Block(first, messages.pick(rows_taken), sequences[rows_taken]))
+            if attempts[0] > 1:
+                position.arrive_again(first, int(attempts[0]) - 1)
+        return taken, good
+
+    def _rows(self, batch: FrameBatch, accepted: Times) -> Rows | None:
+        return self._store.rows_of(self.cls, envelope.scan(batch), accepted)
+
+    # What goes back ------------------------------------------------------------------------------
+
+    def acked(self) -> list[Messages]:
+        """What was acknowledged since this was asked last. The ring lets go of it."""
+        window = self.position.window
+        first, floor = self._said_floor, window.floor
+        gaps, rest = window.gaps()
+        if floor == first and rest == floor and not self._said.any():
+            return []
+        last = max(floor, rest)
+        flags = np.zeros(last - first, np.bool_)
+        flags[: max(floor, rest) - first] = True
+        flags[gaps - first] = False
+        known = min(self._said.size, flags.size)
+        fresh = flags.copy()
+        fresh[:known] &= ~self._said[:known]
+        found = self._picked(np.flatnonzero(fresh) + first)
+        for block, rows in found:
+            for at in _runs(np.sort(block.sequences[rows])):
+                self._done.add(*at)
+        self._said_floor, self._said = floor, flags[floor - first :]
+        said = [block.messages.pick(rows) for block, rows in found]
+        while self._blocks and self._blocks[0].last <= floor:
+            self._blocks.popleft()
+        if floor > self.position.ring.floor:
+            self.position.ring.release(floor)
+        return said
+
+    def left(self) -> list[Messages]:
+        """What is here and not acknowledged."""
+        first, head = self._said_floor, self.position.ring.head
+        kept = np.ones(head - first, np.bool_)
+        known = min(self._said.size, kept.size)
+        kept[:known] = ~self._said[:known]
+        found = [b.messages.pick(rows) for b, rows in self._picked(np.flatnonzero(kept) + first)]
+        return found + [messages for messages, _, _, _ in self._waiting]
+
+    def given_back(self, pauses: list[tuple[int, int, float]]) -> list[tuple[Messages, float]]:
+        """What is here and not acknowledged, and how long it is not to be sent to anybody: of
+        messages first..last-1 of the ring as `pauses` say."""
+        first, head = self._said_floor, self.position.ring.head
+        waits = np.zeros(head - first)
+        for begin, end, pause in pauses:
+            waits[max(0, begin - first) : max(0, end - first)] = max(0.0, pause)
+        kept = np.ones(head - first, np.bool_)
+        known = min(self._said.size, kept.size)
+        kept[:known] = ~self._said[:known]
+        found: list[tuple[Messages, float]] = []
+        for pause in np.unique(waits).tolist():
+            at = np.flatnonzero(kept & (waits == pause)) + first
+            found += [(b.messages.pick(rows), pause) for b, rows in self._picked(at)]
+        return found + [(messages, 0.0) for messages, _, _, _ in self._waiting]
+
+    def _picked(self, at: Integers) -> list[tuple[_Block, Integers]]:
+        """Where these messages of the ring are, which ascend."""
+        found: list[tuple[_Block, Integers]] = []
+        if not at.size:
+            return found
+        for block in self._blocks:
+            a, b = at.searchsorted(block.first), at.searchsorted(block.last)
+            if a < b:
+                found.append((block, at[a:b] - block.first))
+        return found
+
+    def forget_done(self) -> None:
+        """What was acknowledged long ago does not come again. Once in a while."""
+        self._done = SequenceSet()
+
+
+def _run_end(messages: Messages, attempts: Integers) -> tuple[int, bool]:
+    """How many in front are alike, with envelopes or without, and sent as often before; and whether
+    they have envelopes."""
+    kinds = content.are_envelopes(messages)
+    breaks = (kinds[1:] != kinds[:-1]) | (attempts[1:] != attempts[:-1])
+    found = np.flatnonzero(breaks)
+    return int(found[0]) + 1 if found.size else messages.count, bool(kinds[0])
+
+
+def _kept(batch: FrameBatch, good: Flags, flags: Flags) -> tuple[FrameBatch, Flags]:
+    """Some of the frames that were good until now; and which are good of all."""
+    found = np.zeros_like(good)
+    found[np.flatnonzero(good)[flags]] = True
+    if not flags.any():
+        return batch.slice(0, 0), found
+    return batch.take(np.flatnonzero(flags)), found
+
+
+def _good_envelopes(batch: FrameBatch, good: Flags) -> tuple[FrameBatch, Flags]:
+    """The same, of frames of which some may be no good envelopes."""
+    if not batch.count or envelope.scan(batch).count == batch.count:
+        return batch, good
+    each = (envelope.scan(batch.slice(row, row + 1)).count for row in range(batch.count))
+    return _kept(batch, good, np.fromiter(map(bool, each), np.bool_, batch.count))
+
+
+def _with_reply(messages: Messages, at: int, other: Messages, row: int) -> Messages:
+    """The same, but that one of them has the ack subject that another one has."""
+    raw = messages.raw
+    reply = other.reply(row)
+    changed = messages.pick(slice(None))
+    changed.raw = raw + reply + bytes(len(frames.DELIMITER) * 8)
+    changed.replies, changed.reply_ends = changed.replies.copy(), changed.reply_ends.copy()
+    changed.replies[at], changed.reply_ends[at] = len(raw), len(raw) + len(reply)
+    return changed
+
+
+def _runs(numbers: Integers) -> list[tuple[int, int]]:
+    """Ascending numbers as ranges first..last-1."""
+    if not numbers.size:
+        return []
+    edges = np.flatnonzero(np.diff(numbers) != 1) + 1
+    firsts = numbers[np.concatenate([[0], edges])]
+    lasts = numbers[np.concatenate([edges - 1, [numbers.size - 1]])] + 1
+    return list(zip(firsts.tolist(), lasts.tolist(), strict=True))

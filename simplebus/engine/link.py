@@ -1,0 +1,404 @@
+"""A connection to a NATS server, one of several, that is made again when it is lost.
+
+Rule 1: what is to be done when something comes is done at once, in `handle`, which never waits.
+Rule 2: nothing is sent twice and nothing is kept for later: what was said while there is no
+connection, or was not sent when it was lost, is nowhere. Who needs more asks for answers.
+Rule 3: servers are tried in turn, at random from the first on; behind a round in vain comes a
+pause, longer each time. Servers that one of them names are tried as well.
+Rule 4: what waits to be sent is bounded for whom `room` is awaited before saying more.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import secrets
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import numpy as np
+import trio
+
+from simplebus.core.errors import BusConnectionError, RemoteProtocolError
+from simplebus.nats.client import jetstream
+from simplebus.nats.client.core import ClientCore, Ready, Replies, Said
+from simplebus.nats.client.credentials import Credentials
+from simplebus.nats.client.events import Complaint, Info
+
+log = logging.getLogger("simplebus.engine")
+
+OUTPUT_BYTES_MAX = 4 * 1024 * 1024
+"""With more that waits to be sent, `room` waits."""
+CONNECT_SECONDS = 5.0
+REQUEST_SECONDS = 5.0
+PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.05, 5.0
+_PORT = 4222
+_READ_BYTES = 256 * 1024
+_TICK_SECONDS = 1.0
+_REST_SECONDS = 0.002
+_REST_BYTES = 4 * 1024
+"""Behind a read of more than this the next one waits a little: a few large pieces cost less than
+many small ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class NatsAddress:
+    """A server, as `nats://[user[:password]@]host[:port]` or `tls://…` names it."""
+
+    host: str
+    port: int = _PORT
+    tls: bool = False
+    """Whether it has to speak TLS."""
+    user: str = ""
+    password: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    @classmethod
+    def of(cls, text: str) -> NatsAddress:
+        """Raises ValueError for a text that names no server."""
+        if "://" not in text:
+            text = f"nats://{text}"
+        parts = urlsplit(text)
+        if parts.scheme not in ("nats", "tls") or not parts.hostname or parts.path.strip("/"):
+            raise ValueError(f"{text!r}: expected nats://HOST[:PORT] or tls://HOST[:PORT]")
+        return cls(
+            parts.hostname,
+            parts.port or _PORT,
+            parts.scheme == "tls",
+            unquote(parts.username or ""),
+            unquote(parts.password or ""),
+        )
+
+    @property
+    def credentials(self) -> Credentials | None:
+        """Who it says one is: a user with a password, or a token; None for nobody."""
+        if self.password:
+            return Credentials(user=self.user, password=self.password)
+        return Credentials(token=self.user) if self.user else None
+
+
+@dataclass(slots=True)
+class Lost:
+    """The connection is gone."""
+
+    why: str
+
+
+Event = Said | Lost
+
+
+def new_inbox() -> str:
+    """A subject that is nobody else's."""
+    return f"_INBOX.{secrets.token_hex(11)}"
+
+
+class _GoneError(Exception):
+    """The connection has ended, for this reason."""
+
+
+_ENDS = (OSError, trio.BrokenResourceError, RemoteProtocolError, _GoneError)
+"""What a connection ends with."""
+
+
+class Link:
+    """Enter `run` in a nursery. See the module's law."""
+
+    def __init__(
+        self,
+        servers: list[NatsAddress],
+        handle: Callable[[Event], None],
+        *,
+        name: str = "simplebus",
+        credentials: Credentials | None = None,
+        tls: ssl.SSLContext | None = None,
+        echo: bool = True,
+        ping_seconds: float = 20.0,
+    ) -> None:
+        """`handle` is called with everything that happens; what answers `request` is not among
+        it. `tls` says who is trusted; None for whom the system trusts."""
+        if not servers:
+            raise ValueError("no NATS server was named, expected one at least")
+        if credentials is None:
+            credentials = servers[0].credentials
+        self.core = ClientCore(
+            inbox=new_inbox(),
+            name=name,
+            credentials=credentials,
+            echo=echo,
+            ping_seconds=ping_seconds,
+        )
+        self.server = ""
+        """Which one it is, or was, connected to."""
+        self.connections = 0
+        """How often it was connected."""
+        self._handle = handle
+        self._tls = tls
+        self._servers = list(servers)
+        random.shuffle(self._servers)
+        self._told: list[NatsAddress] = []
+        """Servers that are known from the last one."""
+        self._wakeup = trio.Event()
+        self._emptied = trio.Event()
+        self._changed = trio.Event()
+        self._waiting: dict[int, trio.MemorySendChannel[tuple[bytes, bytes]]] = {}
+        """Whose answers come one by one, by number."""
+        self._is_sending = False
+
+    @property
+    def is_ready(self) -> bool:
+        return self.core.is_ready
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Connect, again and again, until cancelled."""
+        task_status.started()
+        pause = PAUSE_SECONDS_MIN
+        has_complained = False
+        while True:
+            errors: list[str] = []
+            for server in self._known():
+                before = self.connections
+                try:
+                    await self._serve(server)
+                except _ENDS as error:
+                    why = str(error) or type(error).__name__
+                    if self.connections > before:
+                        log.warning("the connection to NATS at %s is lost: %s", server, why)
+                        pause, errors, has_complained = PAUSE_SECONDS_MIN, [], False
+                        break
+                    errors.append(f"{server}: {why}")
+            if errors and not has_complained:
+                log.warning("no NATS server can be reached, trying on: %s", "; ".join(errors))
+                has_complained = True
+            await trio.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, PAUSE_SECONDS_MAX)
+
+    def _known(self) -> list[NatsAddress]:
+        """Servers to be tried, the last one last."""
+        known = [*self._servers, *(t for t in self._told if t not in self._servers)]
+        known.sort(key=lambda server: str(server) == self.server)
+        return known
+
+    async def wait_ready(self) -> None:
+        """Wait until there is a connection."""
+        while not self.core.is_ready:
+            await self._changed.wait()
+
+    # Saying --------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """The core has been told something: have it sent. To be called whenever that is so."""
+        if self.core.output_bytes:
+            self._wakeup.set()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much waits to be sent that `room` would wait."""
+        return self.core.output_bytes > OUTPUT_BYTES_MAX
+
+    async def room(self) -> None:
+        """Wait while too much waits to be sent. Raises BusConnectionError when it is lost."""
+        while self.is_full and self.core.is_ready:
+            await self._emptied.wait()
+        if not self.core.is_ready:
+            raise BusConnectionError("there is no connection to a NATS server")
+
+    async def request(
+        self, subject: str, payload: bytes = b"", *, seconds: float = REQUEST_SECONDS
+    ) -> tuple[bytes, bytes]:
+        """Ask, and wait for the answer: its headers, and what it says.
+
+        Raises BusConnectionError when there is no connection, it is lost meanwhile, or nothing was
+        answered in time.
+        """
+        if not self.core.is_ready:
+            raise BusConnectionError("there is no connection to a NATS server")
+        number = self.core.request(subject, payload)
+        send, receive = trio.open_memory_channel[tuple[bytes, bytes]](1)
+        self._waiting[number] = send
+        self.flush()
+        try:
+            with trio.fail_after(seconds):
+                return await receive.receive()
+        except trio.TooSlowError:
+            raise BusConnectionError(
+                f"{subject} was not answered within {seconds:g} s by NATS at {self.server}"
+            ) from None
+        except trio.EndOfChannel:
+            raise BusConnectionError(
+                f"the connection to NATS at {self.server} was lost while {subject} was asked"
+            ) from None
+        finally:
+            self._waiting.pop(number, None)
+
+    async def ask(
+        self, subject: str, body: dict[str, Any] | None = None, *, seconds: float = REQUEST_SECONDS
+    ) -> dict[str, Any]:
+        """A request of JetStream's API, such as `STREAM.INFO.orders`. Raises BusConnectionError as
+        `request` does, and JetStreamError."""
+        return jetstream.answer(*await self.request(*jetstream.ask(subject, body), seconds=seconds))
+
+    # One connection ------------------------------------------------------------------------------
+
+    async def _serve(self, server: NatsAddress) -> None:
+        """Be connected to this server until that ends."""
+        core = self.core
+        with _in_time("it did not let itself be connected to"):
+            socket = await trio.open_tcp_stream(server.host, server.port)
+        async with socket:
+            stream: trio.abc.Stream = socket
+            core.open(trio.current_time())
+            with _in_time("it did not say what it is"):
+                info = await _read_info(socket, core)
+                if info.tls_required or server.tls:
+                    if not (info.tls_required or info.tls_available):
+                        raise _GoneError("it does not speak TLS, which was asked for")
+                    stream = await self._encrypt(socket, server)
+            core.greet()
+            ended: Exception | None = None
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._write, stream)
+                    nursery.start_soon(self._tick)
+                    nursery.start_soon(self._read, stream, server)
+            except* _ENDS as group:
+                ended = _first(group)
+            finally:
+                self._lose(server)
+            if ended is not None:  # Raised in there, Python 3.11.2 would make a group of it again.
+                raise ended
+
+    async def _encrypt(self, socket: trio.SocketStream, server: NatsAddress) -> trio.abc.Stream:
+        context = self._tls or ssl.create_default_context()
+        stream = trio.SSLStream(socket, context, server_hostname=server.host, https_compatible=True)
+        await stream.do_handshake()
+        return stream
+
+    def _lose(self, server: NatsAddress) -> None:
+        was_ready = self.core.is_ready
+        self.core.lose()
+        for send in self._waiting.values():
+            send.close()
+        self._waiting.clear()
+        self._emptied.set()
+        self._emptied = trio.Event()
+        if was_ready:
+            self._handle(Lost(f"the connection to NATS at {server} is lost"))
+
+    async def _read(self, stream: trio.abc.Stream, server: NatsAddress) -> None:
+        complaint = ""
+        while True:
+            data = await stream.receive_some(_READ_BYTES)
+            if not data:
+                raise _GoneError(complaint or "it has closed the connection")
+            for event in self.core.receive(data, trio.current_time()):
+                match event:
+                    case Ready(info=info):
+                        self._is_connected(server, info)
+                    case Info(ldm=True):
+                        raise _GoneError("it shuts down")
+                    case Info():
+                        self._hear_of(event)
+                    case Complaint(says=complaint):
+                        if not self.core.is_ready:
+                            raise _GoneError(f"it refuses: {complaint}")
+                        log.error("NATS at %s says: %s", server, complaint)
+                    case Replies():
+                        self._answer(event)
+                        continue
+                self._handle(event)
+            self.flush()
+            if _REST_BYTES < len(data) < _READ_BYTES:
+                await trio.sleep(_REST_SECONDS)
+
+    def _is_connected(self, server: NatsAddress, info: Info) -> None:
+        self.connections += 1
+        self.server = str(server)
+        self._hear_of(info)
+        log.info("connected to NATS at %s", server)
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def _hear_of(self, info: Info) -> None:
+        """Servers of the same cluster."""
+        told = (_address_of(text) for text in info.connect_urls)
+        self._told = [address for address in told if address is not None]
+
+    def _answer(self, replies: Replies) -> None:
+        """Give answers to those who wait for them one by one, and the others away."""
+        if not self._waiting:
+            self._handle(replies)
+            return
+        others = []
+        for row, number in enumerate(replies.numbers.tolist()):
+            send = self._waiting.pop(number, None)
+            if send is None:
+                others.append(row)
+                continue
+            send.send_nowait((replies.messages.headers(row), replies.messages.payload(row)))
+        if len(others) == replies.messages.count:
+            self._handle(replies)
+        elif others:
+            rows = np.array(others)
+            self._handle(Replies(replies.numbers[rows], replies.messages.pick(rows)))
+
+    async def _write(self, stream: trio.abc.Stream) -> None:
+        core = self.core
+        while True:
+            while output := core.take_output():
+                await stream.send_all(b"".join(output))
+            self._emptied.set()
+            self._emptied = trio.Event()
+            self._wakeup = trio.Event()
+            if core.output_bytes:
+                continue
+            await self._wakeup.wait()
+
+    async def _tick(self) -> None:
+        while True:
+            await trio.sleep(_TICK_SECONDS)
+            self.core.tick(trio.current_time())
+            self.flush()
+
+
+async def _read_info(stream: trio.abc.ReceiveStream, core: ClientCore) -> Info:
+    """What the server says first."""
+    while True:
+        data = await stream.receive_some(_READ_BYTES)
+        if not data:
+            raise _GoneError("it has closed the connection")
+        for event in core.receive(data, trio.current_time()):
+            match event:
+                case Info():
+                    return event
+                case Complaint(says=says):
+                    raise _GoneError(f"it refuses: {says}")
+
+
+@contextmanager
+def _in_time(what: str) -> Iterator[None]:
+    try:
+        with trio.fail_after(CONNECT_SECONDS):
+            yield
+    except trio.TooSlowError:
+        raise _GoneError(f"{what} within {CONNECT_SECONDS:g} s") from None
+
+
+def _first(group: BaseExceptionGroup[Exception]) -> Exception:
+    """Of what happened at once, one that says most."""
+    found: list[Exception] = []
+    for each in group.exceptions:
+        found.append(_first(each) if isinstance(each, BaseExceptionGroup) else each)
+    return min(found, key=lambda error: isinstance(error, trio.BrokenResourceError))
+
+
+def _address_of(text: str) -> NatsAddress | None:
+    try:
+        return NatsAddress.of(text)
+    except ValueError:
+        return None

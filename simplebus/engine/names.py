@@ -1,0 +1,77 @@
+"""What classes, durables and groups are called in JetStream.
+
+Rule 1: every door finds the same names for the same things, and no two things have one.
+Rule 2: a letter that JetStream does not allow is written as = and two hexadecimal digits for each
+byte; what is too long then, as a hash.
+
+    class 7                          stream <prefix>_7, subject <prefix>.7
+    durable orders, of no group      consumer d-orders
+    group workers                    consumer g-workers
+    a durable of a group             consumer g-workers-d-orders
+    who has neither                  consumer p-<door>-<number>
+    what waits for the first of all  consumer waiting
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+WAITING = "waiting"
+_ALLOWED = re.compile(r"[A-Za-z0-9_]")
+_PREFIX = re.compile(r"[A-Za-z0-9_]{1,32}")
+_NAME_BYTES_MAX = 120
+
+
+def token(text: str) -> str:
+    """A text as a part of a name."""
+    found = "".join(
+        each if _ALLOWED.fullmatch(each) else "".join(f"={byte:02X}" for byte in each.encode())
+        for each in text
+    )
+    if len(found) <= _NAME_BYTES_MAX:
+        return found
+    return "=" + hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Of one engine. Raises ValueError for a prefix of other than 1 to 32 letters, digits and _."""
+
+    prefix: str = "simplebus"
+    """Several that share a cluster have several."""
+
+    def __post_init__(self) -> None:
+        if not _PREFIX.fullmatch(self.prefix):
+            raise ValueError(
+                f"the prefix {self.prefix!r}: expected 1 to 32 letters, digits or underscores"
+            )
+
+    def stream(self, class_id: int) -> str:
+        return f"{self.prefix}_{class_id}"
+
+    def subject(self, class_id: int) -> str:
+        return f"{self.prefix}.{class_id}"
+
+    def class_of(self, stream: str) -> int | None:
+        """Which class a stream is of; None for another one."""
+        head, _, number = stream.rpartition("_")
+        is_ours = head == self.prefix and number.isascii() and number.isdigit() and len(number) < 6
+        return int(number) if is_ours else None
+
+    def door(self, door: str) -> str:
+        """Where a door answers as long as it is there."""
+        return f"{self.prefix}.door.{door}"
+
+    @property
+    def naming(self) -> str:
+        """Where doors tell each other of classes that have names."""
+        return f"{self.prefix}.naming"
+
+
+def consumer(durable: str, group: str) -> str:
+    """Of a durable, a group, or both; empty for neither."""
+    parts = [f"g-{token(group)}"] if group else []
+    parts += [f"d-{token(durable)}"] if durable else []
+    return "-".join(parts)

@@ -1,0 +1,275 @@
+"""Streams and consumers, asked of JetStream as classes and positions need them (trio).
+
+Rule 1: what is asked twice is there once: a stream or a consumer that is there is used. Of one
+class one thing is asked at a time.
+Rule 2: a message stays as long as a consumer has not acknowledged it. A consumer that takes over is
+there before the one that it takes over from is removed.
+Rule 3: what waits for the first subscription of a class is held by a consumer that nobody asks for
+messages: `waiting`, or a plain one whose door is gone. A plain subscription goes on with that one,
+after it has claimed it. Others, and where there are several, make a consumer of their own from
+there on, and then remove them; of two doors one removes them, and the other one begins anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.requests import Start
+from simplebus.core.subscription import Subscription
+from simplebus.engine import consumers
+from simplebus.engine.classes import RemoteClass
+from simplebus.engine.link import Link
+from simplebus.engine.names import WAITING, consumer
+from simplebus.engine.settings import EngineOptions
+from simplebus.nats.client import jetstream
+from simplebus.nats.client.jetstream import JetStreamError
+
+_STREAM_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A position's consumer."""
+
+    name: str
+    was_there: bool
+
+
+class Positions:
+    """Of one door."""
+
+    def __init__(self, link: Link, options: EngineOptions, door: str) -> None:
+        self._link = link
+        self._options = options
+        self._door = door
+        self._count = 0
+        self._streams: set[int] = set()
+        self._trimmed: dict[int, int] = {}
+        """Of each class, the first message of its stream that may be needed, as it was last."""
+
+    async def classes(self) -> list[tuple[int, str]]:
+        """Id and name of each class that has a stream."""
+        found: list[tuple[int, str]] = []
+        offset = 0
+        while True:
+            said = await self._link.ask("STREAM.LIST", {"offset": offset})
+            streams = said.get("streams") or []
+            for each in streams:
+                config = each.get("config", {})
+                class_id = self._options.names.class_of(str(config.get("name", "")))
+                if class_id is not None:
+                    found.append((class_id, str(config.get("description") or "")))
+            offset += len(streams)
+            if not streams or offset >= int(said.get("total", 0)):
+                return found
+
+    async def open_stream(self, class_id: int, name: str) -> None:
+        """Have a class's stream."""
+        if class_id in self._streams:
+            return
+        stream = self._options.names.stream(class_id)
+        try:
+            info = await self._link.ask(f"STREAM.INFO.{stream}")
+        except JetStreamError as error:
+            if error.code not in jetstream.NOT_FOUND:
+                raise
+            info = {}
+        if not info:
+            body = consumers.stream(self._options, class_id, name)
+            try:
+                info = await self._link.ask(
+                    f"STREAM.CREATE.{stream}", body, seconds=_STREAM_SECONDS
+                )
+            except JetStreamError as error:  # Another door was first.
+                if error.code != consumers.NAME_IN_USE:
+                    raise
+                info = await self._link.ask(f"STREAM.INFO.{stream}")
+        state = info.get("state", {})
+        if not state.get("consumer_count") and not state.get("last_seq"):
+            await self._make(class_id, WAITING, "plain", {"deliver_policy": "all"}, door="")
+        self._streams.add(class_id)
+
+    async def open(self, cls: RemoteClass, position: Subscription, start: str | Start) -> Found:
+        """Have a position's consumer.
+
+        Raises RemoteProtocolError (subscription_mismatch) for a name that is there for something
+        else, JetStreamError and BusConnectionError.
+        """
+        class_id = cls.class_id
+        await self.open_stream(class_id, cls.name)
+        name = consumer(position.durable, position.group)
+        patterns = tuple(position.wanted.patterns) if position.wanted else ()
+        if name:
+            info = await self._info(class_id, name)
+            if info is not None:
+                _check_same(position, patterns, info)
+                return Found(name, True)
+            kind = "durable" if position.durable else "group"
+        else:
+            self._count += 1
+            name, kind = f"p-{self._door}-{self._count}", "plain"
+        return Found(await self._begin(class_id, name, kind, patterns, start), False)
+
+    async def _begin(
+        self, class_id: int, name: str, kind: str, patterns: tuple[str, ...], start: str | Start
+    ) -> str:
+        """Make a consumer; one that is for what waits takes that over, if there is any. Returns
+        what it is called."""
+        left = await self._left(class_id) if start == "waiting" else []
+        if not left:
+            await self._make(class_id, name, kind, consumers.starting(start), channels=patterns)
+            return name
+        if len(left) == 1 and kind == "plain":
+            found = str(left[0]["name"])
+            if found != WAITING and await self._claim(class_id, found):
+                await self._update(
+                    class_id, found, consumers.held_by(left[0]["config"], self._door)
+                )
+                return found
+        at = min(consumers.floor(info) for info in left)
+        await self._make(class_id, name, kind, consumers.from_sequence(at), channels=patterns)
+        taken = [await self._delete(class_id, str(info["name"])) for info in left]
+        if not any(taken):
+            await self._delete(class_id, name)
+            await self._make(class_id, name, kind, consumers.starting("new"), channels=patterns)
+        return name
+
+    async def _claim(self, class_id: int, name: str) -> bool:
+        """Whether this door may take up a consumer that nobody holds: of several, one may. Which
+        one says a consumer that is there for a moment."""
+        stream = self._options.names.stream(class_id)
+        config = consumers.claim(name, self._door)
+        body = {"stream_name": stream, "config": config, "action": "create"}
+        try:
+            await self._link.ask(f"CONSUMER.CREATE.{stream}.{config['name']}", body)
+        except JetStreamError as error:
+            if error.code not in consumers.EXISTS:
+                raise
+            return False
+        info = await self._info(class_id, name)
+        is_left = info is not None and not consumers.door_of(info)
+        return is_left or (info is not None and not await self._is_alive(consumers.door_of(info)))
+
+    async def _left(self, class_id: int) -> list[dict[str, Any]]:
+        """Plain consumers that no door holds."""
+        plain = [i for i in await self._list(class_id) if consumers.kind_of(i) == "plain"]
+        doors = {consumers.door_of(info) for info in plain} - {self._door}
+        alive = {door for door in doors if door and await self._is_alive(door)} | {self._door}
+        return [info for info in plain if consumers.door_of(info) not in alive]
+
+    async def _is_alive(self, door: str) -> bool:
+        """Whether a door answers. One that may is taken to be there."""
+        headers, _ = await self._link.request(self._options.names.door(door))
+        return jetstream.status(headers)[0] != jetstream.NO_RESPONDERS
+
+    async def close(
+        self, cls: RemoteClass, position: Subscription, name: str, *, forget: bool
+    ) -> None:
+        """A position is gone from this door. What is to be forgotten, or nobody can come back to,
+        goes; what the last one leaves waits for whoever comes."""
+        class_id = cls.class_id
+        if (position.durable or position.group) and not forget:
+            return
+        if position.durable or position.group:
+            info = await self._info(class_id, name)
+            others = [i for i in await self._list(class_id) if consumers.kind_of(i)]
+            if info is not None and len(others) == 1:
+                start = consumers.from_sequence(consumers.floor(info))
+                await self._make(class_id, WAITING, "plain", start, door="")
+            await self._delete(class_id, name)
+            return
+        # It is nobody's before it is looked who else is there: of two that leave at once, neither
+        # takes the other one for one that stays.
+        info = await self._info(class_id, name)
+        if info is None:
+            return
+        await self._update(class_id, name, consumers.left_by_its_door(info["config"]))
+        nobodys = {str(each["name"]) for each in await self._left(class_id)}
+        stay = [i for i in await self._list(class_id) if consumers.kind_of(i)]
+        if any(each["name"] not in nobodys for each in stay):
+            await self._delete(class_id, name)
+
+    async def trim(self, class_id: int) -> None:
+        """Have removed what all consumers have acknowledged. A stream without any keeps all."""
+        found = [i for i in await self._list(class_id) if consumers.kind_of(i)]
+        floor = min((consumers.floor(info) for info in found), default=0)
+        if floor > self._trimmed.get(class_id, 1):
+            stream = self._options.names.stream(class_id)
+            await self._link.ask(f"STREAM.PURGE.{stream}", {"seq": floor})
+            self._trimmed[class_id] = floor
+
+    # Requests ------------------------------------------------------------------------------------
+
+    async def _make(
+        self,
+        class_id: int,
+        name: str,
+        kind: str,
+        start: dict[str, Any],
+        *,
+        door: str | None = None,
+        channels: tuple[str, ...] = (),
+    ) -> None:
+        stream = self._options.names.stream(class_id)
+        config = consumers.consumer(
+            self._options,
+            name,
+            kind=kind,
+            door=self._door if door is None else door,
+            start=start,
+            channels=channels,
+        )
+        body = {"stream_name": stream, "config": config, "action": "create"}
+        try:
+            await self._link.ask(f"CONSUMER.CREATE.{stream}.{name}", body, seconds=_STREAM_SECONDS)
+        except JetStreamError as error:  # Another door was first, or the answer was lost.
+            if error.code not in consumers.EXISTS:
+                raise
+
+    async def _update(self, class_id: int, name: str, config: dict[str, Any]) -> None:
+        stream = self._options.names.stream(class_id)
+        body = {"stream_name": stream, "config": config, "action": "update"}
+        await self._link.ask(f"CONSUMER.CREATE.{stream}.{name}", body, seconds=_STREAM_SECONDS)
+
+    async def _info(self, class_id: int, name: str) -> dict[str, Any] | None:
+        try:
+            return await self._link.ask(
+                f"CONSUMER.INFO.{self._options.names.stream(class_id)}.{name}"
+            )
+        except JetStreamError as error:
+            if error.code in jetstream.NOT_FOUND:
+                return None
+            raise
+
+    async def _delete(self, class_id: int, name: str) -> bool:
+        """Returns whether it was there."""
+        try:
+            await self._link.ask(f"CONSUMER.DELETE.{self._options.names.stream(class_id)}.{name}")
+        except JetStreamError as error:
+            if error.code in jetstream.NOT_FOUND:
+                return False
+            raise
+        return True
+
+    async def _list(self, class_id: int) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        while True:
+            said = await self._link.ask(
+                f"CONSUMER.LIST.{self._options.names.stream(class_id)}", {"offset": len(found)}
+            )
+            some = said.get("consumers") or []
+            found += some
+            if not some or len(found) >= int(said.get("total", 0)):
+                return found
+
+
+def _check_same(position: Subscription, patterns: tuple[str, ...], info: dict[str, Any]) -> None:
+    there = consumers.channels_of(info)
+    if there != set(patterns):
+        raise RemoteProtocolError(
+            Reason.SUBSCRIPTION_MISMATCH,
+            f"{position.durable or position.group!r} exists for the channels {sorted(there)}, and "
+            f"was asked for with {list(patterns)}",
+        )

@@ -1,0 +1,76 @@
+"""How a door uses a JetStream cluster.
+
+Rule 1: all doors of one engine have the same settings; what differs is that of whoever made a
+stream.
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass, field
+
+from simplebus.core.settings import FullPolicy, Settings
+from simplebus.engine.link import NatsAddress
+from simplebus.engine.names import Names
+from simplebus.nats.client.credentials import Credentials
+
+REPLICAS_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Raises ValueError for what makes no sense."""
+
+    servers: tuple[NatsAddress, ...]
+    names: Names = field(default_factory=Names)
+    replicas: int = 1
+    """How many servers keep each message."""
+    storage: str = "file"
+    """"file", or "memory"."""
+    ack_wait_seconds: float = 30.0
+    """After which the cluster gives what a door holds to another one, should the door be gone."""
+    duplicate_seconds: float = 120.0
+    """How long a message is known by its id: within it, one that is published again is stored
+    once."""
+    max_bytes: int = 0
+    """Of a class's stream; 0 for any number. At it publishers wait."""
+    credentials: Credentials | None = None
+    """None for what the first server's address says."""
+    tls: ssl.SSLContext | None = None
+
+    def __post_init__(self) -> None:
+        if not self.servers:
+            raise ValueError("no NATS server was named, expected one at least")
+        if not 1 <= self.replicas <= REPLICAS_MAX:
+            raise ValueError(f"replicas must be from 1 to {REPLICAS_MAX}, got {self.replicas}")
+        if self.storage not in ("file", "memory"):
+            raise ValueError(f"storage is file or memory, got {self.storage!r}")
+        for name in ("ack_wait_seconds", "duplicate_seconds"):
+            if not getattr(self, name) >= 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_bytes < 0:
+            raise ValueError(f"max_bytes must be 0 or more, got {self.max_bytes}")
+
+
+def check_settings(settings: Settings) -> None:
+    """Raises ValueError for what a bus can be told and a door before a cluster cannot do."""
+    all_classes = settings.classes.items()
+    policies = [("every class", settings.full_policy)]
+    policies += [(f"class {key}", own.full_policy) for key, own in all_classes if own.full_policy]
+    for whose, policy in policies:
+        if policy is not FullPolicy.BLOCK:
+            raise ValueError(
+                f"{whose} has the policy {policy} where it is full; before a JetStream cluster "
+                "there is only block"
+            )
+    kept = [("every class", settings.keep)]
+    kept += [(f"class {key}", own.keep) for key, own in all_classes if own.keep]
+    for whose, keep in kept:
+        if keep:
+            raise ValueError(
+                f"{whose} is to be kept after everybody has it; before a JetStream cluster it is "
+                "not"
+            )
+    for key, own in all_classes:
+        if own.last_values:
+            raise ValueError(f"class {key} is to keep last values; a JetStream cluster does not")

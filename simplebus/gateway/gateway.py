@@ -1,0 +1,255 @@
+"""A gateway: modules by their names, who hears whom, and what happens when that changes.
+
+Rule 1: all modules are created, then they start in their order, one after the other; they end in
+the opposite order. A module that comes later starts at once.
+Rule 2: who is told to end first ends what says things by itself, and has what was said heard out.
+Rule 3: a change is made whole: what cannot be is refused before anything is touched.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+import trio
+
+from simplebus.config_mistakes import ConfigError, unknown
+from simplebus.gateway.bus import ModuleBus
+from simplebus.gateway.life import GRACE_S, Life, LifeStatistics, State
+from simplebus.gateway.messages import ModuleMessage
+from simplebus.gateway.plan import EVERYONE, GatewayPlan, ModulePlan, checked_name
+
+log = logging.getLogger("simplebus.gateway")
+
+DRAIN_S = 10.0
+"""How long a gateway that ends has its modules hear out what was said."""
+
+Listener = Callable[[tuple[str, ...]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayStatistics:
+    """A snapshot of a gateway."""
+
+    modules: tuple[LifeStatistics, ...]
+    """In their order."""
+    links: tuple[tuple[str, str], ...]
+    """Source and sink of each."""
+    published: int
+    """Messages that were taken, from anyone."""
+    malformed: int
+    lost: int
+    """Messages that modules were not given as they were removed first."""
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """Names of modules that have failed and wait to be made again."""
+        return tuple(each.name for each in self.modules if each.state is State.FAILED)
+
+    def __str__(self) -> str:
+        running = sum(each.state is State.RUNNING for each in self.modules)
+        delivered = sum(each.delivered for each in self.modules)
+        waiting = sum(each.waiting for each in self.modules)
+        dropped = sum(each.dropped for each in self.modules) + self.lost
+        text = (
+            f"{running} of {len(self.modules)} modules run; {self.published:,} messages said, "
+            f"{delivered:,} heard, {waiting:,} wait"
+        )
+        if dropped:
+            text += f", {dropped:,} dropped"
+        if self.failed:
+            text += f"; failed: {', '.join(self.failed)}"
+        return text
+
+
+@asynccontextmanager
+async def open_gateway(
+    plan: GatewayPlan | None = None, *, drain: float = DRAIN_S, grace: float = GRACE_S
+) -> AsyncIterator[Gateway]:
+    """A gateway with these modules, all started, for as long as the block lasts. Leaving it has
+    them hear out what was said, for so many seconds, and ends them in the opposite order."""
+    async with ModuleBus() as bus:
+        gateway = Gateway(bus, grace=grace)
+        try:
+            await gateway._begin(plan or GatewayPlan())
+            yield gateway
+        finally:
+            await gateway._end(drain)
+
+
+class Gateway:
+    """Modules on a bus. `open_gateway` gives one.
+
+    Every method is called in its event loop. Raises ConfigError for what cannot be, and then
+    nothing has changed.
+    """
+
+    def __init__(self, bus: ModuleBus, *, grace: float) -> None:
+        self.bus = bus
+        self._grace = grace
+        self._lives: dict[str, Life] = {}
+        """By name, in their order."""
+        self._links: dict[tuple[str, str], None] = {}
+        self._listeners: list[Listener] = []
+        self._changing = trio.Lock()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the modules, in their order."""
+        return tuple(self._lives)
+
+    def listen(self, listener: Listener) -> None:
+        """Have it called with all names whenever modules have come or gone."""
+        self._listeners.append(listener)
+
+    async def publish(self, message: ModuleMessage | bytes) -> None:
+        """Say something from outside: those hear it that hear everyone."""
+        await self.bus.publish_async(message)
+
+    def statistics(self) -> GatewayStatistics:
+        """A snapshot."""
+        bus = self.bus.statistics()
+        return GatewayStatistics(
+            tuple(life.statistics() for life in self._lives.values()),
+            tuple(self._links),
+            bus.published,
+            bus.malformed,
+            bus.lost,
+        )
+
+    # Changes -------------------------------------------------------------------------------------
+
+    async def add(self, plan: ModulePlan) -> None:
+        """A module more, which hears nobody yet. Returns when it has started."""
+        async with self._changing:
+            self._add(plan)
+            await self._start(self._lives[plan.name])
+            self._say_changed()
+
+    async def remove(self, name: str) -> None:
+        """End a module. Its links go with it."""
+        async with self._changing:
+            await self._remove(self._life(name))
+            self._say_changed()
+
+    async def replace(self, plan: ModulePlan) -> None:
+        """Have the module of this name made again, by another plan. It keeps its links and its
+        place, and what waits for it."""
+        async with self._changing:
+            life = self._life(plan.name)
+            self._check_queue(life, plan)
+            life.become(plan)
+
+    def link(self, source: str, sink: str) -> None:
+        """Have one module hear another, or EVERYONE else."""
+        heard = None if source == EVERYONE else self._life(source)
+        hearing = self._life(sink)
+        if (source, sink) in self._links:
+            raise ConfigError(f"{sink!r} hears {source!r} already")
+        self.bus.link(heard, hearing)
+        self._links[source, sink] = None
+
+    def unlink(self, source: str, sink: str) -> None:
+        """Undo a link."""
+        if (source, sink) not in self._links:
+            raise ConfigError(f"{sink!r} does not hear {source!r}")
+        heard = None if source == EVERYONE else self._life(source)
+        self.bus.unlink(heard, self._life(sink))
+        del self._links[source, sink]
+
+    async def apply(self, plan: GatewayPlan) -> None:
+        """Become what the plan says: modules that it does not have end, others come, those that it
+        has otherwise are replaced, and the rest go on as if nothing had been."""
+        async with self._changing:
+            before = self.names
+            wanted = {each.name: each for each in plan.modules}
+            for name in reversed(before):
+                life = self._lives[name]
+                new = wanted.get(name)
+                if new is None or not _fits(life, new):
+                    await self._remove(life)
+                elif new != life.plan:
+                    life.become(new)
+            for link in [link for link in self._links if link not in plan.links]:
+                self.unlink(*link)
+            added = [each for each in plan.modules if each.name not in self._lives]
+            for each in added:
+                self._add(each)
+            for link in plan.links:
+                if link not in self._links:
+                    self.link(*link)
+            for each in added:
+                await self._start(self._lives[each.name])
+            self._lives = {name: self._lives[name] for name in wanted}
+            if self.names != before or added:
+                self._say_changed()
+
+    def _life(self, name: str) -> Life:
+        if name not in self._lives:
+            raise ConfigError(unknown(name, self._lives or ["no modules"], ""))
+        return self._lives[name]
+
+    def _check_queue(self, life: Life, plan: ModulePlan) -> None:
+        if not _fits(life, plan):
+            raise ConfigError(
+                f"{plan.name!r} keeps its queue, places={life.plan.places} and "
+                f"full={str(life.plan.full)!r}; remove it and add it for another"
+            )
+
+    def _add(self, plan: ModulePlan) -> None:
+        checked_name(plan.name)
+        if plan.name in self._lives:
+            raise ConfigError(f"there is a module {plan.name!r} already")
+        life = Life(self.bus, plan)
+        life.join()
+        self._lives[plan.name] = life
+
+    async def _start(self, life: Life) -> None:
+        await life.created.wait()
+        life.may_start.set()
+        await life.started.wait()
+
+    async def _remove(self, life: Life) -> None:
+        name = life.plan.name
+        del self._lives[name]
+        for link in [link for link in self._links if name in link]:
+            del self._links[link]
+        await life.leave(self._grace)
+
+    def _say_changed(self) -> None:
+        for listener in self._listeners:
+            listener(self.names)
+        for life in self._lives.values():
+            life.tell(self.names)
+
+    # From begin to end ---------------------------------------------------------------------------
+
+    async def _begin(self, plan: GatewayPlan) -> None:
+        async with self._changing:
+            for each in plan.modules:
+                self._add(each)
+                await self._lives[each.name].created.wait()
+            for link in plan.links:
+                self.link(*link)
+            for life in self._lives.values():
+                await self._start(life)
+            if self._lives:
+                self._say_changed()
+
+    async def _end(self, drain: float) -> None:
+        async with self._changing:
+            for life in self._lives.values():
+                life.stop_running()
+            with trio.move_on_after(drain) as scope:
+                await self.bus.wait_quiet_async()
+            if scope.cancelled_caught:
+                log.warning("not all was heard out in %g s: %s", drain, self.statistics())
+            for life in reversed(list(self._lives.values())):
+                await self._remove(life)
+
+
+def _fits(life: Life, plan: ModulePlan) -> bool:
+    """Whether a module can be replaced without another queue."""
+    return replace(plan, places=life.plan.places, full=life.plan.full) == plan

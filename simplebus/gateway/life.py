@@ -1,0 +1,364 @@
+"""The life of one module in a gateway: made, started, given its messages, ended, and made again
+when it has failed.
+
+Rule 1: everything that is the module's is called from here, one call at a time, beside `run` alone.
+Rule 2: a failure is one module's: it is reported, the module is ended and made again after a pause
+that grows. Its messages wait meanwhile; only the one on which it failed is gone.
+Rule 3: a call that does not return is waited for, and given up after the grace alone.
+
+    CREATING ──► STARTING ──► RUNNING ──► ENDED
+        ▲                        │ raised, in whichever state
+        └────── FAILED ◄─────────┘
+"""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+
+from simplebus.gateway.bus import ModuleBus
+from simplebus.gateway.mailbox import Mailbox
+from simplebus.gateway.messages import ModuleMessage
+from simplebus.gateway.module import AsyncPort, BlockingPort
+from simplebus.gateway.own_thread import OwnThread
+from simplebus.gateway.plan import ModulePlan, find
+from simplebus.gateway.waiting import inside
+from simplebus.gateway.workers import TURN_MESSAGES
+
+log = logging.getLogger("simplebus.gateway")
+
+PAUSE_S = 1.0
+"""How long a module that has failed is left alone at first; then twice as long each time,"""
+PAUSE_MAX_S = 60.0
+"""up to this; and as at first again once it has run that long."""
+GRACE_S = 10.0
+"""How long a call that does not return is waited for when a module is to end."""
+
+
+class State(enum.StrEnum):
+    """Where a module is in its life."""
+
+    CREATING = "creating"
+    STARTING = "starting"
+    """Created; those before it have not all started."""
+    RUNNING = "running"
+    FAILED = "failed"
+    """It waits to be made again."""
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class LifeStatistics:
+    """A snapshot of one module of a gateway."""
+
+    name: str
+    module: str
+    state: State
+    failures: int
+    """How often it was ended because something of it raised."""
+    error: str
+    """What it raised last; empty if it never did."""
+    waiting: int
+    """Messages in its queue."""
+    delivered: int
+    """Messages that it was given."""
+    dropped: int
+    """Messages that it did not hear because its queue was full."""
+    published: int
+
+
+class _Again(Exception):  # noqa: N818 - it is no error.
+    """The module is to be made again, by another plan."""
+
+
+class Life:
+    """A module of a gateway. On the bus, this is the module."""
+
+    def __init__(self, bus: ModuleBus, plan: ModulePlan) -> None:
+        self.plan = plan
+        self.state = State.CREATING
+        self.failures = 0
+        self.error = ""
+        self.created = trio.Event()
+        """Set once it was tried to create it,"""
+        self.may_start = trio.Event()
+        """set by the gateway once all others were,"""
+        self.started = trio.Event()
+        """and set once it was tried to start it."""
+        self._bus = bus
+        self._box: Mailbox | None = None
+        self._port: AsyncPort | BlockingPort | None = None
+        self._published = 0
+        """Messages of ports that are no more."""
+        self._batch: deque[ModuleMessage] = deque()
+        """Messages in its hands."""
+        self._failure: Exception | None = None
+        """What `run` has raised, or how else it is to be interrupted."""
+        self._names: tuple[str, ...] | None = None
+        """Modules that there are now, if it was not told yet."""
+        self._ending = trio.Event()
+        self._ended = trio.Event()
+        self._scope = trio.CancelScope()
+        self._run_scope = trio.CancelScope()
+        self._keeps_running = False
+
+    def __repr__(self) -> str:
+        return repr(self.plan.name)
+
+    # From outside ---------------------------------------------------------------------------------
+
+    def join(self) -> None:
+        """Come onto the bus, hearing nobody yet. Raises ModuleBusError."""
+        plan = self.plan
+        self._box = self._bus.add_worker(
+            self, self._live, hears_all=False, places=plan.places, full=plan.full
+        )
+
+    def stop_running(self) -> None:
+        """End its `run`, unless that is needed for what it hears."""
+        if not self._keeps_running:
+            self._stop_running()
+
+    def _stop_running(self) -> None:
+        if self._port is not None:
+            self._port.stop()
+        if not self._keeps_running:
+            self._run_scope.cancel()
+
+    async def leave(self, grace: float) -> None:
+        """End, and leave the bus."""
+        self._ending.set()
+        self.stop_running()
+        with trio.move_on_after(grace):
+            await self._bus.remove_module_async(self)
+        if not self._ended.is_set():
+            log.warning("module %r does not end: given up after %g s", self.plan.name, grace)
+            self._scope.cancel()
+            await self._ended.wait()
+
+    def become(self, plan: ModulePlan) -> None:
+        """Be made again, by another plan, between two messages."""
+        self.plan = plan
+        self._interrupt(_Again())
+
+    def tell(self, names: tuple[str, ...]) -> None:
+        """Modules have come or gone."""
+        self._names = names
+        if self._box is not None:
+            self._box.poke()
+
+    def _interrupt(self, why: Exception) -> None:
+        self._failure = why
+        if self._box is not None:
+            self._box.poke()
+
+    def statistics(self) -> LifeStatistics:
+        """A snapshot."""
+        box = self._box
+        return LifeStatistics(
+            self.plan.name,
+            self.plan.module,
+            self.state,
+            self.failures,
+            self.error,
+            0 if box is None else len(box.queue) + len(self._batch),
+            0 if box is None else box.delivered,
+            0 if box is None else box.dropped,
+            self._published + (0 if self._port is None else self._port.published),
+        )
+
+    # Inside ---------------------------------------------------------------------------------------
+
+    async def _live(self, box: Mailbox) -> None:
+        pause, since = PAUSE_S, trio.current_time()
+        try:
+            with self._scope:
+                while not self._ending.is_set():
+                    try:
+                        await self._live_once(box)
+                    except _Again:
+                        log.info("module %r is made again, by another plan", self.plan.name)
+                        continue
+                    except Exception as error:
+                        if trio.current_time() - since > PAUSE_MAX_S:
+                            pause = PAUSE_S
+                        await self._fail(box, error, pause)
+                        pause, since = min(2 * pause, PAUSE_MAX_S), trio.current_time()
+        finally:
+            box.lost += len(self._batch)
+            self._batch.clear()
+            self.state = State.ENDED
+            self.created.set()
+            self.started.set()
+            self._ended.set()
+
+    async def _fail(self, box: Mailbox, error: Exception, pause: float) -> None:
+        self.state = State.FAILED
+        self.failures += 1
+        self.error = f"{type(error).__name__}: {error}"
+        log.error(
+            "module %r failed and is made again in %g s", self.plan.name, pause, exc_info=error
+        )
+        self.created.set()
+        self.started.set()
+        if not self._batch:  # What it has in its hands is still to be heard.
+            box.rest()
+        with trio.move_on_after(pause):
+            await self._ending.wait()
+
+    async def _live_once(self, box: Mailbox) -> None:
+        """From create to destroy. Raises what the module raises, and _Again."""
+        self.state, self._failure = State.CREATING, None
+        factory = self.plan.factory or find(self.plan.module)
+        is_blocking = _is_blocking(factory)
+        kind = BlockingPort if is_blocking else AsyncPort
+        port = self._port = kind(self._bus, self, self.plan.name)
+        thread = OwnThread(self.plan.name, box) if is_blocking else None
+        calls = _Calls(thread)
+        module = None
+        try:
+            module = await calls.call(factory, port, self.plan.settings)
+            _check_kind(module, is_blocking)
+            self.state = State.STARTING
+            self.created.set()
+            await self.may_start.wait()
+            await calls.call(getattr(module, "start", _nothing))
+            self.state = State.RUNNING
+            self.started.set()
+            await self._work(box, module, calls)
+        finally:
+            port.stop()
+            self._published += port.published
+            self._port = None
+            if module is not None:
+                await self._destroy(module, calls)
+            if thread is not None:
+                thread.end()
+
+    async def _destroy(self, module: Any, calls: _Calls) -> None:
+        if calls.thread is not None and calls.thread.is_given_up:
+            return
+        try:
+            await calls.call(getattr(module, "destroy", _nothing))
+        except Exception:
+            log.exception("module %r failed in destroy", self.plan.name)
+
+    async def _work(self, box: Mailbox, module: Any, calls: _Calls) -> None:
+        """Give it its messages, and let it run beside."""
+        self._run_scope = trio.CancelScope()
+        if self._ending.is_set():
+            return
+        self._keeps_running = getattr(module, "keeps_running", False)
+        run = getattr(module, "run", None)
+        raised: Exception | None = None
+        async with trio.open_nursery() as nursery:
+            if run is not None:
+                nursery.start_soon(self._run, run)
+            try:
+                await self._deliver(box, module, calls)
+            except Exception as error:  # Not to be wrapped.
+                raised = error
+            self._stop_running()
+            nursery.cancel_scope.deadline = trio.current_time() + GRACE_S
+        if raised is not None:
+            raise raised
+
+    async def _run(self, run: Callable[[], Any]) -> None:
+        inside.set(None)  # No callback: it may wait for whomever it likes.
+        try:
+            if inspect.iscoroutinefunction(run):
+                with self._run_scope:
+                    await run()
+            else:  # Its port tells it to end.
+                await trio.to_thread.run_sync(
+                    run, abandon_on_cancel=True, limiter=trio.CapacityLimiter(1)
+                )
+        except Exception as error:
+            self._interrupt(error)
+
+    async def _deliver(self, box: Mailbox, module: Any, calls: _Calls) -> None:
+        while True:
+            await self._tell(module, calls)
+            while self._batch:
+                if calls.thread is not None:
+                    await calls.thread.run(self._deliver_batch, box, module.receive)
+                else:
+                    await self._deliver_turn(box, module.receive)
+                if box.is_closed:
+                    return
+                self._check_failure()
+                await self._tell(module, calls)
+            batch = await box.take_async()
+            if batch is None:
+                return
+            self._batch = batch
+            self._check_failure()
+
+    def _deliver_batch(self, box: Mailbox, receive: Callable[[ModuleMessage], Any]) -> None:
+        """In the module's thread."""
+        batch = self._batch
+        while batch and not box.is_closed and self._failure is None:
+            box.delivered += 1
+            receive(batch.popleft())
+
+    async def _deliver_turn(self, box: Mailbox, receive: Callable[[ModuleMessage], Any]) -> None:
+        batch = self._batch
+        for _ in range(TURN_MESSAGES):
+            if not batch or box.is_closed or self._failure is not None:
+                break
+            box.delivered += 1
+            await receive(batch.popleft())
+        await trio.lowlevel.checkpoint()
+
+    async def _tell(self, module: Any, calls: _Calls) -> None:
+        if self._names is not None:
+            names, self._names = self._names, None
+            tell = getattr(module, "modules_changed", None)
+            if tell is not None:
+                await calls.call(tell, names)
+
+    def _check_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+
+class _Calls:
+    """How a module's methods are called."""
+
+    def __init__(self, thread: OwnThread | None) -> None:
+        self.thread = thread
+
+    async def call(self, method: Callable[..., Any], *args: Any) -> Any:
+        """In its thread, or here and awaited."""
+        if self.thread is not None:
+            return await self.thread.run(method, *args)
+        answer = method(*args)
+        return await answer if inspect.isawaitable(answer) else answer
+
+
+def _nothing() -> None:
+    """In place of a method that a module does not have."""
+
+
+_METHODS = ("receive", "run", "start", "destroy", "modules_changed")
+
+
+def _is_blocking(factory: Callable[..., Any]) -> bool:
+    """Whether a module's methods may block: unless one of them is async, or what makes it is."""
+    methods = [factory, *(getattr(factory, name, None) for name in _METHODS)]
+    return not any(map(inspect.iscoroutinefunction, methods))
+
+
+def _check_kind(module: Any, is_blocking: bool) -> None:
+    """Raise TypeError for a module with async methods that nobody would await, and for none."""
+    if not callable(getattr(module, "receive", None)):
+        raise TypeError(f"a module has a method `receive`; got {module!r}")
+    if is_blocking and not _is_blocking(module):
+        raise TypeError("it has async methods: its entry point must be its class, or async too")

@@ -1,0 +1,46 @@
+"""Writes what it hears into the log.
+
+module = "logger"
+settings = { level = "info", content = "text", length = 200 }
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated, Literal
+
+import msgspec
+
+from simplebus.gateway.messages import ModuleMessage
+from simplebus.gateway.module import Module
+
+
+class LoggerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How it writes."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    content: Literal["text", "hex", "size"] = "text"
+    """How content is shown."""
+    length: Annotated[int, msgspec.Meta(ge=0)] = 200
+    """How many bytes of it."""
+
+
+class Logger(Module):
+    """The module."""
+
+    Settings = LoggerSettings
+
+    async def receive(self, message: ModuleMessage) -> None:
+        settings: LoggerSettings = self.settings
+        level = logging.getLevelNamesMapping()[settings.level.upper()]
+        shown = message.content[: settings.length]
+        if settings.content == "size":
+            text = f"{len(message.content):,} bytes"
+        elif settings.content == "hex":
+            text = shown.hex(" ")
+        else:
+            text = repr(shown.decode(errors="replace"))[1:-1]
+        if settings.content != "size" and len(shown) < len(message.content):
+            text += f"… ({len(message.content):,} bytes)"
+        properties = "".join(f" {name}={value!r}" for name, value in message.properties.items())
+        self.bus.log.log(level, "%s%s", text, properties)

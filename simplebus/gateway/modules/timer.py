@@ -1,0 +1,44 @@
+"""Says something every so many seconds.
+
+    module = "timer"
+    settings = { every = 60, content = "collect", properties = { kind = "order" } }
+
+Each message says in the property `tick` which it is, from 0. Ticks that are missed are left out.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import trio
+
+from simplebus.gateway.module import Module
+
+
+class TimerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What it says, and when."""
+
+    every: Annotated[float, msgspec.Meta(gt=0)]
+    """Seconds."""
+    content: str = ""
+    properties: dict[str, str] = {}
+    count: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """How often; for ever if it is not set."""
+
+
+class Timer(Module):
+    """The module."""
+
+    Settings = TimerSettings
+
+    async def run(self) -> None:
+        """Say it again and again."""
+        settings: TimerSettings = self.settings
+        begun, tick = trio.current_time(), 0
+        while settings.count is None or tick < settings.count:
+            await trio.sleep_until(begun + (tick + 1) * settings.every)
+            await self.bus.publish(
+                settings.content.encode(), {**settings.properties, "tick": str(tick)}
+            )
+            tick = max(tick + 1, int((trio.current_time() - begun) / settings.every))

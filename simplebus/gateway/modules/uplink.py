@@ -1,0 +1,167 @@
+"""Takes what it hears to another bus, or to a NATS server, and keeps it while that is away.
+
+    module = "uplink"
+    hears = ["thermometer"]
+    settings = { to = "simplebus://bus.example:8888", class = "readings", data_dir = "uplink" }
+
+What it hears goes into a bus in this process, and a bridge copies it from there: each message once,
+in order. Properties become headers. `channel` is every message's, unless it has the property that
+`channel_property` names. With `data_dir` what was heard is kept there, also past a crash, and what
+does not fit into `max_memory` as well; without it, messages wait in memory, and when there is no
+room the uplink takes no more: then its queue is full, and `full` decides.
+With `to = "nats://…"` the channel is the subject; `stream` is the JetStream stream that has to take
+it, without which NATS keeps nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+import trio
+
+from simplebus.bridge.between import between
+from simplebus.bridge.far import FarTerms
+from simplebus.bridge.lane import Lane
+from simplebus.bridge.nats_ends import to_nats
+from simplebus.bridge.running import run as run_lanes
+from simplebus.bridge.settings import Copied, is_nats, lane_name, record_channel
+from simplebus.client.bus import Bus
+from simplebus.client.dial import Address
+from simplebus.client.link import Place, SocketPlace
+from simplebus.core.arguments import text, whole
+from simplebus.core.errors import LocalProtocolError
+from simplebus.core.limits import CLASS_ID_MAX, Limits
+from simplebus.core.settings import FullPolicy, Settings
+from simplebus.gateway.messages import ModuleMessage
+from simplebus.gateway.module import AsyncPort, Module
+from simplebus.memory import MemoryBus
+
+GOODBYE_S = 5.0
+"""How long an uplink that ends and keeps nothing goes on to send."""
+
+
+class UplinkSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where to."""
+
+    to: str
+    """An address."""
+    class_: int | str = msgspec.field(name="class")
+    """The class that messages get there, and here meanwhile."""
+    channel: str = ""
+    channel_property: str = ""
+    """The property that holds a message's channel."""
+    data_dir: str = ""
+    """Where they are kept; in memory only if it is not set."""
+    max_memory: Annotated[int, msgspec.Meta(ge=1 << 20)] = 64 << 20
+    """Bytes that they may take in memory."""
+    name: str = ""
+    """What this uplink is called there, where no two may be called alike. Without it, it is called
+    like the module, and as no other."""
+    stream: str = ""
+    credentials: dict[str, str] = {}
+    """For a NATS server: user and password, token, or seed."""
+
+
+class Uplink(Module):
+    """The module."""
+
+    Settings = UplinkSettings
+    keeps_running = True
+
+    def __init__(self, bus: AsyncPort, settings: UplinkSettings) -> None:
+        super().__init__(bus, settings)
+        limits = Limits(
+            class_bytes=settings.max_memory,
+            dead_letter_bytes=min(settings.max_memory, Limits().dead_letter_bytes),
+            total_bytes=4 * settings.max_memory,
+        )
+        policy = FullPolicy.SPILL if settings.data_dir else FullPolicy.BLOCK
+        self._memory = MemoryBus(
+            Settings(limits=limits, full_policy=policy), data_dir=settings.data_dir or None
+        )
+        self._local: Bus | None = None
+        self._is_open = trio.Event()
+        self._heard = trio.Event()
+        """Set when something was published that was not flushed."""
+        self._count = 0
+        """Messages published."""
+        self.lane: Lane | None = None
+        """What copies them, once that has begun."""
+
+    @classmethod
+    def parse(cls, raw: dict[str, Any]) -> UplinkSettings:
+        """Settings that make sense. Raises ValueError."""
+        settings = msgspec.convert(
+            {name.replace("-", "_"): value for name, value in raw.items()}, UplinkSettings
+        )
+        if isinstance(settings.class_, int):
+            whole("class", settings.class_, least=0, most=CLASS_ID_MAX)
+        else:
+            text("class", settings.class_)
+        if not is_nats(settings.to):
+            Address.parse(settings.to)
+        return settings
+
+    async def receive(self, message: ModuleMessage) -> None:
+        await self._is_open.wait()
+        assert self._local is not None
+        settings: UplinkSettings = self.settings
+        channel = message.properties.get(settings.channel_property, settings.channel)
+        about: dict[str, Any] = {"channel": channel} if channel else {}
+        if message.properties:
+            about["headers"] = dict(message.properties)
+        try:
+            await self._local.publish(
+                message.content, class_id=settings.class_, confirm=False, **about
+            )
+        except (LocalProtocolError, ValueError) as error:
+            self.bus.log.error("a message cannot be sent, and is left out: %s", error)
+            return
+        self._count += 1
+        self._heard.set()
+
+    async def run(self) -> None:
+        """Copy, until everything was heard that there was."""
+        async with self._memory as local, trio.open_nursery() as nursery:
+            self.lane = self._lane(local.wire.core.bus_id)
+            nursery.start_soon(run_lanes, [self.lane])
+            nursery.start_soon(self._flush, local)
+            self._local = local
+            self._is_open.set()
+            await self.bus.wait_stopping()
+            await local.flush()
+            if not self.settings.data_dir:
+                with trio.move_on_after(GOODBYE_S) as scope:
+                    while self.lane.statistics().at < self._count:  # noqa: ASYNC110
+                        await trio.sleep(0.01)
+                if scope.cancelled_caught:
+                    left = self._count - self.lane.statistics().at
+                    self.bus.log.warning("%d messages are lost: they were not sent", left)
+            nursery.cancel_scope.cancel()
+
+    async def _flush(self, local: Bus) -> None:
+        """Learn what the bus refuses: that ends the module, which is made again."""
+        while True:
+            await self._heard.wait()
+            self._heard = trio.Event()
+            await local.flush()
+
+    def _lane(self, identity: str) -> Lane:
+        settings: UplinkSettings = self.settings
+        name = settings.name or f"{self.bus.name}-{identity}"
+        terms = FarTerms(
+            name=lane_name(name, settings.class_, back=False),
+            channel=record_channel(name, settings.class_, back=False),
+            class_=settings.class_,
+        )
+        here = self._memory.place
+        if is_nats(settings.to):
+            copied = Copied(settings.class_, stream=settings.stream)
+            open_ends = to_nats(here, settings.to, terms, copied, settings.credentials)
+        else:
+            open_ends = between(here, self._far(settings.to), terms, class_=settings.class_)
+        return Lane(terms.name, open_ends)
+
+    def _far(self, address: str) -> Place:
+        return SocketPlace(Address.parse(address))

@@ -1,0 +1,242 @@
+"""Who is on a bus, who hears whom, and which messages wait for room: all that its lock guards.
+
+Rule 1: nothing here waits, and no module's code runs here.
+Rule 2: a message goes into all mailboxes of its route at once, or it waits outside. So all modules
+hear all messages in one order.
+Rule 3: what waits outside comes in when a worker takes its queue: those that came first, first.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TypeVar
+
+from simplebus.gateway.errors import ModuleBusError, ModuleBusFullError, invalid
+from simplebus.gateway.mailbox import Mailbox
+from simplebus.gateway.messages import ModuleMessage
+from simplebus.gateway.waiting import TaskGate, ThreadGate
+
+Gate = ThreadGate | TaskGate
+G = TypeVar("G", ThreadGate, TaskGate)
+
+
+class Outside:
+    """A message that waits for room, and its publisher."""
+
+    __slots__ = ("boxes", "gate", "message")
+
+    def __init__(self, message: ModuleMessage, boxes: tuple[Mailbox, ...], gate: Gate) -> None:
+        self.message = message
+        self.boxes = boxes
+        """Who is to hear it. Those that are removed meanwhile are not."""
+        self.gate = gate
+
+    @property
+    def awaited(self) -> tuple[Mailbox, ...]:
+        """Whom it waits for: any of them may be full when others are not any more."""
+        return tuple(box for box in self.boxes if box.blocks)
+
+
+class Switchboard:
+    """What the lock of a bus guards. Whoever calls a method holds it, unless it says otherwise."""
+
+    def __init__(self, url: str) -> None:
+        self.lock = threading.Lock()
+        self.url = url
+        self.references = 1
+        self.boxes: dict[int, Mailbox] = {}
+        """Those of the modules, by identity, in the order in which they came."""
+        self.routes: dict[int, tuple[Mailbox, ...]] = {}
+        """Who hears a module that is on the bus, or nobody's messages, as far as found out."""
+        self.published = 0
+        self.malformed = 0
+        self.lost = 0
+        """Messages that were given up with modules that have ended."""
+        self._outside: deque[Outside] = deque()
+        self._quiet: list[Gate] = []
+        """Who waits until no module has anything to do."""
+
+    def check(self) -> None:
+        """Raise ModuleBusError if the bus is freed."""
+        if self.references == 0:
+            raise ModuleBusError(f"{self.url} is freed: its last reference was given back")
+
+    # Modules -------------------------------------------------------------------------------------
+
+    def attach(self, box: Mailbox) -> None:
+        self.check()
+        if id(box.module) in self.boxes:
+            raise invalid(f"module {box.module!r} is on the bus already")
+        self.boxes[id(box.module)] = box
+        self.routes.clear()
+
+    def find(self, module: object) -> Mailbox:
+        """The mailbox of a module. Raises ModuleBusError."""
+        self.check()
+        box = self.boxes.get(id(module))
+        if box is None:
+            raise ModuleBusError(f"module {module!r} is not on the bus")
+        return box
+
+    def detach(self, box: Mailbox) -> None:
+        """The module hears no more, and is heard by those alone that hear everyone."""
+        del self.boxes[id(box.module)]
+        for other in self.boxes.values():
+            other.sources.pop(id(box.module), None)
+        self.routes.clear()
+        box.close()
+        self.let_in()
+
+    def ended(self, box: Mailbox, lost: int) -> None:
+        """A worker has ended, with so many messages in its hands. Takes the lock."""
+        with self.lock:
+            if self.boxes.get(id(box.module)) is box:
+                self.detach(box)
+            box.is_ended = True
+            self.lost += box.lost + lost
+            for gate in box.ends:
+                gate.open()
+            box.ends.clear()
+            self.fell_idle(box)
+
+    def gate_of_end(self, box: Mailbox, make: type[G]) -> G | None:
+        """One that opens when the worker has ended; None if it has. Takes the lock."""
+        with self.lock:
+            if box.is_ended:
+                return None
+            gate = make()
+            box.ends.append(gate)
+        return gate
+
+    def withdraw(self, gates: list[Gate], gate: Gate) -> bool:
+        """Whether a gate was closed still, which nobody opens now. Takes the lock."""
+        with self.lock:
+            if gate in gates:
+                gates.remove(gate)
+                return True
+        return False
+
+    # Links ---------------------------------------------------------------------------------------
+
+    def link(self, source: object | None, sink: object) -> None:
+        box = self.find(sink)
+        if source is None:
+            there, box.hears_all = box.hears_all, True
+        else:
+            self.find(source)
+            there = id(source) in box.sources
+            box.sources[id(source)] = source
+        if there:
+            raise invalid(f"module {sink!r} hears {_named(source)} already")
+        self.routes.clear()
+
+    def unlink(self, source: object | None, sink: object) -> None:
+        box = self.find(sink)
+        if source is None:
+            there, box.hears_all = box.hears_all, False
+        else:
+            there = box.sources.pop(id(source), None) is not None
+        if not there:
+            raise ModuleBusError(f"module {sink!r} does not hear {_named(source)}")
+        self.routes.clear()
+
+    def route(self, source: object | None) -> tuple[Mailbox, ...]:
+        """Who hears it. Who is not on the bus is heard as nobody is: by those who hear everyone."""
+        self.check()
+        key = id(source) if id(source) in self.boxes else id(None)
+        boxes = self.routes.get(key)
+        if boxes is None:
+            boxes = self.routes[key] = tuple(
+                box
+                for box in self.boxes.values()
+                if (box.hears_all and id(box.module) != key) or key in box.sources
+            )
+        return boxes
+
+    # Messages ------------------------------------------------------------------------------------
+
+    def takes(self, message: ModuleMessage, boxes: tuple[Mailbox, ...]) -> bool:
+        """Give it to all of them, if none of them has its publisher wait."""
+        for box in boxes:
+            if box.room <= 0 and box.blocks:
+                return False
+        for box in boxes:
+            if box.room > 0 or box.make_room():
+                box.queue.append(message)
+                box.room -= message.places
+                if box.wake is not None:
+                    box.rouse()
+        self.published += 1
+        return True
+
+    def wait_outside(
+        self, message: ModuleMessage, boxes: tuple[Mailbox, ...], gate: Gate
+    ) -> Outside:
+        """Have it wait for room."""
+        outside = Outside(message, boxes, gate)
+        self._outside.append(outside)
+        return outside
+
+    def go_away(self, outside: Outside) -> bool:
+        """Whether it was outside still, and now never comes in. Takes the lock."""
+        with self.lock:
+            if outside in self._outside:
+                self._outside.remove(outside)
+                return True
+        return False
+
+    def let_in(self) -> None:
+        """There is room, perhaps."""
+        if self._outside:
+            left: deque[Outside] = deque()
+            for outside in self._outside:
+                if self.takes(outside.message, outside.boxes):
+                    outside.gate.open()
+                else:
+                    left.append(outside)
+            self._outside = left
+
+    @property
+    def waiting(self) -> int:
+        """How many messages wait outside."""
+        return len(self._outside)
+
+    def full_error(self, boxes: tuple[Mailbox, ...], why: str) -> ModuleBusFullError:
+        """That there is no room, where, and what to do."""
+        full = [box for box in boxes if box.room <= 0 and box.blocks] or list(boxes)
+        box = full[0]
+        return ModuleBusFullError(
+            f"{len(box.queue):,} messages wait for module {box.module!r}, which is all it has room "
+            f"for; {why}"
+        )
+
+    # Rest ----------------------------------------------------------------------------------------
+
+    def fell_idle(self, box: Mailbox) -> None:
+        """Its worker has nothing in its hands, and waits, or has ended."""
+        box.is_busy = False
+        if self._quiet and self.is_quiet:
+            for gate in self._quiet:
+                gate.open()
+            self._quiet.clear()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no module has anything to do."""
+        return not self._outside and not any(
+            box.is_busy or box.queue for box in self.boxes.values()
+        )
+
+    def gate_of_quiet(self, make: type[G]) -> tuple[G, list[Gate]] | None:
+        """One that opens when it is quiet, and where it waits; None if it is. Takes the lock."""
+        with self.lock:
+            if self.is_quiet:
+                return None
+            gate = make()
+            self._quiet.append(gate)
+        return gate, self._quiet
+
+
+def _named(source: object | None) -> str:
+    return "everyone else" if source is None else repr(source)

@@ -1,0 +1,146 @@
+"""What calls modules: a thread or a task for each, with one message after the other.
+
+Rule 1: a module is in one callback at a time, and its messages come in the order of the bus.
+Rule 2: a callback that raises costs its message, which is counted and logged, and nothing else.
+Rule 3: whatever ends a worker, the bus learns that it has ended.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+
+from simplebus.gateway.errors import invalid
+from simplebus.gateway.mailbox import Mailbox
+from simplebus.gateway.messages import ModuleMessage
+from simplebus.gateway.waiting import inside
+
+log = logging.getLogger("simplebus.gateway")
+
+Receive = Callable[[ModuleMessage], Any]
+Body = Callable[[Mailbox], Awaitable[None]]
+"""What a task does for a module: takes from its mailbox until that gives None."""
+
+TURN_MESSAGES = 64
+"""So many messages are delivered in an event loop before others there get a turn."""
+
+
+def receiver(module: object) -> Receive:
+    """What is called with each message: the module's `receive`, or the module."""
+    receive = getattr(module, "receive", module)
+    if not callable(receive):
+        raise invalid(f"a module has a method `receive`, or can be called; got {module!r}")
+    return receive
+
+
+def is_async(receive: Receive) -> bool:
+    """Whether calling it gives something to be awaited."""
+    called = getattr(receive, "__call__", None)  # noqa: B004 - an object's own is asked for.
+    return inspect.iscoroutinefunction(receive) or inspect.iscoroutinefunction(called)
+
+
+def _say_failed(box: Mailbox) -> None:
+    box.failed += 1
+    log.exception("module %r failed on a message; it goes on with the next", box.module)
+
+
+def deliver(box: Mailbox, receive: Receive) -> None:
+    """The worker of a module with a thread."""
+    inside.set(box)
+    batch: deque[ModuleMessage] | None = None
+    try:
+        while (batch := box.take()) is not None:
+            while batch:
+                if box.is_closed:
+                    return
+                box.delivered += 1
+                try:
+                    receive(batch.popleft())
+                except Exception:
+                    _say_failed(box)
+    finally:
+        box.end(len(batch or ()))
+
+
+async def deliver_async(box: Mailbox, receive: Receive, awaits: bool) -> None:
+    """The worker of a module with a task: `receive` is awaited, or does not block."""
+    batch: deque[ModuleMessage] | None = None
+    turn = 0
+    try:
+        while (batch := await box.take_async()) is not None:
+            while batch:
+                if (turn := turn + 1) % TURN_MESSAGES == 0:
+                    await trio.lowlevel.checkpoint()
+                if box.is_closed:
+                    return
+                box.delivered += 1
+                try:
+                    answer = receive(batch.popleft())
+                    if awaits:
+                        await answer
+                except Exception:
+                    _say_failed(box)
+    finally:
+        box.lost += len(batch or ())
+
+
+async def _in_task(box: Mailbox, body: Body) -> None:
+    inside.set(box)
+    try:
+        await body(box)
+    except Exception:
+        log.exception("the worker of module %r failed; the module is removed", box.module)
+
+
+async def _in_nursery(box: Mailbox, body: Body) -> None:
+    try:
+        await _in_task(box, body)
+    finally:
+        box.end()
+
+
+def _in_loop(box: Mailbox, body: Body) -> None:
+    try:
+        trio.run(_in_task, box, body)
+    finally:
+        box.end()
+
+
+def start_thread(box: Mailbox, receive: Receive) -> None:
+    """Give the module a thread. It does not keep the process alive. Raises RuntimeError."""
+    name = f"simplebus {type(box.module).__name__}"
+    threading.Thread(target=deliver, args=(box, receive), name=name, daemon=True).start()
+
+
+def start_loop(box: Mailbox, body: Body) -> None:
+    """Give the module a task in an event loop of its own. Raises RuntimeError."""
+    name = f"simplebus {type(box.module).__name__}"
+    threading.Thread(target=_in_loop, args=(box, body), name=name, daemon=True).start()
+
+
+class Home:
+    """The event loop in which a bus's tasks are."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self.thread = threading.get_ident()
+        self._nursery = nursery
+        self._token = trio.lowlevel.current_trio_token()
+
+    def start(self, box: Mailbox, body: Body) -> None:
+        """Give the module a task, from whatever thread. Raises RuntimeError if the loop ended."""
+        if threading.get_ident() == self.thread:
+            self._start(box, body)
+        else:
+            self._token.run_sync_soon(self._start, box, body)
+
+    def _start(self, box: Mailbox, body: Body) -> None:
+        try:
+            self._nursery.start_soon(_in_nursery, box, body, name=f"module {box.module!r}")
+        except RuntimeError:  # The loop is being left.
+            box.end()

@@ -1,0 +1,74 @@
+"""Who a client is to a NATS server.
+
+Rule 1: a key signs what the server says and never leaves this process; a secret is never shown in
+a text that this file makes.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass, field
+
+_SEED_BYTES = 32
+_USER_SEED = (18 << 3) | ((20 << 3) >> 5), ((20 << 3) & 31) << 3
+"""The first two bytes of a user's seed: that it is a seed, and whose."""
+_USER_KEY = 20 << 3
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """A name and a password, a token, or the seed of a user's key; nothing for nobody.
+
+    Raises ValueError when there are several, or the seed is none.
+    """
+
+    user: str = ""
+    password: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)
+    seed: str = field(default="", repr=False)
+    """As `nk` prints it: `SU` and 56 more letters and digits of base 32."""
+
+    def __post_init__(self) -> None:
+        given = [bool(self.user), bool(self.token), bool(self.seed)]
+        if sum(given) > 1 or (self.password and not self.user):
+            raise ValueError("expected a user with a password, or a token, or a seed")
+        if self.seed:
+            _raw_seed(self.seed)
+
+    def fields(self, nonce: str) -> dict[str, str]:
+        """What CONNECT says of it to a server that has said this nonce."""
+        if self.user:
+            return {"user": self.user, "pass": self.password}
+        if self.token:
+            return {"auth_token": self.token}
+        if self.seed:
+            return _signed(self.seed, nonce.encode())
+        return {}
+
+
+def _raw_seed(seed: str) -> bytes:
+    """The 32 bytes of a user's private key: base 32 of its kind, the key and a checksum (nkeys of
+    NATS). Raises ValueError when it is none."""
+    try:
+        raw = base64.b32decode(seed + "=" * (-len(seed) % 8))
+    except (binascii.Error, ValueError):
+        raise ValueError("the seed is no base 32") from None
+    if len(raw) != 2 + _SEED_BYTES + 2 or tuple(raw[:2]) != _USER_SEED:
+        raise ValueError("the seed is none of a user's key: expected SU and 56 more characters")
+    if binascii.crc_hqx(raw[:-2], 0) != int.from_bytes(raw[-2:], "little"):
+        raise ValueError("the seed's checksum is wrong, was it cut or mistyped?")
+    return raw[2:-2]
+
+
+def _signed(seed: str, nonce: bytes) -> dict[str, str]:
+    # Loaded when it is needed: few are known by keys.
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    key = Ed25519PrivateKey.from_private_bytes(_raw_seed(seed))
+    public = key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+    checked = bytes([_USER_KEY]) + public
+    checked += binascii.crc_hqx(checked, 0).to_bytes(2, "little")
+    signature = base64.urlsafe_b64encode(key.sign(nonce)).rstrip(b"=")
+    return {"nkey": base64.b32encode(checked).decode().rstrip("="), "sig": signature.decode()}

@@ -1,0 +1,251 @@
+"""JetStream's words: what its API is asked and answers, PubAcks, ack subjects, and acks.
+
+Rule 1: requests and answers are JSON as the reference server has it; what stands in an answer
+beyond what is needed is passed over.
+Rule 2: what comes in batches is read by arrays; what does not look as it always does is read one
+by one.
+
+    a stream        keeps messages of its subjects; who publishes there with a reply subject is
+                    sent a PubAck when they are stored
+    a consumer      a position in a stream; asked for messages (`next`), it sends them with a reply
+                    subject that names stream, consumer, delivery and sequences
+    $JS.ACK.<stream>.<consumer>.<deliveries>.<sequence>.<count>.<nanoseconds>.<pending>
+    $JS.ACK.<domain>.<account>.<stream>.<consumer>.…the same…[.<random>]
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+import numpy as np
+
+from simplebus.core.errors import BusError
+from simplebus.core.frames import Flags, Integers
+from simplebus.nats.client.events import Messages
+from simplebus.nats.client.writing import Column, table
+from simplebus.nats.digits import numbers
+
+API = "$JS.API."
+MSG_ID = b"Nats-Msg-Id"
+"""The header by which a stream knows a message that it has."""
+ACK, NAK, WORKING, TERMINATE = b"+ACK", b"-NAK", b"+WPI", b"+TERM"
+NOT_FOUND = frozenset({404, 10014, 10059})
+"""What is asked for is not there: as such, a consumer, a stream."""
+NO_RESPONDERS = 503
+
+_SAFE = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) != "%")
+_ACK_TOKENS, _LONG_ACK_TOKENS = 9, 11
+_DOT = np.uint8(ord("."))
+_STATUS = re.compile(rb"NATS/1\.0[ \t]+([0-9]{3})(?:[ \t]+([^\r\n]*))?\r\n")
+_PUB_ACK = re.compile(rb'(\{"stream":"[^"\\]*", ?"seq": ?)[0-9]+\}')
+
+
+class JetStreamError(BusError):
+    """JetStream refused something, or nobody was there to be asked."""
+
+    def __init__(self, code: int, sentence: str) -> None:
+        super().__init__(f"JetStream: {sentence} ({code})")
+        self.code = code
+        """Its `err_code` where there is one, else its `code`."""
+        self.sentence = sentence
+
+
+def ask(subject: str, body: dict[str, Any] | None = None) -> tuple[str, bytes]:
+    """A request of the API: its subject, and what it says."""
+    return API + subject, msgspec.json.encode(body) if body is not None else b""
+
+
+def status(headers: bytes) -> tuple[int, str]:
+    """What the first line of a block of headers says: a code and words; 0 for none."""
+    match = _STATUS.match(headers)
+    return (int(match[1]), (match[2] or b"").decode("latin-1")) if match else (0, "")
+
+
+def answer(headers: bytes, payload: bytes) -> dict[str, Any]:
+    """What the API answered. Raises JetStreamError."""
+    code, words = status(headers)
+    if code >= 400:
+        if code == NO_RESPONDERS:
+            words = "nobody answers: JetStream is not enabled, or has no leader now"
+        raise JetStreamError(code, words)
+    try:
+        said = msgspec.json.decode(payload, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError):
+        raise JetStreamError(0, f"{payload[:60]!r} came, expected a JSON object") from None
+    error = said.get("error")
+    if isinstance(error, dict):
+        code = error.get("err_code") or error.get("code") or 0
+        raise JetStreamError(int(code), str(error.get("description", "")))
+    return said
+
+
+def escaped(text: str) -> str:
+    """A text as a header's value, or a part of it: what is no letter of ASCII that can be seen, and
+    %, as % and two hexadecimal digits for each byte."""
+    return quote(text, safe=_SAFE)
+
+
+# Publishing --------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class PubAcks:
+    """What became of messages that were published. All columns have shape (n,)."""
+
+    sequences: Integers
+    """In the stream; 0 where it is not stored."""
+    duplicates: Flags
+    """Whether the stream had it already."""
+    errors: dict[int, JetStreamError]
+    """By row: why it is not stored."""
+
+
+def pub_acks(messages: Messages) -> PubAcks:
+    """Read answers to publications."""
+    count = messages.count
+    sequences = np.zeros(count, np.int64)
+    duplicates = np.zeros(count, np.bool_)
+    errors: dict[int, JetStreamError] = {}
+    plain = _plain_acks(messages, sequences)
+    for row in np.flatnonzero(~plain).tolist():
+        try:
+            said = answer(messages.headers(row), messages.payload(row))
+            sequence, duplicate = said.get("seq"), said.get("duplicate", False)
+            if type(sequence) is not int or not 0 < sequence < 1 << 63:
+                raise JetStreamError(0, f"{messages.payload(row)[:60]!r} came, expected a PubAck")
+            sequences[row], duplicates[row] = sequence, duplicate is True
+        except JetStreamError as error:
+            errors[row] = error
+    return PubAcks(sequences, duplicates, errors)
+
+
+def _plain_acks(messages: Messages, sequences: Integers) -> Flags:
+    """Which say no more than the first plain one but for their sequences, which are filled in."""
+    plain: Flags = np.zeros(messages.count, np.bool_)
+    first = next((m for m in map(messages.payload, range(min(4, messages.count)))
+                  if _PUB_ACK.fullmatch(m)), b"")  # fmt: skip
+    match = _PUB_ACK.fullmatch(first)
+    if match is None:
+        return plain
+    prefix = np.frombuffer(match[1], np.uint8)
+    data, begins, last = messages.data, messages.payloads, messages.ends - 1
+    likely = np.flatnonzero((messages.bodies == begins) & (last - begins > prefix.size))
+    if likely.size:
+        heads = np.lib.stride_tricks.sliding_window_view(data, prefix.size)[begins[likely]]
+        same = (heads == prefix).all(axis=1) & (data[last[likely]] == ord("}"))
+        likely = likely[same]
+        found, good = numbers(data, begins[likely] + prefix.size, last[likely])
+        good &= found > 0
+        sequences[likely[good]] = found[good]
+        plain[likely[good]] = True
+    return plain
+
+
+# Consuming ---------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Deliveries:
+    """What ack subjects say of messages. All columns have shape (n,)."""
+
+    good: Flags
+    """Whether it is one; else the other columns are 0."""
+    attempts: Integers
+    """How often the message was sent, this time included."""
+    sequences: Integers
+    """In the stream, from 1."""
+    counts: Integers
+    """How many the consumer has sent, this one included."""
+    times: Integers
+    """When it was stored: nanoseconds since 1970."""
+    pending: Integers
+    """How many are behind it."""
+
+
+def deliveries(messages: Messages) -> Deliveries:
+    """Read the reply subjects of messages that a consumer has sent."""
+    data, begins, ends = messages.data, messages.replies, messages.reply_ends
+    first = int(begins.min(initial=len(data)))
+    last = int(ends.max(initial=first))
+    dots = np.flatnonzero(data[first:last] == _DOT)
+    dots += first
+    at = dots.searchsorted(begins)
+    tokens = dots.searchsorted(ends) - at + 1
+    good: Flags = (tokens == _ACK_TOKENS) | (tokens == _LONG_ACK_TOKENS)
+    good |= tokens == _LONG_ACK_TOKENS + 1
+    for row in _odd_beginnings(messages, good):
+        good[row] = False
+    padded = np.concatenate([dots, np.full(_LONG_ACK_TOKENS + 2, last)])
+    at = np.where(good, at, dots.size)
+    at += np.where(tokens > _ACK_TOKENS, 5, 3)
+    firsts: list[Integers] = []
+    lasts: list[Integers] = []
+    for token in range(5):
+        firsts.append(padded[np.minimum(at + token, padded.size - 1)] + 1)
+        lasts.append(padded[np.minimum(at + token + 1, padded.size - 1)])
+    lasts[-1] = np.where(tokens != _LONG_ACK_TOKENS + 1, ends, lasts[-1])
+    found, are_numbers = numbers(data, np.concatenate(firsts), np.concatenate(lasts))
+    good &= are_numbers.reshape(5, -1).all(axis=0)
+    columns: list[Integers] = list(found.reshape(5, -1))
+    if not good.all():
+        columns = [np.where(good, column, 0) for column in columns]
+    return Deliveries(good, *columns)
+
+
+def _odd_beginnings(messages: Messages, good: Flags) -> list[int]:
+    """The rows whose reply subject does not begin as an ack subject does."""
+    prefix = np.frombuffer(b"$JS.ACK.", np.uint8)
+    rows = np.flatnonzero(good)
+    if not rows.size:
+        return []
+    windows = np.lib.stride_tricks.sliding_window_view(messages.data, prefix.size)
+    odd = (windows[messages.replies[rows]] != prefix).any(axis=1)
+    found: list[int] = rows[odd].tolist()
+    return found
+
+
+def say(messages: Messages, word: bytes = ACK) -> bytes:
+    """Say the same about each of these messages, which have ack subjects. The order is not kept."""
+    data, begins = messages.data, messages.replies
+    lengths = messages.reply_ends - begins
+    tail = b" %d\r\n%b\r\n" % (len(word), word)
+    pieces: list[memoryview] = []
+    for length in np.unique(lengths).tolist():
+        windows = np.lib.stride_tricks.sliding_window_view(data, length)
+        columns: list[Column] = [b"PUB ", windows[begins[lengths == length]], tail]
+        pieces.append(table(len(columns[1]), columns))
+    return b"".join(pieces)
+
+
+def say_in_order(messages: Messages, word: bytes) -> bytes:
+    """The same, one after the other: what is to come again comes again in the order in which that
+    was said."""
+    raw, tail = messages.raw, b" %d\r\n%b\r\n" % (len(word), word)
+    pairs = zip(messages.replies.tolist(), messages.reply_ends.tolist(), strict=True)
+    return b"".join([part for a, b in pairs for part in (b"PUB ", raw[a:b], tail)])
+
+
+def nak(delay_seconds: float) -> bytes:
+    """What asks for a message again, after so long."""
+    return b'-NAK {"delay":%d}' % round(delay_seconds * 1e9) if delay_seconds > 0 else NAK
+
+
+def next_request(
+    *, batch: int, expires_seconds: float = 0.0, idle_seconds: float = 0.0, max_bytes: int = 0
+) -> bytes:
+    """What a consumer is asked for: up to so many messages, and bytes, for so long; with
+    `idle_seconds` it says so often that it is there. 0 for no wait, no bound."""
+    said: dict[str, Any] = {"batch": batch}
+    if expires_seconds:
+        said["expires"] = round(expires_seconds * 1e9)
+    else:
+        said["no_wait"] = True
+    if idle_seconds:
+        said["idle_heartbeat"] = round(idle_seconds * 1e9)
+    if max_bytes:
+        said["max_bytes"] = max_bytes
+    return msgspec.json.encode(said)

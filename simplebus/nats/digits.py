@@ -1,0 +1,71 @@
+"""Decimal numbers in text, many at a time.
+
+Rule 1: what is no number of 1 to 19 digits that an int64 holds is said to be none; nothing is
+raised, and nothing outside the given bytes and DIGITS_BEHIND before them is looked at.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simplebus.core.frames import Bytes, Flags, Integers, Words, unaligned
+
+DIGITS_BEHIND = 24
+"""Bytes that have to lie in front of every number, whatever they are."""
+DIGITS_MAX = 19
+
+_WORD: np.dtype[np.uint64] = np.dtype("<u8")
+_SIZE = _WORD.itemsize
+_EIGHT, _SIXTEEN, _THIRTY_TWO = np.uint64(8), np.uint64(16), np.uint64(32)
+_TEN, _HUNDRED, _MYRIAD = np.uint64(10), np.uint64(100), np.uint64(10_000)
+_PAIRS, _QUADS = np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0000FFFF0000FFFF)
+_ZEROS = np.uint64(0x3030303030303030)
+_HIGH_HALVES = np.uint64(0xF0F0F0F0F0F0F0F0)
+_SIXES = np.uint64(0x0606060606060606)
+# By how many digits a word ends with: these bytes.
+_LAST: Words = np.array([0] + [(1 << 64) - (1 << 8 * (_SIZE - n)) for n in range(1, 9)], np.uint64)
+_MAX = np.uint64((1 << 63) - 1)
+
+
+def value(digits: Words) -> Integers:
+    """The numbers that up to eight digits in a word make, the first in the lowest byte; the digits
+    as values, and in front of them zeros. Changes its argument."""
+    above = digits >> _EIGHT
+    digits *= _TEN
+    digits += above
+    digits &= _PAIRS
+    above = digits >> _SIXTEEN
+    digits *= _HUNDRED
+    digits += above
+    digits &= _QUADS
+    above = digits >> _THIRTY_TWO
+    digits *= _MYRIAD
+    digits += above
+    digits &= np.uint64(0xFFFFFFFF)
+    return digits.view(np.int64)
+
+
+def numbers(data: Bytes, begins: Integers, ends: Integers) -> tuple[Integers, Flags]:
+    """The numbers that stand in data[begins[i]:ends[i]], and which of them are any.
+
+    DIGITS_BEHIND bytes lie in front of each that is not empty. What stands for one that is none is
+    0.
+    """
+    lengths = ends - begins
+    good: Flags = (lengths >= 1) & (lengths <= DIGITS_MAX)
+    if not good.all():
+        lengths = np.where(good, lengths, 0)
+        ends = np.where(good, ends, DIGITS_BEHIND)
+    words = unaligned(data, _WORD)
+    total = np.zeros(lengths.size, np.uint64)
+    for at in range(0, int(lengths.max(initial=0)), _SIZE):
+        digits = words[ends - at - _SIZE]
+        digits ^= _ZEROS
+        digits &= _LAST.take(np.minimum(np.maximum(lengths - at, 0), _SIZE))
+        # Of a digit's value, and of that and six, the upper half is empty.
+        odd = (digits | (digits + _SIXES)) & _HIGH_HALVES
+        good &= odd == 0
+        # What exceeds a word is seen below: 19 digits do not.
+        total += value(digits).view(np.uint64) * np.uint64(10**at)
+    good &= total <= _MAX
+    return np.where(good, total, 0).view(np.int64), good

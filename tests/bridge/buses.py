@@ -1,0 +1,144 @@
+"""Buses in this process, and lanes between them, under a clock that jumps."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+from trio.testing import MockClock
+
+from simplebus.bridge.between import between
+from simplebus.bridge.far import FarTerms
+from simplebus.bridge.lane import Lane
+from simplebus.client.bus import Bus
+from simplebus.client.link import Place
+from simplebus.core.client.messages import Message
+from simplebus.memory import MemoryBus
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        with trio.fail_after(3600):
+            await main()
+
+    trio.run(bounded, clock=MockClock(autojump_threshold=0))
+
+
+def place(memory: MemoryBus) -> Place:
+    """Where its clients find it."""
+    return memory._exchange
+
+
+def clock(memory: MemoryBus) -> Callable[[], float]:
+    """The time by its clock."""
+    return lambda: trio.current_time() + memory._exchange._epoch
+
+
+def lane(near: MemoryBus, far: MemoryBus, name: str = "lane", **more: Any) -> Lane:
+    class_ = more.pop("class_", "orders")
+    start = more.pop("start", "earliest")
+    places = more.pop("near_place", place(near)), more.pop("far_place", place(far))
+    terms = FarTerms(name=name, channel=name, class_=more.pop("to", class_), **more)
+    return Lane(name, between(*places, terms, class_=class_, start=start, clock=clock(near)))
+
+
+@asynccontextmanager
+async def running(*lanes: Lane) -> AsyncIterator[None]:
+    async with trio.open_nursery() as nursery:
+        for each in lanes:
+            nursery.start_soon(each.run)
+        yield
+        nursery.cancel_scope.cancel()
+
+
+async def up(*lanes: Lane) -> None:
+    """Return when they have their ends, and the near ones keep what comes for them."""
+    while not all(each.statistics().is_up for each in lanes):  # noqa: ASYNC110
+        await trio.sleep(0.01)
+
+
+async def hold(*buses: Bus) -> None:
+    """Have these keep what comes for the durable of the test."""
+    for bus in buses:
+        async with bus.subscribe("orders", durable="test"):
+            pass
+
+
+async def read(bus: Bus, class_: int | str, count: int) -> list[Message[bytes]]:
+    """The next messages that a durable of the test gets."""
+    async with bus.subscribe(class_, durable="test") as messages:
+        got = []
+        while len(got) < count:
+            got += await messages.take(count - len(got))
+        return got
+
+
+async def payloads(bus: Bus, class_: int | str, count: int) -> list[bytes]:
+    return [message.payload for message in await read(bus, class_, count)]
+
+
+def numbered(first: int, last: int) -> list[bytes]:
+    return [b"%d" % n for n in range(first, last)]
+
+
+class Breaking:
+    """A way to a bus on which connections break, each after so many bytes in one direction."""
+
+    def __init__(self, memory: MemoryBus, chance: random.Random, most: int) -> None:
+        self._place, self._chance, self._most = place(memory), chance, most
+        self.is_sound = False
+        self.opened = 0
+
+    async def open(self) -> Any:
+        link = await self._place.open()
+        self.opened += 1
+        if self.is_sound:
+            return link
+        return _BreakingLink(link, self._chance.randrange(self._most), self._chance.random() < 0.5)
+
+    def __str__(self) -> str:
+        return "a bad line"
+
+
+class _BreakingLink:
+    def __init__(self, link: Any, left: int, breaks_sending: bool) -> None:
+        self._link, self._left, self._breaks_sending = link, left, breaks_sending
+        self._is_broken = False
+
+    def send(self, data: memoryview) -> int:
+        if self._breaks_sending:
+            data = data[: self._left]
+            self._left -= len(data)
+            if not self._left:
+                if data:
+                    self._link.send(data)
+                self._break()
+        if self._is_broken:
+            raise OSError("broken")
+        return int(self._link.send(data))
+
+    async def wait_sendable(self) -> None:
+        await self._link.wait_sendable()
+
+    async def receive_into(self, space: memoryview) -> int:
+        count = int(await self._link.receive_into(space))
+        if not self._breaks_sending:
+            self._left -= count
+            if self._left < 0:
+                self._break()
+        if self._is_broken:
+            raise OSError("broken")
+        return count
+
+    def _break(self) -> None:
+        self._is_broken = True
+        self._link.close()
+
+    def end(self) -> None:
+        self._link.end()
+
+    def close(self) -> None:
+        self._link.close()

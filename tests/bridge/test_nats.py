@@ -1,0 +1,322 @@
+"""Lanes between a bus and a real nats-server, with JetStream and without."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+from engine.nats_servers import NatsServer, nats_server
+
+import simplebus
+from simplebus.bridge.far_nats import KEY
+from simplebus.bridge.lane import Lane
+from simplebus.bridge.nats_wire import NatsWire, nats_wired
+from simplebus.bridge.origin import PATH
+from simplebus.bridge.running import lanes, run
+from simplebus.bridge.settings import Bridge, Copied
+from simplebus.core.requests import SubscribeRequest
+from simplebus.nats.client import writing
+from simplebus.testing.server import BusServer, bus_server
+
+from .buses import numbered, payloads
+
+PATIENCE_SECONDS = 20.0
+NAMES = iter(range(1000))
+
+
+@pytest.fixture(scope="module")
+def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    with nats_server(tmp_path_factory.mktemp("nats")) as server:
+        yield server
+
+
+@pytest.fixture
+def server() -> Iterator[BusServer]:
+    with bus_server() as running:
+        yield running
+
+
+def lane(near: str, far: str, class_: str, **more: Any) -> Lane:
+    options = {"start": more.pop("start", "earliest"), **more}
+    bridge = Bridge(f"b{next(NAMES)}", near, far, (Copied(class_, **options),))
+    (made,) = lanes([bridge])
+    return made
+
+
+@asynccontextmanager
+async def copying(lane: Lane) -> AsyncIterator[None]:
+    with trio.fail_after(PATIENCE_SECONDS):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run, [lane])
+            yield
+            nursery.cancel_scope.cancel()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - what is looked at has no event.
+        await trio.sleep(0.01)
+
+
+async def stream(wire: NatsWire, name: str, subject: str) -> None:
+    config = {"name": name, "subjects": [subject]}
+    await wire.link.ask(f"STREAM.CREATE.{name}", config)
+
+
+async def stored(wire: NatsWire, name: str) -> int:
+    return int((await wire.link.ask(f"STREAM.INFO.{name}"))["state"]["messages"])
+
+
+def wired(nats: NatsServer) -> Any:
+    return nats_wired(nats.url, "test", {})
+
+
+async def heard(wire: NatsWire, count: int) -> list[tuple[bytes, bytes, bytes]]:
+    """Subject, headers and payload of what has come."""
+    while sum(each.count for each in wire.messages) < count:
+        await wire.changed()
+    return [
+        (each.subject(row), each.headers(row), each.payload(row))
+        for each in wire.messages
+        for row in range(each.count)
+    ]
+
+
+async def test_a_class_is_heard_by_nats_clients(server: BusServer, nats: NatsServer) -> None:
+    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+        for subject in "class.tills", "eu.>":
+            wire.core.subscribe(subject)
+        await wire.echoed()
+        await bus.publish_many([b"%03d" % n for n in range(100)], class_id="tills")
+        more: Any = {"channel": "orders.eu", "key": b"k", "headers": {"h": "1"}}
+        await bus.publish(b"one", class_id="tills", **more)
+        await bus.publish(b"gone", class_id="tills", expires=0.001)
+        await trio.sleep(0.01)
+        copied = lane(server.address, nats.url, "tills", rewrite=(("orders.*", "*.orders"),))
+        async with copying(copied):
+            got = await heard(wire, 101)
+            await until(lambda: copied.statistics().copied == 101)
+        path = f"{PATH}: {bus.wire.core.bus_id}\r\n".encode()
+        assert got[:100] == [
+            (b"class.tills", b"NATS/1.0\r\n" + path + b"\r\n", b"%03d" % n) for n in range(100)
+        ]
+        headers = b"NATS/1.0\r\nh: 1\r\n" + path + f"{KEY}: k\r\n\r\n".encode()
+        assert got[100:] == [(b"eu.orders", headers, b"one")]
+
+
+async def test_what_jetstream_has_it_has_once(server: BusServer, nats: NatsServer) -> None:
+    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+        await stream(wire, "TILLS", "once.>")
+        copied = Copied("once", stream="TILLS", rewrite=(("#", "once.x.#"),), start="earliest")
+        bridge = Bridge("once", server.address, nats.url, (copied,))
+        async with bus.subscribe("once", durable="holds them"):
+            await bus.publish_many(numbered(0, 200), class_id="once")
+        await bus.publish(b"one", class_id="once", key=b"k")
+        for life in range(2):
+            (made,) = lanes([bridge])
+            async with copying(made):
+                await until(lambda made=made: made.statistics().at == 201)
+            found = made.statistics()
+            assert (found.copied, found.left) == ((0, {"known_there": 201}) if life else (201, {}))
+            assert await stored(wire, "TILLS") == 201
+            # A bridge that is killed before it can say how far it is says it all again.
+            core = bus.wire.core
+            back = SubscribeRequest(durable=made.name, start="earliest", seek=True)
+            inbox = core.subscribe(await bus.class_of("once"), back)
+            await bus.wire.answered(inbox.request)
+            await bus.wire.answered(core.unsubscribe(inbox, processed=False))
+
+
+async def test_a_servers_own_headers_and_subjects_are_not_for_messages(
+    server: BusServer, nats: NatsServer
+) -> None:
+    """They would have it drop messages, or delete streams, in the bridge's name."""
+    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+        await stream(wire, "OWN", "own.>")
+        await stream(wire, "VICTIM", "victim.>")
+        for header in "Nats-Msg-Id", "nats-msg-id", "Nats-Expected-Last-Sequence", "NATS-TTL":
+            for _ in range(2):
+                await bus.publish(b"", class_id="own", headers={header: "7", "h": "1"})
+        copied = lane(server.address, nats.url, "own", stream="OWN", rewrite=(("#", "own.x.#"),))
+        async with copying(copied):
+            await until(lambda: copied.statistics().at == 8)
+        assert (copied.statistics().copied, await stored(wire, "OWN")) == (8, 8)
+
+        inbox = "_INBOX.somebody"
+        wire.core.subscribe(inbox)
+        wire.core.subscribe("$SAID.>")
+        await wire.echoed()
+        await bus.publish(b"", class_id="free", channel="$JS.API.STREAM.DELETE.VICTIM")
+        await bus.publish(b"x", class_id="free", channel=inbox)
+        await bus.publish(b"said", class_id="free", channel="said.so")
+        await bus.publish(b"", class_id="free", channel="x.$JS.API.STREAM.DELETE.VICTIM")
+        rules = (("said.*", "$SAID.*"), ("x.#", "#"))
+        copied = lane(server.address, nats.url, "free", rewrite=rules)
+        async with copying(copied):
+            await until(lambda: copied.statistics().at == 4)
+        assert [(subject, body) for subject, _, body in await heard(wire, 1)] == [
+            (b"$SAID.so", b"said")
+        ]
+        assert await stored(wire, "VICTIM") == 0
+        found = copied.statistics()
+        assert (found.copied, found.left, found.refused) == (1, {"refused": 3}, 3)
+        letters = await payloads(bus, "dead.free", 3)
+        assert letters == [b"", b"x", b""]
+
+
+async def test_what_goes_from_stream_to_stream_arrives(server: BusServer, nats: NatsServer) -> None:
+    async with wired(nats) as wire:
+        await stream(wire, "FIRST", "first.>")
+        await stream(wire, "SECOND", "second.>")
+        for number in range(20):
+            wire.core.publish("first.a", b"%d" % number)
+        await wire.echoed()
+        ways = [
+            lane(nats.url, server.address, "chain", stream="FIRST"),
+            lane(
+                server.address,
+                nats.url,
+                "chain",
+                stream="SECOND",
+                rewrite=(("first.#", "second.#"),),
+            ),
+        ]
+        async with copying(ways[0]), copying(ways[1]):
+            await until(lambda: ways[1].statistics().at == 20)
+        assert (ways[1].statistics().copied, await stored(wire, "SECOND")) == (20, 20)
+
+
+async def test_a_consumer_that_is_deleted_is_made_again(
+    server: BusServer, nats: NatsServer
+) -> None:
+    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+        await stream(wire, "ENDS", "ends.>")
+        copied = lane(nats.url, server.address, "ends", stream="ENDS", start="new")
+        async with copying(copied):
+            await until(lambda: copied.statistics().is_up)
+            for turn in range(3):
+                for number in range(10 * turn, 10 * turn + 10):
+                    wire.core.publish("ends.a", b"%d" % number)
+                await wire.echoed()
+                await until(lambda turn=turn: copied.statistics().copied == 10 * turn + 10)
+                (name,) = (await wire.link.ask("CONSUMER.NAMES.ENDS"))["consumers"]
+                await wire.link.ask(f"CONSUMER.DELETE.ENDS.{name}")
+                # It is published while nobody is there to see it.
+            await until(lambda: copied.statistics().losses == 3)
+            assert await payloads(bus, "ends", 30) == numbered(0, 30)
+
+
+async def test_a_wildcard_does_not_mean_answers_to_others(
+    server: BusServer, nats: NatsServer
+) -> None:
+    """A lane back to the same server would copy its own echoes for ever."""
+    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+        ways = [
+            lane(nats.url, server.address, "wide"),
+            lane(server.address, nats.url, "wide", rewrite=(("x", "$OWN"),)),
+        ]
+        async with bus.subscribe("wide", durable="test"):
+            pass
+        meant = lane(nats.url, server.address, "meant", channels=("_INBOX.meant.*",))
+        async with copying(ways[0]), copying(ways[1]), copying(meant):
+            await until(lambda: all(each.statistics().is_up for each in (*ways, meant)))
+            for subject in "one", "_INBOX.x.1", "$x", "_INBOX.meant.1", "_two", "three":
+                wire.core.publish(subject, subject.encode())
+            await wire.echoed()
+            assert await payloads(bus, "wide", 3) == [b"one", b"_two", b"three"]
+            assert await payloads(bus, "meant", 1) == [b"_INBOX.meant.1"]
+            await until(lambda: ways[1].statistics().at == 3)
+            await bus.publish(b"last", class_id="wide", channel="x")
+            await until(lambda: ways[1].statistics().at == 4)
+            await wire.echoed()
+            assert await payloads(bus, "wide", 1) == [b"last"]
+            assert ways[0].statistics().copied == 3
+
+
+async def test_a_stream_that_is_full_is_waited_for(
+    server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("simplebus.bridge.lane._LATER_SECONDS", 0.02)
+    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+        config = {"name": "FULL", "subjects": ["class.full"], "max_msgs": 10, "discard": "new"}
+        await wire.link.ask("STREAM.CREATE.FULL", config)
+        await bus.publish_many(numbered(0, 25), class_id="full")
+        copied = lane(server.address, nats.url, "full", stream="FULL")
+        async with copying(copied):
+            for count in 10, 20:
+                await until(lambda count=count: copied.statistics().copied == count)
+                await wire.link.ask("STREAM.PURGE.FULL")
+            await until(lambda: copied.statistics().at == 25)
+        found = copied.statistics()
+        assert (found.copied, found.refused, await stored(wire, "FULL")) == (25, 0, 5)
+
+
+async def test_a_stream_that_is_not_there_is_waited_for(
+    server: BusServer, nats: NatsServer
+) -> None:
+    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+        await bus.publish(b"1", class_id="late")
+        copied = lane(server.address, nats.url, "late", stream="LATE")
+        async with copying(copied):
+            await until(lambda: "no stream 'LATE'" in copied.statistics().problem)
+            await stream(wire, "LATE", "class.late")
+            await until(lambda: copied.statistics().copied == 1)
+        assert await stored(wire, "LATE") == 1
+
+
+async def test_what_nats_publishes_comes_into_a_class(server: BusServer, nats: NatsServer) -> None:
+    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+        copied = lane(nats.url, server.address, "heard", channels=("in.>",))
+        async with copying(copied):
+            await until(lambda: copied.statistics().is_up)
+            for number in range(100):
+                wire.core.publish("in.a", b"%d" % number)
+            headers = writing.block((b"h", b"1"), (KEY.encode(), b"k"))
+            wire.core.publish("in.b", b"<\r\n>", headers=headers)
+            wire.link.flush()
+            async with bus.subscribe("heard") as messages:
+                got = [await messages.get(PATIENCE_SECONDS) for _ in range(101)]
+        assert [m.payload for m in got[:100]] == numbered(0, 100)
+        assert got[0].channel == "in.a"
+        assert (got[100].channel, got[100].payload, got[100].key) == ("in.b", b"<\r\n>", b"k")
+        assert wire.core.info is not None
+        here = f"nats.{wire.core.info.server_id[:16]}"
+        assert got[100].headers == (("h", "1"), (PATH, here))
+
+
+async def test_another_nats_server_is_no_circle(server: BusServer, nats: NatsServer) -> None:
+    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+        assert wire.core.info is not None
+        here = f"nats.{wire.core.info.server_id[:16]}"
+        copied = lane(nats.url, server.address, "circle", channels=("circle",))
+        async with copying(copied):
+            await until(lambda: copied.statistics().is_up)
+            for path in "nats.ANOTHER a", f"{here} a":
+                headers = writing.block((PATH.encode(), path.encode()))
+                wire.core.publish("circle", path.encode(), headers=headers)
+            wire.core.publish("circle", b"last")
+            await wire.echoed()
+            assert await payloads(bus, "circle", 2) == [b"nats.ANOTHER a", b"last"]
+        assert copied.statistics().left == {"looped": 1}
+
+
+async def test_a_stream_comes_over_once(server: BusServer, nats: NatsServer) -> None:
+    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+        await stream(wire, "WORDS", "words.*")
+        for number in range(300):
+            wire.core.publish(f"words.{number % 3}", b"%d" % number)
+        await wire.echoed()
+        bridge = Bridge("words", nats.url, server.address, (Copied("words", stream="WORDS"),))
+        for first, last in ((0, 300), (300, 310)):
+            (copied,) = lanes([bridge])
+            for number in range(max(300, first), last):
+                wire.core.publish("words.0", b"%d" % number)
+            wire.link.flush()
+            async with copying(copied):
+                assert await payloads(bus, "words", last - first) == numbered(first, last)
+                await until(lambda made=copied, end=last: made.statistics().at > end)
+        where = "CONSUMER.INFO.WORDS.bridge-words-there-words"
+        state = await wire.link.ask(where)
+        assert state["ack_floor"]["stream_seq"] == 310

@@ -1,0 +1,199 @@
+"""Servers and bridges as a user has them: real processes, killed and started again under load."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import tomllib
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+from programs import ROOT, environment, program
+from typer.testing import CliRunner
+
+import simplebus
+from simplebus import Bus
+from simplebus.bridge.running import lanes
+from simplebus.bridge.serving import serve_with_bridges
+from simplebus.bridge.settings import Bridge, Copied
+from simplebus.bridge_config import made as read_bridges
+from simplebus.cli import app
+from simplebus.core.settings import Settings
+from simplebus.server.serve import ServeOptions, serve
+from simplebus.testing.server import bus_server
+
+COUNT = 2000
+PATIENCE_SECONDS = 120.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Killed:
+    """A program that is killed, and started again as it was."""
+
+    def __init__(self, *words: str) -> None:
+        self._words = words
+        self.again()
+
+    def again(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "simplebus", *self._words],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=ROOT,
+            env=environment(),
+        )
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+async def listening(address: str) -> None:
+    """Return when somebody listens there."""
+    host, _, port = address.partition(":")
+    while True:
+        try:
+            await (await trio.open_tcp_stream(host, int(port))).aclose()
+        except OSError:
+            await trio.sleep(0.05)
+        else:
+            return
+
+
+async def publish(near: str, done: trio.Event) -> None:
+    """All of them, each confirmed, whatever happens to the bus."""
+    await listening(near)
+    async with simplebus.connect(near, name="till", reconnect=PATIENCE_SECONDS) as bus:
+        for first in range(0, COUNT, 20):
+            await bus.publish_many([b"%d" % n for n in range(first, first + 20)], class_id="a")
+            await trio.sleep(0.01)
+    done.set()
+
+
+async def take(bus: Bus, got: list[int]) -> None:
+    """What comes at the far end for the first time, until it is all."""
+    async with bus.subscribe("a", durable="test", start="earliest") as messages:
+        while len(got) < COUNT:
+            got += [int(each.payload) for each in await messages.take(1000)]
+
+
+async def test_whoever_is_killed_each_message_comes_once_and_in_order(tmp_path: Path) -> None:
+    ports = [free_port(), free_port()]
+    near, far = (f"127.0.0.1:{port}" for port in ports)
+    programs = [
+        Killed("serve", "--port", str(port), "--no-nats", "--data-dir", str(tmp_path / str(port)))
+        for port in ports
+    ]
+    programs.append(Killed("bridge", "--from", near, "--to", far, "--name", "b", "a"))
+    done = trio.Event()
+    got: list[int] = []
+    try:
+        with trio.move_on_after(PATIENCE_SECONDS):  # What is missing then is shown below.
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(publish, near, done)
+                for victim in (2, 1, 0):
+                    await listening(near)
+                    await listening(far)
+                    await trio.sleep(0.5)
+                    programs[victim].kill()
+                    await trio.sleep(0.1)
+                    programs[victim].again()
+                await done.wait()
+            await listening(far)
+            async with simplebus.connect(far) as bus:
+                await take(bus, got)
+        assert got == list(range(COUNT))
+    finally:
+        for each in programs:
+            each.kill()
+
+
+async def test_a_bridge_ends_cleanly_and_says_what_it_did() -> None:
+    with bus_server() as near, bus_server() as far, trio.fail_after(PATIENCE_SECONDS):
+        async with simplebus.connect(near.address) as here, simplebus.connect(far.address) as there:
+            await here.publish(b"hello", class_id=1)
+            with program("bridge", "--from", near.address, "--to", far.address, "1") as bridge:
+                async with there.subscribe(1) as messages:
+                    assert (await messages.get()).payload == b"hello"
+                bridge.signal(signal.SIGTERM)
+                status, _, log = await trio.to_thread.run_sync(bridge.end)
+    assert status == 0
+    assert "bridge bridge there 1: goes on at 0" in log
+
+
+async def test_a_server_brings_its_bridges() -> None:
+    bridges = [Bridge("out", "", "", (Copied("orders", to="copies"),))]
+    options = ServeOptions(hosts=("127.0.0.1",), port=0)
+    said: list[str] = []
+    run = partial(serve, Settings(), options, announce=said.append)
+    with trio.fail_after(PATIENCE_SECONDS):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve_with_bridges, run, bridges)
+            while not said:  # noqa: ASYNC110 - it has no event.
+                await trio.sleep(0.01)
+            async with simplebus.connect(said[0].split("tcp=")[1]) as bus:
+                await bus.publish(b"hello", class_id="orders")
+                async with bus.subscribe("copies") as messages:
+                    assert (await messages.get()).payload == b"hello"
+            nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--from", "a", "--to", "a", "1"], "a is copied to itself"),
+        (["--from", "a", "1"], "expected --from and --to"),
+        (["--from", "a", "--to", "b"], "one class at least"),
+        (["--from", "a", "--to", "b", "70000"], "a class id is from 0"),
+        (["--from", "a", "--to", "b", "--rewrite", "x=y.*", "1"], "1 times '*'"),
+        (["--from", "a", "--to", "b", "--name", "a b", "1"], "letters, digits"),
+        (["nothing.toml"], "nothing.toml cannot be read"),
+    ],
+)
+def test_what_makes_no_sense_is_one_sentence(words: list[str], problem: str) -> None:
+    result = CliRunner().invoke(app, ["bridge", *words])
+    assert result.exit_code == 2
+    assert problem in result.output
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('form = "a"', "'form' is unknown; did you mean 'from'?"),
+        ('from = "a"', "'to' is missing"),
+        ('from = "a"\nto = "b"', "copies one class at least"),
+        ('from = "a/b"\nto = "b"', "bridges[0].from: 'a/b' is no address"),
+        ('from = "a"\nto = "b"\nclasses = ["x"]\nhops = 0', "hops is from 1"),
+        ('from = "a"\nto = "b"\n[[bridges.copy]]\nclass = 7\nchannels = ["a..b"]', "is empty"),
+        ('from = "nats://a"\nto = "b"\nboth = true\nclasses = ["x"]', "another bridge"),
+    ],
+)
+def test_a_file_that_makes_no_sense_says_where(text: str, problem: str, tmp_path: Path) -> None:
+    file = tmp_path / "bridges.toml"
+    file.write_text(f'[[bridges]]\nname = "x"\n{text}\n')
+    result = CliRunner().invoke(app, ["bridge", str(file)])
+    assert result.exit_code == 2
+    assert problem in result.output
+    assert str(file) in result.output
+
+
+def test_the_example_of_the_readme_is_one(tmp_path: Path) -> None:
+    readme = (ROOT / "README.md").read_text()
+    blocks = [block.partition("```")[0] for block in readme.split("```toml\n")[1:]]
+    (text,) = [block for block in blocks if "[[bridges]]" in block]
+    made, has_secrets = read_bridges(tomllib.loads(text)["bridges"], is_served=False)
+    assert [each.name for each in lanes(made)] == [
+        "bridge hq there stock",
+        "bridge hq there orders",
+        "bridge cloud there orders-eu",
+    ]
+    assert not has_secrets

@@ -1,0 +1,93 @@
+"""Which numbers at the far bus are which sequences here."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.bridge.progress import Batch, Numbering, Record, RecordError, ranges
+from simplebus.core.limits import MESSAGE_ID_MASK
+
+IDS = MESSAGE_ID_MASK + 1
+
+
+def told(record: Record, number: int) -> list[int | None]:
+    """What the numbers from this one on are: sequences, or None for a record."""
+    found: list[int | None] = []
+    for first, parts in record.owed(number):
+        assert first == (number + len(found)) % IDS
+        found += [n for begin, end in parts for n in range(begin, end)] if parts else [None]
+    return found
+
+
+@given(
+    st.integers(0, IDS - 1),
+    st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=6), min_size=1, max_size=4),
+    st.data(),
+)
+def test_what_is_owed_is_what_was_announced(
+    start: int, steps: list[list[int]], data: st.DataObject
+) -> None:
+    """Also where numbers wrap, and with sequences that are left out."""
+    numbering, row, at = Numbering("here", start), list[int | None](), 0
+    record = None
+    for gaps in steps:
+        sequences = at + np.cumsum(gaps)
+        at = int(sequences[-1]) + 1
+        before = len(row)
+        record, batch = numbering.record(sequences, at)
+        assert record.number == (start + before) % IDS
+        numbering.sent(batch)
+        row += [None, *sequences.tolist()]
+    assert record is not None
+    again = Record.decode(record.encode())
+    assert again == record
+    first = (record.first - start) % IDS
+    missing = data.draw(st.integers(first, len(row)))
+    assert told(again, (start + missing) % IDS) == row[missing:]
+    assert again.next == at
+
+
+def test_an_announcement_may_be_taken_back() -> None:
+    numbering = Numbering("here", 7)
+    _, first = numbering.record(np.arange(3), 3)
+    numbering.sent(first)
+    numbering.record(np.arange(3, 5), 5)
+    record, _ = numbering.record(np.array([1]), 3)
+    assert record.number == 12
+    # What was announced and not sent used up one number: that of its record.
+    assert told(record, 10) == [2, None, None, 1]
+
+
+def test_a_place_in_a_batch_has_a_sequence() -> None:
+    batch = Batch(0, ranges(np.array([1, 2, 5, 7, 8])), 9)
+    assert [batch.sequence(index) for index in range(batch.count)] == [1, 2, 5, 7, 8]
+
+
+@pytest.mark.parametrize("payload", [b"", b"{}", b"[1]", b'{"source":"a","number":1,"batches":[]}'])
+def test_what_is_no_record_says_so(payload: bytes) -> None:
+    with pytest.raises(RecordError, match="is no record of a bridge"):
+        Record.decode(payload)
+
+
+@pytest.mark.parametrize(
+    ("number", "batches", "problem"),
+    [
+        (5, [(6, [(0, 1 << 40)], 1 << 40)], "messages, expected 262144 at most"),
+        (5, [(100_000_000, [(0, 10)], 10)], "has 100000000"),
+        (0, [(1, [(-5, 1)], 7)], "do not ascend"),
+        (0, [(1, [(0, 5)], 3)], "do not ascend to 3"),
+        (0, [(1, [(3, 5), (4, 6)], 9)], "do not ascend"),
+        (0, [(1, [(3, 3)], 9)], "range of nothing"),
+        (9, [(900_000_000, [(0, 2)], 2), (10, [(2, 3)], 3)], "the batch before it"),
+        (0, [(1, [], 0)] * 3, "3 batches"),
+    ],
+)
+def test_what_no_lane_would_write_is_no_record(
+    number: int, batches: list[tuple[int, list[tuple[int, int]], int]], problem: str
+) -> None:
+    forged = Record("here", number, [Batch(*each) for each in batches])
+    with pytest.raises(RecordError, match=problem):
+        Record.decode(forged.encode())

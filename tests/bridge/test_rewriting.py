@@ -1,0 +1,208 @@
+"""What becomes of messages on their way, one by one and many at once."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from simplebus.bridge.channels import Renaming
+from simplebus.bridge.origin import PATH
+from simplebus.bridge.rewriting import Copies, Left, Piece, Rewriter
+from simplebus.core import envelope as envelopes
+from simplebus.core import frames
+from simplebus.core.envelope import Envelope
+from simplebus.core.frames import DELIMITER
+
+
+def message(payload: bytes, number: int = 0) -> bytes:
+    return frames.encode(frames.MESSAGE, class_id=1, message_id=number, content=payload)
+
+
+def enveloped(envelope: Envelope, payload: bytes) -> bytes:
+    return frames.encode(frames.ENVELOPE, class_id=1, content=envelopes.encode(envelope, payload))
+
+
+def piece_of(those: list[bytes], ages: list[float] | None = None, first: int = 0) -> Piece:
+    bounds = np.cumsum([0, *map(len, those)]).astype(np.int64)
+    sequences = np.arange(first, first + len(those), dtype=np.int64)
+    return Piece(b"".join(those), bounds, sequences, 0.0 if ages is None else np.array(ages))
+
+
+def read(copies: Copies) -> list[tuple[int, Envelope, bytes]]:
+    """What a bus there would make of it: class, envelope, payload."""
+    found = []
+    for raw, bounds in copies.frames():
+        assert bytes(raw).startswith(DELIMITER)
+        for begin, end in pairwise(bounds.tolist()):
+            frame = bytes(raw)[4 + begin : 4 + end]
+            kind, class_id, _, _ = frames.HEADER.unpack_from(frame)
+            assert kind == frames.ENVELOPE
+            assert frame.endswith(DELIMITER)
+            assert DELIMITER not in frame[9:-4]
+            found.append((class_id, *envelopes.decode(frame[9:-4])))
+        assert len(raw) == 4 + bounds[-1]
+    return found
+
+
+def rewriter(**more: object) -> Rewriter:
+    return Rewriter(**{"class_id": 7, "here": "a", "there": "b", **more})  # type: ignore[arg-type]
+
+
+def copied(those: list[bytes], *, ages: list[float] | None = None, **more: object) -> Copies:
+    copies = Copies()
+    rewriter(**more).many(piece_of(those, ages), copies)
+    return copies
+
+
+def test_a_message_says_where_it_came_from() -> None:
+    for count in (1, 100):
+        copies = copied([message(b"%03d" % n, n) for n in range(count)])
+        assert read(copies) == [
+            (7, Envelope(headers=((PATH, "a"),)), b"%03d" % n) for n in range(count)
+        ]
+        assert copies.numbers().tolist() == list(range(count))
+
+
+def test_what_it_carried_it_still_carries() -> None:
+    was = Envelope("x.y", b"key", (("h", "1"), (PATH, "z"), ("h", "2")), 12345)
+    for count in (1, 100):
+        copies = copied([enveloped(was, b"%03d" % n) for n in range(count)])
+        now = was._replace(headers=(("h", "1"), ("h", "2"), (PATH, "z a")))
+        assert read(copies) == [(7, now, b"%03d" % n) for n in range(count)]
+
+
+def test_times_and_keys_are_each_ones_own() -> None:
+    those = [Envelope("c", b"%02d" % n, (("h", "1"),), 10**15 + n) for n in range(60)]
+    for sizes in (1, 7):
+        raw = [enveloped(each, bytes(n % sizes)) for n, each in enumerate(those)]
+        headers = (("h", "1"), (PATH, "a"))
+        assert read(copied(raw)) == [
+            (7, each._replace(headers=headers), bytes(n % sizes)) for n, each in enumerate(those)
+        ]
+
+
+def test_what_has_been_there_stays() -> None:
+    been = enveloped(Envelope(headers=((PATH, "b c"),)), b"1")
+    copies = copied([been] * 100 + [message(b"2")])
+    assert (copies.left, len(read(copies))) == ({Left.LOOPED: 100}, 1)
+    here = enveloped(Envelope(headers=((PATH, "a c"),)), b"1")
+    assert copied([here]).left == {Left.LOOPED: 1}
+    one_step = enveloped(Envelope(headers=((PATH, "z"),)), b"1")
+    assert copied([one_step, message(b"2")], hops=1).left == {Left.LOOPED: 1}
+    far = enveloped(Envelope(headers=((PATH, " ".join(map(str, range(16)))),)), b"1")
+    assert copied([far] * 20).left == {Left.LOOPED: 20}
+
+
+def test_only_some_channels_are_copied_and_renamed() -> None:
+    those = [
+        enveloped(Envelope("orders.eu.paid"), b"1"),
+        enveloped(Envelope("orders.us.paid"), b"2"),
+        message(b"3"),
+    ]
+    copies = copied(
+        those,
+        channels=("orders.eu.#",),
+        renaming=Renaming([("orders.*.#", "*.orders.#")]),
+    )
+    assert [(e.channel, p) for _, e, p in read(copies)] == [("eu.orders.paid", b"1")]
+    assert copies.left == {Left.OTHER: 2}
+    assert copies.numbers().tolist() == [0]
+
+
+def test_what_has_passed_of_its_time_is_taken_off() -> None:
+    timed = enveloped(Envelope(expires_ms=5000, not_before_ms=3000), b"1")
+    copies = copied([timed] * 3, ages=[1.0, 4.0, 5.0])
+    assert [(e.expires_ms, e.not_before_ms) for _, e, _ in read(copies)] == [
+        (4000, 2000),
+        (1000, 0),
+    ]
+    assert copies.left == {Left.EXPIRED: 1}
+
+
+def test_what_could_never_be_taken_there_says_why() -> None:
+    copies = copied([message(bytes(100)), message(b"x")] * 20, frame_bytes_max=100)
+    assert copies.left == {Left.REFUSED: 20}
+    assert copies.numbers().tolist() == list(range(1, 40, 2))
+    assert copies.refused[0] == (0, "its frame would have 132 bytes; 100 are accepted there")
+
+
+ENVELOPES = st.builds(
+    Envelope,
+    st.sampled_from(["", "a", "a.b", "é.\N{SNOWMAN}"]),
+    st.sampled_from([b"", b"<", b"k1", b"<\r", b"\r\n>", b"<\r\n>"]),
+    st.sampled_from(
+        [(), ((PATH, "z"),), ((PATH, "b"),), (("h", "<\r\n"),), (("h", ""), (PATH, "z y"))]
+    ),
+    st.sampled_from([None, 5, 0x3C0D0A3E, 0x3C0D0A]),
+    st.sampled_from([None, None, 0, 1500]),
+    st.sampled_from([None, None, 700]),
+)
+PAYLOADS = st.sampled_from([b"", b"x", b"y", b"<", b"\n>", b"<\r\n", b"\r\n>", b"longer"])
+FRAMES = st.one_of(
+    st.builds(message, st.sampled_from([b"", b"x", b"<\r\n", b"<", b"\n>", b"longer"])),
+    st.builds(enveloped, ENVELOPES, PAYLOADS),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(FRAMES, min_size=1, max_size=4),
+    st.lists(st.integers(0, 3), min_size=1, max_size=60),
+    st.sampled_from([(), ("a.#",), ("#",)]),
+    st.sampled_from([[], [("#", "site.#")]]),
+    st.sampled_from([40, 1 << 20]),
+)
+def test_many_are_what_each_of_them_is(
+    kinds: list[bytes],
+    order: list[int],
+    channels: tuple[str, ...],
+    rules: list[tuple[str, str]],
+    most: int,
+) -> None:
+    those = [kinds[which % len(kinds)] for which in order]
+    those = [each for each in those if each[0] == those[0][0]]
+    ages = [0.1 * index for index in range(len(those))]
+    here = rewriter(channels=channels, renaming=Renaming(rules), frame_bytes_max=most)
+    copies, one_by_one = Copies(), Copies()
+    here.many(piece_of(those, ages), copies)
+    here._each(piece_of(those, ages), one_by_one)
+    assert read(copies) == read(one_by_one)
+    assert b"".join(copies.raws) == b"".join(one_by_one.raws)
+    assert copies.numbers().tolist() == one_by_one.numbers().tolist()
+    assert (copies.left, copies.refused) == (one_by_one.left, one_by_one.refused)
+
+
+@pytest.mark.parametrize(
+    ("rule", "problem"),
+    [
+        (("a.*", "b.*.*"), "2 times"),
+        (("a.*", "b.#"), "neither"),
+        (("a.#", "#.b"), "stands last"),
+        (("a.#", "a..b"), "empty segment"),
+        (("a..b", "b"), "is empty"),
+    ],
+)
+def test_a_rule_that_makes_no_sense_is_refused(rule: tuple[str, str], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        Renaming([rule])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "template", "channel", "expected"),
+    [
+        ("#", "site.#", "", "site"),
+        ("#", "site.#", "a.b", "site.a.b"),
+        ("site.#", "#", "site.a", "a"),
+        ("site.#", "#", "site", ""),
+        ("*.x.*", "*.y", "a.x.b", "a.y"),
+        ("a.>", "b.#", "a.c.d", "b.c.d"),
+        ("a.>", "b.#", "a", "a"),
+        ("a.*", "", "a.b", ""),
+    ],
+)
+def test_channels_are_renamed(pattern: str, template: str, channel: str, expected: str) -> None:
+    assert Renaming([(pattern, template)]).name(channel) == expected

@@ -1,0 +1,171 @@
+"""What a member of a group by key was sent, against a plain dict of it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from simplebus.core.key_sent import Sent
+
+MOST = 2_000
+"""So many messages: some ranges are looked for one by one, and some are not."""
+
+
+class Model:
+    """The same, message by message."""
+
+    def __init__(self) -> None:
+        self.attempts_of: dict[int, int] = {}
+        self.due: dict[int, int] = {}
+        self.sent = Sent(self.attempts_of)
+
+    def put(self, sequences: list[int], attempts: int, due: int) -> None:
+        self.attempts_of.update(dict.fromkeys(sequences, attempts))
+        self.due.update(dict.fromkeys(sequences, due))
+        self.sent.put(sequences, [s % 7 for s in sequences], attempts=attempts, due=due)
+
+    def of(self, first: int, last: int, attempt: int) -> list[int]:
+        return [
+            s for s in sorted(self.due) if first <= s < last and attempt in (0, self.attempts_of[s])
+        ]
+
+    def lost(self, gone: list[int]) -> tuple[list[int], int]:
+        for sequence in gone:
+            del self.due[sequence]
+        return gone, sum(s % 7 for s in gone)
+
+    def check(self) -> None:
+        self.sent.check()
+        assert {s: due for s, (due, _) in self.sent.held.items()} == self.due
+
+
+@pytest.mark.parametrize("grows", [5, 0])
+@pytest.mark.parametrize("seed", range(3))
+def test_random_lives(seed: int, grows: int) -> None:
+    """With 0, what was sent again is due when it was due before."""
+    chance, model = random.Random(seed), Model()
+    sent, tick, head = model.sent, 0, 0
+    waiting: list[int] = []
+    for step in range(300):
+        first = chance.randrange(MOST)
+        last = first + chance.choice([1, 3, 255, 256, 257, 700, MOST])
+        attempt = chance.choice([0, 0, 0, 1, 2, 9])
+
+        def due(attempts: int, tick: int = tick) -> int:
+            return tick + 5 + grows * attempts
+
+        match chance.choice(["put"] * 3 + ["lose", "range", "working", "holds", "tick", "again"]):
+            case "put" if head < MOST:
+                count = chance.choice([1, 40, 300])
+                some = [s for s in range(head, head + count) if chance.random() < 0.8]
+                head += count
+                if some:
+                    model.put(some, 1, due(1))
+            case "again" if waiting:
+                chance.shuffle(waiting)
+                some = [waiting.pop() for _ in range(len(waiting) // 2 + 1)]
+                for attempts in sorted({model.attempts_of[s] for s in some}):
+                    same = sorted(s for s in some if model.attempts_of[s] == attempts)
+                    model.put(same, attempts + 1, due(attempts + 1))
+            case "lose":
+                asked = chance.sample(range(MOST), 50)
+                gone, size = model.lost([s for s in asked if s in model.due])
+                assert sent.lose(asked) == (gone, size)
+                waiting += gone
+            case "range":
+                gone, size = model.lost(model.of(first, last, attempt))
+                assert sent.lose_range(first, last, attempt) == (gone, size)
+                waiting += gone
+            case "working":
+                sent.postpone(first, last, due, attempt)
+                model.due.update(
+                    {s: due(model.attempts_of[s]) for s in model.of(first, last, attempt)}
+                )
+            case "holds":
+                assert sent.holds(first, last, attempt) == bool(model.of(first, last, attempt))
+            case "tick":
+                tick += 1
+                late = [s for s, at in model.due.items() if at == tick]
+                assert sorted(sent.overdue(tick)) == sorted(late)
+                assert sorted(sent.lose(late)[0]) == sorted(late)
+                waiting += model.lost(late)[0]
+        if step % 5 == 0:
+            model.check()
+
+
+def test_what_was_sent_again_within_its_pause_counts_once() -> None:
+    model = Model()
+    sent = model.sent
+    model.put(list(range(400)), 1, 17)
+    sent.lose([5, 7, 9])
+    model.put([5, 7, 9], 2, 17)
+    assert sent.holds(0, 400, 2)
+    late, _ = sent.lose_range(0, 400, 1)
+    assert late == [s for s in range(400) if s not in (5, 7, 9)]
+    sent.check()
+    assert not sent.holds(0, 400, 1)
+    assert sent.lose_range(0, 400)[0] == [5, 7, 9]
+
+
+class Counted(dict[int, tuple[int, int]]):
+    """Counts how often it is asked for a message."""
+
+    asked = 0
+
+    def get(self, *given: object) -> object:  # type: ignore[override]
+        self.asked += 1
+        return super().get(*given)  # type: ignore[arg-type]
+
+
+def test_what_is_said_of_a_range_again_costs_no_look_at_its_messages() -> None:
+    model = Model()
+    sent = model.sent
+    sent.held = held = Counted()
+    model.put(list(range(20_000)), 1, 30)
+    model.put(list(range(30_000, 30_010)), 2, 60)
+    for _ in range(100):
+        sent.postpone(0, 20_000, lambda attempts: 30 * attempts + 1)
+    assert held.asked == 20_000
+    for attempt in range(3, 500):  # Of an attempt that nothing has.
+        assert not sent.holds(0, 20_000, attempt)
+    assert sent.lose_range(0, 20_000)[0] == list(range(20_000))
+    for _ in range(100):  # Of what is held no longer, though something else is.
+        assert not sent.holds(0, 20_000)
+        assert not sent.lose_range(0, 20_000)[0]
+    assert held.asked == 40_000
+
+
+def test_what_is_gone_is_looked_at_once() -> None:
+    model = Model()
+    model.sent.held = held = Counted()
+    model.put(list(range(20_000)), 1, 30)
+    model.sent.lose(range(10_000))
+    for _ in range(100):
+        assert not model.sent.holds(0, 9_984)
+    assert held.asked == 9_984
+
+
+def in_buckets(sent: Sent) -> int:
+    return sum(len(list(bucket)) for by in sent._buckets.values() for bucket in by.values())
+
+
+def test_who_is_given_more_time_one_by_one_lies_in_one_place() -> None:
+    model = Model()
+    model.put(list(range(100)), 1, 30)
+    for tick in range(50):
+        for sequence in range(100):
+            model.sent.postpone(
+                sequence, sequence + 1, lambda attempts, tick=tick: 30 * attempts + tick
+            )
+    assert in_buckets(model.sent) == 100
+
+
+def test_what_was_taken_out_is_forgotten_long_before_it_is_due() -> None:
+    model = Model()
+    for first in range(0, 100_000, 100):
+        model.put(list(range(first, first + 100)), 1, 3_600)
+        model.lost(list(range(first, first + 100)))
+        model.sent.lose(range(first, first + 100))
+    assert in_buckets(model.sent) < 2_000
+    model.check()

@@ -1,0 +1,111 @@
+"""Real nats-servers with JetStream on loopback: one, or several as a cluster.
+
+Rule 1: each has its files in a folder of its own and stays the same server when it is started
+again.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+HOST = "127.0.0.1"
+PATIENCE_SECONDS = 30.0
+
+
+def free_ports(count: int) -> list[int]:
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind((HOST, 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
+
+
+def server_program() -> str:
+    beside = Path(sys.executable).with_name("nats-server")
+    return str(beside) if beside.exists() else shutil.which("nats-server") or "nats-server"
+
+
+class NatsServer:
+    """One of them."""
+
+    def __init__(self, folder: Path, name: str, port: int, more: str = "") -> None:
+        self.port = port
+        self.url = f"nats://{HOST}:{port}"
+        self._config = folder / f"{name}.conf"
+        self._log = folder / f"{name}.log"
+        self._config.write_text(
+            f'server_name: {name}\nlisten: "{HOST}:{port}"\n'
+            f'jetstream {{ store_dir: "{folder / name}" }}\n{more}\n'
+        )
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Returns when it listens."""
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [server_program(), "-c", str(self._config)], stdout=log, stderr=log
+            )
+        end = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                socket.create_connection((HOST, self.port), timeout=1).close()
+                return
+            except OSError:
+                assert time.monotonic() < end, self._log.read_text()
+                assert self._process.poll() is None, self._log.read_text()
+                time.sleep(0.02)
+
+    def kill(self) -> None:
+        """As `kill -9` does."""
+        self.stop(signal.SIGKILL)
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
+        if self._process is not None:
+            self._process.send_signal(how)
+            self._process.wait(PATIENCE_SECONDS)
+            self._process = None
+
+
+@contextmanager
+def nats_server(folder: Path, more: str = "") -> Iterator[NatsServer]:
+    """One that is alone."""
+    server = NatsServer(folder, "alone", free_ports(1)[0], more)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
+
+
+@contextmanager
+def cluster(folder: Path, size: int = 3) -> Iterator[Sequence[NatsServer]]:
+    """Several that are one cluster."""
+    ports, routes = free_ports(size), free_ports(size)
+    urls = ", ".join(f'"nats://{HOST}:{port}"' for port in routes)
+    servers = [
+        NatsServer(
+            folder,
+            f"n{number}",
+            ports[number],
+            f'cluster {{ name: c, listen: "{HOST}:{routes[number]}", routes: [{urls}] }}',
+        )
+        for number in range(size)
+    ]
+    try:
+        for server in servers:
+            server.start()
+        yield servers
+    finally:
+        for server in servers:
+            server.kill()

@@ -1,0 +1,238 @@
+"""What a NATS server says, whole and split anywhere, held to an oracle that goes word by word."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simplebus.core.errors import RemoteProtocolError
+from simplebus.nats.client.events import Complaint, Info, Messages, Ping, Pong
+from simplebus.nats.client.lines import LINE_BYTES_MAX
+from simplebus.nats.client.parser import Parser
+from simplebus.nats.client.scan import STRETCH_MESSAGES_MIN
+from simplebus.nats.digits import DIGITS_BEHIND, numbers
+
+MOST = 5000
+WRONG = "wrong"
+
+
+def truth(data: bytes) -> list[object]:
+    """What plain lines and messages say: tuples of sid, subject, reply, headers, payload."""
+    said: list[object] = []
+    at = 0
+    while (feed := data.find(b"\r\n", at)) >= 0:
+        line = data[at:feed]
+        if b"\n" in line:
+            return [*said, WRONG]
+        words = [word for word in line.split(b" ") if word]
+        verb = words[0].upper() if words and line[0] != 0x20 else b""
+        at = feed + 2
+        if verb in (b"MSG", b"HMSG"):
+            several = 1 + (verb == b"HMSG")
+            if not several + 3 <= len(words) <= several + 4 or line[-1] == 0x20:
+                return [*said, WRONG]
+            sizes = words[-several:]
+            if not all(s.isdigit() and len(s) <= 9 for s in sizes) or not words[2].isdigit():
+                return [*said, WRONG]
+            head, size = int(sizes[0]) if several == 2 else 0, int(sizes[-1])
+            if head > size or size > MOST or len(words[2]) > 18:
+                return [*said, WRONG]
+            if len(data) < at + size + 2:
+                return said
+            if data[at + size : at + size + 2] != b"\r\n":
+                return [*said, WRONG]
+            reply = words[3] if len(words) == several + 4 else b""
+            body = data[at : at + size]
+            said.append((int(words[2]), words[1], reply, body[:head], body[head:]))
+            at += size + 2
+        elif verb == b"PING":
+            said.append(Ping())
+        elif verb == b"PONG":
+            said.append(Pong())
+        elif verb != b"+OK":
+            return [*said, WRONG]
+    return said
+
+
+def read(chunks: list[bytes]) -> list[object]:
+    """The same, as the parser has it."""
+    parser = Parser(MOST)
+    said: list[object] = []
+    for chunk in chunks:
+        passed = bytearray(chunk)
+        try:
+            for event in parser.receive(passed):
+                passed[:] = bytes(len(passed))  # It may be written to by then.
+                said += rows(event) if isinstance(event, Messages) else [event]
+        except RemoteProtocolError:
+            return [*said, WRONG]
+    return said
+
+
+def rows(messages: Messages) -> list[object]:
+    assert messages.all_payloads() == [messages.payload(row) for row in range(messages.count)]
+    return [
+        (
+            int(messages.sids[row]),
+            messages.subject(row),
+            messages.reply(row),
+            messages.headers(row),
+            messages.payload(row),
+        )
+        for row in range(messages.count)
+    ]
+
+
+def message(sid: int, subject: bytes, reply: bytes, head: bytes, payload: bytes) -> bytes:
+    words = [b"HMSG" if head else b"MSG", subject, b"%d" % sid, *([reply] if reply else [])]
+    words += [b"%d" % len(head)] if head else []
+    return (
+        b" ".join([*words, b"%d" % (len(head) + len(payload))])
+        + b"\r\n"
+        + head
+        + payload
+        + (b"\r\n")
+    )
+
+
+words = st.sampled_from([b"a", b"orders.eu", b"$JS.ACK.S.c.1.2.3.4.5", b"\xff\r", b"x" * 40])
+bodies = st.one_of(
+    st.binary(max_size=30),
+    st.sampled_from([b"\r\n", b"\r\nMSG a 1 0\r\n\r\n", b"MSG a 1 5\r\n", b"  ", b"x" * 300]),
+    st.lists(st.sampled_from([b"\r\nMSG a 1 ", b"3", b"\r\n", b" "]), max_size=6).map(b"".join),
+)  # fmt: skip
+messages = st.builds(
+    message,
+    st.one_of(st.integers(0, 20), st.integers(10**16, 10**18 - 1)),
+    words,
+    st.one_of(st.just(b""), words),
+    st.sampled_from([b"", b"", b"NATS/1.0\r\n\r\n", b"NATS/1.0\r\nA: b\r\n\r\n"]),
+    bodies,
+)
+odd = st.sampled_from(
+    [
+        b"PING\r\n",
+        b"PONG x\r\n",
+        b"+OK\r\n",
+        b"msg  a 1  3\r\nabc\r\n",
+        b"MSG a 1 3\r\nabcd\r\n",
+        b"MSG a x 3\r\nabc\r\n",
+        b"MSG a 1 r r 3\r\nabc\r\n",
+        b"HMSG a 1 4 3\r\nabc\r\n",
+        b"HMSG a 1 3\r\nabc\r\n",
+        b"MSG a 1 0000000003\r\nabc\r\n",
+        b"MSG a 1 6000\r\n",
+        b"MSG a 1 3 \r\nabc\r\n",
+        b" MSG a 1 3\r\nabc\r\n",
+        b"\r\n",
+        b"PUB a 1\r\n",
+    ]
+)
+streams = st.lists(
+    st.tuples(st.lists(st.one_of(messages, messages, odd), min_size=1, max_size=3),
+              st.sampled_from([1, 2, 40, 150])),
+    max_size=4,
+).map(lambda parts: b"".join(b"".join(some) * count for some, count in parts))  # fmt: skip
+
+
+@given(streams, st.data())
+@settings(max_examples=60)
+def test_any_chunking_says_what_the_oracle_says(stream: bytes, data: st.DataObject) -> None:
+    # Repeated 40 times and more, messages fill what the arrays want to see at once.
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=4)))
+    chunks = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
+    assert read(chunks) == truth(stream)
+
+
+@given(st.binary(max_size=200), st.lists(messages, max_size=3))
+def test_garbage_is_refused_or_waited_for(garbage: bytes, before: list[bytes]) -> None:
+    head = b"".join(before)
+    said = read([head + garbage])
+    assert said[: len(before)] == truth(head)
+
+
+def test_byte_by_byte_is_as_whole() -> None:
+    stream = b"".join(message(n, b"a.b", b"r" * (n % 2), b"", b"p" * n) for n in range(40))
+    stream += b"PING\r\n" + message(1, b"a", b"", b"NATS/1.0\r\n\r\n", b"")
+    assert read([stream[n : n + 1] for n in range(len(stream))]) == truth(stream)
+
+
+def test_many_messages_are_one_event() -> None:
+    stream = b"".join(message(7, b"a.b", b"r.%d" % n, b"", b"p" * (n % 9)) for n in range(1000))
+    events = list(Parser().receive(stream))
+    assert [e.count for e in events if isinstance(e, Messages)] == [1000]
+    (batch,) = events
+    assert isinstance(batch, Messages)
+    some = batch.pick(batch.ends - batch.payloads == 8)
+    assert some.count == 111
+    assert some.reply(0) == b"r.8"
+    assert list(batch.by_sid()) == [7]
+
+
+def test_one_that_is_too_long_is_refused_among_many_as_alone() -> None:
+    many = message(1, b"a", b"", b"", b"x" * 50) * 200
+    long = message(1, b"a", b"", b"", b"x" * (MOST + 1))
+    assert read([many + long + many]) == truth(many + long + many)
+    assert read([many + long + many])[-1] == WRONG
+
+
+def test_those_of_each_subscription_are_found() -> None:
+    stream = b"".join(message(n % 3, b"a", b"", b"", b"%d" % n) for n in range(9))
+    (batch,) = Parser().receive(stream)
+    assert isinstance(batch, Messages)
+    found = {sid: part.all_payloads() for sid, part in batch.by_sid().items()}
+    assert found == {0: [b"0", b"3", b"6"], 1: [b"1", b"4", b"7"], 2: [b"2", b"5", b"8"]}
+
+
+def test_info_and_complaints_are_read() -> None:
+    text = b'INFO {"server_id":"x","headers":true,"connect_urls":["a:1"],"nonce":"n","new":1} \r\n'
+    info, error = Parser().receive(text + b"-ERR 'Authorization Violation'\r\n")
+    assert info == Info(server_id="x", headers=True, connect_urls=["a:1"], nonce="n")
+    assert error == Complaint("Authorization Violation")
+
+
+@pytest.mark.parametrize("line", [b"INFO x\r\n", b'INFO {"headers":3}\r\n', b"INFO\r\n", b"XXX"])
+def test_what_is_no_line_of_a_server_is_refused(line: bytes) -> None:
+    with pytest.raises(RemoteProtocolError, match="the server sent"):
+        list(Parser().receive(line))
+
+
+def test_a_line_without_end_is_refused() -> None:
+    parser = Parser()
+    with pytest.raises(RemoteProtocolError, match="longer than"):
+        list(parser.receive(b"INFO " + b"x" * LINE_BYTES_MAX))
+
+
+def test_a_long_message_is_not_searched_until_it_is_whole() -> None:
+    parser = Parser()
+    assert list(parser.receive(b"MSG a 1 4000000\r\n")) == []
+    for _ in range(400):
+        assert list(parser.receive(bytes(10_000))) == []
+    assert len(parser._tail) == 401  # Pieces, not joined once.
+    (event,) = parser.receive(b"\r\n")
+    assert isinstance(event, Messages)
+    assert len(event.payload(0)) == 4_000_000
+    assert parser.tail_bytes == 0
+
+
+@given(st.lists(st.one_of(
+    st.integers(0, 2**63 + 9).map(lambda n: b"%d" % n), st.binary(max_size=21),
+    st.integers(0, 10**6).map(lambda n: b"%010d" % n),
+), max_size=40))  # fmt: skip
+def test_numbers_are_those_that_python_reads(texts: list[bytes]) -> None:
+    lengths = [len(text) for text in texts]
+    ends = np.cumsum(np.array(lengths, np.int64)) + DIGITS_BEHIND
+    data = np.frombuffer(bytes(DIGITS_BEHIND) + b"".join(texts), np.uint8)
+    found, good = numbers(data, ends - np.array(lengths, np.int64), ends)
+    is_one = [t.isdigit() and len(t) <= 19 and int(t) < 2**63 for t in texts]
+    assert good.tolist() == is_one
+    assert found.tolist() == [
+        int(t) if is_it else 0 for t, is_it in zip(texts, is_one, strict=True)
+    ]
+
+
+def test_arrays_are_used_where_they_should_be() -> None:
+    few = message(1, b"a", b"", b"", b"x" * 400) * STRETCH_MESSAGES_MIN
+    assert len(list(Parser().receive(few + b"PING\r\n"))) == 2

@@ -1,0 +1,323 @@
+"""What a NATS client says, who it is, and JetStream's words; each batch held to one by one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.core.errors import RemoteProtocolError
+from simplebus.nats.auth import is_signed
+from simplebus.nats.client import jetstream, writing
+from simplebus.nats.client.core import ClientCore, Ready, Replies
+from simplebus.nats.client.credentials import Credentials
+from simplebus.nats.client.events import Complaint, Info, Messages
+from simplebus.nats.client.parser import Parser
+
+SEED = "SUAAAAICAMCAKBQHBAEQUCYMBUHA6EARCIJRIFIWC4MBSGQ3DQOR4H776Y"
+
+
+def parsed(data: bytes) -> Messages:
+    (event,) = Parser().receive(data)
+    assert isinstance(event, Messages)
+    return event
+
+
+def msg(reply: bytes, payload: bytes = b"", sid: int = 2, head: bytes = b"") -> bytes:
+    if head:
+        sizes = b"%d %d" % (len(head), len(head) + len(payload))
+        return b"HMSG s %d %b %b\r\n%b%b\r\n" % (sid, reply, sizes, head, payload)
+    return b"MSG s %d %b %d\r\n%b\r\n" % (sid, reply, len(payload), payload)
+
+
+# Writing -----------------------------------------------------------------------------------------
+
+
+def test_one_message_is_written_as_the_protocol_has_it() -> None:
+    assert writing.pub(b"a", b"xy") == b"PUB a 2\r\nxy\r\n"
+    assert writing.pub(b"a", b"xy", reply=b"r") == b"PUB a r 2\r\nxy\r\n"
+    head = writing.block((b"A", b"b"), (b"C", b""))
+    assert head == b"NATS/1.0\r\nA: b\r\nC: \r\n\r\n"
+    said = writing.pub(b"a", b"xy", reply=b"r", headers=head)
+    assert said == b"HPUB a r 23 25\r\n" + head + b"xy\r\n"
+    assert writing.sub(b"a.*", 3) + writing.sub(b"a", 4, b"q") == b"SUB a.* 3\r\nSUB a q 4\r\n"
+    assert writing.unsub(3) + writing.unsub(4, 9) == b"UNSUB 3\r\nUNSUB 4 9\r\n"
+
+
+@given(st.lists(st.binary(max_size=20), max_size=9))
+def test_many_of_one_subject_are_written_as_one_by_one(payloads: list[bytes]) -> None:
+    assert writing.pubs(b"a.b", payloads) == b"".join(writing.pub(b"a.b", p) for p in payloads)
+
+
+@given(st.integers(1, 30), st.integers(0, 12), st.integers(0, 10**9), st.booleans(), st.booleans())
+def test_messages_alike_are_written_as_one_by_one(
+    count: int, size: int, first: int, answered: bool, headed: bool
+) -> None:
+    payloads = np.arange(count * size, dtype=np.uint8).reshape(count, size)
+    numbers = writing.digits(np.arange(first, first + count), 12)
+    reply = (b"_INBOX.", numbers) if answered else ()
+    headers = (b"NATS/1.0\r\nN: ", numbers, b"\r\n\r\n") if headed else ()
+    expected = b"".join(
+        writing.pub(
+            b"a.b",
+            payloads[n].tobytes(),
+            reply=b"_INBOX.%012d" % (first + n) if answered else b"",
+            headers=b"NATS/1.0\r\nN: %012d\r\n\r\n" % (first + n) if headed else b"",
+        )
+        for n in range(count)
+    )
+    assert writing.alike(b"a.b", payloads, reply=reply, headers=headers) == expected
+
+
+# Who it is ---------------------------------------------------------------------------------------
+
+
+def test_a_key_signs_what_the_server_says() -> None:
+    said = Credentials(seed=SEED).fields("a nonce")
+    assert is_signed(said["nkey"], said["sig"], b"a nonce")
+    assert not is_signed(said["nkey"], said["sig"], b"another")
+    assert SEED not in repr(Credentials(seed=SEED))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"user": "a", "token": "t"},
+        {"password": "p"},
+        {"seed": SEED[:-1] + "A"},
+        {"seed": "SAA"},
+        {"seed": "!"},
+    ],
+)
+def test_credentials_that_make_no_sense_are_refused(given: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match=r"expected|seed"):
+        Credentials(**given)
+
+
+# JetStream ---------------------------------------------------------------------------------------
+
+
+@st.composite
+def pub_ack_payloads(draw: st.DrawFn) -> bytes:
+    sequence = draw(st.integers(0, 2**64))
+    return draw(
+        st.sampled_from(
+            [
+                b'{"stream":"S", "seq":%d}' % sequence,
+                b'{"stream":"S","seq":%d}' % sequence,
+                b'{"stream":"S", "seq":%d,"duplicate": true}' % sequence,
+                b'{"stream":"S", "seq":%d,"domain":"hub"}' % sequence,
+                b'{"error":{"code":503,"err_code":10077,"description":"full"}}',
+                b'{"stream":"S", "seq":}',
+                b"",
+                b"[]",
+            ]
+        )
+    )
+
+
+def one_pub_ack(payload: bytes) -> tuple[int, bool]:
+    """The oracle: JSON, as its words say."""
+    try:
+        said: Any = json.loads(payload)
+        sequence = said["seq"]
+        assert 0 < sequence < 2**63
+    except (ValueError, KeyError, TypeError, AssertionError):
+        return 0, False
+    return sequence, said.get("duplicate", False)
+
+
+@given(st.lists(pub_ack_payloads(), min_size=1, max_size=30))
+def test_pub_acks_in_batches_are_those_read_one_by_one(payloads: list[bytes]) -> None:
+    acks = jetstream.pub_acks(parsed(b"".join(msg(b"r", payload) for payload in payloads)))
+    expected = [one_pub_ack(payload) for payload in payloads]
+    found = zip(acks.sequences.tolist(), acks.duplicates.tolist(), strict=True)
+    assert list(found) == expected
+    assert sorted(acks.errors) == [
+        row for row, (sequence, _) in enumerate(expected) if not sequence
+    ]
+
+
+def test_why_something_is_not_stored_is_said() -> None:
+    full = b'{"error":{"code":503,"err_code":10077,"description":"maximum messages exceeded"}}'
+    nobody = b"NATS/1.0 503\r\n\r\n"
+    acks = jetstream.pub_acks(parsed(msg(b"r", full) + msg(b"r", head=nobody)))
+    assert [acks.errors[0].code, acks.errors[1].code] == [10077, 503]
+    assert "maximum messages exceeded" in str(acks.errors[0])
+    with pytest.raises(jetstream.JetStreamError, match="nobody answers"):
+        jetstream.answer(nobody, b"")
+    assert jetstream.status(b"NATS/1.0 409 Leadership Change\r\nA: b\r\n\r\n") == (
+        409,
+        "Leadership Change",
+    )
+
+
+tokens = st.one_of(st.integers(0, 2**63 - 1).map(str), st.sampled_from(["x", "", "9" * 19, "-1"]))
+
+
+@st.composite
+def ack_subjects(draw: st.DrawFn) -> str:
+    count = draw(st.sampled_from([5, 5, 5, 4, 6]))
+    told = [draw(tokens) for _ in range(count)]
+    words = draw(st.sampled_from([["S", "c"], ["hub", "hash", "S", "c"], ["S"], ["S", "long" * 9]]))
+    tail = draw(st.sampled_from([[], [], ["random"]]))
+    return ".".join(
+        [draw(st.sampled_from(["$JS.ACK", "$JS.ACK", "$JX.ACK"])), *words, *told, *tail]
+    )
+
+
+def one_delivery(subject: str) -> list[int] | None:
+    """The oracle: tokens, one after the other."""
+    words = subject.split(".")
+    if words[:2] != ["$JS", "ACK"] or len(words) not in (9, 11, 12):
+        return None
+    told = words[4:9] if len(words) == 9 else words[6:11]
+    if not all(w.isdigit() and len(w) <= 19 and int(w) < 2**63 for w in told):
+        return None
+    return [int(w) for w in told]
+
+
+@given(st.lists(ack_subjects(), min_size=1, max_size=20))
+def test_ack_subjects_in_batches_are_those_read_one_by_one(subjects: list[str]) -> None:
+    found = jetstream.deliveries(parsed(b"".join(msg(s.encode()) for s in subjects)))
+    expected = [one_delivery(subject) for subject in subjects]
+    assert found.good.tolist() == [each is not None for each in expected]
+    columns = (found.attempts, found.sequences, found.counts, found.times, found.pending)
+    rows = np.stack(columns, axis=1).tolist()
+    assert rows == [each or [0] * 5 for each in expected]
+
+
+def test_each_form_of_an_ack_subject_is_read() -> None:
+    forms = (b"$JS.ACK.S.c.%b", b"$JS.ACK.hub.hash.S.c.%b", b"$JS.ACK.hub.hash.S.c.%b.random")
+    found = jetstream.deliveries(parsed(b"".join(msg(f % b"2.30.4.5.6") for f in forms)))
+    assert found.good.all()
+    assert (found.attempts.tolist(), found.sequences.tolist()) == ([2] * 3, [30] * 3)
+    assert found.pending.tolist() == [6] * 3
+
+
+def test_a_message_without_a_reply_subject_is_no_delivery() -> None:
+    found = jetstream.deliveries(parsed(b"MSG s 1 0\r\n\r\nMSG s 1 $JS.ACK 0\r\n\r\n"))
+    assert found.good.tolist() == [False, False]
+
+
+@given(
+    st.lists(st.text("ab.1", min_size=1, max_size=9), min_size=1, max_size=20),
+    st.binary(max_size=9),
+)
+def test_the_same_is_said_about_each(subjects: list[str], word: bytes) -> None:
+    messages = parsed(b"".join(msg(subject.encode()) for subject in subjects))
+    said = jetstream.say(messages, word)
+    expected = [writing.pub(subject.encode(), word) for subject in subjects]
+    end = b" %d\r\n%b\r\n" % (len(word), word)
+    assert jetstream.say_in_order(messages, word) == b"".join(expected)
+    assert sorted(said.split(end)) == sorted([b"", *(each.removesuffix(end) for each in expected)])
+
+
+def test_requests_say_what_is_asked_for() -> None:
+    said = jetstream.next_request(batch=5, expires_seconds=1.5, idle_seconds=0.5, max_bytes=7)
+    assert json.loads(said) == {
+        "batch": 5, "expires": 1_500_000_000, "idle_heartbeat": 500_000_000, "max_bytes": 7
+    }  # fmt: skip
+    assert json.loads(jetstream.next_request(batch=5)) == {"batch": 5, "no_wait": True}
+    assert jetstream.nak(0) == b"-NAK"
+    assert jetstream.nak(2.5) == b'-NAK {"delay":2500000000}'
+    assert jetstream.ask("STREAM.INFO.S") == ("$JS.API.STREAM.INFO.S", b"")
+
+
+# The conversation --------------------------------------------------------------------------------
+
+
+def sent(core: ClientCore) -> bytes:
+    waited = core.output_bytes
+    output = b"".join(core.take_output())
+    assert len(output) == waited
+    return output
+
+
+def greeted(**options: Any) -> ClientCore:
+    core = ClientCore(inbox="_INBOX.x", **options)
+    core.open(0.0)
+    core.subscribe("before.*", "q")
+    (info,) = core.receive(b'INFO {"nonce":"n"}\r\n', 0.0)
+    assert isinstance(info, Info)
+    core.greet()
+    return core
+
+
+def test_a_connection_begins_with_who_and_what() -> None:
+    core = greeted(name="me", credentials=Credentials(user="ada", password="pw"))
+    connect, *rest = sent(core).split(b"\r\n")
+    said = json.loads(connect.removeprefix(b"CONNECT "))
+    assert (said["name"], said["user"], said["pass"], said["verbose"]) == ("me", "ada", "pw", False)
+    assert rest == [b"SUB _INBOX.x.* 1", b"SUB before.* q 2", b"PING", b""]
+    core.publish("early", b"is nowhere")
+    assert sent(core) == b""
+    (ready,) = core.receive(b"PONG\r\n", 0.1)
+    assert isinstance(ready, Ready)
+    core.publish("a", b"x")
+    assert sent(core) == b"PUB a 1\r\nx\r\n"
+
+
+def test_answers_come_with_the_numbers_of_their_requests() -> None:
+    core = greeted()
+    list(core.receive(b"PONG\r\n", 0.0))
+    sent(core)
+    first, second = core.request("a"), core.request("b", b"x")
+    assert sent(core) == (
+        b"PUB a _INBOX.x.%012d 0\r\n\r\nPUB b _INBOX.x.%012d 1\r\nx\r\n" % (first, second)
+    )
+    came = b"".join(
+        b"MSG _INBOX.x.%b 1 0\r\n\r\n" % word
+        for word in (b"%012d" % second, b"%012d" % first, b"guessed")
+    )
+    answers, other = core.receive(came + b"MSG before.a 2 0\r\n\r\n", 0.0)
+    assert isinstance(answers, Replies)
+    assert answers.numbers.tolist() == [second, first]
+    assert isinstance(other, Messages)
+    many = core.take_numbers(3)
+    columns = core.replies_to(many, 3)
+    assert bytes(writing.table(3, columns))[: len(core.reply_to(many))] == core.reply_to(many)
+
+
+def test_subscriptions_are_said_again_and_what_was_not_sent_is_not() -> None:
+    core = greeted()
+    list(core.receive(b"PONG\r\n", 0.0))
+    later = core.subscribe("later")
+    core.publish("a", b"x")
+    core.lose()
+    core.open(1.0)
+    list(core.receive(b"INFO {}\r\n", 1.0))
+    core.greet()
+    said = sent(core)
+    assert b"SUB before.* q 2\r\nSUB later %d\r\n" % later in said
+    assert b"PUB" not in said
+    list(core.receive(b"PONG\r\n", 1.0))
+    core.unsubscribe(later)
+    assert sent(core) == b"UNSUB %d\r\n" % later
+
+
+def test_a_server_that_answers_no_ping_is_gone() -> None:
+    core = greeted(ping_seconds=10)
+    list(core.receive(b"PONG\r\n", 0.0))
+    sent(core)
+    core.tick(9.0)
+    assert sent(core) == b""
+    core.tick(10.0)
+    assert sent(core) == b"PING\r\n"
+    list(core.receive(b"PONG\r\nPING\r\n", 15.0))
+    assert sent(core) == b"PONG\r\n"
+    core.tick(25.0)
+    core.tick(35.0)
+    assert sent(core) == b"PING\r\nPING\r\n"
+    with pytest.raises(RemoteProtocolError, match="2 PINGs for 30 s"):
+        core.tick(45.0)
+
+
+def test_what_a_server_complains_of_is_told() -> None:
+    core = greeted()
+    (said,) = core.receive(b"-ERR 'Authorization Violation'\r\n", 0.0)
+    assert said == Complaint("Authorization Violation")

@@ -1,0 +1,120 @@
+"""Three real nats-servers and two real doors: one of either is killed under load, and nothing that
+was confirmed is lost."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import trio
+from programs import Program, program
+
+import simplebus
+
+from .nats_servers import HOST, cluster, free_ports
+
+PATIENCE_SECONDS = 60.0
+CLASS = 7
+
+
+class Door:
+    """A door in a process of its own, on a port that stays."""
+
+    def __init__(self, urls: list[str], *arguments: str) -> None:
+        self.port = free_ports(1)[0]
+        self.address = f"simplebus://{HOST}:{self.port}"
+        self._arguments = (
+            *("--engine", ",".join(urls), "--engine-replicas", "3", "--engine-ack-wait", "3"),
+            *("--port", str(self.port), "--host", HOST, "--no-nats", "--log-level", "error"),
+            *arguments,
+        )
+        self._stack = contextlib.ExitStack()
+        self.program: Program | None = None
+
+    def start(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self.program = self._stack.enter_context(program("serve", *self._arguments))
+        assert self.program.line().startswith("simplebus ready")
+
+    def kill(self) -> None:
+        self._stack.close()
+
+
+@contextlib.contextmanager
+def doors(urls: list[str], count: int) -> Iterator[list[Door]]:
+    made = [Door(urls) for _ in range(count)]
+    try:
+        for each in made:
+            each.start()
+        yield made
+    finally:
+        for each in made:
+            each.kill()
+
+
+class Traffic:
+    """A publisher, and members of a durable group; each knows all doors."""
+
+    def __init__(self, addresses: list[str]) -> None:
+        self.addresses = addresses
+        self.confirmed = 0
+        self.seen: Counter[int] = Counter()
+        self.first_seen: list[int] = []
+        self.sent = 0
+        self.goes_on = True
+
+    async def publish(self) -> None:
+        async with simplebus.connect(self.addresses, name="source", reconnect=50) as bus:
+            while self.goes_on:
+                batch = [b"%d" % n for n in range(self.sent, self.sent + 20)]
+                self.sent += len(batch)
+                await bus.publish_many(batch, class_id=CLASS)
+                self.confirmed = self.sent
+                await trio.sleep(0.01)
+
+    async def consume(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
+        async with (
+            simplebus.connect(self.addresses[::-1], reconnect=50) as bus,
+            bus.subscribe(CLASS, durable="all", group="g") as messages,
+        ):
+            task_status.started()
+            async for message in messages:
+                number = int(message.payload)
+                if not self.seen[number]:
+                    self.first_seen.append(number)
+                self.seen[number] += 1
+
+    async def until(self, count: int) -> None:
+        """So many more are confirmed."""
+        target = self.confirmed + count
+        while self.confirmed < target:  # noqa: ASYNC110 - what is looked at has no event.
+            await trio.sleep(0.02)
+
+
+async def test_a_door_and_a_server_are_killed_and_nothing_confirmed_is_lost(
+    tmp_path: Path,
+) -> None:
+    with cluster(tmp_path) as servers, doors([s.url for s in servers], 2) as both:
+        traffic = Traffic([door.address for door in both])
+        with trio.fail_after(PATIENCE_SECONDS):
+            async with trio.open_nursery() as nursery:
+                await nursery.start(traffic.consume)
+                nursery.start_soon(traffic.publish)
+                await traffic.until(200)
+                servers[0].kill()
+                await traffic.until(200)
+                both[0].kill()
+                await traffic.until(200)
+                servers[0].start()
+                both[0].start()
+                both[1].kill()
+                await traffic.until(200)
+                traffic.goes_on = False
+                while len(traffic.seen) < traffic.sent:  # noqa: ASYNC110
+                    await trio.sleep(0.05)
+                nursery.cancel_scope.cancel()
+    assert traffic.confirmed == traffic.sent
+    assert sorted(traffic.seen) == list(range(traffic.sent))

@@ -1,0 +1,251 @@
+"""A position that a consumer feeds, without a socket: what comes, what goes to its subscriber, what
+goes back."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.core import frames
+from simplebus.core.broker import Broker, Settings
+from simplebus.core.envelope import Envelope, encode
+from simplebus.core.ledger import Ledger, Level
+from simplebus.core.receive import ReceiveBuffer
+from simplebus.core.subscription import Subscription
+from simplebus.engine.classes import RemoteClass
+from simplebus.engine.feed import FETCH_MESSAGES_MAX, Feed
+from simplebus.nats.client.events import Messages
+from simplebus.nats.client.parser import Parser
+
+ENVELOPE = b"NATS/1.0\r\nSimplebus-Type: 5\r\n\r\n"
+
+
+class Door:
+    """A broker with one class, one version 1 session that has subscribed to it, and its feed."""
+
+    def __init__(self) -> None:
+        self.broker = Broker(Settings(), ledger=Ledger(Level.OS))
+        self.feeds: list[Feed] = []
+        self.ended: list[bool] = []
+        table = self.broker.store.table
+        table.make = partial(RemoteClass, begin=self._begin, end=self._end)
+        table.open_classes([(7, "")])
+        self.session = self.broker.open()
+        self._buffer = ReceiveBuffer()
+        self.say(frames.encode(frames.CONNECT, content=b"[7]"))
+        self.say(frames.encode(frames.SUBSCRIBE, class_id=7))
+        self.taken()
+        (self.feed,) = self.feeds
+
+    def _begin(self, cls: RemoteClass, position: Subscription, start: object) -> None:
+        self.feeds.append(Feed(cls, position, self.broker.store))
+
+    def _end(self, cls: RemoteClass, position: Subscription, forget: bool) -> None:
+        self.ended.append(forget)
+
+    def say(self, data: bytes) -> None:
+        self._buffer.space[: len(data)] = data
+        self.broker.receive(self.session, self._buffer, len(data))
+
+    def take(self, *messages: bytes) -> bytes:
+        """These come from the consumer. Returns what is said of them at once."""
+        said = self.feed.take(arrived(*messages))
+        self.broker.answers.wake(self.feed.position)
+        return said
+
+    def taken(self) -> list[tuple[int, bytes]]:
+        """What the subscriber is sent: message ids and payloads."""
+        got, outbox, tick = [], self.session.outbox, self.broker.tick_number
+        while piece := outbox.peek(tick):
+            data = bytes(piece)
+            outbox.sent(len(data), tick)
+            for frame in data.split(frames.DELIMITER)[:-1]:
+                kind, _, number, _ = frames.HEADER.unpack_from(frame)
+                if kind == frames.MESSAGE:
+                    got.append((number, frame[frames.HEADER.size :]))
+        return got
+
+    def ack(self, first: int, last: int) -> None:
+        self.say(frames.encode_ack(class_id=7, timer_index=0, first=first, last=last))
+
+    def acked(self) -> list[int]:
+        """What is to be said to be acknowledged: sequences of the stream."""
+        return sorted(sequence_of(m, row) for m in self.feed.acked() for row in range(m.count))
+
+
+def message(
+    sequence: int, payload: bytes = b"", *, attempt: int = 1, head: bytes = b"", tail: str = "0"
+) -> bytes:
+    reply = b"$JS.ACK.S.c.%d.%d.%d.1000000000.%b" % (attempt, sequence, sequence, tail.encode())
+    payload = payload or b"%d" % sequence
+    sizes = b"%d %d" % (len(head), len(head) + len(payload)) if head else b"%d" % len(payload)
+    verb = b"HMSG" if head else b"MSG"
+    return b"%b s 2 %b %b\r\n%b%b\r\n" % (verb, reply, sizes, head, payload)
+
+
+def arrived(*messages: bytes) -> Messages:
+    (event,) = Parser().receive(b"".join(messages))
+    assert isinstance(event, Messages)
+    return event
+
+
+def sequence_of(messages: Messages, row: int) -> int:
+    return int(messages.reply(row).split(b".")[5])
+
+
+def test_what_comes_is_delivered_and_what_is_acknowledged_goes_back() -> None:
+    door = Door()
+    assert door.take(*(message(n) for n in (5, 6, 9))) == b""
+    assert door.taken() == [(0, b"5"), (1, b"6"), (2, b"9")]
+    assert door.acked() == []
+    door.ack(1, 2)
+    assert door.acked() == [6]
+    assert door.acked() == []
+    door.ack(0, 1)
+    assert door.acked() == [5]
+    assert door.feed.position.ring.floor == 2
+    assert [sequence_of(m, 0) for m in door.feed.left()] == [9]
+
+
+def test_one_that_comes_again_while_it_is_here_is_not_fed_twice() -> None:
+    door = Door()
+    door.take(message(5), message(6))
+    door.taken()
+    assert door.take(message(6, attempt=2, tail="7")) == b""
+    assert door.taken() == []
+    assert door.feed.statistics().repeated == 1
+    door.ack(0, 2)
+    replies = [m.reply(row) for m in door.feed.acked() for row in range(m.count)]
+    assert replies[0].endswith(b".5.5.1000000000.0")
+    assert replies[1].startswith(b"$JS.ACK.S.c.2.6.")  # By its latest subject.
+
+
+def test_one_that_was_acknowledged_and_comes_again_is_acknowledged_again() -> None:
+    door = Door()
+    door.take(message(5), message(6))
+    door.taken()
+    door.ack(0, 2)
+    assert door.acked() == [5, 6]
+    said = door.take(message(5, attempt=2), message(7))
+    assert said.startswith(b"PUB $JS.ACK.S.c.2.5.5.")
+    assert said.endswith(b" 4\r\n+ACK\r\n")
+    assert door.taken() == [(2, b"7")]
+
+
+def test_one_that_another_door_had_goes_first_through_all_that_a_redelivery_does() -> None:
+    door = Door()
+    door.take(message(8), message(5, attempt=3), message(6, attempt=3))
+    position = door.feed.position
+    assert door.taken() == [(0, b"5"), (1, b"6"), (2, b"8")]
+    assert position.redelivered == 2
+    assert position.attempts() == [(0, 2, 3)]
+    door.ack(0, 3)
+    assert door.acked() == [5, 6, 8]
+
+
+def test_what_was_sent_too_often_becomes_a_dead_letter_and_is_done() -> None:
+    door = Door()
+    door.take(message(5, attempt=17))
+    assert door.taken() == []
+    assert door.acked() == [5]
+    assert door.broker.classes[door.broker.store.names["dead.7"]].ring.head == 1
+
+
+def test_what_can_be_no_message_is_ended() -> None:
+    door = Door()
+    good = encode(Envelope(channel="a"), b"x")
+    said = door.take(
+        message(1, b"a<\r\n>b"),
+        message(2, b"\xff", head=ENVELOPE),
+        message(3, good, head=ENVELOPE),
+        message(4, b"x" * (1 << 20)),
+        message(5),
+        b"MSG s 2 elsewhere 1\r\nx\r\n",
+    )
+    assert said.count(b" 5\r\n+TERM\r\n") == 3
+    assert [payload for _, payload in door.taken()] == [b"x", b"5"]
+    assert door.feed.statistics().odd == 4
+
+
+def test_what_is_left_is_given_back_with_its_pauses() -> None:
+    door = Door()
+    door.take(*(message(n) for n in range(1, 5)))
+    door.taken()
+    door.ack(1, 2)
+    door.acked()
+    given = door.feed.given_back([(2, 3, 1.5)])
+    found = {sequence_of(m, row): pause for m, pause in given for row in range(m.count)}
+    assert found == {1: 0.0, 3: 1.5, 4: 0.0}
+    door.broker.close(door.session)
+    assert door.ended == [False]
+
+
+def test_no_more_is_asked_for_than_has_room() -> None:
+    door = Door()
+    feed = door.feed
+    assert feed.wanted() == FETCH_MESSAGES_MAX
+    feed.asked = feed.wanted()
+    assert feed.wanted() == 0
+    door.take(*(message(n) for n in range(1, 101)))
+    assert feed.asked == FETCH_MESSAGES_MAX - 100
+    assert feed.wanted() == 0  # These are not acknowledged.
+    door.taken()
+    door.ack(0, 100)
+    feed.asked = 0
+    assert feed.wanted() == FETCH_MESSAGES_MAX
+
+
+@given(st.integers(0, 10**6))
+def test_each_message_is_delivered_and_said_to_be_acknowledged_once_it_is(seed: int) -> None:
+    """Against a set of what was acknowledged: whatever comes when and how often."""
+    chance = random.Random(seed)
+    door = Door()
+    following, sent, done, said = 1, dict[int, int](), set[int](), set[int]()
+    attempts = dict[int, int]()
+    for _ in range(30):
+        match chance.randrange(4):
+            case 0:
+                some = range(following, following + chance.randrange(1, 40))
+                following = some.stop
+                door.take(*(message(n) for n in some))
+                attempts.update(dict.fromkeys(some, 1))
+            case 1 if following > 1:
+                again = sorted({chance.randrange(1, following) for _ in range(3)})
+                for sequence in again:
+                    attempts[sequence] += 1
+                door.take(*(message(n, attempt=attempts[n]) for n in again))
+            case 2:
+                for number, payload in door.taken():
+                    assert number not in sent
+                    sent[number] = int(payload)
+            case _ if sent:
+                first = chance.randrange(0, max(sent) + 1)
+                last = min(max(sent) + 1, first + chance.randrange(1, 9))
+                door.ack(first, last)
+                done |= {sent[number] for number in range(first, last) if number in sent}
+        fresh = door.acked()
+        assert not said & set(fresh)
+        said |= set(fresh)
+        assert said == done
+        assert not door.feed.position.check()
+    assert len(set(sent.values())) == len(sent)
+    left = {sequence_of(m, row) for m in door.feed.left() for row in range(m.count)}
+    assert left == set(range(1, following)) - done
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_a_ring_that_is_full_takes_the_rest_later(count: int) -> None:
+    door = Door()
+    door.feed.position.ring.messages_max = 16
+    door.take(*(message(n) for n in range(1, count + 1)))
+    assert len(door.taken()) == min(count, 16)
+    assert door.feed.wanted() == (0 if count > 16 else 16 - count + FETCH_MESSAGES_MAX - 16)
+    door.ack(0, 16)
+    assert door.acked() == list(range(1, min(count, 16) + 1))
+    assert door.feed.fill() == b""
+    door.broker.answers.wake(door.feed.position)
+    assert len(door.taken()) == max(0, min(count - 16, 16))

@@ -1,0 +1,67 @@
+"""What `serve --engine` and its options amount to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from simplebus.core.settings import FullPolicy, Settings
+from simplebus.engine.link import NatsAddress
+from simplebus.engine.settings import EngineOptions
+from simplebus.engine_flags import engine_options, parse_servers
+
+
+def chosen(
+    settings: Settings | None = None, environment: dict[str, str] | None = None, **given: Any
+) -> EngineOptions | None:
+    values: dict[str, Any] = {
+        "engine": parse_servers("nats://a,b:4333"),
+        "engine_prefix": "bus",
+        "engine_replicas": 3,
+        "engine_storage": "file",
+        "engine_ack_wait": 30.0,
+        "engine_duplicates": 120.0,
+        "engine_max_bytes": 0,
+        "engine_ca": None,
+        "data_dir": None,
+    }
+    return engine_options(settings or Settings(), environment=environment or {}, **values | given)
+
+
+def test_servers_are_named_with_commas_between_them() -> None:
+    options = chosen()
+    assert options is not None
+    assert options.servers == (NatsAddress("a"), NatsAddress("b", 4333))
+    assert (options.names.stream(7), options.replicas) == ("bus_7", 3)
+    assert chosen(engine=None) is None
+    assert parse_servers(options.servers) == options.servers
+    with pytest.raises(typer.BadParameter, match="expected nats://"):
+        parse_servers("http://a")
+
+
+def test_secrets_stand_in_the_environment() -> None:
+    options = chosen(environment={"SIMPLEBUS_ENGINE_TOKEN": "t"})
+    assert options is not None
+    assert options.credentials is not None
+    assert options.credentials.fields("") == {"auth_token": "t"}
+    assert "'t'" not in repr(options)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"data_dir": Path("x")}, "--data-dir is for a bus"),
+        ({"engine_prefix": "a.b"}, "--engine-prefix 'a.b'"),
+        ({"engine_storage": "tape"}, "storage is file or memory"),
+        ({"engine_ack_wait": 0.1}, "--engine-ack-wait must be at least 1"),
+        ({"engine_ca": Path("nowhere.pem")}, "nowhere.pem holds no certificate"),
+        ({"settings": Settings(full_policy=FullPolicy.DROP_OLDEST)}, "there is only block"),
+        ({"environment": {"SIMPLEBUS_ENGINE_SEED": "SU"}}, "seed"),
+    ],
+)
+def test_what_makes_no_sense_is_a_sentence(given: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        chosen(**given)

@@ -1,0 +1,106 @@
+"""What things are called in JetStream, and what it is told of them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.core.requests import Start
+from simplebus.core.settings import ClassSettings, FullPolicy, Keep, Settings
+from simplebus.engine import consumers
+from simplebus.engine.link import NatsAddress
+from simplebus.engine.names import WAITING, Names, consumer, token
+from simplebus.engine.settings import EngineOptions, check_settings
+
+SERVERS = (NatsAddress("a"),)
+names = st.text(max_size=40)
+
+
+@given(names, names)
+def test_no_two_names_have_one_token(one: str, other: str) -> None:
+    assert re.fullmatch(r"[A-Za-z0-9_=]*", token(one))
+    assert (token(one) == token(other)) == (one == other)
+
+
+@given(names, names, names, names)
+def test_no_two_positions_have_one_consumer(a: str, b: str, c: str, d: str) -> None:
+    assert (consumer(a, b) == consumer(c, d)) == ((a, b) == (c, d))
+
+
+def test_what_waits_is_nobodys_durable() -> None:
+    assert WAITING not in (consumer(WAITING, ""), consumer("", WAITING))
+    assert not consumer("p-x-1", "").startswith("p-")
+
+
+def test_a_long_name_is_a_hash() -> None:
+    assert len(token("x" * 500)) == 65
+    assert token("x" * 500) != token("x" * 501)
+
+
+def test_names_of_streams_lead_back_to_their_classes() -> None:
+    ours = Names("bus")
+    assert (ours.stream(7), ours.subject(7)) == ("bus_7", "bus.7")
+    assert ours.class_of("bus_7") == 7
+    assert [ours.class_of(n) for n in ("bus_x", "other_7", "bus_", "bus_1_7", "bus_700000")] == [
+        None
+    ] * 5
+    with pytest.raises(ValueError, match="the prefix"):
+        Names("a.b")
+
+
+def test_where_a_position_begins_is_told() -> None:
+    assert consumers.starting("new") == consumers.starting("waiting") == {"deliver_policy": "new"}
+    assert consumers.starting("earliest") == {"deliver_policy": "all"}
+    assert consumers.starting("last") == {"deliver_policy": "last"}
+    assert consumers.starting(Start(sequence=0))["opt_start_seq"] == 1
+    at = consumers.starting(Start(time=1.5))
+    assert at == {
+        "deliver_policy": "by_start_time", "opt_start_time": "1970-01-01T00:00:01.500000Z"
+    }  # fmt: skip
+
+
+def test_what_a_consumer_has_not_acknowledged_begins_behind_its_floor() -> None:
+    assert consumers.floor({"ack_floor": {"stream_seq": 5}, "config": {}}) == 6
+    assert consumers.floor({"config": {"opt_start_seq": 9}}) == 9
+    assert consumers.floor({}) == 1
+
+
+def test_a_plain_one_is_nobodys_when_its_door_has_left_it() -> None:
+    options = EngineOptions(SERVERS)
+    made = consumers.consumer(options, "p-x-1", kind="plain", door="x", start={})
+    info = {"config": made}
+    assert (consumers.kind_of(info), consumers.door_of(info)) == ("plain", "x")
+    left = {"config": consumers.left_by_its_door(made)}
+    assert (consumers.kind_of(left), consumers.door_of(left)) == ("plain", "")
+    assert consumers.channels_of(info) == set()
+    assert consumers.kind_of({}) == consumers.door_of({}) == ""
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"replicas": 6}, {"storage": "tape"}, {"ack_wait_seconds": 0.5}, {"max_bytes": -1}],
+)
+def test_options_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        EngineOptions(SERVERS, **wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no NATS server"):
+        EngineOptions(())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings(full_policy=FullPolicy.DROP_OLDEST),
+        Settings(keep=Keep(messages=5)),
+        Settings(classes={"a": ClassSettings(full_policy=FullPolicy.DROP_NEWEST)}),
+        Settings(classes={"a": ClassSettings(keep=Keep(seconds=5))}),
+        Settings(classes={"a": ClassSettings(last_values=True)}),
+    ],
+)
+def test_settings_that_no_door_can_keep_are_refused(settings: Settings) -> None:
+    check_settings(Settings())
+    with pytest.raises(ValueError, match="JetStream cluster"):
+        check_settings(settings)

@@ -1,0 +1,242 @@
+"""The way of lots into streams, against a stream in this process that can refuse and lose."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.core import frames
+from simplebus.core.envelope import Envelope, encode
+from simplebus.core.ledger import Entry, Lot
+from simplebus.engine.uplink import PATIENCE_SECONDS, PAUSE_SECONDS, Uplink
+from simplebus.nats.client.core import ClientCore, Replies
+from simplebus.nats.events import Pub
+from simplebus.nats.limits import NatsLimits
+from simplebus.nats.lines import Reader
+
+
+class Stream:
+    """What a JetStream server does with publications: a list, and the ids that it knows."""
+
+    def __init__(self) -> None:
+        self.core = ClientCore(inbox="_INBOX.x")
+        self.core.open(0.0)
+        list(self.core.receive(b"INFO {}\r\n", 0.0))
+        self.core.greet()
+        list(self.core.receive(b"PONG\r\n", 0.0))
+        self.core.take_output()
+        self.uplink = Uplink(
+            self.core,
+            subject=lambda class_id: f"s.{class_id}",
+            program=lambda name: "p1" if name == "pub" else "",
+            run="r",
+        )
+        self.stored: list[tuple[str, bytes, bool]] = []
+        """Subject, payload, and whether it has an envelope."""
+        self.ids: dict[str, int] = {}
+        self.refuses: Callable[[], bool] = lambda: False
+        self.loses: Callable[[], bool] = lambda: False
+
+    def take(self) -> list[bytes]:
+        """Deal with what was published. Returns the answers."""
+        raw = bytearray(b"".join(self.core.take_output()))
+        reader = Reader(NatsLimits())
+        reader.headers = True
+        at, answers = 0, []
+        while at < len(raw):
+            at = reader.read(raw, at, len(raw))
+            message = reader.take()
+            assert isinstance(message, Pub)
+            answer = self._store(message)
+            if answer is not None:
+                head = b"MSG %b 1 %d\r\n" % (message.reply, len(answer))
+                answers.append(head + answer + b"\r\n")
+            message.body.release()
+        return answers
+
+    def _store(self, message: Pub) -> bytes | None:
+        body = bytes(message.body)
+        block, payload = body[: message.header_bytes], body[message.header_bytes :]
+        headers = dict(line.split(": ") for line in block.decode().split("\r\n")[1:-2])
+        if self.loses():
+            return None
+        if self.refuses():
+            return b'{"error":{"code":503,"err_code":10077,"description":"full"}}'
+        known = self.ids.get(headers["Nats-Msg-Id"])
+        if known is None:
+            self.stored.append((message.subject.decode(), payload, "Simplebus-Type" in headers))
+            known = self.ids[headers["Nats-Msg-Id"]] = len(self.stored)
+            answer: dict[str, object] = {"stream": "S", "seq": known}
+        else:
+            answer = {"stream": "S", "seq": known, "duplicate": True}
+        return json.dumps(answer, separators=(",", ":")).encode()
+
+    def answer(self, answers: list[bytes], now: float) -> int | None:
+        reached = None
+        for event in self.core.receive(b"".join(answers), now):
+            assert isinstance(event, Replies)
+            reached = self.uplink.take(event, now) or reached
+        return reached
+
+
+def frame(payload: bytes, number: int, *, has_envelope: bool = False, class_id: int = 7) -> bytes:
+    kind = frames.ENVELOPE if has_envelope else frames.MESSAGE
+    content = encode(Envelope(channel="a.b"), payload) if has_envelope else payload
+    return frames.encode(kind, class_id=class_id, message_id=number, content=content)
+
+
+def entry(*whole: bytes, name: str = "", class_id: int = 7) -> Entry:
+    made = Entry(class_id, 0, 0.0)
+    for each in whole:
+        made.add(1, each, name)
+    return made
+
+
+def test_a_lot_is_there_when_each_of_its_messages_is() -> None:
+    stream = Stream()
+    whole = [frame(b"%d" % n, n) for n in range(5)]
+    stream.uplink.put(Lot(1, [entry(*whole, name="pub")]))
+    assert stream.uplink.go_on(0.0) == {7}  # It needs a stream.
+    stream.uplink.open_classes.add(7)
+    assert stream.uplink.go_on(0.0) == set()
+    answers = stream.take()
+    assert stream.answer(answers[:4], 0.1) is None
+    assert stream.answer(answers[4:], 0.1) == 1
+    assert stream.stored == [("s.7", b"%d" % n, False) for n in range(5)]
+    assert list(stream.ids) == [f"pub:p1:{n:010}" for n in range(5)]
+    assert stream.uplink.is_empty
+    assert stream.uplink.statistics().stored == 5
+
+
+def test_who_has_no_name_has_numbers_of_this_door() -> None:
+    stream = Stream()
+    stream.uplink.open_classes |= {7, 8}
+    stream.uplink.put(
+        Lot(1, [entry(frame(b"a", 0)), entry(frame(b"b", 0, class_id=8), class_id=8)])
+    )
+    stream.uplink.put(Lot(2, [entry(frame(b"c", 0, has_envelope=True), name="other")]))
+    stream.uplink.go_on(0.0)
+    assert stream.answer(stream.take(), 0.0) == 2
+    assert list(stream.ids) == [":r:0000000000", ":r:0000000001", "other:r:0000000000"]
+    content = encode(Envelope(channel="a.b"), b"c")
+    assert stream.stored == [("s.7", b"a", False), ("s.8", b"b", False), ("s.7", content, True)]
+
+
+def test_lots_are_told_in_their_order() -> None:
+    stream = Stream()
+    stream.uplink.open_classes |= {7, 8}
+    stream.uplink.put(Lot(1, [entry(frame(b"a", 0))]))
+    stream.uplink.put(Lot(2, [entry(frame(b"b", 0, class_id=8), class_id=8)]))
+    stream.uplink.go_on(0.0)
+    first, second = stream.take()
+    assert stream.answer([second], 0.0) is None
+    assert stream.answer([first], 0.0) == 2
+
+
+def test_a_class_that_is_held_waits_and_nothing_overtakes() -> None:
+    stream = Stream()
+    stream.uplink.open_classes |= {7, 8}
+    stream.uplink.hold(7)
+    stream.uplink.put(
+        Lot(1, [entry(frame(b"a", 0)), entry(frame(b"b", 0, class_id=8), class_id=8)])
+    )
+    stream.uplink.go_on(0.0)
+    assert stream.take() == []
+    stream.uplink.let_go(7)
+    stream.uplink.go_on(0.0)
+    assert stream.answer(stream.take(), 0.0) == 1
+
+
+def test_what_is_refused_is_published_again_and_stored_once() -> None:
+    stream = Stream()
+    stream.uplink.open_classes.add(7)
+    verdicts = iter([False, True, False])
+    stream.refuses = lambda: next(verdicts, False)
+    stream.uplink.put(Lot(1, [entry(*(frame(b"%d" % n, n) for n in range(3)), name="pub")]))
+    stream.uplink.go_on(0.0)
+    assert stream.answer(stream.take(), 0.0) is None
+    assert stream.uplink.last_error is not None
+    stream.uplink.go_on(PAUSE_SECONDS / 2)
+    assert stream.take() == []
+    stream.uplink.go_on(PAUSE_SECONDS)
+    assert stream.answer(stream.take(), 1.0) == 1
+    assert [payload for _, payload, _ in stream.stored] == [b"0", b"2", b"1"]
+    assert stream.uplink.statistics().refused == 1
+
+
+def test_who_hears_nothing_says_it_again_and_who_hears_something_waits() -> None:
+    stream = Stream()
+    stream.uplink.open_classes.add(7)
+    stream.uplink.put(Lot(1, [entry(*(frame(b"%d" % n, n) for n in range(2)), name="pub")]))
+    stream.uplink.go_on(0.0)
+    first = stream.take()
+    assert stream.answer(first[:1], 2.0) is None
+    stream.uplink.go_on(PATIENCE_SECONDS)
+    assert stream.take() == []
+    stream.uplink.go_on(PATIENCE_SECONDS + 2.0)
+    assert stream.answer(stream.take(), 7.0) == 1
+    assert stream.answer(first[1:], 7.0) is None  # Nobody waits for that any more.
+    assert len(stream.stored) == 2
+
+
+def test_another_connection_begins_with_what_has_no_pub_ack() -> None:
+    stream = Stream()
+    stream.uplink.open_classes.add(7)
+    stream.uplink.put(Lot(1, [entry(frame(b"a", 0))]))
+    stream.uplink.go_on(0.0)
+    stream.core.lose()
+    stream.uplink.put(Lot(2, [entry(frame(b"b", 0))]))
+    stream.uplink.go_on(1.0)
+    stream.core.open(1.0)
+    list(stream.core.receive(b"INFO {}\r\n", 1.0))
+    stream.core.greet()
+    stream.core.take_output()
+    list(stream.core.receive(b"PONG\r\n", 1.0))
+    stream.uplink.begin_anew(1.0)
+    stream.uplink.go_on(1.0)
+    assert stream.answer(stream.take(), 1.0) == 2
+    assert [payload for _, payload, _ in stream.stored] == [b"a", b"b"]
+
+
+@given(st.integers(0, 10**6))
+def test_whatever_is_lost_or_refused_all_is_stored_once(seed: int) -> None:
+    chance = random.Random(seed)
+    stream = Stream()
+    stream.uplink.open_classes.add(7)
+    stream.refuses = lambda: chance.random() < 0.1
+    stream.loses = lambda: chance.random() < 0.1
+    expected: list[bytes] = []
+    now, lots, reached = 0.0, 0, 0
+    while reached < 6:
+        if lots < 6 and chance.random() < 0.5:
+            lots += 1
+            payloads = [b"%d %d" % (lots, n) for n in range(chance.randrange(1, 9))]
+            named = chance.choice(["", "pub"])
+            whole = [
+                frame(p, 100 * lots + n, has_envelope=chance.random() < 0.3)
+                for n, p in enumerate(payloads)
+            ]
+            stream.uplink.put(Lot(lots, [entry(*whole, name=named)]))
+            expected += payloads
+        stream.uplink.go_on(now)
+        answers = stream.take()
+        reached = stream.answer(answers, now) or reached
+        now += chance.choice([0.1, PATIENCE_SECONDS])
+    stored = [p[-len(p.split(b"b")[-1]) :] if e else p for _, p, e in stream.stored]
+    assert sorted(stored) == sorted(expected)
+    assert stream.uplink.is_empty
+    assert stream.uplink.statistics().under_way == 0
+
+
+def test_nothing_is_said_while_there_is_no_connection() -> None:
+    stream = Stream()
+    stream.core.lose()
+    stream.uplink.put(Lot(1, [entry(frame(b"a", 0))]))
+    assert stream.uplink.go_on(0.0) == set()
+    with pytest.raises(StopIteration):
+        next(iter(stream.take()))

@@ -1,0 +1,142 @@
+"""What a gateway hears reaches another bus, whatever is away meanwhile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from engine.nats_servers import nats_server
+from served import serving
+
+import simplebus
+from simplebus.bridge.nats_wire import NatsWire, nats_wired
+from simplebus.config_mistakes import ConfigError
+from simplebus.core.client.messages import Message
+from simplebus.gateway import ModuleMessage
+from simplebus.gateway.gateway import Gateway, open_gateway
+from simplebus.gateway.plan import GatewayPlan, ModulePlan
+from simplebus.server.serve import Serving
+
+PATIENCE_S = 30
+
+
+def plan(port: int, **settings: Any) -> GatewayPlan:
+    to = {"to": f"simplebus://127.0.0.1:{port}", "class": "readings", **settings}
+    return GatewayPlan((ModulePlan.of("up", "uplink", to),), (("*", "up"),))
+
+
+def port_of(up: Serving) -> int:
+    return int(up.addresses[0].rpartition(":")[2])
+
+
+async def say(gateway: Gateway, first: int, count: int) -> None:
+    for number in range(first, first + count):
+        await gateway.publish(ModuleMessage(b"%d" % number, {"n": str(number), "at": "roof.x"}))
+
+
+async def read(port: int, count: int) -> list[Message[bytes]]:
+    """The first messages that the bus has."""
+    got: list[Message[bytes]] = []
+    async with (
+        simplebus.connect(f"simplebus://127.0.0.1:{port}") as bus,
+        bus.subscribe("readings", durable="test") as messages,
+    ):
+        with trio.fail_after(PATIENCE_S):
+            async for message in messages:
+                got.append(message)
+                if len(got) == count:
+                    break
+    return got
+
+
+def numbers(messages: list[Message[bytes]]) -> list[int]:
+    return [int(message.payload) for message in messages]
+
+
+async def test_what_it_hears_is_there_with_channel_and_properties() -> None:
+    async with serving() as up:
+        port = port_of(up)
+        async with open_gateway(plan(port, channel="other", channel_property="at")) as gateway:
+            await say(gateway, 0, 500)
+            await gateway.publish(ModuleMessage(b"500"))
+        got = await read(port, 501)
+        assert numbers(got) == list(range(501))
+        assert (got[3].channel, got[500].channel) == ("roof.x", "other")
+        assert dict(got[3].headers)["n"] == "3"
+
+
+async def test_what_is_heard_while_the_bus_is_away_comes_later_and_once(tmp_path: Path) -> None:
+    kept = {"data_dir": str(tmp_path / "kept")}
+    async with serving() as up:
+        port = port_of(up)
+    async with open_gateway(plan(port, **kept)) as gateway:
+        await say(gateway, 0, 100)
+    async with open_gateway(plan(port, **kept)) as gateway:
+        await say(gateway, 100, 100)
+        async with serving(port=port):
+            assert numbers(await read(port, 200)) == list(range(200))
+            await say(gateway, 200, 50)
+            assert numbers(await read(port, 50)) == list(range(200, 250))
+
+
+async def test_what_cannot_be_sent_is_left_out_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving() as up:
+        async with open_gateway(plan(port_of(up), channel_property="at")) as gateway:
+            await gateway.publish(ModuleMessage(b"0", {"at": "no..channel"}))
+            await gateway.publish(ModuleMessage(b"1" * (2 << 20)))
+            await say(gateway, 2, 1)
+        assert numbers(await read(port_of(up), 1)) == [2]
+    assert caplog.text.count("cannot be sent, and is left out") == 2
+
+
+async def test_without_a_directory_a_loss_is_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("simplebus.gateway.modules.uplink.GOODBYE_S", 0.0)
+    async with serving() as up:
+        port = port_of(up)
+    async with open_gateway(plan(port)) as gateway:
+        await say(gateway, 0, 3)
+    assert "3 messages are lost: they were not sent" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"to": "http://x"}, "http"),
+        ({"class": -1}, "class"),
+        ({"clas": "x"}, "unknown field `clas`"),
+        ({"max_memory": 3}, "max_memory"),
+    ],
+)
+def test_settings_that_make_no_sense_are_told(settings: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        plan(8888, **settings)
+
+
+async def test_a_stream_of_jetstream_has_what_it_hears_once(tmp_path: Path) -> None:
+    with nats_server(tmp_path) as nats:
+        async with nats_wired(nats.url, "test", {}) as wire:
+            config = {"name": "READINGS", "subjects": ["roof.>"]}
+            await wire.link.ask("STREAM.CREATE.READINGS", config)
+            to = {
+                "to": nats.url,
+                "class": 7,
+                "channel_property": "at",
+                "stream": "READINGS",
+                "data_dir": str(tmp_path / "kept"),
+            }
+            up = GatewayPlan((ModulePlan.of("up", "uplink", to),), (("*", "up"),))
+            for first in 0, 50:  # The second one goes on where the first one was.
+                async with open_gateway(up) as gateway:
+                    await say(gateway, first, 50)
+                    with trio.fail_after(PATIENCE_S):
+                        while await stored(wire) < first + 50:  # noqa: ASYNC110
+                            await trio.sleep(0.01)
+            assert await stored(wire) == 100
+
+
+async def stored(wire: NatsWire) -> int:
+    return int((await wire.link.ask("STREAM.INFO.READINGS"))["state"]["messages"])

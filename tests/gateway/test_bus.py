@@ -1,0 +1,478 @@
+"""The module bus with threads: who hears what, what waits, and that waiting ends."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from functools import partial
+
+import pytest
+
+from gateway.listening import SOON, Held, Listener, assert_no_threads_left, in_thread, said
+from simplebus.gateway import (
+    Full,
+    ModuleBus,
+    ModuleBusError,
+    ModuleBusFullError,
+    ModuleMessage,
+    Result,
+)
+
+
+def full_module(bus: ModuleBus, **options: object) -> Held:
+    """A module that is in its callback, with one more message waiting, and no room."""
+    held = Held()
+    bus.add_module(held, places=1, **options)  # type: ignore[arg-type]
+    bus.publish(said("first"))
+    held.wait_held()
+    bus.publish(said("second"))
+    return held
+
+
+def wait_for_publishers(bus: ModuleBus, count: int) -> None:
+    """Return when so many wait for room."""
+    for _ in range(SOON * 1000):
+        if bus.statistics().waiting == count:
+            return
+        threading.Event().wait(0.001)
+    raise AssertionError(bus.statistics())
+
+
+def publish_many(bus: ModuleBus, source: object, name: str) -> None:
+    for number in range(200):
+        bus.publish(said(f"{name}{number}"), source=source)
+
+
+# Who hears what ----------------------------------------------------------------------------------
+
+
+def test_all_hear_all_in_one_order_but_not_themselves() -> None:
+    with ModuleBus() as bus:
+        one, two, three = Listener(), Listener(), Listener()
+        for module in one, two, three:
+            bus.add_module(module)
+        joins = [
+            in_thread(partial(publish_many, bus, module, name))
+            for module, name in ((one, "a"), (two, "b"))
+        ]
+        for each in joins:
+            each.join()
+        both = three.wait(400)
+        assert one.wait(200) == [text for text in both if text[0] == "b"]
+        assert two.wait(200) == [text for text in both if text[0] == "a"]
+        assert [text for text in both if text[0] == "a"] == [f"a{i}" for i in range(200)]
+        bus.publish(said("to all"))
+        assert [module.wait(n)[-1] for module, n in ((one, 201), (two, 201), (three, 401))] == [
+            "to all"
+        ] * 3
+        assert all(len(module.threads) == 1 for module in (one, two, three))
+    assert_no_threads_left()
+
+
+def test_a_module_that_is_linked_hears_only_that() -> None:
+    with ModuleBus() as bus:
+        one, two, sink = Listener(), Listener(), Listener()
+        bus.add_module(one)
+        bus.add_module(two)
+        bus.add_module(sink, hears_all=False)
+        bus.link(one, sink)
+        with pytest.raises(ModuleBusError, match="already") as caught:
+            bus.link(one, sink)
+        assert caught.value.result is Result.INVALIDARG
+        with pytest.raises(ModuleBusError, match="hears everyone else already"):
+            bus.link(None, one)
+        for source in one, two, None, object():
+            bus.publish(said(f"{source is one}"), source=source)
+        bus.link(sink, sink)
+        bus.publish(said("itself"), source=sink)
+        bus.unlink(one, sink)
+        bus.publish(said("unheard"), source=one)
+        bus.link(None, sink)
+        bus.publish(said("anyone"))
+        assert sink.wait(3) == ["True", "itself", "anyone"]
+        bus.unlink(None, sink)
+        with pytest.raises(ModuleBusError, match="does not hear everyone else"):
+            bus.unlink(None, sink)
+        with pytest.raises(ModuleBusError, match="does not hear"):
+            bus.unlink(one, sink)
+        with pytest.raises(ModuleBusError, match="not on the bus"):
+            bus.link(object(), sink)
+
+
+def test_a_module_that_goes_takes_its_links_along() -> None:
+    with ModuleBus() as bus:
+        one, sink = Listener(), Listener()
+        bus.add_module(one)
+        bus.add_module(sink, hears_all=False)
+        bus.link(one, sink)
+        bus.remove_module(one)
+        bus.add_module(one)
+        bus.publish(said("unheard"), source=one)
+        bus.link(one, sink)
+        bus.publish(said("heard"), source=one)
+        assert sink.wait(1) == ["heard"]
+
+
+def test_functions_are_modules_too() -> None:
+    heard: list[bytes] = []
+    done = threading.Event()
+
+    def write_down(message: ModuleMessage) -> None:
+        heard.append(message.content)
+        done.set()
+
+    with ModuleBus() as bus:
+        bus.add_module(write_down)
+        bus.publish(said("hello"))
+        assert done.wait(SOON)
+    assert heard == [b"hello"]
+
+
+def test_one_that_raises_goes_on_with_the_next(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(message: ModuleMessage) -> None:
+        if message.content == b"1":
+            raise ValueError("on purpose")
+
+    with ModuleBus() as bus:
+        module = Listener(fail)
+        bus.add_module(module)
+        for number in range(3):
+            bus.publish(said(str(number)))
+        assert module.wait(3) == ["0", "1", "2"]
+        ((_, statistics),) = bus.statistics().modules
+        assert (statistics.delivered, statistics.failed) == (3, 1)
+    assert "on purpose" in caplog.text
+
+
+# What waits --------------------------------------------------------------------------------------
+
+
+def test_who_publishes_too_much_waits_until_there_is_room() -> None:
+    with ModuleBus() as bus:
+        held, other = full_module(bus), Listener()
+        bus.add_module(other)
+        with pytest.raises(ModuleBusFullError, match="1 messages wait for module") as caught:
+            bus.publish_nowait(said("third"))
+        assert caught.value.result is Result.ERROR
+        waiting = in_thread(lambda: bus.publish(said("third")))
+        wait_for_publishers(bus, 1)
+        assert other.heard == [], "all are given it at once"
+        held.let_go()
+        waiting.join()
+        assert held.wait(3) == ["first", "second", "third"]
+        assert other.wait(1) == ["third"]
+
+
+def test_those_who_wait_come_in_by_their_turn() -> None:
+    with ModuleBus() as bus:
+        held = full_module(bus)
+        joins = []
+        for number in range(5):
+            joins.append(in_thread(lambda n=number: bus.publish(said(str(n)))))  # type: ignore[misc]
+            wait_for_publishers(bus, number + 1)
+        held.let_go()
+        for each in joins:
+            each.join()
+        assert held.wait(7)[2:] == ["0", "1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize(
+    ("full", "left"), [(Full.DROP_OLDEST, "fourth"), (Full.DROP_NEWEST, "second")]
+)
+def test_a_module_may_rather_miss_messages(full: Full, left: str) -> None:
+    with ModuleBus() as bus:
+        held, other = full_module(bus, full=full), Listener()
+        bus.add_module(other)
+        for text in "third", "fourth":
+            bus.publish(said(text))
+        assert other.wait(2) == ["third", "fourth"]
+        assert bus.statistics().modules[0][1].dropped == 2
+        held.let_go()
+        assert held.wait(2) == ["first", left]
+
+
+def test_a_long_message_takes_the_room_of_several() -> None:
+    with ModuleBus() as bus:
+        held = Held()
+        bus.add_module(held, places=4)
+        bus.publish(said("first"))
+        held.wait_held()
+        long = ModuleMessage(b"x" * 300_000)
+        bus.publish_nowait(said("a"))
+        bus.publish_nowait(long)
+        assert long.places == 5
+        with pytest.raises(ModuleBusFullError):
+            bus.publish_nowait(said("b"))
+        statistics = bus.statistics().modules[0][1]
+        assert statistics.waiting == 2
+        assert statistics.waiting_bytes == 300_000 + 15 + 16
+        held.let_go()
+        held.wait(3)
+        bus.publish_nowait(said("b"))
+        assert held.wait(4)[-1] == "b"
+
+
+def test_a_module_that_is_removed_lets_its_publishers_go_on() -> None:
+    with ModuleBus() as bus:
+        held, other = full_module(bus), Listener()
+        bus.add_module(other)
+        waiting = in_thread(lambda: bus.publish(said("third")))
+        wait_for_publishers(bus, 1)
+        leaving = in_thread(lambda: bus.remove_module(held))
+        waiting.join()
+        assert other.wait(1) == ["third"]
+        held.let_go()
+        leaving.join()
+        assert held.heard == ["first"]
+        assert bus.statistics().lost == 1
+
+
+def test_quiet_is_when_all_was_heard() -> None:
+    with ModuleBus() as bus:
+        bus.wait_quiet()
+        told: list[str] = []
+
+        def ask(message: ModuleMessage) -> None:
+            try:
+                bus.wait_quiet()
+            except ModuleBusError as error:
+                told.append(str(error))
+
+        last = Listener(ask)
+        first = Listener(lambda message: bus.publish(message, source=first))
+        bus.add_module(first)
+        bus.add_module(last, hears_all=False)
+        bus.link(first, last)
+        for number in range(200):
+            bus.publish(said(str(number)))
+        bus.wait_quiet()
+        assert len(last.heard) == 200
+        assert len(told) == 200
+        assert "it is not quiet" in told[0]
+
+
+# Waiting ends ------------------------------------------------------------------------------------
+
+
+def test_two_that_fill_each_other_do_not_wait_for_ever() -> None:
+    refused: list[str] = []
+    both, done = threading.Barrier(2), threading.Semaphore(0)
+
+    def flood(module: Listener, message: ModuleMessage) -> None:
+        if message.content == b"go":
+            both.wait(SOON)
+            try:
+                for _ in range(4):
+                    bus.publish(said("more"), source=module)
+            except ModuleBusFullError as error:
+                refused.append(str(error))
+            done.release()
+
+    with ModuleBus() as bus:
+        one = Listener(lambda message: flood(one, message))
+        two = Listener(lambda message: flood(two, message))
+        for module in one, two:
+            bus.add_module(module, places=2)
+        bus.publish(said("go"))
+        for _ in range(2):
+            assert done.acquire(timeout=SOON)
+    assert refused
+    assert all("would never end" in text for text in refused)
+
+
+def test_a_module_that_hears_itself_is_not_made_to_wait_for_itself() -> None:
+    refused = threading.Event()
+
+    def flood(message: ModuleMessage) -> None:
+        try:
+            for _ in range(3):
+                bus.publish(said("more"))
+        except ModuleBusFullError:
+            refused.set()
+
+    with ModuleBus() as bus:
+        bus.add_module(Listener(flood), places=2)
+        bus.publish(said("go"))
+        assert refused.wait(SOON)
+
+
+@pytest.mark.parametrize("by", ["remove_module", "destroy"])
+def test_a_module_may_be_removed_by_its_own_callback(by: str) -> None:
+    bus = ModuleBus()
+    done = threading.Event()
+
+    def leave(message: ModuleMessage) -> None:
+        if by == "destroy":
+            bus.destroy()
+        else:
+            bus.remove_module(module)
+            bus.publish(said("farewell"), source=module)
+        done.set()
+
+    module, other = Listener(leave), Listener()
+    bus.add_module(module)
+    bus.add_module(other)
+    bus.publish(said("go"))
+    assert done.wait(SOON)
+    if by == "remove_module":
+        assert other.wait(2) == ["go", "farewell"]
+        bus.destroy()
+    assert_no_threads_left()
+    assert module.heard == ["go"]
+
+
+def test_two_may_remove_each_other_at_once() -> None:
+    removed: list[Result] = []
+    with ModuleBus() as bus:
+        both = threading.Barrier(2)
+
+        def remove(module: Listener) -> None:
+            both.wait(SOON)
+            bus.remove_module(module)
+            removed.append(Result.OK)
+
+        one = Listener(lambda message: remove(two))
+        two = Listener(lambda message: remove(one))
+        bus.add_module(one)
+        bus.add_module(two)
+        bus.publish(said("go"))
+        assert_no_threads_left()
+        assert bus.statistics().modules == ()
+    assert removed == [Result.OK] * 2
+    assert_no_threads_left()
+
+
+def test_removing_waits_for_the_callback() -> None:
+    with ModuleBus() as bus:
+        held = full_module(bus)
+        leaving = in_thread(lambda: bus.remove_module(held))
+        while bus.statistics().modules:
+            pass
+        assert leaving.is_there
+        held.let_go()
+        leaving.join()
+        assert held.heard == ["first"], "what waited is not delivered any more"
+
+
+def test_removing_while_all_publish_leaves_nothing_behind() -> None:
+    bus = ModuleBus()
+    stop = threading.Event()
+
+    def publish(bus: ModuleBus) -> None:
+        while not stop.is_set():
+            bus.publish(said("x"))
+
+    joins = [in_thread(partial(publish, bus)) for _ in range(2)]
+    gone = []
+    for _ in range(50):
+        module = Listener()
+        bus.add_module(module, places=4)
+        module.wait(1)
+        bus.remove_module(module)
+        count = len(module.heard)
+        gone.append(weakref.ref(module))
+        assert count == len(module.heard)
+        del module
+    stop.set()
+    for each in joins:
+        each.join()
+    assert_no_threads_left()
+    gc.collect()
+    assert [ref for ref in gone if ref() is not None] == []
+    bus.destroy()
+    whole = weakref.ref(bus)
+    del bus, joins, each
+    gc.collect()
+    assert whole() is None
+
+
+def test_what_a_worker_has_in_its_hands_is_given_up_with_its_module() -> None:
+    entered, go = threading.Event(), [threading.Event(), threading.Event()]
+
+    def hold(message: ModuleMessage) -> None:
+        number = int(message.content)
+        if number < 2:
+            entered.set()
+            assert go[number].wait(SOON)
+
+    with ModuleBus() as bus:
+        module = Listener(hold)
+        bus.add_module(module)
+        bus.publish(said("0"))
+        assert entered.wait(SOON)
+        for number in range(1, 5):
+            bus.publish(said(str(number)))
+        go[0].set()
+        module.wait(2)  # All that waited was taken.
+        bus.publish(said("5"))
+        removing = in_thread(lambda: bus.remove_module(module))
+        while bus.statistics().modules:
+            pass
+        go[1].set()
+        removing.join()
+        assert module.heard == ["0", "1"]
+        assert bus.statistics().lost == 4
+
+
+# References --------------------------------------------------------------------------------------
+
+
+def test_the_last_reference_frees_the_bus() -> None:
+    bus = ModuleBus()
+    module = Listener()
+    bus.add_module(module)
+    bus.inc_ref()
+    bus.destroy()
+    bus.publish(said("still there"))
+    module.wait(1)
+    bus.dec_ref()
+    assert bus.is_freed
+    assert_no_threads_left()
+    for call in (
+        bus.inc_ref,
+        bus.dec_ref,
+        bus.destroy,
+        bus.__enter__,
+        lambda: bus.publish(said("x")),
+        lambda: bus.publish_nowait(said("x")),
+        lambda: bus.publish(b"no message"),
+        lambda: bus.add_module(Listener()),
+        lambda: bus.remove_module(module),
+        lambda: bus.link(None, module),
+    ):
+        with pytest.raises(ModuleBusError, match=f"{bus.url} is freed") as caught:
+            call()
+        assert caught.value.result is Result.ERROR
+    assert bus.statistics().references == 0
+
+
+def test_a_block_gives_back_its_own_reference_only() -> None:
+    with ModuleBus() as bus:
+        bus.inc_ref()
+    bus.publish(said("still there"))
+    with bus:
+        bus.destroy()
+    assert bus.is_freed
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"places": 0}, "places must be 1 or more, got 0"),
+        ({"places": "many"}, "got 'many'"),
+        ({"full": "explode"}, "full must be one of block, drop_oldest, drop_newest"),
+    ],
+)
+def test_options_that_make_no_sense_are_told(options: dict[str, object], why: str) -> None:
+    with ModuleBus() as bus:
+        with pytest.raises(ModuleBusError, match=why) as caught:
+            bus.add_module(Listener(), **options)  # type: ignore[arg-type]
+        assert caught.value.result is Result.INVALIDARG
+        module = Listener()
+        bus.add_module(module)
+        for bad, reason in ((module, "already"), (7, "can be called; got 7"), (None, "got None")):
+            with pytest.raises(ModuleBusError, match=reason):
+                bus.add_module(bad)
+        assert len(bus.statistics().modules) == 1
+        assert "1 modules" in repr(bus)

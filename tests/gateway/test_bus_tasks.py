@@ -1,0 +1,259 @@
+"""The module bus with tasks: in one event loop, and together with threads."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import trio
+import trio.lowlevel
+import trio.testing
+
+from gateway.listening import Held, Listener, assert_no_threads_left, in_thread, said
+from simplebus.gateway import ModuleBus, ModuleBusError, ModuleBusFullError, ModuleMessage
+
+
+class Task:
+    """A module with a task, that can be held in its callback."""
+
+    def __init__(self, go: trio.Event | None = None) -> None:
+        self.heard: list[str] = []
+        self.go = go
+        self.entered = trio.Event()
+        self.threads: set[int] = set()
+
+    async def receive(self, message: ModuleMessage) -> None:
+        self.heard.append(message.content.decode())
+        self.threads.add(threading.get_ident())
+        self.entered.set()
+        if self.go is not None:
+            await self.go.wait()
+
+
+async def test_tasks_hear_in_order_and_share_the_loop() -> None:
+    async with ModuleBus() as bus:
+        one, two = Task(), Task()
+        quick: list[str] = []
+        bus.add_module(one)
+        bus.add_module(two)
+        bus.add_module(lambda message: quick.append(message.content.decode()), quick=True)
+        for number in range(3000):
+            await bus.publish_async(said(str(number)), source=one)
+        await bus.wait_quiet_async()
+        assert two.heard == quick == [str(number) for number in range(3000)]
+        assert one.heard == []
+        assert two.threads == {threading.get_ident()}
+
+
+async def test_tasks_and_threads_hear_each_other() -> None:
+    async with ModuleBus() as bus:
+        echoed = Task()
+
+        def echo(message: ModuleMessage) -> None:
+            bus.publish(message, source=thread)
+
+        thread = Listener(echo)
+        bus.add_module(thread, places=2)
+        bus.add_module(echoed, places=2)
+        for number in range(100):
+            await bus.publish_async(said(str(number)), source=echoed)
+        while len(echoed.heard) < 100:
+            await trio.lowlevel.checkpoint()
+        assert echoed.heard == thread.heard == [str(number) for number in range(100)]
+    assert_no_threads_left()
+
+
+async def test_a_task_waits_for_room_and_others_go_on() -> None:
+    go = trio.Event()
+    async with ModuleBus() as bus, trio.open_nursery() as nursery:
+        module = Task(go)
+        bus.add_module(module, places=1)
+        await bus.publish_async(said("first"))
+        await module.entered.wait()
+        bus.publish(said("second"))
+        with pytest.raises(ModuleBusFullError, match="await publish_async"):
+            bus.publish(said("third"))
+        with trio.move_on_after(0):
+            await bus.publish_async(said("cancelled"))
+        nursery.start_soon(bus.publish_async, said("third"))
+        await trio.testing.wait_all_tasks_blocked()
+        assert bus.statistics().waiting == 1
+        go.set()
+        await bus.wait_quiet_async()
+        assert module.heard == ["first", "second", "third"]
+
+
+async def test_what_is_let_in_as_its_publisher_is_cancelled_is_published() -> None:
+    """A thread makes room while the cancellation is on its way: the task learns that it is in."""
+    async with ModuleBus() as bus:
+        held = Held()
+        bus.add_module(held, places=1)
+        bus.publish(said("first"))
+        await trio.to_thread.run_sync(held.wait_held)
+        bus.publish(said("second"))
+        published: list[bool] = []
+
+        async def publish() -> None:
+            with trio.CancelScope() as scope:
+                scopes.append(scope)
+                await bus.publish_async(said("third"))
+                published.append(True)
+
+        scopes: list[trio.CancelScope] = []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(publish)
+            await trio.testing.wait_all_tasks_blocked()
+            held.let_go()
+            while bus.statistics().waiting:  # The loop does not learn of it meanwhile.
+                pass
+            scopes[0].cancel()
+        assert published == [True]
+        assert await trio.to_thread.run_sync(held.wait, 3) == ["first", "second", "third"]
+
+
+async def test_a_callback_that_would_wait_for_itself_is_told() -> None:
+    refused: list[str] = []
+
+    async def flood(message: ModuleMessage) -> None:
+        try:
+            for _ in range(3):
+                await bus.publish_async(said("more"))
+        except ModuleBusFullError as error:
+            refused.append(str(error))
+
+    async with ModuleBus() as bus:
+        bus.add_module(flood, places=1)
+        await bus.publish_async(said("go"))
+        while not refused:
+            await trio.lowlevel.checkpoint()
+    assert "would never end" in refused[0]
+
+
+async def test_removing_waits_for_the_callback_but_not_in_it() -> None:
+    go = trio.Event()
+    async with ModuleBus() as bus, trio.open_nursery() as nursery:
+        module = Task(go)
+
+        async def leave(message: ModuleMessage) -> None:
+            await bus.remove_module_async(leave)
+            left.set()
+
+        left = trio.Event()
+        bus.add_module(module)
+        bus.add_module(leave)
+        await bus.publish_async(said("go"))
+        await left.wait()
+        removed = trio.Event()
+
+        async def remove() -> None:
+            await bus.remove_module_async(module)
+            removed.set()
+
+        nursery.start_soon(remove)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not removed.is_set()
+        assert bus.statistics().modules == ()
+        go.set()
+        await removed.wait()
+        with pytest.raises(ModuleBusError, match="not on the bus"):
+            await bus.remove_module_async(module)
+
+
+async def test_in_an_event_loop_removing_does_not_block() -> None:
+    async with ModuleBus() as bus:
+        held = Held()
+        bus.add_module(held)
+        bus.publish(said("go"))
+        await trio.to_thread.run_sync(held.wait_held)
+        bus.remove_module(held)
+        held.let_go()
+        task = Task(trio.Event())
+        bus.add_module(task)
+        bus.publish(said("go"))
+        await task.entered.wait()
+        bus.remove_module(task)
+        assert task.go is not None
+        task.go.set()
+
+
+async def test_leaving_with_an_error_stops_tasks_and_is_not_wrapped() -> None:
+    module = Task(trio.Event())
+    bus = ModuleBus()
+
+    async def fail() -> None:
+        async with bus:
+            bus.add_module(module)
+            bus.publish(said("go"))
+            await module.entered.wait()
+            raise ValueError("on purpose")
+
+    with pytest.raises(ValueError, match="on purpose"):
+        await fail()
+    assert bus.is_freed
+
+
+async def test_a_bus_that_others_hold_outlives_its_event_loop() -> None:
+    thread = Listener()
+    async with ModuleBus() as bus:
+        bus.inc_ref()
+        bus.add_module(thread)
+        bus.add_module(Task())
+        with pytest.raises(ModuleBusError, match="in an event loop already"):
+            await bus.__aenter__()
+    assert [module for module, _ in bus.statistics().modules] == [thread]
+    bus.publish(said("still there"))
+    assert await trio.to_thread.run_sync(thread.wait, 1) == ["still there"]
+    bus.destroy()
+
+
+def test_without_an_event_loop_a_task_has_one_of_its_own() -> None:
+    module, other = Task(), Listener()
+
+    async def answer(message: ModuleMessage) -> None:
+        await module.receive(message)
+        await trio.lowlevel.checkpoint()
+        await bus.publish_async(said("answer"), source=answer)
+
+    with ModuleBus() as bus:
+        bus.add_module(other)
+        bus.add_module(answer)
+        bus.publish(said("hello"), source=other)
+        assert other.wait(1) == ["answer"]
+    assert module.heard == ["hello"]
+    assert_no_threads_left()
+
+
+async def test_threads_add_and_remove_tasks() -> None:
+    async with ModuleBus() as bus:
+        module = Task()
+        adding = in_thread(lambda: bus.add_module(module))
+        adding.join()
+        publishing = in_thread(lambda: bus.publish(said("hello")))
+        publishing.join()
+        await bus.wait_quiet_async()
+        removing = in_thread(lambda: bus.remove_module(module))
+        while removing.is_there:
+            await trio.lowlevel.checkpoint()
+        removing.join()
+        assert module.heard == ["hello"]
+
+
+async def test_leaving_waits_for_threads_in_their_callbacks() -> None:
+    held = Held()
+    async with trio.open_nursery() as nursery:
+
+        async def enter_and_leave() -> None:
+            async with ModuleBus() as bus:
+                bus.add_module(held)
+                bus.publish(said("go"))
+                await trio.to_thread.run_sync(held.wait_held)
+                leaves.set()
+            left.set()
+
+        leaves, left = trio.Event(), trio.Event()
+        nursery.start_soon(enter_and_leave)
+        await leaves.wait()
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert not left.is_set()
+        held.let_go()
+        await left.wait()

@@ -1,0 +1,357 @@
+"""A gateway's modules: their order, their links, their failures, and changes while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+import trio
+import trio.lowlevel
+import trio.testing
+
+from gateway import parts
+from gateway.listening import assert_no_threads_left, said
+from simplebus.config_mistakes import ConfigError
+from simplebus.gateway import ModuleMessage
+from simplebus.gateway.gateway import Gateway, open_gateway
+from simplebus.gateway.life import State
+from simplebus.gateway.plan import GatewayPlan, ModulePlan, parse
+
+HERE = "gateway.parts"
+KINDS = pytest.mark.parametrize("kind", ["Recorder", "BlockingRecorder"])
+
+
+@pytest.fixture(autouse=True)
+def happened() -> Iterator[list[tuple[str, ...]]]:
+    parts.HAPPENED.clear()
+    parts.Recorder.failed = 0
+    parts.BlockingRecorder.threads.clear()
+    yield parts.HAPPENED
+    assert_no_threads_left()
+
+
+def module(name: str, kind: str = "Recorder", **settings: object) -> ModulePlan:
+    return ModulePlan.of(name, f"{HERE}:{kind}", settings)
+
+
+def heard(name: str) -> list[str]:
+    return [what[2] for what in parts.HAPPENED if what[:2] == (name, "receive")]
+
+
+def steps(*names: str) -> list[tuple[str, ...]]:
+    return [what for what in parts.HAPPENED if what[1] in names]
+
+
+async def quiet(gateway: Gateway) -> None:
+    await gateway.bus.wait_quiet_async()
+
+
+@KINDS
+async def test_all_are_created_then_start_in_order_and_end_in_the_opposite(kind: str) -> None:
+    plan = GatewayPlan((module("a", kind), module("b", kind), module("c", kind)))
+    async with open_gateway(plan) as gateway:
+        assert steps("create", "start") == [
+            ("a", "create"),
+            ("b", "create"),
+            ("c", "create"),
+            ("a", "start"),
+            ("b", "start"),
+            ("c", "start"),
+        ]
+        assert [each.state for each in gateway.statistics().modules] == [State.RUNNING] * 3
+        assert gateway.names == ("a", "b", "c")
+    assert steps("destroy") == [("c", "destroy"), ("b", "destroy"), ("a", "destroy")]
+    assert gateway.names == ()
+
+
+@KINDS
+async def test_modules_hear_whom_they_are_linked_to(kind: str) -> None:
+    plan = GatewayPlan(
+        (module("shout", "Shout"), module("all", kind), module("one", kind), module("none", kind)),
+        (("*", "shout"), ("*", "all"), ("shout", "one")),
+    )
+    async with open_gateway(plan) as gateway:
+        await gateway.publish(said("hello"))
+        await quiet(gateway)
+        assert sorted(heard("all")) == ["HELLO", "hello"]
+        assert heard("one") == ["HELLO"]
+        assert heard("none") == []
+        shout = gateway.statistics().modules[0]
+        assert (shout.delivered, shout.published) == (1, 1)
+        gateway.unlink("shout", "one")
+        gateway.link("all", "none")
+        await gateway.publish(said("again"))
+        await quiet(gateway)
+        assert heard("one") == ["HELLO"]
+        assert gateway.statistics().links == (("*", "shout"), ("*", "all"), ("all", "none"))
+    if kind == "BlockingRecorder":
+        assert len(parts.BlockingRecorder.threads) == 3
+
+
+async def test_what_is_said_at_the_start_waits_for_those_who_start_later() -> None:
+    class Early(parts.Recorder):
+        async def start(self) -> None:
+            await self.bus.publish(b"early")
+
+    early = ModulePlan("early", "", parts.Settings(), factory=Early)
+    plan = GatewayPlan((early, module("late")), (("early", "late"),))
+    async with open_gateway(plan) as gateway:
+        await quiet(gateway)
+        assert steps("start", "receive") == [("late", "start"), ("late", "receive", "early")]
+
+
+@pytest.mark.parametrize("where", ["create", "start", "2", "run"])
+async def test_one_that_fails_is_made_again_and_misses_one_message_at_most(
+    where: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    begun = trio.current_time()
+    await fail_twice("Recorder", where)
+    assert 3 <= trio.current_time() - begun < 4, "it paused for 1 s, then for 2 s"
+
+
+@pytest.mark.parametrize("where", ["create", "start", "2"])
+async def test_one_with_a_thread_is_made_again_too(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("simplebus.gateway.life.PAUSE_S", 0.0)
+    await fail_twice("BlockingRecorder", where)
+
+
+async def fail_twice(kind: str, where: str) -> None:
+    plan = GatewayPlan((module("a", kind, fails=where, times=2),), (("*", "a"),))
+    texts = ["1", "2", "2", "3", "4", "5"] if where == "2" else list("12345")
+    async with open_gateway(plan) as gateway:
+        for text in texts:
+            await gateway.publish(said(text))
+        (life,) = gateway.statistics().modules
+        while (life.failures, life.state) != (2, State.RUNNING):
+            await trio.sleep(0.01)
+            (life,) = gateway.statistics().modules
+        await quiet(gateway)
+        assert heard("a") == texts
+        assert "ValueError: on purpose" in life.error
+        assert gateway.statistics().failed == ()
+    made = [what[1] for what in steps("create", "destroy")]
+    assert made.count("create") == 3
+    assert made[-1] == "destroy"
+
+
+async def test_pauses_grow_and_begin_again_after_a_long_while(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    times: list[float] = []
+    enough = trio.Event()
+
+    class Failing(parts.Recorder):
+        async def run(self) -> None:
+            times.append(trio.current_time())
+            if len(times) == 9:
+                await trio.sleep(100)
+            if len(times) == 10:
+                enough.set()
+            raise ValueError("on purpose")
+
+    plan = GatewayPlan((ModulePlan("a", "", parts.Settings(), factory=Failing),))
+    async with open_gateway(plan) as gateway:
+        await enough.wait()
+        assert gateway.statistics().modules[0].failures >= 9
+    pauses = [round(b - a) for a, b in pairwise(times)]
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 101]
+
+
+async def test_a_failed_module_is_reported(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_gateway(GatewayPlan((module("a", fails="start", times=99),))) as gateway:
+        assert gateway.statistics().failed == ("a",)
+        assert "0 of 1 modules run" in str(gateway.statistics())
+        assert "failed: a" in str(gateway.statistics())
+    assert "module 'a' failed and is made again in 1 s" in caplog.text
+
+
+async def test_an_entry_point_that_gives_no_module_is_told(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with open_gateway(GatewayPlan((module("a", "broken"),))) as gateway:
+        assert "has a method `receive`; got 7" in gateway.statistics().modules[0].error
+
+
+async def test_run_waits_for_room_at_its_own_module() -> None:
+    class Talker(parts.Recorder):
+        async def run(self) -> None:
+            for number in range(100):
+                await self.bus.publish(b"%d" % number)
+
+    talker = ModulePlan("a", "", parts.Settings(), places=2, factory=Talker)
+    async with open_gateway(GatewayPlan((talker,), (("a", "a"),))) as gateway:
+        while len(heard("a")) < 100:
+            await trio.lowlevel.checkpoint()
+        assert gateway.statistics().modules[0].failures == 0
+    assert heard("a") == [str(number) for number in range(100)]
+
+
+# Changes while it runs ---------------------------------------------------------------------------
+
+
+async def test_modules_come_and_go_and_whoever_listens_is_told() -> None:
+    told: list[tuple[str, ...]] = []
+    async with open_gateway(GatewayPlan((module("a"),))) as gateway:
+        gateway.listen(told.append)
+        await gateway.add(module("b", "BlockingRecorder"))
+        gateway.link("*", "b")
+        gateway.link("b", "a")
+        await gateway.publish(said("hello"))
+        await quiet(gateway)
+        await gateway.remove("b")
+        await quiet(gateway)
+        assert told == [("a", "b"), ("a",)]
+        assert [what[2:] for what in steps("modules") if what[0] == "a"] == [("a",), *told]
+        assert heard("b") == ["hello"]
+        assert gateway.statistics().links == ()
+        await gateway.add(module("b"))
+        assert gateway.statistics().links == ()
+
+
+async def test_a_module_is_replaced_and_hears_what_waited() -> None:
+    async with open_gateway(GatewayPlan((module("a"),), (("*", "a"),))) as gateway:
+        await gateway.publish(said("one"))
+        await quiet(gateway)
+        await gateway.replace(module("a", "BlockingRecorder"))
+        await gateway.publish(said("two"))
+        await quiet(gateway)
+        assert [what[1] for what in parts.HAPPENED if what[1] != "modules"] == [
+            "create", "start", "run", "receive", "destroy", "create", "start", "receive",
+        ]  # fmt: skip
+        assert heard("a") == ["one", "two"]
+        assert gateway.statistics().modules[0].module == f"{HERE}:BlockingRecorder"
+        with pytest.raises(ConfigError, match="keeps its queue, places=1024"):
+            await gateway.replace(ModulePlan.of("a", f"{HERE}:Shout", places=7))
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (lambda gateway: gateway.add(module("a")), "there is a module 'a' already"),
+        (lambda gateway: gateway.add(ModulePlan("*", "timer")), "stands for everyone else"),
+        (lambda gateway: gateway.remove("b"), "'b' is unknown; there are a"),
+        (lambda gateway: gateway.replace(module("b")), "'b' is unknown"),
+    ],
+)
+async def test_what_cannot_be_changed_is_told(call: object, why: str) -> None:
+    async with open_gateway(GatewayPlan((module("a"),), (("*", "a"),))) as gateway:
+        with pytest.raises(ConfigError, match=why):
+            await call(gateway)  # type: ignore[operator]
+        for link in ("*", "a"), ("b", "a"), ("a", "b"):
+            with pytest.raises(ConfigError):
+                gateway.link(*link)
+        with pytest.raises(ConfigError, match="does not hear 'a'"):
+            gateway.unlink("a", "a")
+        assert gateway.names == ("a",)
+
+
+async def test_a_plan_is_applied_and_what_is_as_before_goes_on() -> None:
+    before = GatewayPlan(
+        (module("stays"), module("goes"), module("changes"), module("shrinks")),
+        (("*", "stays"), ("goes", "stays"), ("stays", "changes")),
+    )
+    shrunk = ModulePlan.of("shrinks", f"{HERE}:Recorder", places=5)
+    after = GatewayPlan(
+        (module("comes"), shrunk, module("stays"), module("changes", times=2)),
+        (("*", "stays"), ("comes", "stays"), ("*", "changes")),
+    )
+    async with open_gateway(before) as gateway:
+        parts.HAPPENED.clear()
+        await gateway.apply(after)
+        await quiet(gateway)
+        assert gateway.names == ("comes", "shrinks", "stays", "changes")
+        assert sorted(gateway.statistics().links) == sorted(after.links)
+        assert sorted(steps("create", "destroy")) == [
+            ("changes", "create"),
+            ("changes", "destroy"),
+            ("comes", "create"),
+            ("goes", "destroy"),
+            ("shrinks", "create"),
+            ("shrinks", "destroy"),
+        ]
+        parts.HAPPENED.clear()
+        await gateway.apply(after)
+        await quiet(gateway)
+        assert parts.HAPPENED == []
+
+
+# The end -----------------------------------------------------------------------------------------
+
+
+async def test_what_was_said_is_heard_out_before_the_end() -> None:
+    plan = GatewayPlan((module("a", "BlockingRecorder"),), (("*", "a"),))
+    async with open_gateway(plan) as gateway:
+        for number in range(300):
+            await gateway.publish(said(str(number)))
+    assert len(heard("a")) == 300
+    assert gateway.statistics().lost == 0
+
+
+async def test_what_a_failed_module_had_is_heard_out_too(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    for place in "1", "3":  # With messages in its hands; and with some that come while it lies.
+        parts.HAPPENED.clear()
+        parts.Recorder.failed = 0
+        plan = GatewayPlan((module("a", fails=place),), (("*", "a"),))
+        async with open_gateway(plan) as gateway:
+            for number in "123":
+                await gateway.publish(said(number))
+            while not gateway.statistics().failed:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+            await gateway.publish(said("4"))
+        assert heard("a") == ["1", "2", "3", "4"]
+        assert gateway.statistics().lost == 0
+
+
+async def test_one_that_does_not_end_is_given_up(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    parts.Stuck.go.clear()
+    plan = GatewayPlan((module("a", "Stuck"), module("b")), (("*", "a"),))
+    async with open_gateway(plan, drain=1, grace=2) as gateway:
+        for _ in range(3):
+            await gateway.publish(ModuleMessage(b"x"))
+        with trio.fail_after(30):
+            while not parts.Stuck.entered.is_set():
+                await trio.lowlevel.checkpoint()
+    assert "not all was heard out in 1 s" in caplog.text
+    assert "'a' does not end: given up after 2 s" in caplog.text
+    assert gateway.statistics().lost == 2
+    parts.Stuck.go.set()
+
+
+async def test_an_error_in_the_block_ends_the_modules_too() -> None:
+    async def fail() -> None:
+        async with open_gateway(GatewayPlan((module("a"),))):
+            raise ValueError("on purpose")
+
+    with pytest.raises(ValueError, match="on purpose"):
+        await fail()
+    assert steps("destroy") == [("a", "destroy")]
+
+
+async def test_a_plan_from_text_runs(autojump_clock: trio.testing.MockClock) -> None:
+    plan = parse(
+        f"""
+        [modules.clock]
+        module = "timer"
+        settings = {{ every = 2, content = "tick", count = 3 }}
+        [modules.again]
+        module = "transform"
+        hears = ["clock"]
+        settings = {{ set = {{ by = "again" }}, function = "{HERE}:twice" }}
+        [modules.all]
+        module = "{HERE}:Recorder"
+        hears = ["again"]
+        """
+    )
+    async with open_gateway(plan) as gateway:
+        await trio.sleep(7)
+        await quiet(gateway)
+        assert heard("all") == ["tick", "tick!"] * 3

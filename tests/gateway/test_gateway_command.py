@@ -1,0 +1,161 @@
+"""`simplebus gateway`, as a process: its file, its signals, and what a kill takes."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sqlite3
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from programs import PATIENCE_SECONDS, program, server
+from typer.testing import CliRunner
+
+import simplebus
+from simplebus import cli
+
+WRITER = '''
+"""Writes what it hears into a database."""
+import sqlite3
+
+from simplebus.gateway import BlockingModule
+
+
+class Writer(BlockingModule):
+    def __init__(self, bus, settings):
+        super().__init__(bus, settings)
+        self.database = sqlite3.connect(settings["path"])  # To be used in this thread only.
+        self.database.execute("pragma synchronous = off")
+
+    Settings = None
+
+    def start(self):
+        self.database.execute("create table if not exists said (what)")
+
+    def receive(self, message):
+        self.database.execute("insert into said values (?)", (message.content.decode(),))
+        self.database.commit()
+
+    def destroy(self):
+        self.database.close()
+'''
+
+CLOCK = """
+[modules.clock]
+module = "timer"
+settings = { every = 0.01, content = "%s" }
+"""
+
+SINK = """
+[modules.sink]
+module = "writer_of_test:Writer"
+hears = ["*"]
+settings = { path = "%s" }
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "writer_of_test.py").write_text(WRITER)
+    return tmp_path
+
+
+def said(path: Path) -> set[str]:
+    database = sqlite3.connect(path)
+    try:
+        return {what for (what,) in database.execute("select what from said")}
+    except sqlite3.OperationalError:  # It is not made yet.
+        return set()
+    finally:
+        database.close()
+
+
+def wait_said(path: Path, what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while what not in said(path):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_gateway_follows_its_file_and_ends_when_it_is_told(folder: Path) -> None:
+    file, path = folder / "gateway.toml", folder / "said.db"
+    file.write_text(SINK % path + CLOCK % "one")
+    with program("gateway", str(file)) as gateway:
+        assert gateway.line() == "simplebus gateway ready modules=2"
+        wait_said(path, "one")
+        file.write_text("[modules.sink]\nmodul = 3\n")
+        gateway.signal(signal.SIGHUP)
+        time.sleep(0.1)
+        file.write_text(SINK % path + CLOCK % "two")
+        gateway.signal(signal.SIGHUP)
+        wait_said(path, "two")
+        gateway.signal(signal.SIGTERM)
+        status, _, told = gateway.end()
+    assert status == 0, told
+    assert "all goes on as before: " in told
+    assert "gateway.toml:2: modules.sink.modul: 'modul' is unknown; did you mean" in told
+    assert "ends: 2 of 2 modules run;" in told
+    assert "not heard out" not in told
+
+
+def test_a_gateway_that_is_killed_loses_nothing_that_its_uplink_had(folder: Path) -> None:
+    """Killed before the bus is there, and started again."""
+    file = folder / "gateway.toml"
+    with socket.create_server(("127.0.0.1", 0)) as held:  # A port that is free.
+        port = held.getsockname()[1]
+    url = f"simplebus://127.0.0.1:{port}"
+    up = f"""
+[modules.up]
+module = "uplink"
+hears = ["*"]
+settings = {{ to = "{url}", class = 7, data_dir = "{folder / "kept"}" }}
+"""
+    file.write_text(up + CLOCK % "x" + SINK % (folder / "said.db"))
+    for is_last in False, True:
+        with program("gateway", str(file)) as gateway:
+            gateway.line()
+            if not is_last:
+                time.sleep(0.4)
+                continue  # Killed.
+            with (
+                server("--port", str(port)),
+                simplebus.connect_blocking(url) as client,
+                client.subscribe(7) as messages,
+            ):
+                ticks: list[int] = []
+                for message in messages:
+                    ticks.append(int(dict(message.headers)["tick"]))
+                    if ticks.count(0) == 2 and ticks[-1] >= 20:
+                        break
+            gateway.signal(signal.SIGTERM)
+            gateway.end()
+    lives = [number for number, tick in enumerate(ticks) if tick == 0]
+    for begin, end in zip(lives, [*lives[1:], len(ticks)], strict=True):
+        life = ticks[begin:end]
+        assert life == sorted(set(life)), "in order, and once"
+        assert len(life) > 10
+
+
+def test_the_help_shows_tables_as_they_are_written() -> None:
+    said = CliRunner().invoke(cli.app, ["gateway", "--help"]).output
+    assert "[modules.clock]" in said
+    assert "[modules.log]" in said
+    assert "\\[" not in said
+
+
+def test_a_file_is_looked_over(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    file = folder / "gateway.toml"
+    file.write_text(CLOCK % "one" + SINK % "x")
+    done = CliRunner().invoke(cli.app, ["gateway", "--check", str(file)])
+    assert done.exit_code == 0
+    assert done.stdout.splitlines()[:2] == [
+        "clock: timer, hears nobody",
+        "sink: writer_of_test:Writer, hears *",
+    ]
+    file.write_text('[modules.a]\nmodule = "timr"\n')
+    done = CliRunner().invoke(cli.app, ["gateway", str(file)])
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"simplebus: {file}:2: modules.a.module: 'timr' is unknown")

@@ -1,0 +1,159 @@
+"""Messages and their byte form."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import pickle
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.gateway.errors import MalformedError, ModuleBusError, Result
+from simplebus.gateway.messages import MESSAGE_BYTES_MAX, ModuleMessage
+
+TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=8)
+MESSAGES = st.builds(
+    ModuleMessage, st.binary(max_size=40), st.dictionaries(TEXTS, TEXTS, max_size=3)
+)
+
+EMPTY = bytes.fromhex("a160 01 0000000f 00000000 00000000")
+ONE = b"\xa1\x60\x01\x00\x00\x00\x1c\x00\x00\x00\x01sensor\0roof\0\x00\x00\x00\x01!"
+
+
+def write_slowly(message: ModuleMessage, *, versioned: bool) -> bytes:
+    """The byte form, from its description, a byte at a time."""
+    body = bytearray(len(message.properties).to_bytes(4, "big"))
+    for name, value in message.properties.items():
+        for text in name, value:
+            body.extend(text.encode())
+            body.append(0)
+    body.extend(len(message.content).to_bytes(4, "big"))
+    body.extend(message.content)
+    head = b"\xa1\x60\x01" if versioned else b"\xa1\x60"
+    return head + (len(head) + 4 + len(body)).to_bytes(4, "big") + body
+
+
+def test_the_byte_form_is_the_documented_one() -> None:
+    assert ModuleMessage().to_bytes() == EMPTY
+    assert len(EMPTY) == 15
+    assert len(ModuleMessage().to_bytes(version=None)) == 14
+    message = ModuleMessage(b"!", {"sensor": "roof"})
+    one = message.to_bytes()
+    assert one[:3] + one[7:] == ONE[:3] + ONE[7:]
+    assert int.from_bytes(one[3:7], "big") == len(one) == message.size
+
+
+@given(MESSAGES, st.booleans())
+def test_bytes_are_what_the_description_says_and_lead_back(
+    message: ModuleMessage, versioned: bool
+) -> None:
+    data = message.to_bytes() if versioned else message.to_bytes(version=None)
+    assert data == write_slowly(message, versioned=versioned)
+    again = ModuleMessage.from_bytes(data)
+    assert again == message
+    assert again.size == message.size
+    assert list(again.properties) == list(message.properties)
+    assert ModuleMessage.from_bytes(memoryview(data)) == message
+
+
+@given(st.binary(max_size=60), st.booleans())
+def test_any_bytes_are_a_message_or_malformed(data: bytes, begins_well: bool) -> None:
+    if begins_well:
+        data = b"\xa1\x60\x01" + struct.pack(">I", len(data) + 7) + data
+    with contextlib.suppress(MalformedError):
+        message = ModuleMessage.from_bytes(data)
+        assert data in (message.to_bytes(), message.to_bytes(version=None))
+
+
+@given(MESSAGES, st.data())
+def test_a_byte_more_or_less_or_changed_is_never_something_else_raised(
+    message: ModuleMessage, data: st.DataObject
+) -> None:
+    whole = message.to_bytes()
+    at = data.draw(st.integers(0, len(whole) - 1))
+    for broken in (whole[:at], whole + b"\0"):
+        with pytest.raises(MalformedError):
+            ModuleMessage.from_bytes(broken)
+    changed = whole[:at] + bytes([whole[at] ^ data.draw(st.integers(1, 255))]) + whole[at + 1 :]
+    with contextlib.suppress(MalformedError):
+        ModuleMessage.from_bytes(changed)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "begins with a1 60, got no bytes"),
+        (b"\xa1\x61" + EMPTY[2:], "begins with a1 60, got a1 61"),
+        (EMPTY[:-1], "at least 15 bytes, got 14"),
+        (b"\xa1\x60\0\0\0", "at least 14 bytes, got 5"),
+        (EMPTY + b"x", "there are 15 bytes, got 16"),
+        (bytes.fromhex("a160 01 0000000f ffffffff 00000000"), "4,294,967,295 properties"),
+        (bytes.fromhex("a160 01 0000000f 00000000 00000001"), "expected 0 for the content's size"),
+        (bytes.fromhex("a160 01 00000011 00000001 4100 42424200"), "expected the size"),
+        (bytes.fromhex("a160 01 00000011 00000001 414141414141"), "end with a NUL"),
+        (bytes.fromhex("a160 01 00000012 00000001 ff00 00 00000000"), "no UTF-8"),
+        (bytes.fromhex("a160 01 00000015 00000002 00 00 00 00 00000000 0000"), "twice"),
+    ],
+)
+def test_malformed_bytes_are_told_with_what_was_expected(data: bytes, why: str) -> None:
+    with pytest.raises(MalformedError, match=why):
+        ModuleMessage.from_bytes(data)
+
+
+def test_a_message_does_not_change() -> None:
+    names = {"a": "1"}
+    content = bytearray(b"one")
+    message = ModuleMessage(content, names)
+    names["a"] = "2"
+    content[0] = 0
+    assert message == ModuleMessage(b"one", {"a": "1"})
+    assert hash(message) == hash(ModuleMessage(b"one", {"a": "1"}))
+    for attribute in "content", "properties", "size", "other":
+        with pytest.raises(AttributeError, match="does not change"):
+            setattr(message, attribute, b"")
+        with pytest.raises(AttributeError, match="does not change"):
+            delattr(message, attribute)
+    with pytest.raises(TypeError):
+        message.properties["a"] = "3"  # type: ignore[index]
+
+
+def test_another_message_is_made_of_one() -> None:
+    message = ModuleMessage(b"one", {"a": "1"})
+    assert message.replace(b"two") == ModuleMessage(b"two", {"a": "1"})
+    assert message.replace(properties={}) == ModuleMessage(b"one")
+    assert message != "one"
+    assert repr(message) == "ModuleMessage(b'one', {'a': '1'})"
+    assert pickle.loads(pickle.dumps(message)) == copy.copy(message) == message
+
+
+@pytest.mark.parametrize(
+    ("content", "properties", "why"),
+    [
+        ("text", {}, "content must be bytes, got 'text'"),
+        (b"", {"a": 1}, "got 'a': 1"),
+        (b"", {1: "a"}, "got 1: 'a'"),
+        (b"", {"a\0": "1"}, "NUL"),
+        (b"", {"a": "\0"}, "NUL"),
+        (b"", {"a": "\ud800"}, "UTF-8"),
+    ],
+)
+def test_what_cannot_be_a_message_is_refused(
+    content: bytes, properties: dict[str, str], why: str
+) -> None:
+    with pytest.raises(ModuleBusError, match=why) as caught:
+        ModuleMessage(content, properties)
+    assert caught.value.result is Result.INVALIDARG
+
+
+def test_the_longest_message_has_a_byte_form() -> None:
+    longest = ModuleMessage(bytes(MESSAGE_BYTES_MAX - 15))
+    assert ModuleMessage.from_bytes(longest.to_bytes()) == longest
+    with pytest.raises(ModuleBusError, match="at most 16,777,215 bytes, got 16,777,216"):
+        ModuleMessage(bytes(MESSAGE_BYTES_MAX - 14))
+    with pytest.raises(ModuleBusError, match="version must be 1 or None, got 2"):
+        longest.to_bytes(version=2)
+    with pytest.raises(ModuleBusError, match="must be bytes, got 'a'"):
+        ModuleMessage.from_bytes("a")  # type: ignore[arg-type]

@@ -1,0 +1,17 @@
+"""The specification's table is complete: each of its items is a test by its id."""
+
+from __future__ import annotations
+
+from gateway import test_srs_bus, test_srs_modules, test_srs_worker
+from gateway.srs import ITEMS
+
+
+def test_each_of_the_65_items_is_a_test() -> None:
+    names = [
+        name.removeprefix("test_")[:6]
+        for file in (test_srs_bus, test_srs_modules, test_srs_worker)
+        for name in vars(file)
+        if name.startswith("test_")
+    ]
+    assert sorted(names) == sorted(ITEMS)
+    assert len(ITEMS) == 65

@@ -1,0 +1,239 @@
+"""The specification's items about the bus: made, held, published on, destroyed.
+
+An item that speaks of memory or sockets is tested as what it means here.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+
+import pytest
+
+from gateway.listening import Held, Listener, assert_no_threads_left, in_thread, said
+from simplebus.gateway import ModuleBus, ModuleMessage, Result, plain
+
+
+@pytest.fixture
+def bus():
+    with ModuleBus() as bus:
+        yield bus
+
+
+# Create
+
+
+def test_13_001_create_gives_a_new_bus() -> None:
+    bus = plain.create()
+    assert isinstance(bus, ModuleBus)
+    assert bus is not plain.create()
+
+
+def test_13_003_create_gives_nothing_when_the_platform_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail() -> None:
+        raise MemoryError("on purpose")
+
+    monkeypatch.setattr("simplebus.gateway.switchboard.threading.Lock", fail)
+    assert plain.create() is None
+
+
+def test_13_067_each_bus_has_its_own_data() -> None:
+    one, two = ModuleBus(), ModuleBus()
+    heard = Listener()
+    one.add_module(heard)
+    two.publish(said("elsewhere"))
+    one.publish(said("here"))
+    assert heard.wait(1) == ["here"]
+    one.destroy()
+    assert not two.is_freed
+
+
+def test_13_007_a_new_bus_has_no_modules(bus: ModuleBus) -> None:
+    assert bus.statistics().modules == ()
+
+
+def test_13_023_the_modules_are_guarded(bus: ModuleBus) -> None:
+    def come_and_go() -> None:
+        for _ in range(20):
+            module = Listener()
+            bus.add_module(module)
+            bus.remove_module(module)
+
+    both = [in_thread(come_and_go) for _ in range(3)]
+    for each in both:
+        each.join()
+    assert bus.statistics().modules == ()
+
+
+def test_17_001_a_new_bus_can_be_published_on(bus: ModuleBus) -> None:
+    assert plain.publish(bus, None, said("nobody hears it")) is Result.OK
+    assert bus.statistics().published == 1
+
+
+def test_17_002_ids_are_unique() -> None:
+    assert len({ModuleBus().id for _ in range(1000)}) == 1000
+
+
+def test_17_003_the_url_is_made_of_the_id(bus: ModuleBus) -> None:
+    assert bus.url == "inproc://" + bus.id
+
+
+def test_17_004_the_bus_is_what_its_url_says(bus: ModuleBus) -> None:
+    assert bus.url in repr(bus)
+
+
+# IncRef
+
+
+def test_13_108_without_a_bus_inc_ref_does_nothing() -> None:
+    plain.inc_ref(None)
+
+
+def test_13_109_inc_ref_counts_one_more(bus: ModuleBus) -> None:
+    plain.inc_ref(bus)
+    assert bus.statistics().references == 2
+    plain.destroy(bus)
+    assert plain.publish(bus, None, said("still there")) is Result.OK
+
+
+# Publish
+
+
+def test_13_030_without_a_bus_or_a_message_publish_is_invalidarg(bus: ModuleBus) -> None:
+    assert plain.publish(None, None, said("x")) is Result.INVALIDARG
+    assert plain.publish(bus, None, None) is Result.INVALIDARG
+    assert plain.publish(bus, None, "text") is Result.INVALIDARG  # type: ignore[arg-type]
+    assert plain.publish(bus, None, said("x")) is Result.OK
+
+
+def test_17_022_those_who_publish_at_once_are_heard_in_one_order(bus: ModuleBus) -> None:
+    one, two = Listener(), Listener()
+    bus.add_module(one)
+    bus.add_module(two)
+
+    def publish(name: str) -> None:
+        for number in range(100):
+            bus.publish(said(f"{name}{number}"))
+
+    both = [in_thread(lambda name=name: publish(name)) for name in "ab"]  # type: ignore[misc]
+    for each in both:
+        each.join()
+    assert one.wait(200) == two.wait(200)
+
+
+def test_17_007_what_is_heard_is_the_message_as_it_was(bus: ModuleBus) -> None:
+    heard: list[ModuleMessage] = []
+    listener = Listener(heard.append)
+    bus.add_module(listener)
+    content, properties = bytearray(b"one"), {"a": "1"}
+    bus.publish(ModuleMessage(content, properties))
+    content[:] = b"two"
+    properties["a"] = "2"
+    bus.publish(said("end"))
+    listener.wait(2)
+    assert heard[0] == ModuleMessage(b"one", {"a": "1"})
+
+
+def test_17_008_a_message_has_a_byte_form() -> None:
+    message = ModuleMessage(b"21.5", {"sensor": "roof"})
+    assert ModuleMessage.from_bytes(message.to_bytes()) == message
+
+
+def test_17_009_the_byte_form_is_a_copy(bus: ModuleBus) -> None:
+    data = bytearray(said("one").to_bytes())
+    message = ModuleMessage.from_bytes(data)
+    data[-1:] = b"x"
+    assert message.content == b"one"
+
+
+def test_17_010_a_message_reaches_all_modules(bus: ModuleBus) -> None:
+    modules = [Listener() for _ in range(3)]
+    for module in modules:
+        bus.add_module(module)
+    bus.publish(said("hello"))
+    assert [module.wait(1) for module in modules] == [["hello"]] * 3
+
+
+def published_and_forgotten(make: Callable[[], ModuleMessage | bytes]) -> None:
+    """What was published, once it was delivered, is held by nobody."""
+
+    with ModuleBus() as bus:
+        heard: list[weakref.ref[ModuleMessage]] = []
+        listener = Listener(lambda message: heard.append(weakref.ref(message)))
+        bus.add_module(listener)
+        bus.publish(make())
+        bus.publish(said("end"))
+        listener.wait(2)
+    gc.collect()
+    assert [ref() for ref in heard] == [None, None]
+
+
+def test_17_011_bytes_that_were_published_are_let_go_of() -> None:
+    published_and_forgotten(lambda: said("one").to_bytes())
+
+
+def test_17_012_a_message_that_was_published_is_let_go_of() -> None:
+    published_and_forgotten(lambda: said("one"))
+
+
+def test_17_023_after_publish_others_may_publish(bus: ModuleBus) -> None:
+    bus.publish(said("one"))
+    in_thread(lambda: bus.publish(said("two"))).join()
+    assert plain.publish(bus, None, b"malformed") is Result.OK
+    in_thread(lambda: bus.publish(said("three"))).join()
+    assert bus.statistics().published == 3
+
+
+def test_13_037_publish_is_an_error_on_a_bus_that_is_freed() -> None:
+    bus = ModuleBus()
+    assert plain.publish(bus, None, said("x")) is Result.OK
+    bus.destroy()
+    assert plain.publish(bus, None, said("x")) is Result.ERROR
+
+
+# Destroy, DecRef
+
+
+def test_13_058_without_a_bus_destroy_does_nothing() -> None:
+    plain.destroy(None)
+
+
+def test_13_111_destroy_counts_one_less(bus: ModuleBus) -> None:
+    bus.inc_ref()
+    bus.inc_ref()
+    plain.destroy(bus)
+    assert bus.statistics().references == 2
+    plain.destroy(bus)
+    assert bus.statistics().references == 1
+
+
+def test_13_112_at_zero_everything_is_freed() -> None:
+    bus = ModuleBus()
+    held = Held()
+    bus.add_module(held)
+    bus.publish(said("one"))
+    held.wait_held()
+    held.let_go()
+    gone = weakref.ref(held)
+    bus.destroy()
+    assert bus.is_freed
+    assert bus.statistics().modules == ()
+    assert_no_threads_left()
+    del held
+    gc.collect()
+    assert gone() is None
+
+
+def test_13_113_dec_ref_does_what_destroy_does() -> None:
+    plain.dec_ref(None)
+    bus = ModuleBus()
+    bus.add_module(Listener())
+    bus.inc_ref()
+    plain.dec_ref(bus)
+    assert not bus.is_freed
+    plain.dec_ref(bus)
+    assert bus.is_freed
+    assert_no_threads_left()

@@ -1,0 +1,200 @@
+"""The specification's items about what calls a module.
+
+An item that speaks of memory or sockets is tested as what it means here.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import pytest
+
+from gateway.listening import SOON, Held, Listener, assert_no_threads_left, in_thread, said
+from simplebus.gateway import ModuleBus, ModuleMessage
+
+
+@pytest.fixture
+def bus():
+    with ModuleBus() as bus:
+        yield bus
+
+
+def test_13_026_a_worker_calls_its_own_module(bus: ModuleBus) -> None:
+    modules = [Listener(), Listener()]
+    for module in modules:
+        bus.add_module(module)
+    bus.publish(said("for the second"), source=modules[0])
+    bus.publish(said("for both"))
+    assert modules[0].wait(1) == ["for both"]
+    assert modules[1].wait(2) == ["for the second", "for both"]
+
+
+def test_13_089_messages_are_taken_one_by_one_by_one_worker(bus: ModuleBus) -> None:
+    inside: list[int] = []
+    most: list[int] = []
+
+    def count(message: ModuleMessage) -> None:
+        inside.append(1)
+        most.append(len(inside))
+        inside.pop()
+
+    listener = Listener(count)
+    bus.add_module(listener)
+    many = [in_thread(lambda: [bus.publish(said("x")) for _ in range(50)]) for _ in range(3)]
+    for each in many:
+        each.join()
+    listener.wait(150)
+    assert set(most) == {1}
+    assert len(listener.threads) == 1
+
+
+def broken_mailbox(bus: ModuleBus, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A worker whose waiting fails: it ends, and its module is not on the bus any more."""
+
+    def fail(*_: object) -> None:
+        raise OSError("on purpose")
+
+    ended = threading.Event()
+    monkeypatch.setattr(threading, "excepthook", lambda args: ended.set())
+    held = Held()
+    bus.add_module(held)
+    bus.publish(said("one"))
+    held.wait_held()
+    monkeypatch.setattr(f"simplebus.gateway.mailbox.{name}", fail)
+    held.let_go()
+    assert ended.wait(SOON)
+    assert_no_threads_left()
+    assert bus.statistics().modules == ()
+    monkeypatch.undo()
+    other = Listener()
+    bus.add_module(other)
+    bus.publish(said("two"))
+    assert other.wait(1) == ["two"]
+
+
+def test_02_004_a_worker_that_cannot_take_its_messages_ends(
+    bus: ModuleBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken_mailbox(bus, monkeypatch, "Mailbox.take")
+
+
+def test_13_068_a_worker_goes_on_until_its_module_is_removed(bus: ModuleBus) -> None:
+    module = Listener()
+    bus.add_module(module)
+    for number in range(3):
+        bus.publish(said(str(number)))
+        module.wait(number + 1)
+    bus.remove_module(module)
+    assert_no_threads_left()
+
+
+def test_13_091_no_lock_is_held_while_a_module_is_called(bus: ModuleBus) -> None:
+    held, other = Held(), Listener()
+    bus.add_module(held)
+    bus.publish(said("one"))
+    held.wait_held()
+    bus.add_module(other)
+    bus.publish(said("two"))
+    assert other.wait(1) == ["two"]
+    bus.remove_module(other)
+    held.let_go()
+    assert held.wait(2) == ["one", "two"]
+
+
+def test_17_016_a_worker_that_cannot_leave_the_lock_in_order_ends(
+    bus: ModuleBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken_mailbox(bus, monkeypatch, "ThreadGate")
+
+
+def test_17_005_a_worker_waits_for_messages_without_working(bus: ModuleBus) -> None:
+    module = Listener()
+    bus.add_module(module)
+    bus.publish(said("one"))
+    module.wait(1)
+    bus.publish(said("two"))
+    assert module.wait(2) == ["one", "two"]
+    ((_, statistics),) = bus.statistics().modules
+    assert statistics.delivered == 2
+
+
+def test_17_006_an_error_while_it_waits_ends_the_worker(
+    bus: ModuleBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken_mailbox(bus, monkeypatch, "ThreadGate.wait")
+
+
+def test_17_017_bytes_are_heard_as_a_message(bus: ModuleBus) -> None:
+    heard: list[ModuleMessage] = []
+    module = Listener(heard.append)
+    bus.add_module(module)
+    message = ModuleMessage(b"one", {"a": "1"})
+    bus.publish(message.to_bytes())
+    bus.publish(message.to_bytes(version=None))
+    bus.publish(said("end"))
+    module.wait(3)
+    assert heard[:2] == [message, message]
+
+
+def test_17_018_bytes_that_are_no_message_are_skipped(bus: ModuleBus) -> None:
+    module = Listener()
+    bus.add_module(module)
+    for data in said("one").to_bytes(), b"", b"\xa1\x60\x01garbage", said("two").to_bytes():
+        bus.publish(data)
+    assert module.wait(2) == ["one", "two"]
+    statistics = bus.statistics()
+    assert (statistics.published, statistics.malformed) == (2, 2)
+
+
+def test_13_092_the_message_is_given_to_the_modules_callback(bus: ModuleBus) -> None:
+    heard: list[ModuleMessage] = []
+    done = threading.Event()
+    message = said("one")
+
+    def callback(given: ModuleMessage) -> None:
+        heard.append(given)
+        done.set()
+
+    bus.add_module(callback)
+    bus.publish(message)
+    assert done.wait(SOON)
+    assert heard == [message]
+
+
+def test_13_093_a_message_that_was_delivered_is_let_go_of(bus: ModuleBus) -> None:
+    module = Listener()
+    bus.add_module(module)
+    message = said("one")
+    gone = threading.Event()
+    ref = weakref.ref(message, lambda _: gone.set())
+    bus.publish(message)
+    del message
+    bus.publish(said("two"))
+    module.wait(2)
+    gc.collect()
+    assert gone.wait(SOON)
+    assert ref() is None
+
+
+def test_17_019_what_was_taken_leaves_its_room_to_others(bus: ModuleBus) -> None:
+    module = Listener()
+    bus.add_module(module, places=1)
+    for number in range(20):
+        bus.publish(said(str(number)))
+    assert module.wait(20) == [str(number) for number in range(20)]
+
+
+def test_99_012_an_object_with_a_receive_method_is_a_module(bus: ModuleBus) -> None:
+    class Module:
+        def __init__(self) -> None:
+            self.done = threading.Event()
+
+        def receive(self, message: ModuleMessage) -> None:
+            self.done.set()
+
+    module = Module()
+    bus.add_module(module)
+    bus.publish(said("one"))
+    assert module.done.wait(SOON)

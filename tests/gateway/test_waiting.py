@@ -1,0 +1,56 @@
+"""Who may wait for whom: never two for each other, over whatever others."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from contextvars import copy_context
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.gateway.waiting import Waiter, inside, waiting_for
+
+WAITERS = st.integers(0, 4)
+
+
+def wait(stack: ExitStack, me: Waiter | None, others: list[Waiter]) -> bool:
+    """Begin to wait as this one, until the stack is left. Returns whether that would end."""
+
+    def enter() -> bool:
+        inside.set(me)
+        return stack.enter_context(waiting_for(others))
+
+    return copy_context().run(enter)
+
+
+def test_who_is_waited_for_does_not_wait_for_those_who_do() -> None:
+    a, b, c = Waiter(), Waiter(), Waiter()
+    with ExitStack() as stack:
+        assert wait(stack, a, [b])
+        assert wait(stack, b, [c])
+        assert not wait(stack, c, [a])
+        assert not wait(stack, b, [b])
+        assert wait(stack, None, [a, b, c])
+    with ExitStack() as stack:
+        assert wait(stack, c, [a]), "nobody waits any more"
+
+
+@given(st.lists(st.tuples(WAITERS, st.lists(WAITERS, min_size=1, max_size=3)), max_size=12))
+def test_some_waiter_always_goes_on(steps: list[tuple[int, list[int]]]) -> None:
+    """Against all that was granted: taken one after the other, those who wait for nobody leave."""
+    waiters = [Waiter() for _ in range(5)]
+    granted: dict[int, set[int]] = {}
+    with ExitStack() as stack:
+        for me, others in steps:
+            if wait(stack, waiters[me], [waiters[other] for other in others]):
+                granted.setdefault(me, set()).update(others)
+            else:
+                seen, ahead = set(), set(others)
+                while ahead:
+                    seen |= ahead
+                    ahead = set().union(*(granted.get(each, set()) for each in ahead)) - seen
+                assert me in seen, "it could have waited"
+        left = set(granted)
+        while free := {each for each in left if not granted[each] & left}:
+            left -= free
+        assert not left

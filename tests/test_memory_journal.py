@@ -1,0 +1,175 @@
+"""A bus in this process that keeps what it holds: leaving it, a crash, time, and whose it is.
+
+A crash is a copy of the directory while the bus is in use: what a kill would leave.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import anyio
+import pytest
+import trio
+from trio.testing import MockClock
+
+from simplebus.core.limits import Limits
+from simplebus.core.settings import ClassSettings, FullPolicy, Settings
+from simplebus.memory import MemoryBus
+from simplebus.storage.errors import JournalError
+
+Main = Callable[[], Awaitable[None]]
+Run = Callable[[Main], None]
+
+
+async def bounded(main: Main) -> None:
+    with anyio.fail_after(20):
+        await main()
+
+
+@pytest.fixture(params=["trio", "asyncio"])
+def run(request: pytest.FixtureRequest) -> Run:
+    """Run an async function; under trio no time passes."""
+
+    def under_trio(main: Main) -> None:
+        trio.run(bounded, main, clock=MockClock(autojump_threshold=0))
+
+    def under_asyncio(main: Main) -> None:
+        anyio.run(bounded, main, backend="asyncio")
+
+    return under_trio if request.param == "trio" else under_asyncio
+
+
+async def fill(memory: MemoryBus, count: int = 3) -> None:
+    async with memory as bus:
+        for number in range(count):
+            await bus.publish(b"%d" % number, class_id=1)
+
+
+async def waiting(memory: MemoryBus, count: int) -> list[bytes]:
+    """What a durable has not acknowledged, `count` messages of it; acknowledges the first."""
+    async with memory as bus, bus.subscribe(1, durable="d", auto_ack=False) as messages:
+        got = [await messages.get() for _ in range(count)]
+        got[0].ack()
+        return [message.payload for message in got]
+
+
+def test_what_was_left_is_found_again(run: Run, tmp_path: Path) -> None:
+    async def main() -> None:
+        await fill(MemoryBus(data_dir=tmp_path / "bus"))
+        assert await waiting(MemoryBus(data_dir=tmp_path / "bus"), 3) == [b"0", b"1", b"2"]
+
+    run(main)
+
+    async def later() -> None:
+        assert await waiting(MemoryBus(data_dir=str(tmp_path / "bus")), 2) == [b"1", b"2"]
+
+    run(later)
+
+
+def test_one_object_may_be_left_and_entered_again(run: Run, tmp_path: Path) -> None:
+    memory = MemoryBus(data_dir=tmp_path)
+
+    async def main() -> None:
+        assert memory.statistics().published == 0
+        await fill(memory)
+        assert memory.statistics().published == 3
+        async with memory.connect(), memory.connect() as other:
+            await other.publish(b"3", class_id=1)
+        assert await waiting(memory, 4) == [b"0", b"1", b"2", b"3"]
+
+    run(main)
+    run(lambda: fill(memory, 1))
+
+
+def test_what_was_confirmed_is_there_after_a_crash(run: Run, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with MemoryBus(data_dir=tmp_path / "a") as bus:
+            await bus.publish(b"safe", class_id=1)
+            shutil.copytree(tmp_path / "a", tmp_path / "b")
+            assert await waiting(MemoryBus(data_dir=tmp_path / "b"), 1) == [b"safe"]
+
+    run(main)
+
+
+def test_how_far_a_durable_is_is_written_though_nobody_says_more(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with (
+            MemoryBus(data_dir=tmp_path / "a") as bus,
+            bus.subscribe(1, durable="d") as messages,
+        ):
+            await bus.publish(b"done", class_id=1)
+            await bus.publish(b"new", class_id=1)
+            await messages.get()
+            await messages.get()  # What came before it is acknowledged, sooner or later.
+            await trio.sleep(10)
+            shutil.copytree(tmp_path / "a", tmp_path / "b")
+            assert await waiting(MemoryBus(data_dir=tmp_path / "b"), 1) == [b"new"]
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def test_no_time_passes_while_a_disk_is_waited_for(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with (
+            MemoryBus(data_dir=tmp_path) as bus,
+            bus.subscribe(1, auto_ack=False, max_in_flight=100) as messages,
+        ):
+            begun = trio.current_time()
+            for _ in range(20):
+                await bus.publish(b"", class_id=1)
+                assert (await messages.get()).attempt == 1
+            assert trio.current_time() - begun < 1
+            assert (await messages.get()).attempt == 2
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def test_a_directory_is_one_bus_at_a_time(run: Run, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with MemoryBus(data_dir=tmp_path) as bus:
+            with pytest.raises(JournalError, match="is used by another server"):
+                await fill(MemoryBus(data_dir=tmp_path))
+            await bus.publish(b"", class_id=1)
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other" / "mine.txt").touch()
+        with pytest.raises(JournalError, match=r"is no journal: it holds 'mine.txt'"):
+            await fill(MemoryBus(data_dir=tmp_path / "other"))
+
+    run(main)
+
+
+def test_numbers_of_a_program_go_on(run: Run, tmp_path: Path) -> None:
+    async def main() -> None:
+        for _ in range(2):
+            async with MemoryBus(data_dir=tmp_path, name="till", durability="os") as bus:
+                await bus.publish(b"", class_id=1)
+        memory = MemoryBus(data_dir=tmp_path)
+        async with memory:
+            (cls,) = memory.statistics().classes
+            assert cls.ring.messages == 2
+
+    run(main)
+
+
+def test_a_class_may_be_larger_than_memory(run: Run, tmp_path: Path) -> None:
+    settings = Settings(
+        limits=Limits(class_messages=64),
+        classes={1: ClassSettings(full_policy=FullPolicy.SPILL)},
+    )
+
+    async def main() -> None:
+        await fill(MemoryBus(settings, data_dir=tmp_path, durability="memory"), 300)
+        async with (
+            MemoryBus(settings, data_dir=tmp_path) as bus,
+            bus.subscribe(1) as messages,
+        ):
+            assert [int((await messages.get()).payload) for _ in range(300)] == list(range(300))
+
+    run(main)
+
+
+def test_a_durability_that_is_none_is_named() -> None:
+    with pytest.raises(ValueError, match="must be one of disk, os, memory, got 'ram'"):
+        MemoryBus(durability="ram")  # type: ignore[arg-type]
