@@ -65,6 +65,9 @@ app = typer.Typer(
 )
 
 
+_USE, _LOOK_AFTER, _JOIN, _SET_UP = "Use it", "Look after it", "Join it to others", "Set it up"
+"""Under which headings the help lists commands."""
+
 # Options ------------------------------------------------------------------------------------------
 
 _CLASS = typer.Argument(
@@ -101,16 +104,8 @@ def _top(
     """Options that stand before a command."""
 
 
-app.command(help=serve_command.HELP)(serve_command.serve)
-app.command(help=explain_command.HELP)(explain_command.explain)
-app.command(help=bridge_command.HELP)(bridge_command.bridge)
-app.command(help=gateway_command.HELP)(gateway_command.gateway)
-app.add_typer(dlq_command.app, name="dlq")
-app.add_typer(journal_command.app, name="journal")
-app.add_typer(pipeline.app, name="pipeline")
-
-
 @app.command(
+    rich_help_panel=_USE,
     help=(
         "See the bus at work: ten seconds, real processes, nothing to set up.\n\n"
         "A server, a publisher and two subscribers are started on this machine. One subscriber "
@@ -118,7 +113,7 @@ app.add_typer(pipeline.app, name="pipeline")
         "back. At the end everything that was sent is compared with everything that was received, "
         "and the exit status is 0 only if nothing was lost, misplaced or damaged.\n\n\b\n"
         "  simplebus demo"
-    )
+    ),
 )
 def demo() -> None:
     import logging
@@ -140,7 +135,11 @@ def demo() -> None:
         raise typer.Exit(1)
 
 
+app.command(rich_help_panel=_USE, help=serve_command.HELP)(serve_command.serve)
+
+
 @app.command(
+    rich_help_panel=_USE,
     help=(
         "Publish messages.\n\n\b\n"
         "  simplebus pub 1 hello world              two messages\n"
@@ -148,7 +147,7 @@ def demo() -> None:
         "  simplebus pub 1 --count 1000000          generated ones\n"
         "  simplebus pub orders --channel eu.paid --header by=ada x\n\n"
         "Messages that nobody has subscribed to yet wait for the class's first subscriber."
-    )
+    ),
 )
 def pub(
     class_: Annotated[Any, _CLASS],
@@ -249,6 +248,7 @@ def pub(
 
 
 @app.command(
+    rich_help_panel=_USE,
     help=(
         "Print the messages of a class, a line each, and acknowledge them.\n\n\b\n"
         "  simplebus sub 1\n"
@@ -256,7 +256,7 @@ def pub(
         "  simplebus sub orders --channel 'eu.*' --durable billing\n\n"
         "It ends with Ctrl-C. The first subscriber of a class gets what is waiting there; a "
         "further one gets what is published from then on."
-    )
+    ),
 )
 def sub(
     class_: Annotated[Any, _CLASS],
@@ -407,7 +407,16 @@ def sub(
         raise typer.Exit(128 + ended_by)
 
 
+app.add_typer(pipeline.app, name="pipeline", rich_help_panel=_USE)
+app.command(rich_help_panel=_LOOK_AFTER, help=explain_command.HELP)(explain_command.explain)
+app.add_typer(dlq_command.app, name="dlq", rich_help_panel=_LOOK_AFTER)
+app.add_typer(journal_command.app, name="journal", rich_help_panel=_LOOK_AFTER)
+app.command(rich_help_panel=_JOIN, help=bridge_command.HELP)(bridge_command.bridge)
+app.command(rich_help_panel=_JOIN, help=gateway_command.HELP)(gateway_command.gateway)
+
+
 @app.command(
+    rich_help_panel=_USE,
     help=(
         "Measure how fast the bus is on this machine.\n\n"
         "A publisher and subscribers, in processes of their own, pass messages through a server "
@@ -416,7 +425,7 @@ def sub(
         "go one at a time, for the latency.\n\n\b\n"
         "  simplebus bench\n"
         "  simplebus bench --messages 10000000 --size 16 --subscribers 2"
-    )
+    ),
 )
 def bench(
     messages: Annotated[
@@ -479,6 +488,7 @@ def bench(
 
 @app.command(
     "check-config",
+    rich_help_panel=_SET_UP,
     help=(
         "Say what is wrong with a configuration file, if anything is.\n\n"
         "It is looked at as [bold]simplebus serve --config FILE[/bold] would, with the files that "
@@ -510,6 +520,7 @@ def check_config(
 
 @app.command(
     "systemd-unit",
+    rich_help_panel=_SET_UP,
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     help=(
         "Print a systemd unit that runs this installation.\n\n"
