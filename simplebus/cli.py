@@ -508,6 +508,7 @@ def check_config(
         try:
             settings(**given.params)
             door = serve_command.nats_door(cast(typer.Context, given))
+            serve_command.http_door(cast(typer.Context, given))
         except ValueError as error:
             said = str(in_keys(error, cast(typer.Context, given)))
             fail(said if said.startswith(f"{file}: ") else f"{file}: {said}", status=2)
@@ -538,6 +539,7 @@ def systemd_unit(context: typer.Context) -> None:
     try:
         settings(**values)
         door = serve_command.nats_door(cast(typer.Context, given))
+        operators = serve_command.http_door(cast(typer.Context, given))
     except ValueError as error:
         fail(str(error), status=2)
     places = installation()
@@ -548,7 +550,7 @@ def systemd_unit(context: typer.Context) -> None:
         typer.echo(f"simplebus: {complaint}", err=True)
     text = unit(
         context.args,
-        ports=(values["port"], door.port or 0),
+        ports=(values["port"], door.port or 0, operators.port or 0),
         drain_seconds=values["drain_timeout"],
         connections=values["max_connections"] + door.connections,
         installed_in=places,

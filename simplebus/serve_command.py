@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from simplebus import engine_flags as flags
+from simplebus import http_flags as http
 from simplebus import nats_flags as nats
 from simplebus.complaints import fail, sentence
 from simplebus.config import Config, config_option, in_keys
@@ -44,9 +45,9 @@ FROM_ENVIRONMENT = (
 
 HELP = (
     "Run the bus.\n\n"
-    "It prints one line when it is ready, [bold]simplebus ready tcp=HOST:PORT nats=HOST:PORT"
-    "[/bold], and serves until it is told to stop. Messages live in memory and end with the "
-    "server, unless --data-dir keeps them.\n\n\b\n"
+    "It prints one line when it is ready, [bold]simplebus ready tcp=HOST:PORT nats=HOST:PORT "
+    "http=HOST:PORT[/bold], and serves until it is told to stop. Messages live in memory and end "
+    "with the server, unless --data-dir keeps them.\n\n\b\n"
     "  simplebus serve\n"
     "  simplebus serve --host 0.0.0.0 --max-memory 4GiB --verbose\n"
     "  simplebus serve --config /etc/simplebus.toml\n\n" + FROM_ENVIRONMENT
@@ -362,6 +363,9 @@ def serve(
     nats_tls_handshake_first: nats.TlsHandshakeFirst = False,
     nats_tls_optional: nats.TlsOptional = False,
     nats_tls_timeout: nats.TlsTimeout = nats.DEFAULT_NATS.tls_seconds,
+    http_port: http.Port = None,
+    http_host: http.Hosts = None,
+    no_http: http.Closed = False,
     config: Annotated[Any, config_option()] = None,
     verbose: Annotated[
         bool,
@@ -391,6 +395,7 @@ def serve(
     try:
         chosen = settings(**context.params)
         door = nats_door(context)
+        operators = http_door(context)
         cluster = flags.engine_options(chosen, environment=os.environ, **context.params)
     except ValueError as error:
         fail(str(in_keys(error, context)), status=2)
@@ -404,6 +409,8 @@ def serve(
         nats_port=door.port,
         nats=door.settings,
         nats_tls=door.tls,
+        http_port=operators.port,
+        http_hosts=operators.hosts,
         classes=(*door.classes, *(last_values or ())),
         data_dir=data_dir,
         cluster=cluster,
@@ -429,9 +436,8 @@ def serve(
 def nats_door(context: typer.Context) -> nats.NatsOptions:
     """How the NATS door is to be opened, if at all. Raises ValueError."""
     config: Config | None = context.params["config"]
-    given = {name for name in context.params if _is_on_command_line(context, name)}
     door = nats.nats_options(
-        given,
+        _given(context),
         auth=config.auth if config else None,
         classes=config.classes if config else None,
         environment=os.environ,
@@ -440,6 +446,16 @@ def nats_door(context: typer.Context) -> nats.NatsOptions:
     if config and config.auth.default_permissions and not door.settings.auth.users:
         raise ConfigError(f"{config.path}: nats.default_permissions: there are no users")
     return door
+
+
+def http_door(context: typer.Context) -> http.HttpOptions:
+    """How the HTTP door is to be opened, if at all. Raises ValueError."""
+    return http.http_options(_given(context), **context.params)
+
+
+def _given(context: typer.Context) -> set[str]:
+    """The names of the options that stand on the command line."""
+    return {name for name in context.params if _is_on_command_line(context, name)}
 
 
 def _is_on_command_line(context: typer.Context, name: str) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PATIENCE_SECONDS = 30.0
+READY = r"simplebus ready tcp=(\S+:\d+)(?: nats=(\S+:\d+))?(?: http=(\S+:\d+))?"
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -25,8 +26,9 @@ def environment(**more: str) -> dict[str, str]:
         if not name.startswith("SIMPLEBUS_") and name != "NOTIFY_SOCKET"
     }
     plain = {"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"}
-    # Tests run side by side: none has the port of NATS to itself.
-    return kept | plain | {"SIMPLEBUS_NATS_PORT": "0"} | more
+    # Tests run side by side: none has the port of NATS to itself, or that of operators.
+    free = {"SIMPLEBUS_NATS_PORT": "0", "SIMPLEBUS_HTTP_PORT": "0"}
+    return kept | plain | free | more
 
 
 class Program:
@@ -36,6 +38,8 @@ class Program:
         self.process = process
         self.nats = ""
         """Of a server: HOST:PORT of its NATS door; empty for a closed one."""
+        self.http = ""
+        """The same of its HTTP door."""
         self._unread = b""
 
     def line(self) -> str:
@@ -91,7 +95,7 @@ def run(*arguments: str, given: bytes | None = None, **variables: str) -> tuple[
 def server(*arguments: str, **variables: str) -> Iterator[tuple[Program, str]]:
     """A server on free ports, and where its binary door is, as a URL."""
     with program("serve", "--port", "0", *arguments, **variables) as it:
-        ready = re.fullmatch(r"simplebus ready tcp=(\S+:\d+)(?: nats=(\S+:\d+))?", it.line())
+        ready = re.fullmatch(READY, it.line())
         assert ready
-        it.nats = ready[2] or ""
+        it.nats, it.http = ready[2] or "", ready[3] or ""
         yield it, f"simplebus://{ready[1]}"

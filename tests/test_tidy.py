@@ -12,7 +12,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "simplebus"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-CORE = sorted([*(PACKAGE / "core").rglob("*.py"), *(PACKAGE / "nats").rglob("*.py")])
+CORE = sorted(
+    path for part in ("core", "nats", "monitor") for path in (PACKAGE / part).rglob("*.py")
+)
 
 BANNED_IN_CORE = {
     "anyio",
@@ -33,7 +35,8 @@ LAYERS = {
     "nats": {"core", "nats"},
     "storage": {"core", "storage"},
     "engine": {"core", "engine", "nats"},
-    "server": {"core", "engine", "nats", "server", "storage"},
+    "monitor": {"core", "monitor"},
+    "server": {"core", "engine", "monitor", "nats", "server", "storage"},
     "client": {"core", "client"},
     "gateway": {"bridge", "client", "config_mistakes", "core", "gateway", "memory"},
 }

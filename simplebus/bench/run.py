@@ -27,7 +27,10 @@ from simplebus.lines import Lines
 from simplebus.pipes import progress
 from simplebus.workers import Worker, WorkerError, Workers, open_workers, sentences
 
-_SERVE = ("serve", "--host", "127.0.0.1", "--port", "0", "--no-nats", "--log-level", "warning")
+_SERVE = (
+    *("serve", "--host", "127.0.0.1", "--port", "0", "--no-nats", "--no-http"),
+    *("--log-level", "warning"),
+)
 _READY = "simplebus ready tcp="
 _START_SECONDS = 30.0
 _SILENCE_SECONDS = 30.0

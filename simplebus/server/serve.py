@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -37,6 +38,9 @@ from simplebus.server.signals import STOPPING, listen, say_ignored
 from simplebus.server.tls import TlsOptions
 from simplebus.storage.directory import take
 
+if TYPE_CHECKING:
+    from simplebus.server.watch import Watch
+
 log = logging.getLogger("simplebus.server")
 
 
@@ -53,6 +57,10 @@ class ServeOptions:
     nats: NatsSettings = field(default_factory=NatsSettings)
     nats_tls: TlsOptions | None = None
     """None for NATS clients in clear."""
+    http_port: int | None = None
+    """The same for the HTTP door."""
+    http_hosts: tuple[str, ...] = ("127.0.0.1", "::1")
+    """Addresses that it listens on."""
     classes: tuple[NamedClass, ...] = ()
     """Classes that are there from the start, and the subjects of the NATS door bound to them."""
     data_dir: Path | None = None
@@ -77,6 +85,10 @@ class Serving:
     nats_addresses: tuple[str, ...] = ()
     """The same of the NATS door."""
     nats_door: NatsDoor | None = None
+    http_addresses: tuple[str, ...] = ()
+    """The same of the HTTP door."""
+    watch: Watch | None = None
+    """What the HTTP door tells; None for a closed one."""
 
 
 async def serve(
@@ -130,13 +142,13 @@ async def _serve(
     nats_door = None
     if options.nats_port is not None:
         nats_door = NatsDoor(engine, options.nats, options.nats_tls)
-    sockets = await _bind_all(options.hosts, options.port)
-    try:
+    async with contextlib.AsyncExitStack() as unless_all_are_up:
+        sockets = await _bind_all(options.hosts, options.port)
+        unless_all_are_up.callback(_close, sockets)
         nats_sockets = await _bind_nats(options)
-    except OSError:
-        for sock in sockets:
-            sock.close()
-        raise
+        unless_all_are_up.callback(_close, nats_sockets)
+        http_sockets = await _bind_http(options)
+        unless_all_are_up.pop_all()
     memory.keep_temporary_arrays_mapped()
     memory.allow_many_sockets()
     # Signals are caught before anything is announced: who reads that we are ready may stop us.
@@ -147,8 +159,20 @@ async def _serve(
                 await engines.start(engine.cluster.run)
             if nats_door is not None:
                 engines.start_soon(nats_door.run)
-            up = Serving(engine, _names(sockets), _names(nats_sockets), nats_door)
+            watch = None
+            if options.http_port is not None:
+                watch = await _open_http(engine, nats_door, http_sockets, engines)
+            up = Serving(
+                engine,
+                _names(sockets),
+                _names(nats_sockets),
+                nats_door,
+                _names(http_sockets),
+                watch,
+            )
             await _keep_open(up, sockets, nats_sockets, options, signals, announce, task_status)
+            if watch is not None:
+                watch.is_draining = True
             notify("STOPPING=1", "STATUS=draining")
             await _drain(up, options.drain_seconds, signals)
             _say_farewell(engine)
@@ -176,9 +200,11 @@ async def _keep_open(
             doors.start_soon(_accept_in, scope, sock, nats_door.serve)
         gc.collect()
         gc.freeze()  # What exists now lives for ever: no collection needs to look at it.
-        ready = f"simplebus ready tcp={addresses[0]}"
-        announce(f"{ready} nats={up.nats_addresses[0]}" if up.nats_addresses else ready)
-        notify("READY=1", f"STATUS=listening on {', '.join(addresses + up.nats_addresses)}")
+        if up.watch is not None:
+            up.watch.is_ready = True
+        announce(ready_line(up))
+        everywhere = addresses + up.nats_addresses + up.http_addresses
+        notify("READY=1", f"STATUS=listening on {', '.join(everywhere)}")
         task_status.started(up)
         if options.verbose:
             doors.start_soon(_print_rates, up, announce)
@@ -203,6 +229,35 @@ async def _keep_open(
                 say_ignored(number)
 
 
+def ready_line(up: Serving) -> str:
+    """What says that all doors are open, and where."""
+    doors = (("tcp", up.addresses), ("nats", up.nats_addresses), ("http", up.http_addresses))
+    return " ".join(["simplebus ready", *(f"{door}={at[0]}" for door, at in doors if at)])
+
+
+async def _open_http(
+    engine: Engine,
+    nats_door: NatsDoor | None,
+    sockets: list[socket.socket],
+    nursery: trio.Nursery,
+) -> Watch:
+    """Open the HTTP door, which stays open until the nursery ends: also while others drain."""
+    from simplebus.server.http_door import HttpDoor  # Loaded when it is wanted.
+    from simplebus.server.watch import Watch
+
+    watch = Watch(engine, nats_door)
+    door = HttpDoor(watch.routes())
+    await nursery.start(door.run)
+    for sock in sockets:
+        nursery.start_soon(listeners.accept, sock, door.serve)
+    return watch
+
+
+def _close(sockets: list[socket.socket]) -> None:
+    for sock in sockets:
+        sock.close()
+
+
 async def _accept_in(
     scope: trio.CancelScope, sock: socket.socket, serve: Callable[[socket.socket, str], None]
 ) -> None:
@@ -218,16 +273,28 @@ def _names(sockets: list[socket.socket]) -> tuple[str, ...]:
 async def _bind_nats(options: ServeOptions) -> list[socket.socket]:
     if options.nats_port is None:
         return []
-    try:
+    with _hint("is for NATS clients: --nats-port picks another one, --no-nats goes without"):
         return await _bind_all(options.hosts, options.nats_port)
+
+
+async def _bind_http(options: ServeOptions) -> list[socket.socket]:
+    if options.http_port is None:
+        return []
+    with _hint(
+        "is for operators, over HTTP: --http-port picks another one, --no-http goes without"
+    ):
+        return await _bind_all(options.http_hosts, options.http_port)
+
+
+@contextlib.contextmanager
+def _hint(what: str) -> Iterator[None]:
+    """Have it said of a port that is taken what it is for, and what may be done."""
+    try:
+        yield
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise
-        raise OSError(
-            error.errno,
-            f"{error.strerror}. That port is for NATS clients: --nats-port picks another one, "
-            "--no-nats goes without",
-        ) from None
+        raise OSError(error.errno, f"{error.strerror}. That port {what}") from None
 
 
 async def _bind_all(hosts: tuple[str, ...], port: int) -> list[socket.socket]:

@@ -33,7 +33,8 @@ def test_a_bus_that_is_killed_in_the_middle_of_a_batch_is_archived_once(
     spark: Any, tmp_path: Path
 ) -> None:
     data = tmp_path / "bus"
-    arguments = ["serve", "--host", "127.0.0.1", "--no-nats", "--data-dir", str(data), "--port"]
+    arguments = ["serve", "--host", "127.0.0.1", "--no-nats", "--no-http"]
+    arguments += ["--data-dir", str(data), "--port"]
     with program(*arguments, "0") as killed:
         found = re.search(r"tcp=127\.0\.0\.1:(\d+)", killed.line())
         assert found

@@ -1,0 +1,74 @@
+"""The options of the door for operators.
+
+Rule 1: nothing heavy is imported here, so that help is instant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from simplebus.options import HOSTS, option
+
+HTTP_PORT = 8222
+HTTP = "HTTP: health, metrics, the live page"
+"""The heading of these options in the help."""
+
+Port = Annotated[
+    int | None,
+    option(
+        "--http-port",
+        "The TCP port for health, metrics and the live page. 0 picks a free one; the ready line "
+        "tells which.",
+        panel=HTTP,
+        min=0,
+        max=65535,
+        metavar="PORT",
+        show_default=f"{HTTP_PORT}, or 0 with --port 0",
+    ),
+]
+Hosts = Annotated[
+    list[str] | None,
+    option(
+        "--http-host",
+        "An address or name to listen on there, whatever --host says; give it again for more than "
+        "one.",
+        panel=HTTP,
+        metavar="ADDRESS",
+        show_default="127.0.0.1 and ::1",
+    ),
+]
+Closed = Annotated[bool, option("--no-http", "Keep that port closed.", panel=HTTP)]
+
+
+@dataclass(frozen=True, slots=True)
+class HttpOptions:
+    """What the options say."""
+
+    port: int | None
+    """None for a closed door."""
+    hosts: tuple[str, ...] = HOSTS
+
+
+def http_options(
+    given: Collection[str],
+    *,
+    port: int,
+    http_port: int | None,
+    http_host: list[str] | None,
+    no_http: bool,
+    **_: Any,
+) -> HttpOptions:
+    """What the options amount to. `given` are the names of those that stand on the command line.
+
+    Raises ValueError when they contradict each other.
+    """
+    if no_http:
+        for name in sorted(given):
+            if name.startswith("http_"):
+                raise ValueError(f"--no-http closes the door that --{name.replace('_', '-')} opens")
+        return HttpOptions(None)
+    if http_port is None:
+        http_port = HTTP_PORT if port else 0
+    return HttpOptions(http_port, tuple(dict.fromkeys(http_host or HOSTS)))

@@ -1,0 +1,297 @@
+"""HTTP for operators, on a trio clock: sockets bring questions, `monitor` has the answers.
+
+Rule 1: whoever asks may not hurt the bus. Connections, bytes and waits are bounded; one answer is
+made at a time, and after each the loop has nine times as long for everything else.
+Rule 2: a connection that waits for its peer is never worth more than a new one: when there are too
+many, the one that has been silent longest is closed.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+import h11
+import trio
+
+from simplebus.monitor.requests import (
+    METHODS,
+    Answering,
+    BadRequestError,
+    Request,
+    Response,
+    Routes,
+    problem,
+)
+
+log = logging.getLogger("simplebus.server")
+
+CONNECTIONS_MAX = 64
+HEAD_BYTES_MAX = 16 * 1024
+HEADERS_MAX = 64
+REQUESTS_MAX = 1000
+"""Of one connection."""
+HEAD_SECONDS_MAX = 5.0
+"""From the first byte of a request to the end of its head; and for a handshake."""
+IDLE_SECONDS_MAX = 75.0
+"""Between two requests."""
+SEND_SECONDS_MAX = 10.0
+FAREWELL_SECONDS_MAX = 1.0
+PART_OF_LOOP = 0.1
+"""How much of the event loop's time answers may take, whoever asks for how many."""
+_READ_BYTES = 8 * 1024
+_ACCEPTED_AT_ONCE = 16
+
+Gate: TypeAlias = Callable[[Request, str, str], Response | None]
+"""Called with a question, who asks and the Authorization that came with it: says why it is not
+answered, or None."""
+
+_HEADERS = (
+    ("Cache-Control", "no-store"),
+    ("X-Content-Type-Options", "nosniff"),
+    ("X-Frame-Options", "DENY"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Content-Security-Policy", "default-src 'none'"),
+)
+"""Of every answer that does not say otherwise."""
+
+
+class HttpDoor:
+    """Enter `run` in a nursery; then `serve` each accepted socket."""
+
+    def __init__(
+        self,
+        routes: Routes,
+        *,
+        gate: Gate | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+    ) -> None:
+        """`tls` gives what a new connection is wrapped with; None for HTTP in clear."""
+        self.routes = routes
+        self.gate = gate
+        self.tls = tls
+        self.accepted = self.answered = self.turned_away = 0
+        """Connections; requests; connections that made place, and requests that made no sense."""
+        self._connections: dict[_HttpConnection, None] = {}
+        """Who has been silent longest comes first."""
+        self._nursery: trio.Nursery | None = None
+        self._turn = trio.Lock()
+        self._free_at = 0.0
+        """When the next answer may be made."""
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._connections)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Answer until cancelled. Every connection is a task in here."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            task_status.started()
+            await trio.sleep_forever()
+
+    def serve(self, sock: socket.socket, peer: str) -> None:
+        """Take over a connected, non-blocking socket."""
+        assert self._nursery is not None, "the door is not running"
+        self.accepted += 1
+        if len(self._connections) >= CONNECTIONS_MAX:
+            self.turned_away += 1
+            next(iter(self._connections)).scope.cancel()
+        connection = _HttpConnection(sock, peer, self)
+        self._connections[connection] = None
+        self._nursery.start_soon(connection.run)
+
+    def heard(self, connection: _HttpConnection) -> None:
+        """It is the one that has said something last."""
+        self._connections.pop(connection, None)
+        self._connections[connection] = None
+
+    def closed(self, connection: _HttpConnection) -> None:
+        self._connections.pop(connection, None)
+
+    async def answer(self, making: Answering) -> Response:
+        """Make an answer, one at a time, and leave the loop to others for long enough. Raises what
+        is wrong with the making."""
+        async with self._turn:
+            await trio.sleep_until(self._free_at)
+            took = 0.0
+            try:
+                while True:
+                    began = trio.current_time()
+                    try:
+                        next(making)
+                    except StopIteration as made:
+                        response: Response = made.value
+                        self.answered += 1
+                        return response
+                    finally:
+                        took += trio.current_time() - began
+                    await trio.lowlevel.checkpoint()
+            finally:
+                making.close()
+                self._free_at = trio.current_time() + took * (1 / PART_OF_LOOP - 1)
+
+
+class _HttpConnection:
+    """One peer. Resources: owns the socket; `run` closes it. Errors: only Cancelled escapes."""
+
+    def __init__(self, sock: socket.socket, peer: str, door: HttpDoor) -> None:
+        self.peer = peer
+        self.scope = trio.CancelScope()
+        self._door = door
+        plain = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
+        self._stream: trio.abc.Stream = plain
+        if door.tls is not None:
+            self._stream = trio.SSLStream(
+                plain, door.tls(), server_side=True, https_compatible=True
+            )
+        self._talk = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
+
+    async def run(self) -> None:
+        """Answer until the peer leaves, says nothing that makes sense, or is too slow."""
+        door = self._door
+        try:
+            with self.scope:
+                if isinstance(self._stream, trio.SSLStream):
+                    with trio.fail_after(HEAD_SECONDS_MAX):
+                        await self._stream.do_handshake()
+                for _ in range(REQUESTS_MAX):
+                    if not await self._answer_next():
+                        break
+        except (trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+        except Exception:
+            log.exception("%s: an answer over HTTP failed", self.peer)
+        finally:
+            door.closed(self)
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + FAREWELL_SECONDS_MAX):
+                await self._end()
+
+    async def _end(self) -> None:
+        """Close, so that what was sent last arrives: bytes that are unread would take it back."""
+        try:
+            if self._talk.our_state in (h11.MUST_CLOSE, h11.ERROR) and not self.scope.cancel_called:
+                plain = self._stream
+                if isinstance(plain, trio.SocketStream):
+                    await plain.send_eof()
+                    while await plain.receive_some(_READ_BYTES):
+                        pass
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+        finally:
+            with trio.move_on_after(0):
+                await self._stream.aclose()
+
+    async def _answer_next(self) -> bool:
+        """Answer one request. Returns whether another one may come."""
+        asked: h11.Request | None = None
+        try:
+            asked = await self._hear()
+            if asked is None:
+                return False
+            response = self._refusal(asked)
+            if response is None:
+                request = self._request(asked)
+                response = self._denial(request, asked)
+                if response is None:
+                    response = await self._door.answer(self._door.routes.answer(request))
+        except h11.RemoteProtocolError as error:
+            self._door.turned_away += 1
+            if self._talk.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+                return False
+            status = error.error_status_hint or 400
+            await self._say(problem(status, f"that is no request: {error}"), is_last=True)
+            return False
+        except BadRequestError as error:
+            response = problem(400, str(error))
+        await self._say(response, without_body=asked is not None and asked.method == b"HEAD")
+        if self._talk.our_state is not h11.DONE or self._talk.their_state is not h11.DONE:
+            return False
+        self._talk.start_next_cycle()
+        return True
+
+    async def _hear(self) -> h11.Request | None:
+        """The next request; None at the end. Raises h11.RemoteProtocolError, TooSlowError."""
+        request: h11.Request | None = None
+        deadline = trio.current_time() + IDLE_SECONDS_MAX
+        has_begun = False
+        while True:
+            if self._talk.trailing_data[0] and not has_begun:
+                has_begun, deadline = True, trio.current_time() + HEAD_SECONDS_MAX
+            event = self._talk.next_event()
+            if event is h11.NEED_DATA:
+                with trio.CancelScope(deadline=deadline) as waiting:
+                    data = await self._stream.receive_some(_READ_BYTES)
+                if waiting.cancelled_caught:
+                    raise trio.TooSlowError
+                self._door.heard(self)
+                if not has_begun:
+                    has_begun, deadline = True, trio.current_time() + HEAD_SECONDS_MAX
+                self._talk.receive_data(bytes(data))
+            elif isinstance(event, h11.Request):
+                request = event
+                if _has_body(event):
+                    return event  # It is not read: the connection ends behind the answer.
+            elif isinstance(event, h11.EndOfMessage):
+                return request
+            else:  # The peer has left, or there is nothing more that could be understood.
+                return None
+
+    def _refusal(self, asked: h11.Request) -> Response | None:
+        """Why a request is not answered, whatever it asks for."""
+        if asked.method.decode("ascii") not in METHODS:
+            refused = problem(405, f"expected {' or '.join(METHODS)}")
+            return Response(refused.body, status=405, headers=(("Allow", ", ".join(METHODS)),))
+        if _has_body(asked):
+            return problem(413, "expected a request without a body")
+        if len(asked.headers) > HEADERS_MAX:
+            return problem(431, f"expected at most {HEADERS_MAX} headers, got {len(asked.headers)}")
+        return None
+
+    def _request(self, asked: h11.Request) -> Request:
+        """Raises BadRequestError."""
+        return Request.of(
+            asked.target.decode("ascii", "replace"),
+            _headers(asked).get(b"accept", b"").decode("latin-1"),
+        )
+
+    def _denial(self, request: Request, asked: h11.Request) -> Response | None:
+        if self._door.gate is None:
+            return None
+        authorization = _headers(asked).get(b"authorization", b"").decode("latin-1")
+        return self._door.gate(request, self.peer, authorization)
+
+    async def _say(
+        self, response: Response, *, without_body: bool = False, is_last: bool = False
+    ) -> None:
+        headers = [*response.headers]
+        named = {name.lower() for name, _ in headers}
+        headers += [(name, value) for name, value in _HEADERS if name.lower() not in named]
+        headers += [
+            ("Content-Type", response.content_type),
+            ("Content-Length", str(len(response.body))),
+        ]
+        if is_last or self._talk.their_state is not h11.DONE:
+            headers.append(("Connection", "close"))
+        events: list[h11.Event] = [h11.Response(status_code=response.status, headers=headers)]
+        if not without_body:
+            events.append(h11.Data(data=response.body))
+        data = b"".join(self._talk.send(event) or b"" for event in [*events, h11.EndOfMessage()])
+        with trio.fail_after(SEND_SECONDS_MAX):
+            await self._stream.send_all(data)
+
+
+def _headers(asked: h11.Request) -> Mapping[bytes, bytes]:
+    """By their names, in lower case; of two of one name the last one."""
+    return dict(asked.headers)
+
+
+def _has_body(asked: h11.Request) -> bool:
+    headers = _headers(asked)
+    return (
+        headers.get(b"content-length", b"0").strip(b"0 ") != b"" or b"transfer-encoding" in headers
+    )

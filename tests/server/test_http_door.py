@@ -1,0 +1,235 @@
+"""The HTTP door on real sockets: what operators see, and what attackers do not get."""
+
+from __future__ import annotations
+
+import signal
+import socket
+
+import pytest
+import trio
+from http_peer import http
+from programs import run, server
+from served import message, serving
+
+from simplebus.core import frames
+from simplebus.core.errors import Reason
+from simplebus.monitor.requests import Answering, Routes, as_json, health_answers
+from simplebus.server import http_door
+from simplebus.server.http_door import HttpDoor
+
+
+async def test_a_server_says_that_it_is_ready_and_then_that_it_drains() -> None:
+    async with serving(http_port=0) as up:
+        peer = await http(up)
+        said = await peer.ask("/healthz")
+        assert said.status == 200
+        assert said.json == {"status": "ok", "live": True, "ready": True, "draining": False}
+        assert up.watch is not None
+        up.watch.is_draining = True
+        said = await peer.ask("/healthz")
+        assert said.status == 503
+        assert said.json["status"] == "draining"
+        assert (await peer.ask("/healthz/live")).status == 200
+
+
+async def test_a_server_that_can_keep_nothing_is_not_ready(tmp_path: object) -> None:
+    async with serving(http_port=0, data_dir=tmp_path) as up:
+        peer = await http(up)
+        up.engine.broker.fail_to_keep(Reason.DISK_FULL, "no space is left")
+        said = await peer.ask("/healthz")
+        assert said.status == 503
+        assert said.json["why"] == "disk_full: no space is left"
+
+
+def test_the_door_stays_open_while_the_server_drains_and_its_ready_line_names_it() -> None:
+    with server("--host", "127.0.0.1", "--no-nats", "--drain-timeout", "30") as (it, url):
+        assert it.http.startswith("127.0.0.1:")
+        host, _, port = it.http.rpartition(":")
+        bus_host, _, bus_port = url.removeprefix("simplebus://").rpartition(":")
+
+        async def watch() -> None:
+            bus = await trio.open_tcp_stream(bus_host, int(bus_port))
+            # A subscriber that does not acknowledge holds the drain up.
+            await bus.send_all(
+                frames.encode(frames.CONNECT, content=b"[1]")
+                + frames.encode(frames.SUBSCRIBE, class_id=1)
+                + message(b"x")
+            )
+            got = b""
+            while b"x<\r\n>" not in got:
+                got += await bus.receive_some(4096)
+            it.signal(signal.SIGTERM)
+            said = b""
+            while b'"status":"draining"' not in said:
+                probe = await trio.open_tcp_stream(host, int(port))
+                await probe.send_all(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
+                said = await probe.receive_some(4096)
+                await probe.aclose()
+            assert b'"draining":true' in said
+            await bus.aclose()
+
+        trio.run(watch)
+        assert it.end()[0] == 0
+
+
+def test_a_door_that_is_kept_closed_is_not_in_the_ready_line() -> None:
+    with server("--no-http", "--no-nats") as (it, _):
+        assert it.http == ""
+
+
+def test_a_port_that_is_taken_says_what_it_is_for() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        status, said, complained = run(
+            *("serve", "--port", "0", "--http-port", port, "--http-host", "127.0.0.1")
+        )
+    assert (status, said) == (1, "")
+    assert complained == (
+        f"simplebus: cannot listen on 127.0.0.1:{port}: Address already in use. That port is for "
+        "operators, over HTTP: --http-port picks another one, --no-http goes without\n"
+    )
+
+
+def test_options_of_a_closed_door_are_a_mistake() -> None:
+    status, _, complained = run("serve", "--no-http", "--http-port", "1")
+    assert status == 2
+    assert complained == "simplebus: --no-http closes the door that --http-port opens\n"
+
+
+# Who may not hurt the bus ------------------------------------------------------------------------
+
+
+async def test_a_connection_answers_one_request_after_the_other() -> None:
+    async with serving(http_port=0) as up:
+        peer = await http(up)
+        await peer.send(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n" * 3)
+        for _ in range(3):
+            assert (await peer.answer()).status == 200
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"POST /healthz HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nhi", 405),
+        (b"GET /healthz HTTP/1.1\r\nHost: a\r\nContent-Length: 9999999999\r\n\r\n", 413),
+        (b"GET /healthz HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n", 413),
+        (b"GET /healthz HTTP/1.1\r\nHost: a\r\n" + b"A: b\r\n" * 100 + b"\r\n", 431),
+        (b"GET /" + b"a" * 30_000 + b" HTTP/1.1\r\nHost: a\r\n\r\n", 431),
+        (b"GET /healthz HTTP/1.1\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
+        (b"GET /connz?" + b"a&" * 40 + b" HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+        (b"GET /nothing HTTP/1.1\r\nHost: a\r\n\r\n", 404),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+async def test_what_makes_no_sense_is_answered_with_a_sentence(sent: bytes, status: int) -> None:
+    async with serving(http_port=0) as up:
+        peer = await http(up)
+        await peer.send(sent)
+        said = await peer.answer()
+        assert said.status == status
+        assert said.json["error"]
+        fine = await http(up)
+        assert (await fine.ask("/healthz")).status == 200
+
+
+async def test_head_is_get_without_the_body() -> None:
+    async with serving(http_port=0) as up:
+        peer = await http(up)
+        said = await peer.ask("/healthz", method="HEAD")
+        assert (said.status, said.body) == (200, b"")
+        assert int(said.headers["content-length"]) > 0
+        assert (await peer.ask("/healthz")).status == 200
+
+
+async def test_answers_cannot_be_framed_sniffed_or_kept() -> None:
+    async with serving(http_port=0) as up:
+        said = await (await http(up)).ask("/healthz")
+        assert said.headers["x-content-type-options"] == "nosniff"
+        assert said.headers["x-frame-options"] == "DENY"
+        assert said.headers["cache-control"] == "no-store"
+        assert said.headers["content-security-policy"].startswith("default-src 'none'")
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    ours.settimeout(0)
+    return ours, theirs
+
+
+async def test_who_dribbles_a_request_is_closed_in_time(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with trio.open_nursery() as nursery:
+        door = HttpDoor(Routes({}))
+        await nursery.start(door.run)
+        ours, theirs = pair()
+        door.serve(theirs, "them")
+        ours.send(b"GET / HTTP")
+        for _ in range(4):
+            await trio.sleep(1)
+            ours.send(b"X")
+            assert door.connections == 1
+        await trio.sleep(http_door.HEAD_SECONDS_MAX)
+        assert door.connections == 0
+        ours.close()
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_says_nothing_is_closed_in_time(autojump_clock: trio.testing.MockClock) -> None:
+    async with trio.open_nursery() as nursery:
+        door = HttpDoor(Routes({}))
+        await nursery.start(door.run)
+        ours, theirs = pair()
+        door.serve(theirs, "them")
+        await trio.sleep(http_door.IDLE_SECONDS_MAX - 1)
+        assert door.connections == 1
+        await trio.sleep(2)
+        assert door.connections == 0
+        ours.close()
+        nursery.cancel_scope.cancel()
+
+
+async def test_of_too_many_connections_the_one_that_was_silent_longest_makes_place(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with trio.open_nursery() as nursery:
+        door = HttpDoor(Routes(health_answers(lambda: pytest.fail("nobody asks"))))
+        await nursery.start(door.run)
+        silent: list[socket.socket] = []
+        for _ in range(http_door.CONNECTIONS_MAX + 10):
+            ours, theirs = pair()
+            silent.append(ours)
+            door.serve(theirs, "them")
+            await trio.testing.wait_all_tasks_blocked()
+            assert door.connections <= http_door.CONNECTIONS_MAX
+        assert silent[0].recv(1) == b""
+        with pytest.raises(BlockingIOError):
+            silent[-1].recv(1)
+        assert door.turned_away == 10
+        for ours in silent:
+            ours.close()
+        nursery.cancel_scope.cancel()
+
+
+async def test_whoever_asks_for_how_much_the_bus_has_nine_tenths_of_the_time(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    def dear() -> Answering:
+        for _ in range(3):
+            autojump_clock.jump(0.1)
+            yield
+        return as_json("done")
+
+    door = HttpDoor(Routes({}))
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        for _ in range(10):
+            nursery.start_soon(door.answer, dear())
+    assert door.answered == 10
+    busy, passed = 10 * 0.3, trio.current_time() - began
+    assert passed >= 9 * 3.0 + 0.3
+    assert busy / (passed + 2.7) <= http_door.PART_OF_LOOP + 1e-9
