@@ -3,7 +3,8 @@
 Rule 1: each message is a new one, made as it is published, and is compared with what must come next
 before a rate is printed. Both sides hold as many messages at most.
 Rule 2: a module with a thread is compared with a queue between two threads, one with a task with a
-channel between two tasks of trio; in one process, one after the other, in every round.
+channel between two tasks of trio; in one process, one after the other, in every round. Between a
+thread and a task there is nothing to compare with.
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ RATE_AT_LEAST = 300_000
 def run(manner: Manner) -> list[Row]:
     """The rows of the scenario."""
     count = COUNT // (QUICK_PART if manner.quick else 1)
-    threads, queues, tasks, channels = [list[float]() for _ in range(4)]
+    threads, queues, tasks, channels, to_task, to_thread = [list[float]() for _ in range(6)]
     for _ in range(manner.rounds):
         threads.append(_between_threads(count))
         queues.append(_through_a_queue(count))
         tasks.append(trio.run(_between_tasks, count))
         channels.append(trio.run(_through_a_channel, count))
+        to_task.append(trio.run(_from_thread_to_task, count))
+        to_thread.append(trio.run(_from_task_to_thread, count))
 
     def row(title: str, values: list[float], wish: float | None = None) -> Row:
         return Row("modules", title, values, "/s", wish)
@@ -49,6 +52,8 @@ def run(manner: Manner) -> list[Row]:
         row("from module to module, tasks", tasks, RATE_AT_LEAST),
         row("trio's memory channel", channels),
         ratio("modules against that", tasks, channels),
+        row("from a thread to a task", to_task, RATE_AT_LEAST),
+        row("from a task to a thread", to_thread, RATE_AT_LEAST),
     ]
 
 
@@ -78,24 +83,73 @@ class _Checked:
         return len(self.contents) / took
 
 
-def _between_threads(count: int) -> float:
-    checked = _Checked(count)
+class _Pair:
+    """Two modules of each kind, on a bus: one that publishes all when it hears anything, and one
+    that hears it alone."""
 
-    def publish(message: ModuleMessage) -> None:
-        for content in checked.contents:
-            bus.publish(ModuleMessage(content), source=publish)
+    def __init__(self, bus: ModuleBus, count: int) -> None:
+        self.bus = bus
+        self.checked = _Checked(count)
 
-    def receive(message: ModuleMessage) -> None:
-        checked.came(message.content)
+    def publish(self, message: ModuleMessage) -> None:
+        """With a thread."""
+        for content in self.checked.contents:
+            self.bus.publish(ModuleMessage(content), source=self._source)
 
-    with ModuleBus() as bus:
-        bus.add_module(publish)
-        bus.add_module(receive, hears_all=False, places=PLACES)
-        bus.link(publish, receive)
+    async def publish_async(self, message: ModuleMessage) -> None:
+        """With a task."""
+        for content in self.checked.contents:
+            await self.bus.publish_async(ModuleMessage(content), source=self._source)
+
+    def receive(self, message: ModuleMessage) -> None:
+        """With a thread."""
+        self.checked.came(message.content)
+
+    async def receive_async(self, message: ModuleMessage) -> None:
+        """With a task."""
+        self.checked.came(message.content)
+
+    def begin(self, source: object, sink: object) -> float:
+        """Have one of them publish. Returns when that was."""
+        self._source = source
+        self.bus.add_module(source)
+        self.bus.add_module(sink, hears_all=False, places=PLACES)
+        self.bus.link(source, sink)
         begun = time.perf_counter()
-        bus.publish(ModuleMessage(b"go"))
-        checked.done.wait(TIMEOUT_S)
-        return checked.rate(begun)
+        self.bus.publish(ModuleMessage(b"go"))
+        return begun
+
+
+def _between_threads(count: int) -> float:
+    with ModuleBus() as bus:
+        pair = _Pair(bus, count)
+        begun = pair.begin(pair.publish, pair.receive)
+        pair.checked.done.wait(TIMEOUT_S)
+        return pair.checked.rate(begun)
+
+
+async def _between_tasks(count: int) -> float:
+    async with ModuleBus() as bus:
+        pair = _Pair(bus, count)
+        return await _came(pair, pair.begin(pair.publish_async, pair.receive_async))
+
+
+async def _from_thread_to_task(count: int) -> float:
+    async with ModuleBus() as bus:
+        pair = _Pair(bus, count)
+        return await _came(pair, pair.begin(pair.publish, pair.receive_async))
+
+
+async def _from_task_to_thread(count: int) -> float:
+    async with ModuleBus() as bus:
+        pair = _Pair(bus, count)
+        return await _came(pair, pair.begin(pair.publish_async, pair.receive))
+
+
+async def _came(pair: _Pair, begun: float) -> float:
+    with trio.move_on_after(TIMEOUT_S):
+        await pair.bus.wait_quiet_async()
+    return pair.checked.rate(begun)
 
 
 def _through_a_queue(count: int) -> float:
@@ -116,28 +170,6 @@ def _through_a_queue(count: int) -> float:
         each.start()
     checked.done.wait(TIMEOUT_S)
     return checked.rate(begun)
-
-
-async def _between_tasks(count: int) -> float:
-    checked, done = _Checked(count), trio.Event()
-
-    async def publish(message: ModuleMessage) -> None:
-        for content in checked.contents:
-            await bus.publish_async(ModuleMessage(content), source=publish)
-
-    async def receive(message: ModuleMessage) -> None:
-        if checked.came(message.content):
-            done.set()
-
-    async with ModuleBus() as bus:
-        bus.add_module(publish)
-        bus.add_module(receive, hears_all=False, places=PLACES)
-        bus.link(publish, receive)
-        begun = time.perf_counter()
-        bus.publish(ModuleMessage(b"go"))
-        with trio.move_on_after(TIMEOUT_S):
-            await done.wait()
-        return checked.rate(begun)
 
 
 async def _through_a_channel(count: int) -> float:

@@ -108,6 +108,8 @@ class ModuleBus:
         self._home: Home | None = None
         """Where its tasks are, while it is entered."""
         self._entered: AbstractAsyncContextManager[None] | None = None
+        self._turn = 0
+        """Messages that tasks have published, by which others get a turn."""
 
     def __repr__(self) -> str:
         return f"<ModuleBus {self.url}, {len(self._board.boxes)} modules>"
@@ -147,7 +149,7 @@ class ModuleBus:
         gone = [box for box in boxes if home is None or box.home is home]
         for box in gone:
             self._board.detach(box)
-        self._board.routes.clear()  # Of a bus that is freed, none may be found.
+        self._board.reroute()  # Of a bus that is freed, none may be found.
         return gone
 
     def __enter__(self) -> Self:
@@ -345,11 +347,13 @@ class ModuleBus:
             if (meant := self._meant(message)) is None:
                 return
             message = meant
+        if not self._board.give(message, source):
+            self._publish_waiting(message, source)
+
+    def _publish_waiting(self, message: ModuleMessage, source: object | None) -> None:
         board = self._board
         with board.lock:
-            boxes = board.routes.get(id(source))
-            if boxes is None:
-                boxes = board.route(source)
+            boxes = board.route(source)
             if board.takes(message, boxes):
                 return
             if in_event_loop():
@@ -375,12 +379,16 @@ class ModuleBus:
                 return
             message = meant
         board = self._board
-        if board.published % TURN_MESSAGES == 0:
+        self._turn = turn = self._turn + 1
+        if turn % TURN_MESSAGES == 0:
             await trio.lowlevel.checkpoint()
+        if not board.give(message, source):
+            await self._publish_waiting_async(message, source)
+
+    async def _publish_waiting_async(self, message: ModuleMessage, source: object | None) -> None:
+        board = self._board
         with board.lock:
-            boxes = board.routes.get(id(source))
-            if boxes is None:
-                boxes = board.route(source)
+            boxes = board.route(source)
             if board.takes(message, boxes):
                 return
             gate = TaskGate()
@@ -399,10 +407,9 @@ class ModuleBus:
                 return
             message = meant
         board = self._board
-        with board.lock:
-            boxes = board.route(source)
-            if not board.takes(message, boxes):
-                raise board.full_error(boxes, "publish would wait for it")
+        if not board.give(message, source):
+            with board.lock:
+                raise board.full_error(board.route(source), "publish would wait for it")
 
     def _meant(self, message: object) -> ModuleMessage | None:
         """The message; None for bytes that are none."""

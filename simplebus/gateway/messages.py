@@ -15,7 +15,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import force_setattr
 
 from simplebus.gateway.errors import MalformedError, invalid
 
@@ -30,10 +33,11 @@ _VERSION = 1
 _SIZE = struct.Struct(">I")
 _TWO_SIZES = struct.Struct(">II")
 _LEAST = len(_MAGIC) + 3 * _SIZE.size
+_PLAIN_BYTES_MAX = PLACE_BYTES - _LEAST - 1
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
-class ModuleMessage:
+class ModuleMessage(msgspec.Struct, frozen=True, gc=False, eq=False):
     """Properties, texts by their names, and content, bytes that only modules understand.
 
         ModuleMessage(b"21.5", {"sensor": "roof"})
@@ -42,37 +46,54 @@ class ModuleMessage:
     content that is no bytes, and for more than MESSAGE_BYTES_MAX.
     """
 
-    __slots__ = ("__weakref__", "content", "places", "properties", "size")
+    # Made for each message, so as fast as can be: half of what a class of our own takes. It cannot
+    # be part of a cycle, so the collector need not know it.
 
-    content: bytes
-    properties: Mapping[str, str]
+    content: bytes = b""
+    properties: Mapping[str, str] = _NOTHING
     """They can be read, not changed."""
-    size: int
-    """Bytes of the byte form."""
-    places: int
-    """How many places it takes in a queue."""
+    places: int = 1
+    """How many places it takes in a queue. Whatever is given is not believed."""
 
-    def __init__(
-        self,
-        content: bytes | bytearray | memoryview = b"",
-        properties: Mapping[str, str] | None = None,
-    ) -> None:
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            content: bytes | bytearray | memoryview = b"",
+            properties: Mapping[str, str] | None = None,
+        ) -> None: ...
+
+    def __post_init__(self) -> None:
+        content = self.content
+        if (
+            self.properties is _NOTHING
+            and type(content) is bytes
+            and len(content) <= _PLAIN_BYTES_MAX
+            and self.places == 1
+        ):
+            return  # Whatever is checked below holds, as most messages are like that.
         if type(content) is not bytes:
             if not isinstance(content, bytes | bytearray | memoryview):
                 raise invalid(f"content must be bytes, got {content!r}")
             content = bytes(content)
-        size = _LEAST + 1 + len(content)
-        if properties:
-            properties = MappingProxyType(dict(properties))
-            size += sum(_checked(name, value) for name, value in properties.items())
-        else:
+        properties, size = self.properties, _LEAST + 1 + len(content)
+        if properties is None or properties is _NOTHING:
             properties = _NOTHING
+        elif not isinstance(properties, Mapping):
+            raise invalid(f"properties are texts by their names, got {properties!r}")
+        elif properties := MappingProxyType(dict(properties)):
+            size += sum(_checked(name, value) for name, value in properties.items())
         if size > MESSAGE_BYTES_MAX:
             raise invalid(f"a message has at most {MESSAGE_BYTES_MAX:,} bytes, got {size:,}")
-        _set_content(self, content)
-        _set_properties(self, properties)
-        _set_size(self, size)
-        _set_places(self, 1 if size <= PLACE_BYTES else -(-size // PLACE_BYTES))
+        force_setattr(self, "content", content)
+        force_setattr(self, "properties", properties or _NOTHING)
+        force_setattr(self, "places", 1 if size <= PLACE_BYTES else -(-size // PLACE_BYTES))
+
+    @property
+    def size(self) -> int:
+        """Bytes of the byte form."""
+        texts = [text for pair in self.properties.items() for text in pair]
+        return _LEAST + 1 + len(self.content) + sum(len(text.encode()) + 1 for text in texts)
 
     def replace(
         self, content: bytes | None = None, properties: Mapping[str, str] | None = None
@@ -109,12 +130,6 @@ class ModuleMessage:
             raise invalid(f"a byte form must be bytes, got {data!r}")
         return _read(bytes(data))
 
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"a message does not change: {name} cannot be set; see replace()")
-
-    def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"a message does not change: {name} cannot be deleted")
-
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ModuleMessage):
             return NotImplemented
@@ -129,13 +144,6 @@ class ModuleMessage:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ModuleMessage, (self.content, dict(self.properties))
-
-
-# How a constructor sets what nobody may set.
-_set_content = ModuleMessage.__dict__["content"].__set__
-_set_properties = ModuleMessage.__dict__["properties"].__set__
-_set_places = ModuleMessage.__dict__["places"].__set__
-_set_size = ModuleMessage.__dict__["size"].__set__
 
 
 def _checked(name: object, value: object) -> int:

@@ -48,7 +48,9 @@ class Switchboard:
         self.boxes: dict[int, Mailbox] = {}
         """Those of the modules, by identity, in the order in which they came."""
         self.routes: dict[int, tuple[Mailbox, ...]] = {}
-        """Who hears a module that is on the bus, or nobody's messages, as far as found out."""
+        """Who hears a module that is on the bus, or nobody's messages, as far as found out,"""
+        self.alone: dict[int, Mailbox] = {}
+        """and of those, who is the only one."""
         self.published = 0
         self.malformed = 0
         self.lost = 0
@@ -69,7 +71,7 @@ class Switchboard:
         if id(box.module) in self.boxes:
             raise invalid(f"module {box.module!r} is on the bus already")
         self.boxes[id(box.module)] = box
-        self.routes.clear()
+        self.reroute()
 
     def find(self, module: object) -> Mailbox:
         """The mailbox of a module. Raises ModuleBusError."""
@@ -84,7 +86,7 @@ class Switchboard:
         del self.boxes[id(box.module)]
         for other in self.boxes.values():
             other.sources.pop(id(box.module), None)
-        self.routes.clear()
+        self.reroute()
         box.close()
         self.let_in()
 
@@ -129,7 +131,7 @@ class Switchboard:
             box.sources[id(source)] = source
         if there:
             raise invalid(f"module {sink!r} hears {_named(source)} already")
-        self.routes.clear()
+        self.reroute()
 
     def unlink(self, source: object | None, sink: object) -> None:
         box = self.find(sink)
@@ -139,7 +141,12 @@ class Switchboard:
             there = box.sources.pop(id(source), None) is not None
         if not there:
             raise ModuleBusError(f"module {sink!r} does not hear {_named(source)}")
+        self.reroute()
+
+    def reroute(self) -> None:
+        """Who hears whom has changed."""
         self.routes.clear()
+        self.alone.clear()
 
     def route(self, source: object | None) -> tuple[Mailbox, ...]:
         """Who hears it. Who is not on the bus is heard as nobody is: by those who hear everyone."""
@@ -152,9 +159,25 @@ class Switchboard:
                 for box in self.boxes.values()
                 if (box.hears_all and id(box.module) != key) or key in box.sources
             )
+            if len(boxes) == 1:
+                self.alone[key] = boxes[0]
         return boxes
 
     # Messages ------------------------------------------------------------------------------------
+
+    def give(self, message: ModuleMessage, source: object | None) -> bool:
+        """Give it to all who hear its source, if none of them has its publisher wait. Takes the
+        lock."""
+        with self.lock:
+            box = self.alone.get(id(source))
+            if box is not None and box.room > 0:  # What `takes` does, for most messages.
+                box.queue.append(message)
+                box.room -= message.places
+                if box.wake is not None:
+                    box.rouse()
+                self.published += 1
+                return True
+            return self.takes(message, self.route(source))
 
     def takes(self, message: ModuleMessage, boxes: tuple[Mailbox, ...]) -> bool:
         """Give it to all of them, if none of them has its publisher wait."""
