@@ -29,6 +29,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from simplebus.client.access import Access
     from simplebus.client.blocking import BlockingBus, connect_blocking
     from simplebus.client.blocking_subscription import BlockingRawSubscription, BlockingSubscription
     from simplebus.client.bus import Bus
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from simplebus.memory import MemoryBus
 else:
     _WHERE = {
+        "Access": "simplebus.client.access",
         "Batch": "simplebus.core.client.messages",
         "Binding": "simplebus.client.registry",
         "BlockingBus": "simplebus.client.blocking",
@@ -96,6 +98,7 @@ else:
 
 
 __all__ = [
+    "Access",
     "Batch",
     "Binding",
     "BlockingBus",

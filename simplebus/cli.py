@@ -41,6 +41,7 @@ from simplebus.options import (
     settings,
 )
 from simplebus.spark import commands as pipeline
+from simplebus.tls_flags import tls_options
 
 _FROM_ENVIRONMENT = (
     "Each option can be set by an environment variable too: --port by SIMPLEBUS_PORT, and so on."
@@ -512,8 +513,9 @@ def check_config(
         except ValueError as error:
             said = str(in_keys(error, cast(typer.Context, given)))
             fail(said if said.startswith(f"{file}: ") else f"{file}: {said}", status=2)
-        if door.tls is not None:
-            tls_context(door.tls)
+        for tls in {door.tls, tls_options(**given.params)} - {None}:
+            assert tls is not None
+            tls_context(tls)
         for warning in given.params["config"].warnings:
             typer.echo(f"simplebus: {warning}", err=True)
     typer.echo(f"{file} is fine")

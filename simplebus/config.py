@@ -7,6 +7,7 @@ Rule 2: a mistake is a sentence with the file, the key and what was expected. No
     [serve]                     options:        max-memory = "4GiB"      --max-memory
     [nats]                      the NATS door:  max-payload = "8MiB"     --nats-max-payload
     [nats.tls]                                  cert = "server.pem"      --nats-tls-cert
+    [tls]                       all doors:      cert = "server.pem"      --tls-cert
     [[nats.users]]              who may come in, and what they may do
     [classes.orders]            id = 7, subjects = ["orders.>"], keep-seconds = 3600
     [[bridges]]                 what is copied to and from other servers
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from simplebus.core.settings import ClassSettings
     from simplebus.nats.auth import NatsAuth
 
-_OWN_TABLES = ("serve", "nats", "classes", "bridges")
+_OWN_TABLES = ("serve", "nats", "tls", "classes", "bridges")
 _NO_OPTIONS = {"config", "help"}
 _FLAG = re.compile(r"--[a-z][a-z-]*")
 
@@ -103,7 +104,12 @@ def read(path: Path, context: typer.Context) -> Config:
         if "tls" in nats:
             tls = _taken(nats, "tls", under="nats.")
             del nats["tls"]
-        parts = {"serve": _taken(raw, "serve"), "nats": nats, "nats.tls": tls}
+        parts = {
+            "serve": _taken(raw, "serve"),
+            "tls": _taken(raw, "tls"),
+            "nats": nats,
+            "nats.tls": tls,
+        }
         options, nats = _options(parts, NatsTable.keys(), path, context)
         users = table(NatsTable, nats, "nats")
         tables = {
@@ -147,7 +153,7 @@ def in_keys(error: ValueError, context: typer.Context) -> ValueError:
         source = context.get_parameter_source(name)
         if source is None or source.name in ("COMMANDLINE", "ENVIRONMENT"):
             return flag[0]
-        for part in ("nats_tls_", "nats_"):
+        for part in ("nats_tls_", "nats_", "tls_"):
             if name.startswith(part):
                 return part.replace("_", ".") + flag[0][len(part) + 2 :]
         return f"serve.{flag[0][2:]}"
@@ -170,7 +176,8 @@ def _options(
             for n in parameters
             if n.startswith("nats_") and "nats_tls_" not in n
         },
-        "serve": {n: n for n in parameters if not n.startswith("nats_")},
+        "tls": {n.removeprefix("tls_"): n for n in parameters if n.startswith("tls_")},
+        "serve": {n: n for n in parameters if not n.startswith(("nats_", "tls_"))},
     }
     values: dict[str, Any] = {}
     rest: dict[str, Any] = {}

@@ -414,6 +414,9 @@ class MemoryLink:
             return len(data)  # As a socket's: who reads learns that nobody listens.
         return self._exchange.receive(self, data)
 
+    def flush(self) -> bool:
+        return True
+
     async def wait_sendable(self) -> None:
         await anyio.lowlevel.checkpoint()
 

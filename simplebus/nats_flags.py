@@ -317,12 +317,14 @@ def nats_options(
     auth: NatsAuth | None = None,
     classes: Mapping[str, NamedClass] | None = None,
     environment: Mapping[str, str] | None = None,
+    shared: TlsOptions | None = None,
     **values: Any,
 ) -> NatsOptions:
     """What the options amount to.
 
     `given` are the names of those that stand on the command line; `auth` and `classes` are what the
-    configuration file says, `environment` is where secrets may stand too, see SECRETS.
+    configuration file says, `environment` is where secrets may stand too, see SECRETS. `shared` is
+    the certificate of all doors, for one without its own.
 
     Raises ValueError when they contradict each other.
     """
@@ -340,7 +342,7 @@ def nats_options(
     limits = {name: values[value_name(flag)] for name, flag in NATS_LIMIT_FLAGS.items()}
     if limits["max_pending"] is None:
         limits["max_pending"] = max(DEFAULT_NATS.max_pending, limits["max_payload"])
-    tls = _tls(**{name: values[value_name(flag)] for name, flag in TLS_FLAGS.items()})
+    tls = _tls(shared, **{name: values[value_name(flag)] for name, flag in TLS_FLAGS.items()})
     try:
         settings = NatsSettings(
             limits=NatsLimits(**limits),
@@ -370,7 +372,13 @@ def _auth(auth: NatsAuth, environment: Mapping[str, str]) -> NatsAuth:
     return auth
 
 
-def _tls(*, cert: Path | None, key: Path | None, **more: Any) -> TlsOptions | None:
+def _tls(
+    shared: TlsOptions | None, *, cert: Path | None, key: Path | None, **more: Any
+) -> TlsOptions | None:
+    if cert is None and key is None and shared is not None:
+        cert, key = shared.cert, shared.key
+        more["ca"] = more["ca"] or shared.ca
+        more["verify"] = more["verify"] or shared.verify
     if cert is None and key is None:
         for name, value in more.items():
             if value:

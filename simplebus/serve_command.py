@@ -16,6 +16,7 @@ import typer
 from simplebus import engine_flags as flags
 from simplebus import http_flags as http
 from simplebus import nats_flags as nats
+from simplebus import tls_flags as tls
 from simplebus.complaints import fail, sentence
 from simplebus.config import Config, config_option, in_keys
 from simplebus.config_mistakes import ConfigError
@@ -366,6 +367,11 @@ def serve(
     http_port: http.Port = None,
     http_host: http.Hosts = None,
     no_http: http.Closed = False,
+    tls_cert: tls.Cert = None,
+    tls_key: tls.Key = None,
+    tls_ca: tls.Ca = None,
+    tls_verify: tls.Verify = False,
+    tls_timeout: tls.Timeout = tls.SECONDS,
     config: Annotated[Any, config_option()] = None,
     verbose: Annotated[
         bool,
@@ -411,6 +417,7 @@ def serve(
         nats_tls=door.tls,
         http_port=operators.port,
         http_hosts=operators.hosts,
+        tls=tls.tls_options(**context.params),
         classes=(*door.classes, *(last_values or ())),
         data_dir=data_dir,
         cluster=cluster,
@@ -441,6 +448,7 @@ def nats_door(context: typer.Context) -> nats.NatsOptions:
         auth=config.auth if config else None,
         classes=config.classes if config else None,
         environment=os.environ,
+        shared=tls.tls_options(**context.params),
         **context.params,
     )
     if config and config.auth.default_permissions and not door.settings.auth.users:

@@ -39,7 +39,7 @@ def test_the_defaults_are_those_of_the_server() -> None:
 
 def test_every_limit_has_an_option() -> None:
     assert set(nats_flags.NATS_LIMIT_FLAGS) == {field.name for field in fields(NatsLimits)}
-    assert set(nats_flags.TLS_FLAGS) == {field.name for field in fields(TlsOptions)}
+    assert {*nats_flags.TLS_FLAGS, "seconds"} == {field.name for field in fields(TlsOptions)}
     flags = {flag for parameter in SERVE.params for flag in parameter.opts}
     assert {*nats_flags.NATS_LIMIT_FLAGS.values(), *nats_flags.TLS_FLAGS.values()} <= flags
 

@@ -36,8 +36,8 @@ LAYERS = {
     "storage": {"core", "storage"},
     "engine": {"core", "engine", "nats"},
     "monitor": {"core", "monitor"},
-    "server": {"core", "engine", "monitor", "nats", "server", "storage"},
-    "client": {"core", "client"},
+    "server": {"core", "engine", "monitor", "nats", "server", "storage", "tls"},
+    "client": {"core", "client", "tls"},
     "gateway": {"bridge", "client", "config_mistakes", "core", "gateway", "memory"},
 }
 LINES_MAX = 600

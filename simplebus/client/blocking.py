@@ -8,6 +8,7 @@ Rule 2: the verbs, their arguments and errors are those of `simplebus.Bus`.
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from functools import partial
@@ -15,6 +16,7 @@ from time import monotonic
 from typing import Any, TypeVar, Unpack, overload
 
 from simplebus.client import dial, replies
+from simplebus.client.access import Access, access_of
 from simplebus.client.blocking_handling import BlockingHandling
 from simplebus.client.blocking_publisher import BlockingPublisher
 from simplebus.client.blocking_subscription import BlockingRawSubscription, BlockingSubscription
@@ -56,6 +58,11 @@ def connect_blocking(
     heartbeat: float = 0.0,
     reconnect: float | None = 60.0,
     frame_bytes: int = Limits().frame_bytes,
+    user: str | None = None,
+    password: str | None = None,
+    token: str | None = None,
+    tls: ssl.SSLContext | None = None,
+    access: Access | None = None,
 ) -> Iterator[BlockingBus]:
     """Connect to a bus: `with simplebus.connect_blocking("simplebus://127.0.0.1:8888") as bus`.
 
@@ -69,9 +76,16 @@ def connect_blocking(
     which also keep a message that takes long from coming again.
     """
     addresses = dial.addresses(address)
-    core = client_core(name=name, instance=instance, heartbeat=heartbeat, frame_bytes=frame_bytes)
+    shown = access_of(access, user=user, password=password, token=token, tls=tls)
+    core = client_core(
+        name=name,
+        instance=instance,
+        heartbeat=heartbeat,
+        frame_bytes=frame_bytes,
+        auth=shown.auth,
+    )
     schedule = Schedule(len(addresses), timeout=timeout, reconnect=reconnect, now=monotonic())
-    wire = BlockingWire(core, addresses, schedule)
+    wire = BlockingWire(core, addresses, schedule, shown)
     bus = BlockingBus(wire, registry)
     seconds = CLOSE_SECONDS_FAILED
     try:

@@ -11,12 +11,15 @@ import math
 import selectors
 import socket
 from collections.abc import Generator
-from selectors import EVENT_WRITE
+from selectors import EVENT_READ, EVENT_WRITE
 from time import monotonic, sleep
 
+from simplebus.client import access as access_of
 from simplebus.client import dial
+from simplebus.client.access import Access
 from simplebus.client.dial import Address
 from simplebus.core.errors import BusConnectionError
+from simplebus.tls import TlsSocket
 
 Step = tuple[socket.socket | None, int, float]
 """A socket, its events, and the time until which they are waited for; None for that time alone."""
@@ -68,6 +71,27 @@ def dialled(where: Address, until: float, seconds: float) -> Generator[Step, Non
         else:
             return sock
     raise dial.refused(where, problem) from problem
+
+
+def secured(
+    sock: socket.socket, where: Address, access: Access | None, until: float, seconds: float
+) -> Generator[Step, None, socket.socket | TlsSocket]:
+    """Steps to what is spoken on a connected socket: itself, or TLS where the address says so.
+    Raises BusConnectionError, at that time at the latest."""
+    if not where.is_secure:
+        return sock
+    try:
+        tls = access_of.secured(sock, where, access)
+        while not access_of.is_through(tls):
+            events = EVENT_WRITE if tls.unsent else EVENT_READ
+            if not (yield from until_ready(sock, events, until)):
+                raise dial.unanswered(where, seconds, connected=False)
+            tls.flush()
+    except BusConnectionError:
+        raise
+    except OSError as error:
+        raise dial.untrusted(where, error) from error
+    return tls
 
 
 def _is_ready(sock: socket.socket, events: int, seconds: float) -> bool:

@@ -18,7 +18,8 @@ from selectors import EVENT_READ, EVENT_WRITE
 from time import monotonic
 
 from simplebus.client import dial, forks
-from simplebus.client.blocking_dial import Step, dialled, until_ready, wait
+from simplebus.client.access import Access
+from simplebus.client.blocking_dial import Step, dialled, secured, until_ready, wait
 from simplebus.client.confirms import Confirms
 from simplebus.client.dial import Address
 from simplebus.client.one_thread import OneThread
@@ -28,6 +29,7 @@ from simplebus.core.client.core import ClientCore
 from simplebus.core.errors import BusConnectionError, RefusedError, RemoteProtocolError
 from simplebus.core.limits import READ_BYTES
 from simplebus.core.receive import ReceiveBuffer
+from simplebus.tls import TlsSocket, has_unread, is_flushed, socket_of
 
 log = logging.getLogger("simplebus.client")
 
@@ -38,13 +40,21 @@ _LOOK_SECONDS = 3600.0
 class BlockingWire:
     """Used by one thread at a time. Whoever makes it calls `open`, and `close` at the end."""
 
-    def __init__(self, core: ClientCore, addresses: Sequence[Address], schedule: Schedule) -> None:
+    def __init__(
+        self,
+        core: ClientCore,
+        addresses: Sequence[Address],
+        schedule: Schedule,
+        access: Access | None = None,
+    ) -> None:
+        """`access` says whom it trusts over TLS."""
         self.core = core
+        self._access = access
         self.confirms = Confirms()
         self._addresses, self._schedule = addresses, schedule
         self._address = addresses[0]
         """Where the connection goes, or went."""
-        self._socket: socket.socket | None = None
+        self._socket: socket.socket | TlsSocket | None = None
         """None while there is no connection on which the bus has answered."""
         self._coming: Generator[Step, None, None] | None = None
         """The connection that is being made."""
@@ -108,7 +118,8 @@ class BlockingWire:
             known = self.core.publisher.forgotten
             sock = yield from dialled(self._address, until, attempt.seconds)
             try:
-                yield from self._greeted(sock, until, attempt.seconds)
+                wire = yield from secured(sock, self._address, self._access, until, attempt.seconds)
+                yield from self._greeted(wire, until, attempt.seconds)
             except BaseException:
                 sock.close()
                 self.core.lost()
@@ -121,8 +132,8 @@ class BlockingWire:
                 log.warning("%s; that address is not tried again", problem)
             return
         dial.tell_forgotten(self._address, self.core.publisher.forgotten - known)
-        self._socket = sock
-        self._selector.register(sock, EVENT_READ)
+        self._socket = wire
+        self._selector.register(wire, EVENT_READ)
         self._awaited = EVENT_READ
         self._schedule.made(attempt.address, monotonic())
 
@@ -135,7 +146,7 @@ class BlockingWire:
         self._over(problem if loss is None else dial.given_up(loss, problem, limit))
 
     def _greeted(
-        self, sock: socket.socket, until: float, seconds: float
+        self, sock: socket.socket | TlsSocket, until: float, seconds: float
     ) -> Generator[Step, None, None]:
         """Have the bus answer the Connect, in steps. Raises BusConnectionError."""
         asked = self.core.connected(monotonic())
@@ -143,7 +154,9 @@ class BlockingWire:
             while not asked.done:
                 self._send(sock)
                 events = EVENT_READ | (EVENT_WRITE if self._is_stuck else 0)
-                if not (yield from until_ready(sock, events, until)):
+                if not has_unread(sock) and not (
+                    yield from until_ready(socket_of(sock), events, until)
+                ):
                     raise dial.unanswered(self._address, seconds, connected=True)
                 self._receive(sock)
             if asked.error is not None:
@@ -177,7 +190,7 @@ class BlockingWire:
         if self._end is None:
             self._end = end
             if self._socket is not None:
-                self._socket.close()
+                socket_of(self._socket).close()
                 self._socket = None
             self._selector.close()
 
@@ -198,16 +211,16 @@ class BlockingWire:
                 except OSError as error:
                     self._lose(error)
 
-    def _send(self, sock: socket.socket) -> None:
+    def _send(self, sock: socket.socket | TlsSocket) -> None:
         outgoing = self.core.outgoing
         try:
             while data := outgoing.peek():
                 outgoing.sent(sock.send(data))
-            self._is_stuck = False
+            self._is_stuck = not is_flushed(sock)
         except BlockingIOError:
             self._is_stuck = True
 
-    def _receive(self, sock: socket.socket) -> None:
+    def _receive(self, sock: socket.socket | TlsSocket) -> None:
         """Take what is there, without waiting. Raises OSError and RemoteProtocolError."""
         core = self.core
         try:
@@ -219,8 +232,10 @@ class BlockingWire:
         core.receive(self._buffer, count, monotonic())
         self.confirms.update(core.confirmed, core.refusals())
 
-    def _wait(self, sock: socket.socket, until: float) -> int:
+    def _wait(self, sock: socket.socket | TlsSocket, until: float) -> int:
         """Which events are there; 0 when it is time to look at the clock."""
+        if has_unread(sock):
+            return EVENT_READ
         wanted = EVENT_READ | (EVENT_WRITE if self._is_stuck else 0)
         if wanted != self._awaited:
             self._selector.modify(sock, wanted)

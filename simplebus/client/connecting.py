@@ -8,12 +8,14 @@ Rule 3: what ends a program, and what closes a generator, leaves as it came, in 
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 import anyio
 
 from simplebus.client import dial
+from simplebus.client.access import Access, access_of
 from simplebus.client.blocks import async_block
 from simplebus.client.bus import Bus
 from simplebus.client.failures import raise_any
@@ -23,6 +25,7 @@ from simplebus.client.registry import DEFAULT, Registry
 from simplebus.client.retry import Schedule
 from simplebus.client.wire import Wire
 from simplebus.core.limits import CLOSE_SECONDS, CLOSE_SECONDS_FAILED, Limits
+from simplebus.core.requests import Auth
 
 _ENDS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 
@@ -37,14 +40,24 @@ async def connect(
     heartbeat: float = 10.0,
     reconnect: float | None = 60.0,
     frame_bytes: int = Limits().frame_bytes,
+    user: str | None = None,
+    password: str | None = None,
+    token: str | None = None,
+    tls: ssl.SSLContext | None = None,
+    access: Access | None = None,
 ) -> AsyncIterator[Bus]:
     """Connect to a bus: `async with simplebus.connect("simplebus://127.0.0.1:8888") as bus`.
 
-    Args: the address as `simplebus://host:port` or `host:port`, or several to be tried in turns;
+    Args: the address as `simplebus://host:port` or `host:port`, `simplebuss://host:port` for one
+    that is spoken to over TLS, or several to be tried in turns;
     the program's name, by which the bus knows its messages again after a loss, made up if there is
     none; the seconds that connecting may take; which types are bound to which classes; the seconds
     of silence after which a connection is tested; the seconds for which a lost connection is tried
-    to be replaced, 0 or None for not at all; the longest frame to send and to accept.
+    to be replaced, 0 or None for not at all; the longest frame to send and to accept; a user and a
+    password, or a token, for a bus that asks who one is, and the context that decides whom to trust
+    over TLS, or all of these in one `Access`. What is not said here the environment may say:
+    SIMPLEBUS_USER, SIMPLEBUS_PASSWORD, SIMPLEBUS_TOKEN, SIMPLEBUS_TLS_CA, SIMPLEBUS_TLS_CERT,
+    SIMPLEBUS_TLS_KEY, or SIMPLEBUS_CREDENTIALS, which names a file that does.
     Several addresses are of buses that may take each other's place: a class that has only a name is
     to have the same id on all of them, which is certain if it is bound to an id too.
     Resource handling: leaving the block ends handlers, waits for confirms, and closes. To a process
@@ -54,7 +67,8 @@ async def connect(
     ExceptionGroup of what handlers raised or the bus refused, unless the block itself raises. A
     block with handlers is cancelled when the bus is gone for good, and raises BusConnectionError.
     """
-    places = [SocketPlace(where) for where in dial.addresses(address)]
+    shown = access_of(access, user=user, password=password, token=token, tls=tls)
+    places = [SocketPlace(where, shown) for where in dial.addresses(address)]
     async with open_bus(
         places,
         name=name,
@@ -63,6 +77,7 @@ async def connect(
         heartbeat=heartbeat,
         reconnect=reconnect,
         frame_bytes=frame_bytes,
+        auth=shown.auth,
     ) as bus:
         yield bus
 
@@ -77,9 +92,10 @@ async def open_bus(
     heartbeat: float = 10.0,
     reconnect: float | None = 60.0,
     frame_bytes: int = Limits().frame_bytes,
+    auth: Auth | None = None,
 ) -> AsyncIterator[Bus]:
     """`connect` for a bus that is anywhere, in this process for example."""
-    core = client_core(name=name, heartbeat=heartbeat, frame_bytes=frame_bytes)
+    core = client_core(name=name, heartbeat=heartbeat, frame_bytes=frame_bytes, auth=auth)
     now = anyio.current_time()
     wire = Wire(core, places, Schedule(len(places), timeout=timeout, reconnect=reconnect, now=now))
     await wire.open()

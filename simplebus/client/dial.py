@@ -10,6 +10,7 @@ import errno
 import logging
 import os
 import socket
+import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from simplebus.core.errors import BusConnectionError
 log = logging.getLogger("simplebus.client")
 
 DEFAULT_PORT = 8888
-_SCHEME = "simplebus"
+_SCHEME, _SECURE_SCHEME = "simplebus", "simplebuss"
 _UNDER_WAY = {0, errno.EINPROGRESS, errno.EWOULDBLOCK}
 
 AddressInfo = tuple[Any, Any, int, str, tuple[Any, ...]]
@@ -33,10 +34,13 @@ class Address:
 
     host: str
     port: int = DEFAULT_PORT
+    is_secure: bool = False
+    """Whether it is spoken to over TLS."""
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Read `simplebus://host:port` or `host:port`; an IPv6 host stands in brackets.
+        """Read `simplebus://host:port` or `host:port`, or `simplebuss://host:port` for TLS; an IPv6
+        host stands in brackets.
 
         Raises ValueError, with the text, for anything else, and TypeError for what is no text.
         """
@@ -49,13 +53,15 @@ class Address:
         except ValueError as error:
             raise ValueError(f"{text!r} is no address of a bus ({error}); {expected}") from None
         extra = parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc
-        if parts.scheme != _SCHEME or not host or port == 0 or extra:
+        if parts.scheme not in (_SCHEME, _SECURE_SCHEME) or not host or port == 0 or extra:
             raise ValueError(f"{text!r} is no address of a bus; {expected}")
-        return cls(host, DEFAULT_PORT if port is None else port)
+        secure = parts.scheme == _SECURE_SCHEME
+        return cls(host, DEFAULT_PORT if port is None else port, secure)
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{_SCHEME}://{host}:{self.port}"
+        scheme = _SECURE_SCHEME if self.is_secure else _SCHEME
+        return f"{scheme}://{host}:{self.port}"
 
 
 def _no_address(given: object) -> TypeError:
@@ -114,6 +120,21 @@ def refused(place: object, error: OSError | None) -> BusConnectionError:
     what = "it has no address" if error is None else error.strerror or str(error)
     return BusConnectionError(
         f"cannot connect to {place}: {what}; expected a simplebus server listening there"
+    )
+
+
+def untrusted(place: object, error: OSError) -> BusConnectionError:
+    """There was no TLS handshake."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return BusConnectionError(
+            f"cannot connect to {place}: its certificate is not trusted "
+            f"({error.verify_message}); expected one that an authority of this program has signed, "
+            "for this host"
+        )
+    what = getattr(error, "reason", None) or error.strerror or str(error) or "it hung up"
+    return BusConnectionError(
+        f"cannot connect to {place}: the TLS handshake failed ({what}); expected a simplebus "
+        "server that speaks TLS there"
     )
 
 

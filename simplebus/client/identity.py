@@ -11,6 +11,7 @@ import secrets
 from simplebus.core import arguments
 from simplebus.core.client.core import ClientCore
 from simplebus.core.limits import HEARTBEAT_SECONDS_MAX, NAME_CHARACTERS_MAX
+from simplebus.core.requests import Auth
 
 # What a bus says to a client that connects has room in frames of this length.
 _FRAME_BYTES_LEAST = 512
@@ -18,7 +19,12 @@ _FRAME_BYTES_MOST = 1 << 40
 
 
 def client_core(
-    *, name: str | None, heartbeat: float, frame_bytes: int, instance: str | None = None
+    *,
+    name: str | None,
+    heartbeat: float,
+    frame_bytes: int,
+    instance: str | None = None,
+    auth: Auth | None = None,
 ) -> ClientCore:
     """The core of a client, with a name and an instance of its own making if it has none."""
     if name is None:
@@ -33,4 +39,5 @@ def client_core(
         heartbeat=heartbeat,
         client="simplebus for Python",
         frame_bytes_max=frame_bytes,
+        auth=auth,
     )

@@ -14,12 +14,15 @@ import socket
 from typing import Protocol
 
 import anyio
+import anyio.lowlevel
 
 from simplebus.client import dial, forks
+from simplebus.client.access import Access, is_through, secured
 from simplebus.client.dial import Address
 from simplebus.core.client.core import ClientCore
 from simplebus.core.errors import BusConnectionError, RemoteProtocolError
 from simplebus.core.receive import ReceiveBuffer
+from simplebus.tls import TlsSocket, has_unread, is_flushed
 
 
 class Link(Protocol):
@@ -27,6 +30,9 @@ class Link(Protocol):
 
     def send(self, data: memoryview) -> int:
         """Take what can be taken now, without waiting; 0 when nothing can."""
+
+    def flush(self) -> bool:
+        """Whether all that `send` took is on its way; else `wait_sendable` and ask again."""
 
     async def wait_sendable(self) -> None:
         """Return when `send` may take something again."""
@@ -51,8 +57,10 @@ class Place(Protocol):
 class SocketPlace:
     """A bus that listens at an address."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, access: Access | None = None) -> None:
+        """`access` says whom it trusts that comes there over TLS."""
         self._address = address
+        self._access = access
 
     async def open(self) -> SocketLink:
         """A connected socket."""
@@ -79,42 +87,69 @@ class SocketPlace:
                     raise
                 problem = error
             else:
-                return SocketLink(sock)
+                return await self._begun(sock)
         raise dial.refused(where, problem) from problem
+
+    async def _begun(self, sock: socket.socket) -> SocketLink:
+        """A link on a connected socket, over TLS where the address says so."""
+        where = self._address
+        if not where.is_secure:
+            return SocketLink(sock)
+        try:
+            tls = secured(sock, where, self._access)
+            while not is_through(tls):
+                if tls.unsent:
+                    await anyio.wait_writable(sock)
+                    tls.flush()
+                else:
+                    await anyio.wait_readable(sock)
+        except BaseException as error:
+            sock.close()
+            if not isinstance(error, OSError):
+                raise
+            raise dial.untrusted(where, error) from error
+        return SocketLink(sock, tls)
 
     def __str__(self) -> str:
         return str(self._address)
 
 
 class SocketLink:
-    """A connected, non-blocking socket."""
+    """A connected, non-blocking socket, or TLS on it."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, tls: TlsSocket | None = None) -> None:
         self._socket = sock
+        self._wire: socket.socket | TlsSocket = tls or sock
         forks.watch(self)
 
     def send(self, data: memoryview) -> int:
         try:
-            return self._socket.send(data)
+            return self._wire.send(data)
         except BlockingIOError:
             return 0
+
+    def flush(self) -> bool:
+        return is_flushed(self._wire)
 
     async def wait_sendable(self) -> None:
         await anyio.wait_writable(self._socket)
 
     async def receive_into(self, space: memoryview) -> int:
         while True:
-            await anyio.wait_readable(self._socket)
+            if has_unread(self._wire):
+                await anyio.lowlevel.checkpoint()
+            else:
+                await anyio.wait_readable(self._socket)
             try:
-                return self._socket.recv_into(space)
+                return self._wire.recv_into(space)
             except BlockingIOError:
                 continue
 
     def end(self) -> None:
-        self._socket.shutdown(socket.SHUT_WR)
+        self._wire.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        self._socket.close()
+        self._wire.close()
 
     def disown(self, end: BusConnectionError) -> None:
         """A child's copy would keep the connection open when this process has ended it."""
@@ -136,6 +171,8 @@ async def greeted(place: Place, core: ClientCore, buffer: ReceiveBuffer, seconds
                     outgoing.sent(taken)
                     if not taken:
                         await link.wait_sendable()
+                while not link.flush():
+                    await link.wait_sendable()
                 count = await link.receive_into(buffer.space)
                 if not count:
                     raise dial.lost(place, None)

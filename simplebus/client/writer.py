@@ -84,6 +84,9 @@ class Writer:
                     self._is_stuck = True
                     self.push_soon()
                     return
+            if not link.flush():
+                self._is_stuck = True
+                self.push_soon()
         except OSError as error:
             self._lose(error)
 

@@ -136,6 +136,8 @@ CARRIED_BYTES = 1024 * 1024
 # What an answer that is owed weighs until it is made.
 OWED_BYTES = 256
 NAME_CHARACTERS_MAX = 200
+# Of a user's name, a password and a token: long enough for tokens that others have made.
+SECRET_CHARACTERS_MAX = 4096
 CHANNEL_BYTES_MAX = 4096
 BINDINGS_MAX = 1024
 # Pairs of a class and a subject of the NATS door that is bound to it.

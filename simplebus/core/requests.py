@@ -25,6 +25,7 @@ from simplebus.core.limits import (
     MESSAGE_ID_MASK,
     NAME_CHARACTERS_MAX,
     PAUSE_SECONDS_MAX,
+    SECRET_CHARACTERS_MAX,
     SEQUENCE_MAX,
 )
 
@@ -62,6 +63,20 @@ class NamedClass(_Request, frozen=True):
     """
 
 
+Secret = Annotated[str, Meta(max_length=SECRET_CHARACTERS_MAX)]
+
+
+class Auth(_Request, frozen=True):
+    """Who a client says it is: a user with a password, or a token."""
+
+    user: Secret = ""
+    password: Secret = ""
+    token: Secret = ""
+
+    def __repr__(self) -> str:
+        return f"Auth(user={self.user!r})"  # Never the secrets: this may be logged.
+
+
 class ConnectRequest(_Request, frozen=True):
     """Who is there, and which classes it will use."""
 
@@ -81,6 +96,8 @@ class ConnectRequest(_Request, frozen=True):
     has none yet."""
     bus: Annotated[str, Meta(max_length=NAME_CHARACTERS_MAX)] = ""
     """Which bus's numbers these are, as its reply named it."""
+    auth: Auth | None = None
+    """Who it is, where the bus asks."""
 
 
 class ConnectReply(_Object, frozen=True):

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 # A read this short is looked at as a single frame first.
 _LONE_BYTES_MAX = 4096
 
+_TLS_HANDSHAKE = 0x16
+"""The first byte of a TLS client, and no frame's."""
+
 
 class Session:
     """Protocol state of one connection, from accept to close."""
@@ -147,6 +150,10 @@ class Session:
         Each event is to be applied before the next one is asked for: a Connected decides which
         classes the messages behind it may name. Events are valid until the buffer is filled again.
         """
+        if not self.receiver.received_bytes and buffer.space[0] == _TLS_HANDSHAKE:
+            raise RemoteProtocolError(
+                Reason.UNKNOWN_TYPE, "the peer began a TLS handshake; this door speaks no TLS"
+            )
         for batch in self.receiver.receive(buffer, count):
             if self.dialect is None:
                 yield from self._first_events(batch)

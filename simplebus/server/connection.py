@@ -19,7 +19,7 @@ import trio
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.limits import FAREWELL_SECONDS, HUNG_UP_SECONDS, TRICKLE_SECONDS
 from simplebus.core.receive import ReceiveBuffer
-from simplebus.server.tls import TlsSocket
+from simplebus.tls import TlsSocket
 
 log = logging.getLogger("simplebus.server")
 

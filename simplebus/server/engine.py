@@ -26,7 +26,9 @@ from simplebus.core.receive import ReceiveBuffer
 from simplebus.core.session import Session
 from simplebus.engine.cluster import Cluster
 from simplebus.server.connection import Connection
+from simplebus.server.handshake import SecureConnection
 from simplebus.server.keeping import Keeping
+from simplebus.server.tls import Certificates
 
 log = logging.getLogger("simplebus.server")
 
@@ -73,6 +75,8 @@ class Engine:
         """What the broker's ledger is handed to."""
         self.cluster: Cluster | None = None
         """Or, of a door before a cluster, this."""
+        self.certificates: Certificates | None = None
+        """With it, clients of the binary door must use TLS."""
         self.buffer = ReceiveBuffer()
         self.connections: dict[int, Connection[Session]] = {}
         """By session id."""
@@ -215,7 +219,11 @@ class Engine:
             sock.close()
             return
         session = self.broker.open(peer)
-        connection = Connection(sock, session, self)
+        connection: Connection[Session] = (
+            Connection(sock, session, self)
+            if self.certificates is None
+            else SecureConnection(sock, session, self, self.certificates)
+        )
         self.connections[session.session_id] = connection
         self.start_soon(connection.run)
 

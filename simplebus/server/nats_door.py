@@ -21,7 +21,7 @@ from simplebus.nats.settings import NatsSettings
 from simplebus.server import memory
 from simplebus.server.connection import Connection
 from simplebus.server.engine import Engine
-from simplebus.server.tls import TlsOptions, context
+from simplebus.server.tls import Certificates
 from simplebus.server.tls_connection import TlsConnection
 
 log = logging.getLogger("simplebus.server")
@@ -44,11 +44,9 @@ class NatsDoor:
         self,
         engine: Engine,
         settings: NatsSettings | None = None,
-        tls: TlsOptions | None = None,
+        tls: Certificates | None = None,
     ) -> None:
-        """Raises OSError when the certificate or key cannot be used."""
         self._tls = tls
-        self._tls_context = context(tls) if tls is not None else None
         self.front = Front(
             settings,
             server_id=secrets.token_hex(16).upper(),
@@ -105,11 +103,11 @@ class NatsDoor:
         self.settle()
 
     def _connection(self, sock: socket.socket, session: NatsSession) -> Connection[NatsSession]:
-        if self._tls is None or self._tls_context is None:
+        if self._tls is None:
             return Connection(sock, session, self)
         if len(self.connections) >= self.front.settings.limits.connections:
             # One too many is told so in clear: it is not worth a handshake.
-            if self._tls.handshake_first:
+            if self._tls.options.handshake_first:
                 session.forget_all()
             return Connection(sock, session, self)
         return TlsConnection(
@@ -117,8 +115,7 @@ class NatsDoor:
             session,
             self,
             self.front,
-            options=self._tls,
-            context=self._tls_context,
+            certificates=self._tls,
             users=self._users,
             seconds=self.front.settings.limits.tls_seconds,
         )

@@ -35,7 +35,7 @@ from simplebus.server.keeping import Keeping, load
 from simplebus.server.nats_door import NatsDoor
 from simplebus.server.notify import notify
 from simplebus.server.signals import STOPPING, listen, say_ignored
-from simplebus.server.tls import TlsOptions
+from simplebus.server.tls import Certificates, TlsOptions
 from simplebus.storage.directory import take
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ class ServeOptions:
     """The same for the HTTP door."""
     http_hosts: tuple[str, ...] = ("127.0.0.1", "::1")
     """Addresses that it listens on."""
+    tls: TlsOptions | None = None
+    """None for binary clients in clear."""
     classes: tuple[NamedClass, ...] = ()
     """Classes that are there from the start, and the subjects of the NATS door bound to them."""
     data_dir: Path | None = None
@@ -89,6 +91,19 @@ class Serving:
     """The same of the HTTP door."""
     watch: Watch | None = None
     """What the HTTP door tells; None for a closed one."""
+    certificates: tuple[Certificates, ...] = ()
+    """Those of all doors that use TLS."""
+
+    def reload_certificates(self) -> None:
+        """Read them again, for connections to come. One that is no good is said, and the door goes
+        on with what it had."""
+        for each in self.certificates:
+            try:
+                each.reload()
+            except OSError as error:
+                log.error("the certificate is as it was: %s", error.strerror or error)
+            else:
+                log.info("the certificate %s is read again", each.options.cert)
 
 
 async def serve(
@@ -139,9 +154,13 @@ async def _serve(
     task_status: trio.TaskStatus[Serving],
 ) -> None:
     engine.broker.store.table.name_classes(options.classes)
+    given = {each: Certificates(each) for each in (options.tls, options.nats_tls) if each}
+    if options.tls is not None:
+        engine.certificates = given[options.tls]
     nats_door = None
     if options.nats_port is not None:
-        nats_door = NatsDoor(engine, options.nats, options.nats_tls)
+        shown = given[options.nats_tls] if options.nats_tls is not None else None
+        nats_door = NatsDoor(engine, options.nats, shown)
     async with contextlib.AsyncExitStack() as unless_all_are_up:
         sockets = await _bind_all(options.hosts, options.port)
         unless_all_are_up.callback(_close, sockets)
@@ -169,6 +188,7 @@ async def _serve(
                 nats_door,
                 _names(http_sockets),
                 watch,
+                tuple(given.values()),
             )
             await _keep_open(up, sockets, nats_sockets, options, signals, announce, task_status)
             if watch is not None:
@@ -222,6 +242,8 @@ async def _keep_open(
             if number in STOPPING:
                 log.info("%s: draining", signal.Signals(number).name)
                 doors.cancel_scope.cancel()
+            elif number == signal.SIGHUP and up.certificates:
+                up.reload_certificates()
             elif number == signal.SIGUSR2 and nats_door is not None and nats_sockets:
                 nats_sockets = []
                 doors.start_soon(be_lame_duck)

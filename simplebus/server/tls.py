@@ -1,21 +1,19 @@
-"""TLS for a door: what it is given, and a socket that speaks it with the verbs of a plain one.
+"""TLS for a door: the certificate that it shows, whom it asks for one, and how both are read again.
 
-Rule 1: never wait. What cannot go on raises BlockingIOError, as a plain socket does; what was taken
-from the caller and is not on the wire yet is `unsent`, what came and was not asked for `unread`.
-Rule 2: a certificate or key that cannot be used is a sentence that names the file.
+Rule 1: a certificate or key that cannot be used is a sentence that names the file.
+Rule 2: one that is read again is for handshakes to come; connections that are open stay. What
+cannot be used leaves what was there.
 """
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-# What is encrypted at once, and read from the wire at once: a few records.
-_PIECE_BYTES = 64 * 1024
+HANDSHAKE_SECONDS = 5.0
+"""How long one may take, unless told otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +34,8 @@ class TlsOptions:
     """Whether TLS begins with the first byte, not behind INFO."""
     optional: bool = False
     """Whether clients may also go on without."""
+    seconds: float = HANDSHAKE_SECONDS
+    """How long a client of the binary door may take for its handshake."""
 
     @property
     def wants_certificate(self) -> bool:
@@ -99,123 +99,15 @@ def _reason(error: ssl.SSLError) -> str:
     )
 
 
-class TlsSocket:
-    """A connected, non-blocking socket that speaks TLS as a server.
+class Certificates:
+    """What a door shows and asks for, as it was read last. Raises OSError as `context` does."""
 
-    Resources: owns the socket. Errors: every verb raises OSError, ssl.SSLError among them.
-    """
+    def __init__(self, options: TlsOptions) -> None:
+        self.options = options
+        self.context = context(options)
+        """For the next handshake."""
 
-    def __init__(self, sock: socket.socket, made: ssl.SSLContext) -> None:
-        self.socket = sock
-        self._came = ssl.MemoryBIO()
-        self._goes = ssl.MemoryBIO()
-        self._tls = made.wrap_bio(self._came, self._goes, server_side=True)
-        self._unsent = memoryview(b"")
-        self._full = False
-        """Whether there may be more of what came from the wire."""
-
-    def fileno(self) -> int:
-        return self.socket.fileno()
-
-    @property
-    def unsent(self) -> bool:
-        """Whether bytes that `send` took still wait for the wire: call `flush` when it has room."""
-        return bool(self._unsent or self._goes.pending)
-
-    @property
-    def unread(self) -> bool:
-        """Whether there may be more to read though nothing comes from the wire."""
-        return self._full
-
-    def handshake(self) -> None:
-        """Go on with it. Returns when it is done; raises BlockingIOError when the client is to say
-        more, `ssl.SSLError` when it cannot be done."""
-        while True:
-            try:
-                self._tls.do_handshake()
-            except ssl.SSLWantReadError:
-                self.flush()
-                self._receive()
-            except ssl.SSLError:
-                self._last_words()
-                raise
-            else:
-                self.flush()
-                self._full = True  # What the client said right behind it may have come with it.
-                return
-
-    def certificate(self) -> dict[str, Any] | None:
-        """The client's, in the form of `ssl.SSLSocket.getpeercert`; None if it has shown none."""
-        return self._tls.getpeercert() or None
-
-    def recv_into(self, space: memoryview) -> int:
-        """Read up to as many bytes as there is space for; 0 at the end."""
-        count = 0
-        self._full = False
-        while count < len(space):
-            try:
-                read = self._tls.read(len(space) - count, space[count:])
-            except ssl.SSLWantReadError:
-                if count:
-                    return count
-                if self._goes.pending:
-                    self.flush()
-                if not self._receive():
-                    return 0
-                continue
-            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-                return count
-            if not read:
-                return count
-            count += int(read)
-        self._full = True
-        return count
-
-    def send(self, piece: memoryview | bytes) -> int:
-        """Take a beginning of the piece. Raises BlockingIOError while what was taken before is not
-        sent."""
-        self.flush()
-        if self._unsent:
-            raise BlockingIOError
-        taken = self._tls.write(memoryview(piece)[:_PIECE_BYTES])
-        self.flush()
-        return taken
-
-    def flush(self) -> None:
-        """Send what was taken, as far as the wire takes it."""
-        if self._goes.pending and not self._unsent:
-            self._unsent = memoryview(self._goes.read())
-        while self._unsent:
-            try:
-                count = self.socket.send(self._unsent)
-            except BlockingIOError:
-                return
-            self._unsent = self._unsent[count:]
-            if not self._unsent and self._goes.pending:
-                self._unsent = memoryview(self._goes.read())
-
-    def shutdown(self, how: int) -> None:
-        """Say that nothing more comes, and shut the socket down."""
-        self._last_words()
-        self.socket.shutdown(how)
-
-    def close(self) -> None:
-        """Say that nothing more comes, if there is still somebody to hear it, and close."""
-        self._last_words()
-        self.socket.close()
-
-    def _receive(self) -> bool:
-        """Take from the wire what is there. Returns whether there was anything but its end."""
-        data = self.socket.recv(_PIECE_BYTES)
-        if data:
-            self._came.write(data)
-        else:
-            self._came.write_eof()
-        return bool(data)
-
-    def _last_words(self) -> None:
-        """An alert, or that it is over: sent as far as the wire takes it."""
-        with contextlib.suppress(ssl.SSLError, ValueError):
-            self._tls.unwrap()
-        with contextlib.suppress(OSError):
-            self.flush()
+    def reload(self) -> None:
+        """Read the files again, for handshakes to come. Raises OSError when one is no good; then
+        nothing has changed."""
+        self.context = context(self.options)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import ssl
 from collections.abc import Container
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,9 @@ from simplebus.nats.errors import NatsError
 from simplebus.nats.front import Front
 from simplebus.nats.session import NatsSession
 from simplebus.server.connection import Connection
-from simplebus.server.tls import TlsOptions, TlsSocket
+from simplebus.server.handshake import shake_hands
+from simplebus.server.tls import Certificates
+from simplebus.tls import TlsSocket
 
 if TYPE_CHECKING:
     from simplebus.server.nats_door import NatsDoor
@@ -42,19 +43,18 @@ class TlsConnection(Connection[NatsSession]):
         door: NatsDoor,
         front: Front,
         *,
-        options: TlsOptions,
-        context: ssl.SSLContext,
+        certificates: Certificates,
         users: Container[str],
         seconds: float,
     ) -> None:
         """`users` are the names of those who may be mapped to."""
         super().__init__(sock, session, door)
         self._front = front
-        self._options = options
-        self._context = context
+        self._options = certificates.options
+        self._certificates = certificates
         self._users = users
         self._seconds = seconds
-        self._holds = options.handshake_first
+        self._holds = self._options.handshake_first
         """Whether nothing may be sent."""
 
     def flush(self) -> None:
@@ -76,14 +76,9 @@ class TlsConnection(Connection[NatsSession]):
         if self._options.optional and not await self._starts_tls():
             return
         self._holds = True
-        tls = TlsSocket(self.socket, self._context)
-        why = f"took longer than {self._seconds:g} s"
-        try:
-            with trio.move_on_after(self._seconds):
-                await self._shake_hands(tls)
-                why = ""
-        except OSError as error:
-            why = f"failed: {getattr(error, 'reason', None) or error.strerror or error}"
+        tls = TlsSocket(self.socket, self._certificates.context)
+        await self._finish_info()
+        why = await shake_hands(tls, self._seconds)
         if why:
             self.session.forget_all()
             raise NatsError(Reason.TLS_HANDSHAKE, f"the TLS handshake {why}", closed=_CLOSED)
@@ -101,19 +96,9 @@ class TlsConnection(Connection[NatsSession]):
             return bool(first) and first[0] == _HANDSHAKE
         return False  # If it is gone, whoever reads on will notice.
 
-    async def _shake_hands(self, tls: TlsSocket) -> None:
-        # What is still to be sent of INFO goes first.
-        while not self.session.outbox.idle and not self._options.handshake_first:
-            await trio.lowlevel.wait_writable(self.socket)
-            self._send()
-        while True:
-            try:
-                tls.handshake()
-                return
-            except BlockingIOError:
-                pass
-            if tls.unsent:
+    async def _finish_info(self) -> None:
+        """What is still to be sent of INFO goes first."""
+        with trio.move_on_after(self._seconds):
+            while not self.session.outbox.idle and not self._options.handshake_first:
                 await trio.lowlevel.wait_writable(self.socket)
-                tls.flush()
-            else:
-                await trio.lowlevel.wait_readable(self.socket)
+                self._send()

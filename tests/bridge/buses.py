@@ -120,6 +120,9 @@ class _BreakingLink:
             raise OSError("broken")
         return int(self._link.send(data))
 
+    def flush(self) -> bool:
+        return bool(self._link.flush())
+
     async def wait_sendable(self) -> None:
         await self._link.wait_sendable()
 

@@ -35,6 +35,7 @@ from simplebus.core.ledger import Level
 from simplebus.core.limits import ACKS_MAX, Limits
 from simplebus.core.receive import FrameReceiver, ReceiveBuffer
 from simplebus.core.requests import (
+    Auth,
     ConnectRequest,
     FetchRequest,
     NamedClass,
@@ -59,9 +60,10 @@ class ClientCore:
         frame_bytes_max: int = Limits().frame_bytes,
         unconfirmed: int | None = None,
         bus: str = "",
+        auth: Auth | None = None,
     ) -> None:
-        """`unconfirmed` and `bus` are for who goes on with another one's numbers, as the Connect
-        says them."""
+        """`unconfirmed` and `bus` are for who goes on with another one's numbers, `auth` for who
+        has to show who it is, as the Connect says them."""
         introduction = ConnectRequest(
             name=name,
             instance=instance or None,
@@ -69,6 +71,7 @@ class ClientCore:
             client=client,
             unconfirmed=unconfirmed,
             bus=bus,
+            auth=auth,
         )
         self._talk = Conversation(introduction, frame_bytes_max=frame_bytes_max)
         self.publisher = self._talk.publisher

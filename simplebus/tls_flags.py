@@ -1,0 +1,82 @@
+"""The options of `serve` about TLS at all doors, and what they amount to.
+
+Rule 1: nothing heavy is imported here, so that help is instant.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from simplebus.options import option, parse_seconds
+
+if TYPE_CHECKING:
+    from simplebus.server.tls import TlsOptions
+
+TLS = "TLS"
+"""Under which heading the help lists them."""
+
+SECONDS = 5.0
+
+
+def _file(flag: str, text: str) -> Any:
+    return option(flag, text, panel=TLS, metavar="FILE", show_default=False)
+
+
+Cert = Annotated[
+    Path | None,
+    _file(
+        "--tls-cert",
+        "The server's certificate, as PEM, and those between it and its root. With it clients must "
+        "use TLS, at every door that has no certificate of its own. SIGHUP reads it again.",
+    ),
+]
+Key = Annotated[Path | None, _file("--tls-key", "Its private key, as PEM, unencrypted.")]
+Ca = Annotated[
+    Path | None,
+    _file(
+        "--tls-ca",
+        "Who may have signed the certificates of clients, as PEM. Without it, whom this system "
+        "trusts.",
+    ),
+]
+Verify = Annotated[
+    bool, option("--tls-verify", "Only clients that have a certificate are let in.", panel=TLS)
+]
+Timeout = Annotated[
+    float,
+    option(
+        "--tls-timeout",
+        "How long a client may take for its TLS handshake.",
+        panel=TLS,
+        parser=parse_seconds,
+        metavar="SECONDS",
+        show_default=f"{SECONDS:g}",
+    ),
+]
+
+
+def tls_options(
+    *,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    tls_ca: Path | None,
+    tls_verify: bool,
+    tls_timeout: float,
+    **_: Any,
+) -> TlsOptions | None:
+    """What the options amount to; None for doors in clear. Raises ValueError when they contradict
+    each other."""
+    if tls_cert is None and tls_key is None:
+        for flag, value in (("--tls-ca", tls_ca), ("--tls-verify", tls_verify)):
+            if value:
+                raise ValueError(f"{flag} needs --tls-cert and --tls-key")
+        return None
+    if tls_cert is None or tls_key is None:
+        both = "--tls-cert", "--tls-key"
+        raise ValueError("{} needs {} too".format(*(both if tls_key is None else both[::-1])))
+    if not tls_timeout:
+        raise ValueError("--tls-timeout must be above 0")
+    from simplebus.server.tls import TlsOptions
+
+    return TlsOptions(tls_cert, tls_key, tls_ca, tls_verify, seconds=tls_timeout)
