@@ -48,7 +48,7 @@ typedef struct {
     uint64_t window;       /* JetStream: unconfirmed messages a publisher may have out. */
     const char *deliver;   /* JetStream: the push consumer's deliver subject. */
     const char *channel;   /* simplebus-2: messages are Envelopes with this channel; NULL = plain. */
-    const char *header;    /* simplebus-2: Envelopes with this header, NAME=VALUE; NULL = none. */
+    const char *header;    /* simplebus-2, nats: each has this header, NAME=VALUE; NULL = none. */
     const char *binding;   /* simplebus-2: the subscriber's pattern of channels; NULL = all. */
     const char *trace;     /* The file that the trace is written to; NULL = none is kept. */
     size_t trace_records;  /* How many it may have. */

@@ -30,7 +30,7 @@ static const char usage[] =
     "  --subjects N    nats: each message's subject is one of so many, at random; a subscriber of `>`\n"
     "  --echo-class N  simplebus: a class no one else uses, to know that it is subscribed\n"
     "  --channel NAME  simplebus-2: messages are Envelopes with this channel\n"
-    "  --header N=V    simplebus-2: messages are Envelopes with this header\n"
+    "  --header N=V    simplebus-2, nats: messages have this header\n"
     "  --binding P     simplebus-2: subscribe to channels that match, not to all\n"
     "  --acks WAY      simplebus: ranges | single | random | none\n"
     "  --shuffle N     messages whose acks are shuffled together (4096)\n"

@@ -1,7 +1,7 @@
 /* NATS: core publish and subscribe (nothing acknowledged), and JetStream with a push consumer.
  *
  * Rule 1: core delivers without a number, so a whole `MSG` is compared, byte for byte, with the one
- * that must come next.
+ * that must come next; with --header a whole `HMSG`.
  * Rule 2: JetStream's reply subject carries the stream's sequence; it must follow like a message id.
  * Rule 3: streams and consumers are made and removed by the run, not here.
  */
@@ -12,10 +12,10 @@
 #include <string.h>
 
 static void put_connect(Peer *peer) {
-    static const char hello[] =
-        "CONNECT {\"verbose\":false,\"pedantic\":false,\"lang\":\"c\",\"version\":\"1\","
-        "\"name\":\"load\",\"protocol\":0}\r\n";
-    bytes_append(&peer->out, hello, sizeof hello - 1);
+    bytes_format(&peer->out,
+                 "CONNECT {\"verbose\":false,\"pedantic\":false,\"lang\":\"c\",\"version\":\"1\","
+                 "\"name\":\"load\",\"protocol\":0,\"headers\":%s}\r\n",
+                 peer->options->header ? "true" : "false");
 }
 
 /* Sends what is queued and a PING, and reads until its PONG: all before it has been obeyed. */
@@ -50,22 +50,31 @@ static size_t hear_line(Peer *peer, const uint8_t *data, size_t size, bool *pong
 
 /* ---- core ---- */
 
-/* A message's line. Its subject is its class's, or one of many, drawn as `draws` says next. */
-static void put_line(Bytes *out, const Options *options, const char *verb, size_t index,
-                     uint64_t *draws) {
-    bytes_format(out, "%s load.%u", verb, options->classes[index]);
+/* A message. Its subject is its class's, or one of many, drawn as `draws` says next; behind it stands
+ * `more`. With a header, H is before the verb. */
+static void put_message(Bytes *out, const Options *options, const char *verb, size_t index,
+                        const char *more, uint64_t *draws, const uint8_t *payload, size_t size) {
+    const char *header = options->header, *value = header ? strchr(header, '=') : NULL;
+    if (header && !value) fail(EXIT_USAGE, "the header %s is not NAME=VALUE", header);
+    bytes_format(out, "%s%s load.%u", header ? "H" : "", verb, options->classes[index]);
     if (options->subjects > 0)
         bytes_format(out, ".%u", (unsigned)(next_random(draws) % options->subjects));
+    if (header) {
+        size_t block = strlen("NATS/1.0\r\n: \r\n\r\n") + strlen(header) - 1; /* No sign. */
+        bytes_format(out, "%s %zu %zu\r\nNATS/1.0\r\n%.*s: %s\r\n\r\n", more, block, block + size,
+                     (int)(value - header), header, value + 1);
+    } else {
+        bytes_format(out, "%s %zu\r\n", more, size);
+    }
+    bytes_append(out, payload, size);
+    bytes_append(out, "\r\n", 2);
 }
 
 static void encode(Bytes *out, const Options *options, size_t index, const uint8_t *payload,
                    size_t size) {
     static uint64_t draws;
     if (out->end == 0) draws = options->seed; /* The block begins. */
-    put_line(out, options, "PUB", index, &draws);
-    bytes_format(out, " %zu\r\n", size);
-    bytes_append(out, payload, size);
-    bytes_append(out, "\r\n", 2);
+    put_message(out, options, "PUB", index, "", &draws, payload, size);
 }
 
 static void expect(Peer *peer) {
@@ -74,11 +83,11 @@ static void expect(Peer *peer) {
     Bytes *out = &peer->expected.bytes;
     pieces_start(&peer->expected);
     for (size_t i = 0; i < peer->block->count; i++) {
-        size_t index = i % options->class_count, size = piece_size(peer->block, i);
-        put_line(out, options, "MSG", index, &draws);
-        bytes_format(out, " %zu %zu\r\n", options->subjects > 0 ? 1 : index + 1, size);
-        bytes_append(out, piece(peer->block, i), size);
-        bytes_append(out, "\r\n", 2);
+        size_t index = i % options->class_count;
+        char sid[24];
+        snprintf(sid, sizeof sid, " %zu", options->subjects > 0 ? 1 : index + 1);
+        put_message(out, options, "MSG", index, sid, &draws, piece(peer->block, i),
+                    piece_size(peer->block, i));
         pieces_close(&peer->expected);
     }
 }
@@ -109,7 +118,7 @@ static size_t hear_message(Peer *peer, const uint8_t *data, size_t size) {
     for (;; at += taken) {
         at += take_expected(peer, data + at, size - at, &deviates);
         if (!deviates) return at;
-        if (data[at] == 'M') fail_expected(peer, data + at, size - at);
+        if (data[at] == 'M' || data[at] == 'H') fail_expected(peer, data + at, size - at);
         taken = hear_line(peer, data + at, size - at, &pong);
         if (taken == 0) return at;
     }

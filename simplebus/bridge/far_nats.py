@@ -20,9 +20,8 @@ from simplebus.bridge.ends import STREAM_FULL, Found, Made, Refusal
 from simplebus.bridge.far import FarTerms
 from simplebus.bridge.nats_wire import NatsWire
 from simplebus.bridge.nats_words import is_reserved, without_words
-from simplebus.bridge.rewriting import Alike, Copies, Left, Piece, Rewriter
+from simplebus.bridge.rewriting import Alike, Copies, Left, Piece, Rewriter, is_unstuffed
 from simplebus.core.envelope import Envelope
-from simplebus.core.envelope_content import STUFFED
 from simplebus.core.errors import BusConnectionError, LocalProtocolError, RemoteProtocolError
 from simplebus.core.frames import Integers
 from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES
@@ -94,12 +93,10 @@ class FarNats:
 
     def _many(self, piece: Piece, copies: Copies, body: _Body, number: int) -> bool:
         """The messages of a piece that are alike, and of one length. False where they are not."""
-        data, lengths = np.frombuffer(piece.raw, np.uint8), np.diff(piece.bounds)
-        stride = int(lengths[0])
-        if (lengths != stride).any():
+        if not piece.stride:
             return False
-        alike = Alike.of(data, piece.bounds, lengths)
-        if alike is None or alike.key[1] or STUFFED in bytes(piece.raw):
+        alike = Alike.of(piece)
+        if alike is None or alike.key[1] or not is_unstuffed(piece):
             return False
         try:
             dressed = self._dressed(alike.envelope, 0.0)
@@ -108,7 +105,7 @@ class FarNats:
         if isinstance(dressed, Left):
             copies.leave(dressed, piece.count)
             return True
-        payloads = data.reshape(piece.count, stride)[:, alike.skip : stride - DELIMITER_BYTES]
+        payloads = piece.cut(alike.skip, piece.stride - DELIMITER_BYTES - alike.skip)
         block = self._block(dressed)
         headers: list[writing.Column] = [block]
         reply: list[writing.Column] = []

@@ -26,7 +26,6 @@ from simplebus.core.client.messages import Batch
 from simplebus.core.dead_letters import Dead, Death
 from simplebus.core.envelope_columns import Seconds
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.frames import Integers
 from simplebus.core.limits import FETCH_MESSAGES_MAX
 from simplebus.core.requests import FetchReply, NamedClass, Start, SubscribeReply, SubscribeRequest
 
@@ -233,8 +232,13 @@ def _ages(reply: FetchReply, now: float) -> Seconds:
 
 def _unpurged(batch: Batch, reply: FetchReply, ages: Seconds) -> list[Piece]:
     """What of a batch is still somebody's."""
-    sequences: Integers = np.asarray(batch.sequences, np.int64)
-    whole = Piece(batch.data, batch.bounds, sequences, ages[sequences - reply.first])
+    found = batch.sequences
+    if isinstance(found, range):
+        sequences = np.arange(found.start, found.stop)
+        old = ages[found.start - reply.first : found.stop - reply.first]
+    else:
+        sequences, old = found, ages[found - reply.first]
+    whole = Piece(batch.data, batch.bounds, sequences, old, batch.stride)
     if not reply.purged:
         return [whole]
     parts, at, first = [], 0, int(sequences[0])

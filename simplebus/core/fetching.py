@@ -119,9 +119,6 @@ class _Fetch:
             piece, at = ring.piece(at, last, space)
             pieces.append(piece)
             space -= len(piece)
-        outbox = self._session.outbox
-        if pieces:
-            outbox.answer(cls.class_id, b"".join(pieces))
         while times and times[-1][0] >= at:
             times.pop()
         reply = FetchReply(
@@ -132,14 +129,10 @@ class _Fetch:
             times=times,
             purged=[(a, min(b, at)) for a, b in purged if a < at],
         )
-        outbox.reply(
-            frames.encode(
-                frames.FETCH,
-                class_id=cls.class_id,
-                message_id=asked.request,
-                content=reply.encode(),
-            )
+        frame = frames.encode(
+            frames.FETCH, class_id=cls.class_id, message_id=asked.request, content=reply.encode()
         )
+        self._session.outbox.answer(cls.class_id, pieces, frame)
         return True
 
     def _has_read(self, stretches: Sequence[Stretch]) -> None:

@@ -15,7 +15,7 @@ more to look at: it is to be asked again when others have had their turn.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from simplebus.core import frames
@@ -104,10 +104,13 @@ class Outbox:
         self._confirm_at = len(self._replies)
         self._replies += frame
 
-    def answer(self, class_id: int, messages: bytes) -> None:
-        """Queue messages that were fetched."""
-        self._replies += frames.encode(frames.DELIVER, class_id=class_id) + messages
-        self._named = None
+    def answer(self, class_id: int, messages: Sequence[memoryview], reply: bytes) -> None:
+        """Say what is owed: messages that were fetched, copied once, and the reply behind them."""
+        if messages:
+            named = frames.encode(frames.DELIVER, class_id=class_id)
+            reply = b"".join([named, *messages, reply])
+            self._named = None
+        self._rest = memoryview(reply)
 
     def owe(self, say: Callable[[], bool | None]) -> None:
         """Have an answer said by calling this, once everything that was said before is taken. It

@@ -215,6 +215,11 @@ class Batch:
         return run.bounds
 
     @property
+    def stride(self) -> int:
+        """How long each frame is; 0 where they differ."""
+        return self._run.stride if self._run.bounds is None else 0
+
+    @property
     def size(self) -> int:
         """Bytes of the frames."""
         return len(self._run.raw)
