@@ -261,6 +261,8 @@ async def _last_record(wire: Wire, terms: FarTerms) -> Record | None:
                 check(wire)
                 await wire.changed.wait()
         if inbox.is_empty:
+            await wire.answered(wire.core.sync())  # Or the line is silent, and that says nothing.
+        if inbox.is_empty:
             return None
         batch = inbox.take_batch()
         assert batch is not None

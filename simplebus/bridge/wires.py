@@ -2,6 +2,7 @@
 
 Rule 1: a connection that is lost is not replaced: whoever uses it begins anew, and finds out where
 it was.
+Rule 2: its loss ends the block at once, whatever is waited for in there: another bus, for example.
 """
 
 from __future__ import annotations
@@ -44,19 +45,28 @@ def core_of(
 
 @asynccontextmanager
 async def wired(place: Place, core: ClientCore) -> AsyncIterator[Wire]:
-    """A connection on which the bus has answered. Raises BusConnectionError; what is asked within
-    raises it when the connection is lost."""
+    """A connection on which the bus has answered. Raises BusConnectionError, also as soon as the
+    connection is lost: the block is cancelled then."""
     now = trio.current_time()
     wire = Wire(core, [place], Schedule(1, timeout=CONNECT_SECONDS, reconnect=None, now=now))
     await wire.open()
+    using = trio.CancelScope()
     failure: BaseException | None = None
+
+    async def run() -> None:
+        await wire.run()
+        using.cancel()
+
     try:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(wire.run)
+            nursery.start_soon(run)
             try:
-                yield wire
-            except Exception as error:
-                failure = error  # Kept out of the nursery, which would wrap it.
+                with using:
+                    yield wire
+                check(wire)
+            except Exception as error:  # Kept out of the nursery, which would wrap it.
+                is_consequence = isinstance(error, BusConnectionError) and wire.end is not None
+                failure = _lost(wire) if is_consequence else error
             finally:
                 seconds = 0.0 if failure is not None else _GOODBYE_SECONDS
                 await wire.close(seconds=seconds, shield=True)
@@ -65,13 +75,14 @@ async def wired(place: Place, core: ClientCore) -> AsyncIterator[Wire]:
             raise failure
 
 
-async def ended(wire: Wire) -> None:
-    """Return when the connection is lost."""
-    while wire.end is None:
-        await wire.changed.wait()
-
-
 def check(wire: Wire) -> None:
     """Raise BusConnectionError when the connection is lost."""
     if wire.end is not None:
-        raise BusConnectionError(str(wire.end)) from wire.end.__cause__
+        raise _lost(wire)
+
+
+def _lost(wire: Wire) -> BusConnectionError:
+    """What became of the connection."""
+    found = BusConnectionError(str(wire.end))
+    found.__cause__ = wire.end.__cause__ if wire.end is not None else None
+    return found

@@ -107,6 +107,7 @@ class Waits:
     async def answered(self, request: Request) -> Request:
         """Wait for an answer of the bus. Raises RefusedError, or what became of the connection."""
         if not request.done:
+            self.check()  # Nobody will tell what was asked when all was over.
             event = anyio.Event()
             self.awaited.append((request, event.set))
             self.writer.push()

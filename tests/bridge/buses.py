@@ -145,3 +145,85 @@ class _BreakingLink:
 
     def close(self) -> None:
         self._link.close()
+
+
+class Silent:
+    """A way to a bus that is cut without a word: nobody is told, nothing comes through any more."""
+
+    def __init__(self, memory: MemoryBus, *, piece_bytes: int = 1 << 30) -> None:
+        """So much comes through at once."""
+        self.piece_bytes = piece_bytes
+        self._place = place(memory)
+        self.cut_at = 0
+        """It is cut at so many-th call of anybody who uses it; 0 for never."""
+        self._calls = 0
+        self.is_cut = False
+        self._links: list[_SilentLink] = []
+
+    async def open(self) -> Any:
+        self.counted()
+        while self.is_cut:  # noqa: ASYNC110 - who connects asks again and again.
+            await trio.sleep(1)
+        link = _SilentLink(self, await self._place.open())
+        self._links.append(link)
+        return link
+
+    def counted(self) -> bool:
+        """One more call. Whether nothing comes through."""
+        self._calls += 1
+        if self._calls == self.cut_at:
+            self.cut()
+        return self.is_cut
+
+    def cut(self) -> None:
+        self.is_cut = True
+        for link in self._links:
+            link.is_dead = True
+
+    def mend(self) -> None:
+        """From now on those who connect get through."""
+        self.is_cut, self.cut_at = False, 0
+
+    def __str__(self) -> str:
+        return "a line"
+
+
+class _SilentLink:
+    """What was under way when the line was cut stays dead: the bus does not learn of it."""
+
+    _BUFFER_BYTES = 64 * 1024
+
+    def __init__(self, line: Silent, link: Any) -> None:
+        self.is_dead = False
+        self._line, self._link = line, link
+        self._buffered = 0
+
+    def _is_cut(self) -> bool:
+        return self._line.counted() or self.is_dead
+
+    def send(self, data: memoryview) -> int:
+        if self._is_cut():
+            taken = min(len(data), self._BUFFER_BYTES - self._buffered)
+            self._buffered += taken
+            return taken
+        return int(self._link.send(data))
+
+    async def wait_sendable(self) -> None:
+        if self._is_cut():
+            await trio.sleep_forever()
+        await self._link.wait_sendable()
+
+    async def receive_into(self, space: memoryview) -> int:
+        space = space[: self._line.piece_bytes]
+        count = 0 if self._is_cut() else int(await self._link.receive_into(space))
+        if self._is_cut():
+            await trio.sleep_forever()
+        return count
+
+    def end(self) -> None:
+        if not self._is_cut():
+            self._link.end()
+
+    def close(self) -> None:
+        if not self._is_cut():
+            self._link.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -30,27 +31,38 @@ COUNT = 2000
 PATIENCE_SECONDS = 120.0
 
 
+HOST = f"127.{100 + os.getpid() % 100}.{os.getpid() // 100 % 250}.1"
+"""An address of this process alone: a server that is away loses its port to nobody."""
+
+
 def free_port() -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
 
 
 class Killed:
     """A program that is killed, and started again as it was."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, log: Path, *words: str) -> None:
+        self._log = log
         self._words = words
         self.again()
 
     def again(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "simplebus", *self._words],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd=ROOT,
-            env=environment(),
-        )
+        with self._log.open("a") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "simplebus", *self._words],
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                cwd=ROOT,
+                env=environment(),
+            )
+
+    def said(self) -> str:
+        """The last of what it has logged, and whether it is there."""
+        is_there = self._process.poll() is None
+        return f"{self._words[0]} ({is_there=}):\n{self._log.read_text()[-2000:]}"
 
     def kill(self) -> None:
         self._process.kill()
@@ -88,12 +100,14 @@ async def take(bus: Bus, got: list[int]) -> None:
 
 async def test_whoever_is_killed_each_message_comes_once_and_in_order(tmp_path: Path) -> None:
     ports = [free_port(), free_port()]
-    near, far = (f"127.0.0.1:{port}" for port in ports)
+    near, far = (f"{HOST}:{port}" for port in ports)
+    logs = [tmp_path / "near.log", tmp_path / "far.log", tmp_path / "bridge.log"]
+    doors = ("--host", HOST, "--no-nats", "--no-http")
     programs = [
-        Killed("serve", "--port", str(port), "--no-nats", "--data-dir", str(tmp_path / str(port)))
-        for port in ports
+        Killed(log, "serve", *doors, "--port", str(port), "--data-dir", str(tmp_path / str(port)))
+        for log, port in zip(logs, ports, strict=False)
     ]
-    programs.append(Killed("bridge", "--from", near, "--to", far, "--name", "b", "a"))
+    programs.append(Killed(logs[2], "bridge", "--from", near, "--to", far, "--name", "b", "a"))
     done = trio.Event()
     got: list[int] = []
     try:
@@ -111,7 +125,7 @@ async def test_whoever_is_killed_each_message_comes_once_and_in_order(tmp_path: 
             await listening(far)
             async with simplebus.connect(far) as bus:
                 await take(bus, got)
-        assert got == list(range(COUNT))
+        assert got == list(range(COUNT)), "\n".join(each.said() for each in programs)
     finally:
         for each in programs:
             each.kill()
