@@ -208,6 +208,9 @@ class _SilentLink:
             return taken
         return int(self._link.send(data))
 
+    def flush(self) -> bool:
+        return self._is_cut() or bool(self._link.flush())
+
     async def wait_sendable(self) -> None:
         if self._is_cut():
             await trio.sleep_forever()
