@@ -16,6 +16,7 @@ import typer
 
 from simplebus import (
     bridge_command,
+    config_command,
     dlq_command,
     explain_command,
     gateway_command,
@@ -23,7 +24,6 @@ from simplebus import (
     serve_command,
 )
 from simplebus.complaints import fail, sentence
-from simplebus.config import in_keys
 from simplebus.core.errors import BusError
 from simplebus.core.limits import CLASS_ID_MAX, DELIVERIES_MAX
 from simplebus.options import (
@@ -41,7 +41,6 @@ from simplebus.options import (
     settings,
 )
 from simplebus.spark import commands as pipeline
-from simplebus.tls_flags import tls_options
 
 _FROM_ENVIRONMENT = (
     "Each option can be set by an environment variable too: --port by SIMPLEBUS_PORT, and so on."
@@ -487,38 +486,10 @@ def bench(
         typer.echo(line)
 
 
-@app.command(
-    "check-config",
-    rich_help_panel=_SET_UP,
-    help=(
-        "Say what is wrong with a configuration file, if anything is.\n\n"
-        "It is looked at as [bold]simplebus serve --config FILE[/bold] would, with the files that "
-        "it names; nothing is started.\n\n\b\n"
-        "  simplebus check-config /etc/simplebus.toml"
-    ),
+app.command("check-config", rich_help_panel=_SET_UP, help=config_command.CHECK_HELP)(
+    config_command.check_config
 )
-def check_config(
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", show_default=False, help="The TOML file to be checked.")
-    ],
-) -> None:
-    from simplebus.server.tls import context as tls_context
-
-    command = typer.main.get_group(app).commands["serve"]
-    with command.make_context("simplebus serve", ["--config", file]) as given:
-        try:
-            settings(**given.params)
-            door = serve_command.nats_door(cast(typer.Context, given))
-            serve_command.http_door(cast(typer.Context, given))
-        except ValueError as error:
-            said = str(in_keys(error, cast(typer.Context, given)))
-            fail(said if said.startswith(f"{file}: ") else f"{file}: {said}", status=2)
-        for tls in {door.tls, tls_options(**given.params)} - {None}:
-            assert tls is not None
-            tls_context(tls)
-        for warning in given.params["config"].warnings:
-            typer.echo(f"simplebus: {warning}", err=True)
-    typer.echo(f"{file} is fine")
+app.add_typer(config_command.app, name="config", rich_help_panel=_SET_UP)
 
 
 @app.command(

@@ -1,6 +1,7 @@
 """How a command says what went wrong.
 
-Rule 1: one sentence on standard error, and an exit status.
+Rule 1: a sentence on standard error for each thing that is wrong, and an exit status. Those above 2
+are of sysexits.h, whose names systemd knows.
 """
 
 from __future__ import annotations
@@ -9,10 +10,16 @@ from typing import NoReturn
 
 import typer
 
+USAGE_STATUS = 2
+"""Options that make no sense. Trying again does not help."""
+CONFIG_STATUS = 78
+"""A configuration file with mistakes. Trying again does not help."""
+
 
 def fail(text: str, *, status: int = 1) -> NoReturn:
-    """Say it on standard error and end the command."""
-    typer.echo(f"simplebus: {text}", err=True)
+    """Say each line on standard error and end the command."""
+    for line in text.splitlines():
+        typer.echo(f"simplebus: {line}", err=True)
     raise typer.Exit(status)
 
 

@@ -2,7 +2,8 @@
 
 Rule 1: every option of `serve` can stand in it, under its own name; the command line wins over the
 environment, and the environment over the file.
-Rule 2: a mistake is a sentence with the file, the key and what was expected. Nothing is ignored.
+Rule 2: a mistake is a sentence with the file, the line, the key and what was expected. All are told
+at once. Nothing is ignored.
 
     [serve]                     options:        max-memory = "4GiB"      --max-memory
     [nats]                      the NATS door:  max-payload = "8MiB"     --nats-max-payload
@@ -22,14 +23,15 @@ import re
 import stat
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from simplebus.complaints import fail
-from simplebus.config_mistakes import ConfigError, once, unknown
+from simplebus.complaints import CONFIG_STATUS, fail
+from simplebus.config_lines import line_of, places
+from simplebus.config_mistakes import MISTAKES_MAX, ConfigError, Mistakes, once, unknown
 from simplebus.options import option
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from simplebus.nats.auth import NatsAuth
 
 _OWN_TABLES = ("serve", "nats", "tls", "classes", "bridges")
+_BYTES_MAX = 4 << 20
 _NO_OPTIONS = {"config", "help"}
 _FLAG = re.compile(r"--[a-z][a-z-]*")
 
@@ -58,6 +61,29 @@ class Config:
     """What they do in their own way."""
     bridges: tuple[Bridge, ...] = ()
     warnings: tuple[str, ...] = ()
+    lines: Mapping[str, int] = field(default_factory=dict)
+    """In which line each key stands."""
+
+    @classmethod
+    def empty(cls, path: Path) -> Config:
+        """Of a file that says nothing."""
+        from simplebus.nats.auth import NatsAuth
+
+        return cls(path, {}, NatsAuth(), {}, {})
+
+    def told(self, mistake: str) -> str:
+        """A mistake that begins with its key, with the file, and with the line if it has one."""
+        line = line_of(mistake, self.lines)
+        return f"{self.path}{'' if line is None else f':{line}'}: {mistake}"
+
+
+@dataclass(slots=True)
+class Check:
+    """What a file is looked over for, all of it: as the object of the context."""
+
+    mistakes: list[str] = field(default_factory=list)
+    left_out: set[str] = field(default_factory=set)
+    """Options that the file is read without, by the names of their values."""
 
 
 def config_option() -> Any:
@@ -78,57 +104,99 @@ def _read_for(context: typer.Context, path: Path | None) -> Config | None:
     """Read the file before other options are looked at, and make it their defaults."""
     if path is None or context.resilient_parsing:
         return None
+    check = context.obj if isinstance(context.obj, Check) else None
     try:
-        config = read(path, context)
+        config, mistakes = read(path, context)
     except ConfigError as error:
-        fail(str(error), status=2)
+        config, mistakes = Config.empty(path), error.mistakes
+    if check is not None:
+        check.mistakes = [*mistakes]
+        config = replace(
+            config, options={n: v for n, v in config.options.items() if n not in check.left_out}
+        )
+    elif mistakes:
+        fail("\n".join(mistakes), status=CONFIG_STATUS)
     context.default_map = {**config.options}
     return config
 
 
-def read(path: Path, context: typer.Context) -> Config:
-    """Read and check a file. `context` is that of `serve`. Raises ConfigError."""
+def read(path: Path, context: typer.Context) -> tuple[Config, tuple[str, ...]]:
+    """Read and check a file. `context` is that of `serve`. Returns what is good of it, and what is
+    not. Raises ConfigError for one that cannot be read, or is no TOML."""
     from simplebus.config_tables import ClassTable, NatsTable, table  # It takes a while.
 
+    text, mode = _text(path)
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(_no_toml(path, str(error))) from None
+    mistakes = Mistakes()
+    with mistakes.noted():
+        _known(raw, _OWN_TABLES, "")
+    parts = {name: _taken(raw, name, mistakes) for name in ("serve", "tls", "nats")}
+    parts["nats.tls"] = _taken(parts["nats"], "tls", mistakes, under="nats.")
+    parts["nats"].pop("tls", None)
+    options, nats = _options(parts, NatsTable.keys(), path, context, mistakes)
+    config, has_secrets = Config.empty(path), False
+    auth = config.auth
+    with mistakes.noted():
+        users = table(NatsTable, nats, "nats")
+        has_secrets = users.has_secrets
+        auth = users.auth("nats")
+    classes: dict[str, NamedClass] = {}
+    own: dict[int | str, ClassSettings] = {}
+    for name, given in _taken(raw, "classes", mistakes).items():
+        where = f"classes.{name}"
+        with mistakes.noted():
+            each = table(ClassTable, _named(given, where), where)
+            with mistakes.noted():
+                classes[name] = each.made(name, where)
+            own[name] = each.settings(where)
+    with mistakes.noted():
+        _check_ids(classes)
+    bridges: tuple[Bridge, ...] = ()
+    with mistakes.noted():
+        bridges, theirs = _bridges(raw)
+        has_secrets |= theirs
+    warnings = []
+    if has_secrets and mode & stat.S_IROTH:
+        warnings.append(f"{path} holds passwords or tokens, and every user may read it")
+    config = replace(
+        config,
+        auth=auth,
+        options=options,
+        classes=classes,
+        class_settings=own,
+        bridges=bridges,
+        warnings=tuple(warnings),
+        lines=places(text),
+    )
+    return config, tuple(map(config.told, mistakes.found[:MISTAKES_MAX]))
+
+
+def _text(path: Path) -> tuple[str, int]:
+    """What a file says, and its mode. Raises ConfigError."""
     try:
         with open(path, "rb") as file:
-            raw = tomllib.load(file)
+            raw = file.read(_BYTES_MAX + 1)
             mode = os.fstat(file.fileno()).st_mode
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no TOML: {error}") from None
+    if len(raw) > _BYTES_MAX:
+        raise ConfigError(f"{path} is longer than {_BYTES_MAX >> 20} MiB: it is no configuration")
     try:
-        _known(raw, _OWN_TABLES, "")
-        nats, tls = _taken(raw, "nats"), {}
-        if "tls" in nats:
-            tls = _taken(nats, "tls", under="nats.")
-            del nats["tls"]
-        parts = {
-            "serve": _taken(raw, "serve"),
-            "tls": _taken(raw, "tls"),
-            "nats": nats,
-            "nats.tls": tls,
-        }
-        options, nats = _options(parts, NatsTable.keys(), path, context)
-        users = table(NatsTable, nats, "nats")
-        tables = {
-            name: table(ClassTable, _named(text, f"classes.{name}"), f"classes.{name}")
-            for name, text in _taken(raw, "classes").items()
-        }
-        classes = {name: each.made(name, f"classes.{name}") for name, each in tables.items()}
-        own: dict[int | str, ClassSettings] = {
-            name: each.settings(f"classes.{name}") for name, each in tables.items()
-        }
-        _check_ids(classes)
-        auth = users.auth("nats")
-        bridges, has_secrets = _bridges(raw)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
-    warnings = []
-    if (users.has_secrets or has_secrets) and mode & stat.S_IROTH:
-        warnings.append(f"{path} holds passwords or tokens, and every user may read it")
-    return Config(path, options, auth, classes, own, bridges, tuple(warnings))
+        return raw.decode(), mode
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}:{line}: is no TOML: it is not UTF-8") from None
+
+
+def _no_toml(path: Path, complaint: str) -> str:
+    """What tomllib says, with the line in its place."""
+    found = re.fullmatch(r"(?s)(.*) \(at line (\d+), column (\d+)\)", complaint)
+    if found is None:
+        return f"{path}: is no TOML: {complaint}"
+    return f"{path}:{found[2]}: is no TOML: {found[1]}, in column {found[3]}"
 
 
 def _bridges(raw: dict[str, Any]) -> tuple[tuple[Bridge, ...], bool]:
@@ -158,16 +226,24 @@ def in_keys(error: ValueError, context: typer.Context) -> ValueError:
                 return part.replace("_", ".") + flag[0][len(part) + 2 :]
         return f"serve.{flag[0][2:]}"
 
-    names = [flag[2:].replace("-", "_") for flag in _FLAG.findall(str(error))]
-    if config.options.keys().isdisjoint(names):
+    if config.options.keys().isdisjoint(options_in(str(error))):
         return error
-    return ConfigError(f"{config.path}: {_FLAG.sub(key, str(error))}")
+    return ConfigError(config.told(_FLAG.sub(key, str(error))))
+
+
+def options_in(text: str) -> list[str]:
+    """The options that a sentence names, by the names of their values."""
+    return [flag[2:].replace("-", "_") for flag in _FLAG.findall(text)]
 
 
 def _options(
-    parts: Mapping[str, dict[str, Any]], others: Iterable[str], path: Path, context: typer.Context
+    parts: Mapping[str, dict[str, Any]],
+    others: Iterable[str],
+    path: Path,
+    context: typer.Context,
+    mistakes: Mistakes,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The values of options, checked; and what of [nats] is none."""
+    """The values of options that are good; and what of [nats] is none."""
     parameters = {p.name: p for p in context.command.params if p.name not in _NO_OPTIONS}
     names = {
         "nats.tls": {n.removeprefix("nats_tls_"): n for n in parameters if "nats_tls_" in n},
@@ -183,11 +259,13 @@ def _options(
     rest: dict[str, Any] = {}
     for part, given in parts.items():
         known = {*names[part], *(others if part == "nats" else ())}
-        _known(given, known, part)
+        with mistakes.noted():
+            _known(given, known, part, names)
         for key, value in given.items():
-            name = names[part].get(key.replace("-", "_"))
+            name = names[part].get(plain := key.replace("-", "_"))
             if name is None:
-                rest[key] = value
+                if plain in known:
+                    rest[key] = value
                 continue
             try:
                 values[name] = _checked(parameters[name], value, path, context)
@@ -195,7 +273,7 @@ def _options(
                 what = (getattr(error, "message", "") or str(error)).removeprefix("Value error, ")
                 if what.startswith("Input should be "):
                     what = f"it {what.partition(',')[0][6:]}, got {value!r}"
-                raise ConfigError(f"{part}.{key}: {what}") from None
+                mistakes.found.append(f"{part}.{key}: {what}")
     return values, rest
 
 
@@ -212,15 +290,24 @@ def _checked(parameter: Any, value: Any, path: Path, context: typer.Context) -> 
         value = [value]
     meant = parameter.process_value(context, value)
     for part, given in zip(meant, value, strict=True) if parameter.multiple else [(meant, value)]:
-        if isinstance(part, int | float) and isinstance(given, str) and parameter.metavar != "SIZE":
+        if (
+            isinstance(part, int | float)
+            and isinstance(given, str)
+            and not _may_be(parameter, given)
+        ):
             raise ValueError(f"expected a number, got {given!r}")
         if isinstance(part, str | Path) and not isinstance(given, str):
             raise ValueError(f"expected a text, got {given!r}")
     return str(path.parent / meant) if isinstance(meant, Path) else value
 
 
-def _taken(raw: dict[str, Any], name: str, *, under: str = "") -> dict[str, Any]:
-    return _named(raw.get(name, {}), under + name)
+def _taken(
+    raw: dict[str, Any], name: str, mistakes: Mistakes, *, under: str = ""
+) -> dict[str, Any]:
+    """A table below another, empty if it is none or not there."""
+    with mistakes.noted():
+        return _named(raw.get(name, {}), under + name)
+    return {}
 
 
 def _named(value: Any, where: str) -> dict[str, Any]:
@@ -230,22 +317,45 @@ def _named(value: Any, where: str) -> dict[str, Any]:
     return dict(value)
 
 
-def _known(given: Iterable[str], known: Iterable[str], where: str) -> None:
-    """Raise ConfigError for a name that is none, or is there twice."""
-    known = set(known)
-    given = list(given)
-    once(given, where)
+def _known(
+    given: Iterable[str],
+    known: Iterable[str],
+    where: str,
+    elsewhere: Mapping[str, Iterable[str]] | None = None,
+) -> None:
+    """Raise ConfigError for names that are none, or are there twice. `elsewhere` are those of other
+    tables."""
+    known, given, mistakes = set(known), list(given), Mistakes()
+    with mistakes.noted():
+        once(given, where)
     for name in given:
-        if name.replace("-", "_") not in known:
-            raise ConfigError(unknown(name, known, where))
+        plain = name.replace("-", "_")
+        if plain not in known:
+            owner = next((part for part, of in (elsewhere or {}).items() if plain in of), None)
+            mistakes.found.append(
+                unknown(name, known, where)
+                if owner is None
+                else f"{where}: {name!r} is unknown; did you mean it to stand in [{owner}]?"
+            )
+    mistakes.check()
 
 
 def _check_ids(classes: Mapping[str, NamedClass]) -> None:
-    """Raise ConfigError for an id that two classes have."""
+    """Raise ConfigError for ids that two classes have."""
     whose: dict[int, str] = {}
+    mistakes = Mistakes()
     for name, each in classes.items():
         if each.id is not None and whose.setdefault(each.id, name) != name:
-            raise ConfigError(f"classes.{name}.id: {each.id} is the id of {whose[each.id]!r} too")
+            mistakes.found.append(
+                f"classes.{name}.id: {each.id} is the id of {whose[each.id]!r} too"
+            )
+    mistakes.check()
+
+
+def _may_be(parameter: Any, text: str) -> bool:
+    """Whether a number may be written as this text: a size, and seconds with their unit."""
+    has_unit = re.fullmatch(r"[0-9.]*", text) is None
+    return parameter.metavar == "SIZE" or (parameter.metavar == "SECONDS" and has_unit)
 
 
 def _kind(value: Any) -> str:

@@ -5,14 +5,15 @@ Rule 1: shapes are declared, msgspec checks them, and what it complains of becom
 
 from __future__ import annotations
 
+import enum
 import re
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 import typer
 
-from simplebus.config_mistakes import ConfigError, once, unknown
+from simplebus.config_mistakes import MISTAKES_MAX, ConfigError, Mistakes, once, unknown
 from simplebus.core.bound import check_subject
 from simplebus.core.dead_letters import are_kept_in
 from simplebus.core.errors import RemoteProtocolError
@@ -28,6 +29,7 @@ T = TypeVar("T", bound="Table")
 
 _COMPLAINT = re.compile(r"(?s)(?P<what>.*?)(?: - at `(?P<at>[^`]*)`)?")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
+_STEP = re.compile(r"\.[^.\[]+|\[[^\]]*\]")
 _MISSING = re.compile(r"Object missing required field `(.*)`")
 
 
@@ -206,20 +208,76 @@ _TABLES: dict[str, type[Table]] = {
 
 
 def table(kind: type[T], raw: dict[str, Any], where: str) -> T:
-    """A table as it stands in the file, checked. Raises ConfigError, saying where."""
+    """A table as it stands in the file, checked. Raises ConfigError, saying where: for all that is
+    wrong, as far as it can be looked at without what is."""
+    mistakes = Mistakes()
+    raw = _plain(raw, where)
+    numbers: dict[int, list[int]] = {}
+    while len(mistakes.found) < MISTAKES_MAX:
+        try:
+            made = msgspec.convert(raw, kind)
+        except msgspec.ValidationError as error:
+            found = _COMPLAINT.fullmatch(str(error))
+            assert found is not None
+            path = [*map(_step, _STEP.findall((found["at"] or "").removeprefix("$")))]
+            mistakes.found.append(_told(kind, found["what"], where, _shown(raw, path, numbers)))
+            if name := _UNKNOWN.fullmatch(found["what"]):
+                path.append(name[1])
+            if _MISSING.fullmatch(found["what"]) or not _take_out(raw, path, numbers):
+                break
+        else:
+            mistakes.check()
+            return made
+    raise ConfigError(*mistakes.found)
+
+
+def _told(kind: type[Table], what: str, where: str, below: str) -> str:
+    """One complaint of msgspec's as a mistake."""
+    at = where + below
+    if name := _UNKNOWN.fullmatch(what):
+        last = re.sub(r"\[.*?\]$", "", at).rpartition(".")[2]
+        known = kind if at == where else _TABLES.get(last, kind)
+        return unknown(name[1], known.keys(), at)
+    if name := _MISSING.fullmatch(what):
+        return f"{at}: {name[1]!r} is missing"
+    if what.startswith("Invalid enum value "):
+        expected = _one_of(kind, below.removeprefix("."))
+        return f"{at}: {what.removeprefix('Invalid enum value ')} is unknown{expected}"
+    return f"{at}: {_in_words(what)}"
+
+
+def _step(word: str) -> str | int:
+    """A step of a path as msgspec writes it: .name or [7]."""
+    return word[1:] if word.startswith(".") else int(word[1:-1]) if word[1:-1].isdigit() else word
+
+
+def _shown(raw: Any, path: list[str | int], numbers: dict[int, list[int]]) -> str:
+    """A path as it is in the file: `numbers` has those of the elements that are left, by list."""
+    shown = ""
+    for step in path:
+        if isinstance(step, int):
+            shown += f"[{numbers[id(raw)][step] if id(raw) in numbers else step}]"
+        else:
+            shown += f".{step}"
+        try:
+            raw = raw[step]
+        except (LookupError, TypeError):
+            raw = None
+    return shown
+
+
+def _take_out(raw: Any, path: list[str | int], numbers: dict[int, list[int]]) -> bool:
+    """Remove what is wrong, so that the rest can be looked at. Returns whether it is there."""
     try:
-        return msgspec.convert(_plain(raw, where), kind)
-    except msgspec.ValidationError as error:
-        found = _COMPLAINT.fullmatch(str(error))
-        assert found is not None
-        at = where + (found["at"] or "").removeprefix("$")
-        if name := _UNKNOWN.fullmatch(found["what"]):
-            last = re.sub(r"\[.*?\]$", "", at).rpartition(".")[2]
-            known = kind if at == where else _TABLES.get(last, kind)
-            raise ConfigError(unknown(name[1], known.keys(), at)) from None
-        if name := _MISSING.fullmatch(found["what"]):
-            raise ConfigError(f"{at}: {name[1]!r} is missing") from None
-        raise ConfigError(f"{at}: {_in_words(found['what'])}") from None
+        *way, last = path
+        for step in way:
+            raw = raw[step]
+        if isinstance(raw, list):
+            numbers.setdefault(id(raw), list(range(len(raw)))).pop(int(last))
+        del raw[last]
+    except (LookupError, TypeError, ValueError):
+        return False
+    return True
 
 
 def _size(given: int | str | None, where: str) -> int | None:
@@ -277,25 +335,34 @@ def _plain(raw: Any, where: str) -> Any:
     return raw
 
 
+_KINDS = {
+    "object": "a table",
+    "array": "a list",
+    "str": "a text",
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+}
+"""What msgspec calls values, and TOML."""
+
+
 def _in_words(complaint: str) -> str:
     """What msgspec says, by TOML's words."""
-    for theirs, ours in (
-        ("Expected", "expected"),
-        ("`object | array | str | null`", "a table, a list or a text"),
-        ("`object | bool`", "a table, or true or false"),
-        ("`object | null`", "a table"),
-        ("`array | str | null`", "a list or a text"),
-        ("`int | null`", "a whole number"),
-        ("`float | null`", "a number"),
-        ("`array | null`", "a list"),
-        ("`array`", "a list"),
-        ("`object`", "a table"),
-        ("`str`", "a text"),
-        ("`bool`", "true or false"),
-        ("`int`", "a whole number"),
-        ("`float`", "a number"),
-        (" <= ", " up to "),
-        (" >= ", " from "),
-    ):
+
+    def kinds(found: re.Match[str]) -> str:
+        given = found[1].split(" | ")
+        *most, last = [words for kind, words in _KINDS.items() if kind in given] or [found[0]]
+        return f"{', '.join(most)} or {last}" if most else last
+
+    complaint = re.sub(r"`([a-z| ]+)`", kinds, complaint)
+    for theirs, ours in (("Expected", "expected"), (" <= ", " up to "), (" >= ", " from ")):
         complaint = complaint.replace(theirs, ours)
     return complaint
+
+
+def _one_of(kind: type[Table], key: str) -> str:
+    """What a word may be, for a key that has only some."""
+    for each in get_args(get_type_hints(kind).get(key)):
+        if isinstance(each, type) and issubclass(each, enum.Enum):
+            return f", expected one of {', '.join(str(word.value) for word in each)}"
+    return ""

@@ -118,21 +118,33 @@ def parse_size(text: str | int) -> int:
     digits = word.rstrip("bkmgi ")
     unit = word[len(digits) :].strip()
     if not (digits.isascii() and digits.isdigit()) or unit not in _UNITS:
+        near = f"{unit[:1].upper()}iB"
+        meant = f"did you mean {digits}{near}? " if near.lower() in _UNITS and digits else ""
         raise typer.BadParameter(
-            f"{text!r} is no size; write a whole number of bytes, or one with KiB, MiB or GiB "
-            "behind it, such as 64MiB"
+            f"{text!r} is no size; {meant}write a whole number of bytes, or one with KiB, MiB or "
+            "GiB behind it, such as 64MiB"
         )
     return int(digits) * _UNITS[unit]
 
 
+_SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
 def parse_seconds(text: str | float) -> float:
-    """Seconds, from "10" or "0.5". Raises typer.BadParameter for anything but a finite number."""
+    """Seconds, from "10", "0.5", "500ms", "5min", "2h" or "7d". Raises typer.BadParameter for
+    anything else, and for what is not finite."""
+    word = str(text).strip().lower()
+    digits = word.rstrip("dhimns ")
+    unit = word[len(digits) :].strip()
     try:
-        seconds = float(text)
-    except ValueError:
+        seconds = float(digits) * _SECONDS[unit]
+    except (ValueError, KeyError):
         seconds = math.nan
     if not 0 <= seconds < math.inf:
-        raise typer.BadParameter(f"{text!r} is no number of seconds, such as 10 or 0.5")
+        raise typer.BadParameter(
+            f"{text!r} is no number of seconds, such as 10 or 0.5, nor one with ms, s, min, h or d "
+            "behind it, such as 5min"
+        )
     return seconds
 
 

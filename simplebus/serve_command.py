@@ -9,7 +9,7 @@ import contextlib
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -17,7 +17,7 @@ from simplebus import engine_flags as flags
 from simplebus import http_flags as http
 from simplebus import nats_flags as nats
 from simplebus import tls_flags as tls
-from simplebus.complaints import fail, sentence
+from simplebus.complaints import CONFIG_STATUS, USAGE_STATUS, fail, sentence
 from simplebus.config import Config, config_option, in_keys
 from simplebus.config_mistakes import ConfigError
 from simplebus.core.limits import DELIVERIES, HEARTBEAT_SECONDS
@@ -404,7 +404,7 @@ def serve(
         operators = http_door(context)
         cluster = flags.engine_options(chosen, environment=os.environ, **context.params)
     except ValueError as error:
-        fail(str(in_keys(error, context)), status=2)
+        fail_for(in_keys(error, context))
     configure_logging(log_level)
     for warning in config.warnings if config else ():
         logging.getLogger("simplebus").warning(warning)
@@ -440,6 +440,11 @@ def serve(
         fail(f"cannot listen on {' or '.join(hosts)}: {sentence(error)}")
 
 
+def fail_for(error: ValueError) -> NoReturn:
+    """End the command for options that make no sense, wherever they stand."""
+    fail(str(error), status=CONFIG_STATUS if isinstance(error, ConfigError) else USAGE_STATUS)
+
+
 def nats_door(context: typer.Context) -> nats.NatsOptions:
     """How the NATS door is to be opened, if at all. Raises ValueError."""
     config: Config | None = context.params["config"]
@@ -452,7 +457,7 @@ def nats_door(context: typer.Context) -> nats.NatsOptions:
         **context.params,
     )
     if config and config.auth.default_permissions and not door.settings.auth.users:
-        raise ConfigError(f"{config.path}: nats.default_permissions: there are no users")
+        raise ConfigError(config.told("nats.default_permissions: there are no users"))
     return door
 
 

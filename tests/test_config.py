@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -200,7 +201,7 @@ USER = '[[nats.users]]\nuser = "x"\n'
     [
         ("nonsense", "is no TOML"),
         ("[serv]", ": 'serv' is unknown; did you mean 'serve'?"),
-        ("[serve]\nmax-memori = 1", ": serve: 'max-memori' is unknown; did you mean 'max_memory'?"),
+        ("[serve]\nmax-memori = 1", ": serve: 'max-memori' is unknown; did you mean 'max-memory'?"),
         ("[serve]\nconfig = 'x'", ": serve: 'config' is unknown"),
         ("[serve]\nport = '7'", ": serve.port: expected a number, got '7'"),
         ("[serve]\nport = 7.5", ": serve.port: "),
@@ -294,7 +295,7 @@ def test_a_mistake_is_a_sentence(
     file.write_text(text)
     with pytest.raises(typer.Exit) as ended:
         given(file)
-    assert ended.value.exit_code == 2
+    assert ended.value.exit_code == 78
     complaint = capsys.readouterr().err
     assert complaint.startswith(f"simplebus: {file}")
     assert sentence in complaint
@@ -328,11 +329,12 @@ def test_what_does_not_fit_together_is_told_by_keys_as_far_as_it_stands_in_the_f
 ) -> None:
     file.write_text(text)
     done = CliRunner().invoke(cli.app, ["serve", "--config", str(file), *arguments])
-    assert done.exit_code == 2
     if sentence is None:  # None of what is wrong stands there.
+        assert done.exit_code == 2
         assert done.output == "simplebus: --nats-tls-cert needs --nats-tls-key too\n"
     else:
-        assert done.output.startswith(f"simplebus: {file}{sentence}")
+        assert done.exit_code == 78
+        assert re.match(rf"simplebus: {re.escape(str(file))}:\d{re.escape(sentence)}", done.output)
 
 
 def test_permissions_of_users_that_the_environment_names_may_stand_in_it(
@@ -372,14 +374,151 @@ def test_a_file_can_be_checked_without_serving(file: Path) -> None:
     assert checked(file) == (0, f"{warning}{file} is fine\n")
     file.write_text("[nats]\nmax-pending = '1MiB'\nmax-payload = '2MiB'")
     status, said = checked(file)
-    assert status == 2
-    assert said.startswith(f"simplebus: {file}: nats.max-pending must be from 2097152 to")
+    assert status == 78
+    assert said.startswith(f"simplebus: {file}:2: nats.max-pending must be from 2097152 to")
     file.write_text("[nats]\ndefault_permissions = { publish = 'a' }")
     assert checked(file) == (
-        2,
-        f"simplebus: {file}: nats.default_permissions: there are no users\n",
+        78,
+        f"simplebus: {file}:2: nats.default_permissions: there are no users\n",
     )
     file.write_text("[nats.tls]\ncert = 'none.pem'\nkey = 'none.pem'")
-    done = CliRunner().invoke(cli.app, ["check-config", str(file)])
-    assert isinstance(done.exception, OSError)
-    assert f"the certificate {file.parent / 'none.pem'} cannot be read" in str(done.exception)
+    status, said = checked(file)
+    assert status == 78
+    assert f"the certificate {file.parent / 'none.pem'} cannot be read" in said
+
+
+def test_all_that_is_wrong_is_told_at_once_with_its_line(file: Path) -> None:
+    file.write_text(
+        """[serve]
+max-memori = 1
+port = "7"
+max-memory = "1MB"
+max-class-memory = "2GiB"
+max-frame = "1GiB"
+cert = "x"
+data-dir = "bus.toml"
+
+[nats]
+max-pending = "1MiB"
+max-payload = "2MiB"
+
+[nats.tls]
+cert = "none.pem"
+key = "none.pem"
+
+[[nats.users]]
+user = 1
+[[nats.users]]
+usr = "x"
+permissions.publish = 3
+permissions.subscribe = { alow = "" }
+
+[classes.orders]
+id = 7
+full = "never"
+max_messages = "1"
+
+[classes.logs]
+id = 70000
+[classes.shops]
+id = 7
+max-memory = 9
+subjects = ["a",
+  "a..b"]
+[nat]
+"""
+    )
+    status, said = checked(file)
+    assert status == 78
+    lines = [each.removeprefix(f"simplebus: {file}:") for each in said.splitlines()]
+    told = {int(each.partition(":")[0]): each.partition(": ")[2] for each in lines}
+    assert len(told) == len(lines)
+    for line, sentence in {
+        2: "serve: 'max-memori' is unknown; did you mean 'max-memory'?",
+        3: "serve.port: expected a number, got '7'",
+        4: "serve.max-memory: '1MB' is no size; did you mean 1MiB?",
+        5: "serve.max-class-memory must be from 262144 to 1073741824, got 2147483648",
+        6: "serve.max-frame must be from 13 to 268435456, got 1073741824 (a frame",
+        7: "serve: 'cert' is unknown; did you mean it to stand in [nats.tls]?",
+        8: f"serve.data-dir: {file} is no directory",
+        11: "nats.max-pending must be from 2097152",
+        15: f"nats.tls.cert: the certificate {file.parent / 'none.pem'} cannot be read",
+        19: "nats.users[0].user: expected a text, got a whole number",
+        21: "nats.users[1]: 'usr' is unknown; did you mean 'user'?",
+        22: "nats.users[1].permissions.publish: expected a table, a list or a text",
+        23: "nats.users[1].permissions.subscribe: 'alow' is unknown; did you mean 'allow'?",
+        27: "classes.orders.full: 'never' is unknown, expected one of block, drop_oldest, drop",
+        28: "classes.orders.max_messages: expected a whole number, got a text",
+        31: "classes.logs.id: expected a whole number up to 65535",
+        32: "classes.shops: bytes_max must be at least 262144, got 9",
+        36: "classes.shops.subjects[1]: ",
+        37: "'nat' is unknown; did you mean 'nats'?",
+    }.items():
+        assert told.pop(line).startswith(sentence), line
+    assert not told
+
+
+def test_what_is_no_toml_is_told_with_its_line(file: Path) -> None:
+    file.write_text("[serve]\nport = \n")
+    assert checked(file) == (78, f"simplebus: {file}:2: is no TOML: Invalid value, in column 8\n")
+    file.write_bytes(b"[serve]\n\n# \xff")
+    assert checked(file) == (78, f"simplebus: {file}:3: is no TOML: it is not UTF-8\n")
+
+
+def test_a_file_without_end_is_not_read(file: Path) -> None:
+    file.write_text("#" * (5 << 20))
+    assert checked(file)[1] == f"simplebus: {file} is longer than 4 MiB: it is no configuration\n"
+
+
+def test_times_and_sizes_may_have_units(file: Path) -> None:
+    file.write_text(
+        "[serve]\ndrain-timeout = '2min'\nhello-timeout = '500ms'\nmax-memory = '2GiB'\n"
+        "keep-seconds = '7d'\nheartbeat = 5\n"
+    )
+    values, _ = given(file)
+    assert (values["drain_timeout"], values["hello_timeout"]) == (120, 0.5)
+    assert (values["max_memory"], values["keep_seconds"]) == (2 << 30, 7 * 86_400)
+    assert values["heartbeat"] == 5
+
+
+# sample ------------------------------------------------------------------------------------------
+
+
+def sample() -> str:
+    done = CliRunner().invoke(cli.app, ["config", "sample"])
+    assert done.exit_code == 0
+    return done.output
+
+
+def test_the_sample_is_fine_and_says_nothing_that_is_not_so_by_itself(
+    file: Path, tmp_path: Path
+) -> None:
+    text = sample()
+    file.write_text(text)
+    assert checked(file) == (0, f"{file} is fine\n")
+    uncommented = re.sub(r"^# ([a-z-]+ = )", r"\1", text, flags=re.MULTILINE)
+    assert uncommented.count("\nport = ") == 2
+    file.write_text(uncommented)
+    assert checked(file) == (0, f"{file} is fine\n")
+    nothing = tmp_path / "nothing.toml"
+    nothing.touch()
+    as_it_is, door = given(nothing)
+    said, same_door = given(file)
+    assert options.settings(**said) == options.settings(**as_it_is)
+    assert same_door == door
+    for name, value in as_it_is.items():
+        if value and name != "config":
+            assert said[name] == value, name
+
+
+def test_every_option_stands_in_the_sample_and_every_example_could(file: Path) -> None:
+    text = sample()
+    for parameter in SERVE.params:
+        if parameter.name not in ("config", "help"):
+            key = re.sub("^(nats_tls_|nats_|tls_)", "", parameter.name).replace("_", "-")
+            assert re.search(rf"^#-? {key} = ", text, re.MULTILINE), parameter.name
+    examples = re.sub(r"^#- (?!engine|cert|key|ca)", "", text, flags=re.MULTILINE)
+    file.write_text(examples)
+    file.chmod(0o600)
+    status, said = checked(file)
+    assert (status, said) == (0, f"{file} is fine\n")

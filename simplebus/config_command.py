@@ -1,0 +1,149 @@
+"""`simplebus check-config` and `simplebus config`: what a file says, and what one could say.
+
+Rule 1: a file is looked at as `serve --config FILE` would, with the files that it names, and all
+that is wrong with it is told at once. Nothing is started.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from simplebus.complaints import CONFIG_STATUS, fail, sentence
+from simplebus.config import Check, Config, in_keys, options_in
+from simplebus.config_mistakes import MISTAKES_MAX
+from simplebus.options import settings
+
+CHECK_HELP = (
+    "Say what is wrong with a configuration file, if anything is.\n\n"
+    "It is looked at as [bold]simplebus serve --config FILE[/bold] would, with the files that "
+    "it names; nothing is started. Every mistake is told, with its line; the exit status is 78 "
+    "then.\n\n\b\n"
+    "  simplebus check-config /etc/simplebus.toml"
+)
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help=(
+        "Configuration files of `simplebus serve`.\n\n\b\n"
+        "  simplebus config sample > simplebus.toml"
+    ),
+)
+
+
+def check_config(
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", show_default=False, help="The TOML file to be checked.")
+    ],
+) -> None:
+    config, mistakes = looked_over(file)
+    for warning in config.warnings:
+        typer.echo(f"simplebus: {warning}", err=True)
+    if mistakes:
+        fail("\n".join(mistakes[:MISTAKES_MAX]), status=CONFIG_STATUS)
+    typer.echo(f"{file} is fine")
+
+
+@app.command(
+    help=(
+        "Print a configuration file with every setting, its default and what it means.\n\n"
+        "What is commented out is as it is by itself; take the # away to change it.\n\n\b\n"
+        "  simplebus config sample > simplebus.toml"
+    )
+)
+def sample() -> None:
+    from simplebus.config_sample import text
+
+    typer.echo(text(_serve().params), nl=False)
+
+
+def _serve() -> Any:
+    from simplebus import cli
+
+    return typer.main.get_group(cli.app).commands["serve"]
+
+
+def looked_over(file: str) -> tuple[Config, list[str]]:
+    """What a file says, and all that is wrong with it, each with the file and the line.
+
+    What contradicts something else is left out, and the rest looked at again."""
+    command, check = _serve(), Check()
+    found: dict[str, None] = {}
+    while True:
+        with command.make_context("simplebus serve", ["--config", file], obj=check) as given:
+            config: Config = given.params["config"]
+            told = _contradictions(cast(typer.Context, given))
+        found |= dict.fromkeys(told)
+        culprits = [name for names in told.values() for name in names if name in config.options]
+        if not culprits or len(found) >= MISTAKES_MAX:
+            break
+        check.left_out.add(culprits[0])
+    return config, sorted(dict.fromkeys((*check.mistakes, *found)), key=_line)
+
+
+def _line(mistake: str) -> int:
+    """Of a mistake that has one; those that have none come last."""
+    found = re.search(r":(\d+): ", mistake)
+    return int(found[1]) if found else sys.maxsize
+
+
+def _contradictions(context: typer.Context) -> dict[str, list[str]]:
+    """What of a file that is good key by key does not fit together, and which files that it names
+    are no good: each with the options that it names."""
+    from simplebus import engine_flags, serve_command
+    from simplebus.server.tls import context as tls_context
+    from simplebus.tls_flags import tls_options
+
+    found: dict[str, list[str]] = {}
+    config: Config = context.params["config"]
+
+    def tried(look: Callable[[], Any]) -> Any:
+        try:
+            return look()
+        except OSError as error:
+            note(ValueError(_with_option(sentence(error), config)), [])
+        except ValueError as error:
+            note(error, options_in(str(error)))
+        return None
+
+    def note(error: ValueError, names: list[str]) -> None:
+        said = str(in_keys(error, context))
+        found[said if said.startswith(str(config.path)) else config.told(said)] = names
+
+    chosen = tried(lambda: settings(**context.params))
+    door = tried(lambda: serve_command.nats_door(context))
+    tried(lambda: serve_command.http_door(context))
+    if chosen is not None:
+        tried(lambda: engine_flags.engine_options(chosen, environment=os.environ, **context.params))
+    certificates = {door.tls if door else None, tried(lambda: tls_options(**context.params))}
+    for each in certificates - {None}:
+        tried(partial(tls_context, each))
+    if (folder := context.params["data_dir"]) is not None:
+        tried(lambda: _look_at_folder(folder))
+    return found
+
+
+def _with_option(said: str, config: Config) -> str:
+    """What is wrong with a file that an option names, behind that option."""
+    for name, value in config.options.items():
+        if isinstance(value, str) and "/" in value and value in said:
+            return f"--{name.replace('_', '-')}: {said}"
+    return said
+
+
+def _look_at_folder(folder: Path) -> None:
+    """Raise ValueError where no data directory can be."""
+    place = folder
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not place.is_dir():
+        raise ValueError(f"--data-dir: {place} is no directory")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise ValueError(f"--data-dir: {place} is closed to this user")

@@ -1,0 +1,174 @@
+"""In which line of a TOML file each key stands: what tomllib does not tell.
+
+Rule 1: only what tomllib has read already is read here, so nothing is checked: text that is no TOML
+gives places that mean nothing, and never an error.
+
+    places("[serve]\nport = 1") == {"serve": 1, "serve.port": 2}
+
+A place is written as mistakes write it: nats.users[0].password, with `_` for `-`.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+
+_BLANK = re.compile(r"(?:[ \t\r\n]+|#[^\n]*)*")
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_WORD = re.compile(r"[^,\]}\n#]*")
+_STRING = re.compile(
+    r'"""(?:[^\\]|\\.)*?"{3,5}(?!")|\'\'\'.*?\'{3,5}(?!\')|"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'',
+    re.DOTALL,
+)
+_HEAD = re.compile(r"(?P<where>[^']*?)(?:: )?'(?P<name>[^']+)' (?:is unknown|is missing)")
+
+
+def places(text: str) -> dict[str, int]:
+    """The line, from 1, of each key, table and element of a list; of what is there more than once,
+    the first."""
+    return _Scan(text).places
+
+
+def line_of(mistake: str, lines: Mapping[str, int]) -> int | None:
+    """The line that a mistake is about, if it begins with a place; else None."""
+    plain = mistake.replace("-", "_")
+    if (head := _HEAD.match(plain)) is not None:
+        where = head["where"]
+        if found := lines.get(f"{where}.{head['name']}" if where else head["name"]):
+            return found
+    best = ""
+    for place in lines:
+        ends_there = plain[len(place) : len(place) + 1] in (":", " ", ".", "[")
+        if len(place) > len(best) and ends_there and plain.startswith(place):
+            best = place
+    return lines.get(best)
+
+
+class _Scan:
+    """One pass over a text."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self._counted = 0, 1
+        """A position, and its line."""
+        self._elements: dict[str, int] = {}
+        """How many tables a list of tables has."""
+        self.places: dict[str, int] = {}
+        table = ""
+        while self._rest():
+            at = self._at
+            if self._text.startswith("[", at):
+                table = self._header()
+            else:
+                self._pair(table)
+            if self._at == at:  # No TOML.
+                return
+
+    def _rest(self) -> bool:
+        """Go to the next thing that is not blank. Returns whether there is any."""
+        found = _BLANK.match(self._text, self._at)
+        self._at = found.end() if found else self._at
+        return self._at < len(self._text)
+
+    def _line(self, at: int) -> int:
+        before, line = self._counted
+        line += self._text.count("\n", before, at)
+        self._counted = at, line
+        return line
+
+    def _note(self, place: str, at: int) -> None:
+        self.places.setdefault(place, self._line(at))
+
+    def _header(self) -> str:
+        """[a.b] or [[a.b]]: the place of what stands below it."""
+        at = self._at
+        is_element = self._text.startswith("[[", at)
+        self._at += 1 + is_element
+        names = self._key()
+        self._at += 1 + is_element
+        place = ""
+        for name in names[:-1]:
+            place = self._below(place, name)
+            self._note(place, at)
+        place = _joined(place, names[-1]) if names else place
+        self._note(place, at)
+        if not is_element:
+            return self._latest(place)
+        number = self._elements[place] = self._elements.get(place, -1) + 1
+        self._note(f"{place}[{number}]", at)
+        return f"{place}[{number}]"
+
+    def _below(self, place: str, name: str) -> str:
+        return self._latest(_joined(place, name))
+
+    def _latest(self, place: str) -> str:
+        return f"{place}[{self._elements[place]}]" if place in self._elements else place
+
+    def _pair(self, table: str) -> None:
+        """key = value"""
+        at, place = self._at, table
+        for name in self._key():
+            place = _joined(place, name)
+            self._note(place, at)
+        if self._rest() and self._text[self._at] == "=":
+            self._at += 1
+            self._value(place)
+
+    def _key(self) -> list[str]:
+        """The names of a dotted key."""
+        names = []
+        while self._rest():
+            found = _STRING.match(self._text, self._at) or _BARE_KEY.match(self._text, self._at)
+            if found is None:
+                break
+            names.append(_meant(found[0]))
+            self._at = found.end()
+            if not self._rest() or self._text[self._at] != ".":
+                break
+            self._at += 1
+        return names
+
+    def _value(self, place: str) -> None:
+        if not self._rest():
+            return
+        sign = self._text[self._at]
+        if sign in "[{":
+            self._at += 1
+            self._several(place, "]" if sign == "[" else "}")
+            return
+        found = _STRING.match(self._text, self._at) or _WORD.match(self._text, self._at)
+        self._at = found.end() if found else self._at
+
+    def _several(self, place: str, end: str) -> None:
+        """What stands between brackets or braces, and the end of it."""
+        number = 0
+        while self._rest() and self._text[self._at] != end:
+            at = self._at
+            if self._text[at] == ",":
+                self._at += 1
+            elif end == "}":
+                self._pair(place)
+            else:
+                self._note(f"{place}[{number}]", at)
+                self._value(f"{place}[{number}]")
+                number += 1
+            if self._at == at:
+                return
+        self._at += 1
+
+
+def _joined(place: str, name: str) -> str:
+    name = name.replace("-", "_")
+    return f"{place}.{name}" if place else name
+
+
+def _meant(name: str) -> str:
+    """What a name of a key means."""
+    if name[0] not in "\"'":
+        return name
+    try:
+        return str(tomllib.loads(f"name = {name}")["name"])
+    except tomllib.TOMLDecodeError:
+        return name

@@ -1,0 +1,140 @@
+"""Where keys stand: the scanner finds what tomllib finds, each in its line."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.config_lines import line_of, places
+
+
+def known(raw: Any, place: str = "") -> set[str]:
+    """Every place of what tomllib has read."""
+    found = {place} - {""}
+    if isinstance(raw, dict):
+        for name, value in raw.items():
+            name = name.replace("-", "_")
+            found |= known(value, f"{place}.{name}" if place else name)
+    elif isinstance(raw, list):
+        for at, value in enumerate(raw):
+            found |= known(value, f"{place}[{at}]")
+    return found
+
+
+EXAMPLE = '''# A comment = 1
+title = "a # b = [ ] { }"
+'quoted key' = \'\'\'
+[not.a.table]
+x = 1\'\'\' # here
+"escaped \\u00e9" = """
+one \\"""
+[still no table]"""
+
+[serve] # [x]
+max-memory = 1
+host = [ "a", # one
+  "b]",
+  [ 1, 2 ],
+]
+dotted.key."x y" = 1979-05-27T07:32:00Z
+
+[[nats.users]]
+user = 'x'
+permissions = { publish = ["a", "b"], subscribe = { deny = "c" } }
+[nats.users.more]
+x = 1
+[[nats.users]]
+user = 'y'
+[[nats.users.keys]]
+[[nats.users.keys]]
+a = 1
+[nats.tls]
+cert = """x"""
+'''
+
+
+def test_each_key_has_its_line() -> None:
+    found = places(EXAMPLE)
+    assert set(found) == known(tomllib.loads(EXAMPLE))
+    lines = EXAMPLE.splitlines()
+    for place, words in {
+        "title": "title",
+        "quoted key": "'quoted key'",
+        "serve": "[serve]",
+        "serve.max_memory": "max-memory",
+        "serve.host[1]": '"b]"',
+        "serve.host[2]": "[ 1, 2 ]",
+        "serve.dotted.key.x y": "dotted",
+        "nats.users[0].permissions.subscribe.deny": "permissions",
+        "nats.users[0].more.x": "x = 1",
+        "nats.users[1].user": "user = 'y'",
+        "nats.users[1].keys[1].a": "a = 1",
+        "nats.tls.cert": "cert",
+    }.items():
+        assert lines[found[place] - 1].strip().startswith(words), place
+
+
+names = st.text("ab-_.é \"'", min_size=1, max_size=3)
+# No key with `-` beside the same with `_`: they would be one place.
+values = st.recursive(
+    st.one_of(st.integers(), st.booleans(), st.text("ab#[]{}=,'\"\\\n é", max_size=6)),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def toml(value: Any) -> str:
+    if isinstance(value, dict):
+        pairs = ", ".join(f"{json.dumps(name)} = {toml(each)}" for name, each in value.items())
+        return f"{{{pairs}}}"
+    if isinstance(value, list):
+        return "[" + ",\n # ] }\n".join(map(toml, value)) + "]"
+    return json.dumps(value)
+
+
+@given(st.dictionaries(names, values, max_size=4), st.lists(st.dictionaries(names, values)))
+def test_what_is_found_is_what_tomllib_finds(table: dict[str, Any], several: list[Any]) -> None:
+    text = "".join(f"{json.dumps(name)} = {toml(value)}\n" for name, value in table.items())
+    for each in several:
+        text += "\n[[ 'the.list' . x ]] # one\n"
+        text += "".join(f"{json.dumps(name)} = {toml(value)}\n" for name, value in each.items())
+    assert set(places(text)) == known(tomllib.loads(text))
+
+
+@given(st.text("ab[]{}=.,'\"#\\\n ", max_size=30))
+def test_what_is_no_toml_is_no_error(text: str) -> None:
+    places(text)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "line"),
+    [
+        ("serve.max-memory: 'x' is no size", 2),
+        ("serve: 'host' is unknown; did you mean 'hots'?", 3),
+        ("nats.users[10].user: expected a text", 9),
+        ("nats.users[1].password: is not there", 8),
+        ("classes.my-class.subjects[1]: no", 12),
+        ("classes.my-class.subjects[7]: no", 11),
+        ("'server' is unknown", 4),
+        ("a sentence about nothing", None),
+        ("served: no", None),
+    ],
+)
+def test_a_mistake_is_where_its_longest_known_place_is(mistake: str, line: int | None) -> None:
+    found = {
+        "serve": 1,
+        "serve.max_memory": 2,
+        "serve.host": 3,
+        "server": 4,
+        "nats.users[1]": 8,
+        "nats.users[10].user": 9,
+        "classes.my_class": 10,
+        "classes.my_class.subjects": 11,
+        "classes.my_class.subjects[1]": 12,
+    }
+    assert line_of(mistake, found) == line
