@@ -31,6 +31,7 @@ CHECK_HELP = (
 
 app = typer.Typer(
     no_args_is_help=True,
+    rich_markup_mode="rich",
     help=(
         "Configuration files of `simplebus serve`.\n\n\b\n"
         "  simplebus config sample > simplebus.toml"
