@@ -34,7 +34,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help=(
         "Configuration files of `simplebus serve`.\n\n\b\n"
-        "  simplebus config sample > simplebus.toml"
+        "  simplebus config sample > simplebus.toml\n\n"
+        "[bold]simplebus check-config[/bold] looks one over."
     ),
 )
 
