@@ -14,9 +14,11 @@ import typer
 
 from simplebus.complaints import fail
 from simplebus.config_mistakes import ConfigError
+from simplebus.options import DRAIN_SECONDS
 
 if TYPE_CHECKING:
     from simplebus.gateway.gateway import Gateway
+    from simplebus.gateway.plan import GatewayPlan
 
 HELP = (
     "Run a gateway: modules of this process that hear each other.\n\n\b\n"
@@ -55,6 +57,17 @@ def gateway(
             help="How often the log says how the gateway is doing, if that has changed.",
         ),
     ] = 60.0,
+    drain_timeout: Annotated[
+        float,
+        typer.Option(
+            "--drain-timeout",
+            min=0.0,
+            metavar="SECONDS",
+            envvar="SIMPLEBUS_DRAIN_TIMEOUT",
+            help="How long what was said is heard out when the gateway ends; and how long a module "
+            "that ends may stay in its call.",
+        ),
+    ] = DRAIN_SECONDS,
 ) -> None:
     import logging
 
@@ -76,52 +89,64 @@ def gateway(
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    trio.run(_run, file, plan, status_seconds)
+    trio.run(_run, file, plan, status_seconds, drain_timeout)
 
 
-async def _run(file: Path, plan: object, status_seconds: float) -> None:
+async def _run(file: Path, plan: GatewayPlan, status_seconds: float, drain: float) -> None:
     import signal
 
     import trio
 
-    from simplebus.gateway import plan as plans
     from simplebus.gateway.gateway import log, open_gateway
     from simplebus.server.notify import notify
 
-    assert isinstance(plan, plans.GatewayPlan)
+    changing = trio.CancelScope()  # All changes: the first one begins all modules.
+    read_again = trio.Event()
+
+    async def listen(nursery: trio.Nursery) -> None:
+        """Until the second signal to end. It is heard whatever a module is waited for."""
+        nonlocal read_again
+        async for number in signals:
+            if number == signal.SIGHUP:
+                read_again.set()
+            elif not changing.cancel_called:
+                changing.cancel()
+            else:
+                log.warning("ends at once")
+                nursery.cancel_scope.cancel()
+
     heard = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     with trio.open_signal_receiver(*heard) as signals:
         async with trio.open_nursery() as nursery:
-            ending = trio.Event()
-
-            async def listen(running: Gateway) -> None:
-                """Until the second signal to end."""
-                async for number in signals:
-                    if number != signal.SIGHUP:
-                        if ending.is_set():
-                            log.warning("ends at once")
-                            nursery.cancel_scope.cancel()
-                        ending.set()
-                        continue
-                    try:
-                        await running.apply(plans.read(file))
-                    except ConfigError as error:
-                        log.error("all goes on as before: %s", error)
-                    else:
-                        log.info("read %s again: %s", file, running.statistics())
-
-            async with open_gateway(plan) as running:
-                nursery.start_soon(listen, running)
-                nursery.start_soon(_say_status, running, status_seconds)
-                typer.echo(f"simplebus gateway ready modules={len(running.names)}")
-                sys.stdout.flush()
-                notify("READY=1", f"STATUS={running.statistics()}")
-                await ending.wait()
+            nursery.start_soon(listen, nursery)
+            async with open_gateway(drain=drain, grace=drain) as running:
+                with changing:
+                    await running.apply(plan)
+                    nursery.start_soon(_say_status, running, status_seconds)
+                    typer.echo(f"simplebus gateway ready modules={len(running.names)}")
+                    sys.stdout.flush()
+                    notify("READY=1", f"STATUS={running.statistics()}")
+                    while True:
+                        await read_again.wait()
+                        read_again = trio.Event()
+                        await _read_again(file, running)
                 notify("STOPPING=1")
                 log.info("ends: %s", running.statistics())
             if lost := running.statistics().lost:
                 log.warning("%s messages were not heard out", f"{lost:,}")
             nursery.cancel_scope.cancel()
+
+
+async def _read_again(file: Path, running: Gateway) -> None:
+    from simplebus.gateway import plan as plans
+    from simplebus.gateway.gateway import log
+
+    try:
+        await running.apply(plans.read(file))
+    except ConfigError as error:
+        log.error("all goes on as before: %s", error)
+    else:
+        log.info("read %s again: %s", file, running.statistics())
 
 
 async def _say_status(running: Gateway, seconds: float) -> None:

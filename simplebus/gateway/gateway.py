@@ -73,7 +73,8 @@ async def open_gateway(
     async with ModuleBus() as bus:
         gateway = Gateway(bus, grace=grace)
         try:
-            await gateway._begin(plan or GatewayPlan())
+            if plan is not None:
+                await gateway.apply(plan)
             yield gateway
         finally:
             await gateway._end(drain)
@@ -162,6 +163,7 @@ class Gateway:
     async def apply(self, plan: GatewayPlan) -> None:
         """Become what the plan says: modules that it does not have end, others come, those that it
         has otherwise are replaced, and the rest go on as if nothing had been."""
+        plan.check()
         async with self._changing:
             before = self.names
             wanted = {each.name: each for each in plan.modules}
@@ -177,6 +179,7 @@ class Gateway:
             added = [each for each in plan.modules if each.name not in self._lives]
             for each in added:
                 self._add(each)
+                await self._lives[each.name].created.wait()
             for link in plan.links:
                 if link not in self._links:
                     self.link(*link)
@@ -213,30 +216,21 @@ class Gateway:
 
     async def _remove(self, life: Life) -> None:
         name = life.plan.name
-        del self._lives[name]
         for link in [link for link in self._links if name in link]:
             del self._links[link]
         await life.leave(self._grace)
+        del self._lives[name]  # Only now: whoever is cancelled while it waits may try again.
 
     def _say_changed(self) -> None:
         for listener in self._listeners:
-            listener(self.names)
+            try:
+                listener(self.names)
+            except Exception:
+                log.exception("%r failed when it was told which modules there are", listener)
         for life in self._lives.values():
             life.tell(self.names)
 
-    # From begin to end ---------------------------------------------------------------------------
-
-    async def _begin(self, plan: GatewayPlan) -> None:
-        async with self._changing:
-            for each in plan.modules:
-                self._add(each)
-                await self._lives[each.name].created.wait()
-            for link in plan.links:
-                self.link(*link)
-            for life in self._lives.values():
-                await self._start(life)
-            if self._lives:
-                self._say_changed()
+    # The end -------------------------------------------------------------------------------------
 
     async def _end(self, drain: float) -> None:
         async with self._changing:

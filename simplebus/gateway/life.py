@@ -18,12 +18,14 @@ import inspect
 import logging
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import trio
 
 from simplebus.gateway.bus import ModuleBus
+from simplebus.gateway.errors import ModuleBusError, failure_of
 from simplebus.gateway.mailbox import Mailbox
 from simplebus.gateway.messages import ModuleMessage
 from simplebus.gateway.module import AsyncPort, BlockingPort
@@ -135,9 +137,12 @@ class Life:
     async def leave(self, grace: float) -> None:
         """End, and leave the bus."""
         self._ending.set()
+        self.may_start.set()  # It does not start, if it has not.
         self.stop_running()
         with trio.move_on_after(grace):
-            await self._bus.remove_module_async(self)
+            with suppress(ModuleBusError):  # Who left before has given up waiting.
+                await self._bus.remove_module_async(self)
+            await self._ended.wait()
         if not self._ended.is_set():
             log.warning("module %r does not end: given up after %g s", self.plan.name, grace)
             self._scope.cancel()
@@ -229,6 +234,8 @@ class Life:
             self.state = State.STARTING
             self.created.set()
             await self.may_start.wait()
+            if self._ending.is_set():
+                return
             await calls.call(getattr(module, "start", _nothing))
             self.state = State.RUNNING
             self.started.set()
@@ -278,10 +285,13 @@ class Life:
                     await run()
             else:  # Its port tells it to end.
                 await trio.to_thread.run_sync(
-                    run, abandon_on_cancel=True, limiter=trio.CapacityLimiter(1)
+                    _run_in_thread, run, abandon_on_cancel=True, limiter=trio.CapacityLimiter(1)
                 )
-        except Exception as error:
-            self._interrupt(error)
+        except BaseException as error:
+            failure = failure_of(error)
+            if failure is None:
+                raise
+            self._interrupt(failure)
 
     async def _deliver(self, box: Mailbox, module: Any, calls: _Calls) -> None:
         while True:
@@ -310,11 +320,15 @@ class Life:
 
     async def _deliver_turn(self, box: Mailbox, receive: Callable[[ModuleMessage], Any]) -> None:
         batch = self._batch
-        for _ in range(TURN_MESSAGES):
-            if not batch or box.is_closed or self._failure is not None:
-                break
-            box.delivered += 1
-            await receive(batch.popleft())
+        try:
+            for _ in range(TURN_MESSAGES):
+                if not batch or box.is_closed or self._failure is not None:
+                    break
+                box.delivered += 1
+                await receive(batch.popleft())
+        except BaseException as error:
+            _raise_own(error)
+            raise
         await trio.lowlevel.checkpoint()
 
     async def _tell(self, module: Any, calls: _Calls) -> None:
@@ -339,8 +353,30 @@ class _Calls:
         """In its thread, or here and awaited."""
         if self.thread is not None:
             return await self.thread.run(method, *args)
-        answer = method(*args)
-        return await answer if inspect.isawaitable(answer) else answer
+        try:
+            answer = method(*args)
+            return await answer if inspect.isawaitable(answer) else answer
+        except BaseException as error:
+            _raise_own(error)
+            raise
+
+
+def _run_in_thread(run: Callable[[], Any]) -> None:
+    try:
+        run()
+    except Exception:
+        raise
+    except BaseException as error:
+        failure = failure_of(error, in_thread=True)
+        assert failure is not None
+        raise failure from error
+
+
+def _raise_own(error: BaseException) -> None:
+    """Raise what a module has failed with as an Exception, if it is its own doing."""
+    failure = failure_of(error)
+    if failure is not None and failure is not error:
+        raise failure
 
 
 def _nothing() -> None:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar, TypeVarTuple
 
+from simplebus.gateway.errors import failure_of
 from simplebus.gateway.waiting import TaskGate, Waiter, inside
 
 T = TypeVar("T")
@@ -34,12 +35,13 @@ class OwnThread:
             call()
 
     async def run(self, call: Callable[[*Ts], T], *args: *Ts) -> T:
-        """What the call returns, or raises. Raises RuntimeError once the thread is given up."""
+        """What the call returns, or raises: RuntimeError for what is no Exception, and
+        once the thread is given up."""
         if self.is_given_up:
             raise RuntimeError("its thread was given up, in a call that did not return")
         gate = TaskGate()
         returned: list[T] = []
-        raised: list[BaseException] = []
+        raised: list[Exception] = []
         lock = threading.Lock()
         is_over = False
 
@@ -48,7 +50,9 @@ class OwnThread:
             try:
                 returned.append(call(*args))
             except BaseException as error:
-                raised.append(error)
+                failure = failure_of(error, in_thread=True)
+                assert failure is not None
+                raised.append(failure)
             with lock:
                 is_over = True
                 if not self.is_given_up:

@@ -67,6 +67,20 @@ class GatewayPlan:
     links: tuple[tuple[str, str], ...] = ()
     """Source and sink of each; the source may be EVERYONE."""
 
+    def check(self) -> None:
+        """Raise ConfigError for names that are there twice or are none, and for links that lead
+        nowhere."""
+        names = [checked_name(each.name) for each in self.modules]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"there are two modules {name!r}")
+        for link in self.links:
+            for name in link:
+                if name not in names and (name != EVERYONE or name is link[1]):
+                    raise ConfigError(f"a link: {unknown(name, names or ['no modules'], '')}")
+            if self.links.count(link) > 1:
+                raise ConfigError(f"{link[1]!r} hears {link[0]!r} already")
+
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     module: str
@@ -102,7 +116,11 @@ def parse(text: str) -> GatewayPlan:
     for name in raw:
         if name != "modules":
             raise _MistakeError((name,), unknown(name, ["modules"], ""))
-    tables = raw.get("modules", {})
+    if not raw:
+        raise ConfigError(
+            "there is nothing in it: expected [modules.NAME] for each module, or [modules] for none"
+        )
+    tables = raw["modules"]
     if not isinstance(tables, dict):
         raise _MistakeError(("modules",), "modules: expected tables, [modules.NAME] for each")
     modules, links = [], []
@@ -138,7 +156,7 @@ def find(module: str) -> Factory:
         found: Any = importlib.import_module(where)
     except ImportError as error:
         raise ConfigError(f"{where!r} cannot be imported: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"{where!r} fails when it is imported: {error!r}") from error
     for part in name.split("."):
         if not hasattr(found, part):
@@ -169,8 +187,8 @@ def parse_settings(factory: Factory, raw: Mapping[str, Any]) -> Any:
         raise _MistakeError(
             (*re.split(r"[.\[]", key)[:1],) if key else (), f"{key}: {what}"
         ) from None
-    except Exception as error:
-        raise ConfigError(f"settings: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"settings: {error or repr(error)}") from error
 
 
 def _converted(raw: Mapping[str, Any], wanted: Any) -> Any:

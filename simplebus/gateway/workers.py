@@ -16,7 +16,7 @@ from typing import Any
 
 import trio
 
-from simplebus.gateway.errors import invalid
+from simplebus.gateway.errors import failure_of, invalid
 from simplebus.gateway.mailbox import Mailbox
 from simplebus.gateway.messages import ModuleMessage
 from simplebus.gateway.waiting import inside
@@ -45,9 +45,15 @@ def is_async(receive: Receive) -> bool:
     return inspect.iscoroutinefunction(receive) or inspect.iscoroutinefunction(called)
 
 
-def _say_failed(box: Mailbox) -> None:
+def _say_failed(box: Mailbox, error: BaseException, *, in_thread: bool) -> None:
+    """Raises what is not the module's doing."""
+    failure = failure_of(error, in_thread=in_thread)
+    if failure is None:
+        raise error
     box.failed += 1
-    log.exception("module %r failed on a message; it goes on with the next", box.module)
+    log.error(
+        "module %r failed on a message; it goes on with the next", box.module, exc_info=failure
+    )
 
 
 def deliver(box: Mailbox, receive: Receive) -> None:
@@ -62,8 +68,8 @@ def deliver(box: Mailbox, receive: Receive) -> None:
                 box.delivered += 1
                 try:
                     receive(batch.popleft())
-                except Exception:
-                    _say_failed(box)
+                except BaseException as error:
+                    _say_failed(box, error, in_thread=True)
     finally:
         box.end(len(batch or ()))
 
@@ -84,8 +90,8 @@ async def deliver_async(box: Mailbox, receive: Receive, awaits: bool) -> None:
                     answer = receive(batch.popleft())
                     if awaits:
                         await answer
-                except Exception:
-                    _say_failed(box)
+                except BaseException as error:
+                    _say_failed(box, error, in_thread=False)
     finally:
         box.lost += len(batch or ())
 
@@ -94,8 +100,13 @@ async def _in_task(box: Mailbox, body: Body) -> None:
     inside.set(box)
     try:
         await body(box)
-    except Exception:
-        log.exception("the worker of module %r failed; the module is removed", box.module)
+    except BaseException as error:
+        failure = failure_of(error)
+        if failure is None:
+            raise
+        log.error(
+            "the worker of module %r failed; the module is removed", box.module, exc_info=failure
+        )
 
 
 async def _in_nursery(box: Mailbox, body: Body) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import Any
 
@@ -19,6 +20,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where it raises: in which method, or on which message."""
     times: int = 1
     """How often."""
+    exits: bool = False
+    """Whether what it raises is SystemExit, as by sys.exit(3)."""
 
 
 class Recorder(Module):
@@ -35,6 +38,8 @@ class Recorder(Module):
         HAPPENED.append((self.bus.name, *what))
         if self.settings.fails in what and Recorder.failed < self.settings.times:
             Recorder.failed += 1
+            if self.settings.exits:
+                sys.exit(3)
             raise ValueError(f"on purpose in {' '.join(what)}")
 
     async def start(self) -> None:
@@ -79,6 +84,14 @@ class BlockingRecorder(BlockingModule):
 
     def destroy(self) -> None:
         self._happened("destroy")
+
+
+class BlockingRunner(BlockingRecorder):
+    """With something that it does beside, in another thread."""
+
+    def run(self) -> None:
+        self._happened("run")
+        self.bus.stopping.wait(30)
 
 
 class Shout(Module):

@@ -145,6 +145,30 @@ def test_one_that_raises_goes_on_with_the_next(caplog: pytest.LogCaptureFixture)
     assert "on purpose" in caplog.text
 
 
+class OwnError(BaseException):
+    """No Exception."""
+
+
+@pytest.mark.parametrize("raised", [SystemExit(3), KeyboardInterrupt(), OwnError()])
+def test_whatever_one_with_a_thread_raises_it_goes_on(
+    raised: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(message: ModuleMessage) -> None:
+        if message.content == b"1":
+            raise raised
+
+    with ModuleBus() as bus:
+        module = Listener(fail)
+        bus.add_module(module)
+        for number in range(3):
+            bus.publish(said(str(number)))
+        assert module.wait(3) == ["0", "1", "2"]
+        bus.wait_quiet()
+        ((_, statistics),) = bus.statistics().modules
+        assert (statistics.delivered, statistics.failed) == (3, 1)
+    assert type(raised).__name__ in caplog.text
+
+
 # What waits --------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import pytest
@@ -61,6 +62,51 @@ async def test_tasks_and_threads_hear_each_other() -> None:
             await trio.lowlevel.checkpoint()
         assert echoed.heard == thread.heard == [str(number) for number in range(100)]
     assert_no_threads_left()
+
+
+@pytest.mark.parametrize("how", ["itself", "a task of its own"])
+async def test_a_task_that_calls_sys_exit_goes_on_with_the_next(
+    how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[bytes] = []
+
+    async def leave() -> None:
+        sys.exit(3)
+
+    async def receive(message: ModuleMessage) -> None:
+        heard.append(message.content)
+        if message.content == b"1":
+            if how == "itself":
+                await leave()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(leave)
+
+    async with ModuleBus() as bus:
+        bus.add_module(receive)
+        for number in range(3):
+            await bus.publish_async(said(str(number)))
+        await bus.wait_quiet_async()
+        assert bus.statistics().modules[0][1].failed == 1
+    assert heard == [b"0", b"1", b"2"]
+    assert "SystemExit" in caplog.text
+
+
+async def test_ctrl_c_in_a_task_is_no_failure_of_the_module() -> None:
+    async def receive(message: ModuleMessage) -> None:
+        raise KeyboardInterrupt
+
+    bus = ModuleBus()
+
+    async def interrupted() -> None:
+        async with bus:
+            bus.add_module(receive)
+            await bus.publish_async(said("1"))
+            await trio.sleep_forever()
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await interrupted()
+    assert caught.group_contains(KeyboardInterrupt)
+    assert bus.is_freed
 
 
 async def test_a_task_waits_for_room_and_others_go_on() -> None:

@@ -118,8 +118,30 @@ async def test_one_with_a_thread_is_made_again_too(
     await fail_twice("BlockingRecorder", where)
 
 
-async def fail_twice(kind: str, where: str) -> None:
-    plan = GatewayPlan((module("a", kind, fails=where, times=2),), (("*", "a"),))
+@KINDS
+@pytest.mark.parametrize("where", ["create", "start", "2", "run"])
+async def test_one_that_calls_sys_exit_has_failed_and_nothing_else_ends(
+    kind: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if (kind, where) == ("BlockingRecorder", "run"):
+        kind = "BlockingRunner"
+    monkeypatch.setattr("simplebus.gateway.life.PAUSE_S", 0.0)
+    await fail_twice(kind, where, exits=True)
+
+
+@KINDS
+async def test_sys_exit_in_destroy_costs_nothing(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = GatewayPlan((module("a", kind, fails="destroy", exits=True), module("b", kind)))
+    async with open_gateway(plan):
+        pass
+    assert steps("destroy") == [("b", "destroy"), ("a", "destroy")]
+    assert "'a' failed in destroy" in caplog.text
+
+
+async def fail_twice(kind: str, where: str, *, exits: bool = False) -> None:
+    plan = GatewayPlan((module("a", kind, fails=where, times=2, exits=exits),), (("*", "a"),))
     texts = ["1", "2", "2", "3", "4", "5"] if where == "2" else list("12345")
     async with open_gateway(plan) as gateway:
         for text in texts:
@@ -130,7 +152,8 @@ async def fail_twice(kind: str, where: str) -> None:
             (life,) = gateway.statistics().modules
         await quiet(gateway)
         assert heard("a") == texts
-        assert "ValueError: on purpose" in life.error
+        why = "RuntimeError: it called sys.exit(3)" if exits else "ValueError: on purpose"
+        assert why in life.error
         assert gateway.statistics().failed == ()
     made = [what[1] for what in steps("create", "destroy")]
     assert made.count("create") == 3

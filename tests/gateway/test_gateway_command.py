@@ -138,6 +138,73 @@ settings = {{ to = "{url}", class = 7, data_dir = "{folder / "kept"}" }}
         assert len(life) > 10
 
 
+BROKEN = [
+    ("", "there is nothing in it: expected [modules.NAME] for each module"),
+    ("# not yet\n", "there is nothing in it"),
+    ("[modules.clock\n", "no TOML"),
+    ("[modules.sink]\nmodul = 3\n", "'modul' is unknown; did you mean"),
+    ('[modules.clock]\nmodule = "exits_of_test:It"\n', "fails when it is imported: SystemExit"),
+    (None, "cannot be read: No such file"),
+]
+
+
+def test_a_file_that_is_broken_or_empty_ends_nothing(folder: Path) -> None:
+    (folder / "exits_of_test.py").write_text("import sys\nsys.exit('on purpose')\n")
+    file, path = folder / "gateway.toml", folder / "said.db"
+    file.write_text(SINK % path + CLOCK % "begin")
+    with program("gateway", str(file)) as gateway:
+        gateway.line()
+        wait_said(path, "begin")
+        for number, (text, _) in enumerate(BROKEN):
+            if text is None:
+                file.unlink()
+            else:
+                file.write_text(text)
+            gateway.signal(signal.SIGHUP)
+            time.sleep(0.1)  # It is not to be overtaken by the next one.
+            file.write_text(SINK % path + CLOCK % number)
+            gateway.signal(signal.SIGHUP)
+            wait_said(path, str(number))
+        gateway.signal(signal.SIGTERM)
+        status, _, told = gateway.end()
+    assert status == 0, told
+    lines = [line for line in told.splitlines() if f"all goes on as before: {file}" in line]
+    for line, (_, why) in zip(lines, BROKEN, strict=True):
+        assert why in line
+    assert told.count("sink' is made again") == 0, "who is as before goes on"
+
+
+STUCK = '''
+import threading
+
+from simplebus.gateway import BlockingModule
+
+
+class Stuck(BlockingModule):
+    """Is made for ever."""
+
+    def __init__(self, bus, settings):
+        print("is made", flush=True)
+        threading.Event().wait()
+'''
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_gateway_whose_module_is_never_made_can_be_ended(folder: Path, signals: int) -> None:
+    (folder / "stuck_of_test.py").write_text(STUCK)
+    file = folder / "gateway.toml"
+    file.write_text(SINK % (folder / "said.db") + '[modules.a]\nmodule = "stuck_of_test:Stuck"\n')
+    with program("gateway", "--drain-timeout", "0.2", str(file)) as gateway:
+        assert gateway.line() == "is made"
+        gateway.signal(signal.SIGTERM)
+        if signals == 2:
+            time.sleep(0.1)
+            gateway.signal(signal.SIGTERM)
+        status, _, told = gateway.end()
+    assert status == 0, told
+    assert ("ends at once" in told) == (signals == 2)
+
+
 def test_the_help_shows_tables_as_they_are_written() -> None:
     said = CliRunner().invoke(cli.app, ["gateway", "--help"]).output
     assert "[modules.clock]" in said

@@ -40,7 +40,7 @@ def test_a_plan_has_modules_in_their_order_and_links() -> None:
     assert (log.places, log.full) == (7, Full.DROP_OLDEST)
     assert mine.settings == 12
     assert parse(GOOD) == plan
-    assert parse("").modules == ()
+    assert parse("[modules]").modules == ()
 
 
 def test_names_in_settings_may_have_a_hyphen() -> None:
