@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from simplebus import http_flags
 from simplebus.complaints import fail
 from simplebus.config_mistakes import ConfigError, unknown
 from simplebus.options import LogLevel, option, parse_class, parse_pattern
@@ -83,6 +84,7 @@ def bridge(
         int,
         option("--hops", "Copy only what has come over so many buses at most.", metavar="N"),
     ] = 16,
+    http: http_flags.At = None,
     log_level: Annotated[
         LogLevel,
         option(
@@ -124,7 +126,7 @@ def bridge(
         fail(str(error), status=2)
     configure_logging(log_level)
     keep_temporary_arrays_mapped()
-    trio.run(_run, made)
+    trio.run(_run, made, http)
 
 
 def _simple(
@@ -167,7 +169,7 @@ def _read(path: Path) -> list[Bridge]:
         raise ConfigError(f"{path}: {error}") from None
 
 
-async def _run(lanes: list[Any]) -> None:
+async def _run(lanes: list[Any], http: tuple[str, int] | None) -> None:
     import logging
 
     import trio
@@ -179,6 +181,14 @@ async def _run(lanes: list[Any]) -> None:
     log = logging.getLogger("simplebus.bridge")
     with listen() as signals:
         async with trio.open_nursery() as nursery:
+            if http is not None:
+                from simplebus.bridge.facts import facts_of
+                from simplebus.monitor.board import Board
+                from simplebus.server.http_door import open_door
+
+                board = Board(lambda detailed: facts_of(lanes))
+                at = await open_door(board, [http[0]], http[1], nursery)
+                typer.echo(f"simplebus bridge ready http={at[0]}")
             nursery.start_soon(run, lanes)
             notify("READY=1", f"STATUS=copying on {len(lanes)} lanes")
             async for number in signals:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from simplebus import http_flags
 from simplebus.complaints import fail
 from simplebus.config_mistakes import ConfigError
 from simplebus.options import DRAIN_SECONDS
@@ -68,6 +69,7 @@ def gateway(
             "that ends may stay in its call.",
         ),
     ] = DRAIN_SECONDS,
+    http: http_flags.At = None,
 ) -> None:
     import logging
 
@@ -89,10 +91,16 @@ def gateway(
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    trio.run(_run, file, plan, status_seconds, drain_timeout)
+    trio.run(_run, file, plan, status_seconds, drain_timeout, http)
 
 
-async def _run(file: Path, plan: GatewayPlan, status_seconds: float, drain: float) -> None:
+async def _run(
+    file: Path,
+    plan: GatewayPlan,
+    status_seconds: float,
+    drain: float,
+    http: tuple[str, int] | None,
+) -> None:
     import signal
 
     import trio
@@ -120,10 +128,11 @@ async def _run(file: Path, plan: GatewayPlan, status_seconds: float, drain: floa
         async with trio.open_nursery() as nursery:
             nursery.start_soon(listen, nursery)
             async with open_gateway(drain=drain, grace=drain) as running:
+                where = await _open_http(running, file, http, nursery) if http else ""
                 with changing:
                     await running.apply(plan)
                     nursery.start_soon(_say_status, running, status_seconds)
-                    typer.echo(f"simplebus gateway ready modules={len(running.names)}")
+                    typer.echo(f"simplebus gateway ready modules={len(running.names)}{where}")
                     sys.stdout.flush()
                     notify("READY=1", f"STATUS={running.statistics()}")
                     while True:
@@ -147,6 +156,19 @@ async def _read_again(file: Path, running: Gateway) -> None:
         log.error("all goes on as before: %s", error)
     else:
         log.info("read %s again: %s", file, running.statistics())
+
+
+async def _open_http(
+    running: Gateway, file: Path, http: tuple[str, int], nursery: trio.Nursery
+) -> str:
+    """Answer how it is doing. Returns what the ready line says of it."""
+    from simplebus.gateway.facts import facts_of
+    from simplebus.monitor.board import Board
+    from simplebus.server.http_door import open_door
+
+    board = Board(lambda detailed: facts_of(running, subtitle=file.name))
+    (at, *_) = await open_door(board, [http[0]], http[1], nursery)
+    return f" http={at}"
 
 
 async def _say_status(running: Gateway, seconds: float) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import typer
+
 from simplebus.options import HOSTS, option
 
 HTTP_PORT = 8222
@@ -40,6 +42,29 @@ Hosts = Annotated[
     ),
 ]
 Closed = Annotated[bool, option("--no-http", "Keep that port closed.", panel=HTTP)]
+
+
+def parse_address(text: str | tuple[str, int]) -> tuple[str, int]:
+    """Where to listen, from "8223" or "0.0.0.0:8223". Raises typer.BadParameter."""
+    if isinstance(text, tuple):
+        return text
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
+        raise typer.BadParameter(f"{text!r} is no port, such as 8223, and no 0.0.0.0:8223")
+    return host.strip("[]") or HOSTS[0], int(port)
+
+
+At = Annotated[
+    Any,
+    option(
+        "--http",
+        "Answer there, over HTTP, how it is doing: health, metrics, a live page. A port, or an "
+        "address and a port; a port alone is for programs on this machine. 0 picks a free one.",
+        parser=parse_address,
+        metavar="[ADDRESS:]PORT",
+        show_default="nowhere",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)

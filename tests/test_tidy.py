@@ -35,10 +35,10 @@ LAYERS = {
     "nats": {"core", "nats"},
     "storage": {"core", "storage"},
     "engine": {"core", "engine", "nats"},
-    "monitor": {"core", "monitor"},
+    "monitor": {"core", "monitor", "nats"},
     "server": {"core", "engine", "monitor", "nats", "server", "storage", "tls"},
     "client": {"core", "client", "tls"},
-    "gateway": {"bridge", "client", "config_mistakes", "core", "gateway", "memory"},
+    "gateway": {"bridge", "client", "config_mistakes", "core", "gateway", "memory", "monitor"},
 }
 LINES_MAX = 600
 TOP_LEVEL = {"pyproject.toml", "simplebus", "protocol", "tests", "load", "README.md", "rps.png"}

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import trio
 
+from simplebus.bridge.facts import facts_of
 from simplebus.bridge.running import lanes, run
 from simplebus.bridge.settings import Bridge
 from simplebus.server.serve import Serving
@@ -28,4 +29,7 @@ async def serve_with_bridges(
                     copying.cancel()
 
             up: Serving = await nursery.start(serve_and_end)
-            await run(lanes(bridges, here=up.addresses[0]))
+            made = lanes(bridges, here=up.addresses[0])
+            if up.watch is not None:
+                up.watch.more.append(lambda: facts_of(made))
+            await run(made)

@@ -13,6 +13,7 @@ from simplebus.core.bound import Bound
 from simplebus.core.budget import MemoryBudget, MemoryShare
 from simplebus.core.classes import MessageClass
 from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.histogram import Histogram
 from simplebus.core.ledger import Ledger
 from simplebus.core.limits import (
     CLASS_ID_MAX,
@@ -64,6 +65,14 @@ class ClassTable:
         """Whether classes are such that keep their messages elsewhere."""
         self.opened: Callable[[int], None] = lambda class_id: None
         """Called with the id of a class that is new."""
+        self._acknowledged_after: Histogram | None = None
+
+    def measure(self, acknowledged_after: Histogram) -> None:
+        """Have every class count how long some messages take until everybody has acknowledged
+        them."""
+        self._acknowledged_after = acknowledged_after
+        for cls in self.classes.values():
+            cls.acknowledged_after = acknowledged_after
 
     def open_classes(self, found: Iterable[tuple[int, str]], *, are_own: bool = False) -> None:
         """Have the classes with these ids and names, as `find_ids` has found them; "" is for no
@@ -91,6 +100,7 @@ class ClassTable:
             budget=self.dead_budget if dead_letters.are_kept_in(name) else self.budget,
         )
         cls = self.make(ring, self.settings.keep, self.settings.full_policy)
+        cls.acknowledged_after = self._acknowledged_after
         self.classes[class_id] = cls
         self._obey(cls)
         if self.ledger is not None:

@@ -20,9 +20,10 @@ from simplebus.core.channel_table import ChannelTable, Wanted
 from simplebus.core.errors import Reason
 from simplebus.core.floors import Floors
 from simplebus.core.group import Group
+from simplebus.core.histogram import Histogram
 from simplebus.core.last_values import LastValues
 from simplebus.core.left import Left
-from simplebus.core.limits import TIMES_MAX, TIMES_STEP_SECONDS
+from simplebus.core.limits import SEQUENCE_MAX, TIMES_MAX, TIMES_STEP_SECONDS
 from simplebus.core.requests import Start, SubscribeRequest
 from simplebus.core.ring import Ring
 from simplebus.core.session import Session
@@ -33,6 +34,8 @@ from simplebus.core.subscription import Subscription
 
 if TYPE_CHECKING:
     from simplebus.core.spilling import Spill
+
+NO_PROBE = SEQUENCE_MAX
 
 
 class MessageClass:
@@ -83,6 +86,13 @@ class MessageClass:
         """Stored messages that nobody is to have any more; perhaps some that were."""
         self.delivered = self.redelivered = self.acknowledged = 0
         """Of subscriptions that are gone."""
+        self.probe = NO_PROBE
+        """A message of which it is measured how long it takes until everybody has acknowledged it;
+        the next one is chosen when that is known."""
+        self.probed_at = 0.0
+        """When it was accepted."""
+        self.acknowledged_after: Histogram | None = None
+        """Where that is counted; None where nobody wants to know."""
 
     def is_to_keep(self, keep: Keep) -> None:
         """So long it keeps what nobody needs any more."""
@@ -120,6 +130,12 @@ class MessageClass:
             return min(floor, self.waiting.floor)
         return floor
 
+    def accepted(self, now: float, first: int) -> None:
+        """Messages from this one on were accepted now."""
+        self.times.note(now, first)
+        if self.probe == NO_PROBE:
+            self.probe, self.probed_at = first, now
+
     def release(self, now: float) -> None:
         """Let go of what nobody needs and what is not to be kept."""
         floor = self.needed_from(now)
@@ -131,6 +147,10 @@ class MessageClass:
         """The lowest sequence that somebody may still need, or that is to be kept longer, but for
         last values."""
         floor = self.floor()
+        if floor > self.probe:
+            self.probe = NO_PROBE
+            if self.acknowledged_after is not None:
+                self.acknowledged_after.observe(now - self.probed_at)
         if self._keeps and floor > self.first:
             floor = min(floor, self._kept_from(now))
         return floor

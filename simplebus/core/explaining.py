@@ -62,7 +62,8 @@ class Explaining:
         self._store = store
         self._sessions = sessions
         self._refused = refused
-        self._identity = identity
+        self.identity = identity
+        """Of the bus."""
         self._positions = ExplainingPositions(store, sessions)
         self.hearers: list[Hearers] = []
         """Other doors, who tell who hears what there."""
@@ -124,7 +125,7 @@ class Explaining:
             for session in islice(sessions.values(), EXPLAINED_SESSIONS)
         ]
         return BusSaid(
-            bus=self._identity,
+            bus=self.identity,
             now=self._now,
             memory_bytes=store.budget.used,
             memory_max=store.budget.limit,

@@ -123,7 +123,7 @@ class Store:
             self.publish(session, class_id, FrameBatch.of_one(frame))
             return
         if self.clock.now >= cls.times.next_time:
-            cls.times.note(self.clock.now, cls.ring.head - 1)
+            cls.accepted(self.clock.now, cls.ring.head - 1)
         first = cls.ring.head - 1
         if self.ledger is not None:
             noting.note(self.ledger, session, class_id, first, 1, bytes(frame), self.clock.now)
@@ -191,7 +191,7 @@ class Store:
                 dealt += put(rest)
         if ring.head != first:
             if self.clock.now >= cls.times.next_time:
-                cls.times.note(self.clock.now, first)
+                cls.accepted(self.clock.now, first)
             tap = self.tap or (self.timed_tap if ring.timed_until > first else None)
             if tap is not None:
                 tap(session, cls, first, ring.head)

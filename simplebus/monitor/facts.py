@@ -8,7 +8,7 @@ Rule 2: names of metrics, of their labels and of tables are ours; every other te
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import TypeAlias
 
 import msgspec
@@ -72,6 +72,8 @@ class Column(msgspec.Struct, frozen=True):
     """"text", "count" for a number, "bytes" or "seconds"."""
     hint: str = ""
     """What the figures are, in a sentence."""
+    is_flow: bool = False
+    """Whether they only grow: how fast is shown, too."""
 
 
 class Table(msgspec.Struct, frozen=True):
@@ -126,3 +128,18 @@ def tell(teller: Teller, *, detailed: bool) -> Telling:
         yield
         return told
     return (yield from told)
+
+
+def merged(facts: Facts, others: Iterable[Facts]) -> Facts:
+    """A program's facts, with those of what is part of it behind them. It is as healthy as it says
+    itself."""
+    for other in others:
+        facts = msgspec.structs.replace(
+            facts,
+            metrics=[*facts.metrics, *other.metrics],
+            flows={**facts.flows, **other.flows},
+            tiles=[*facts.tiles, *other.tiles],
+            tables=[*facts.tables, *other.tables],
+            notes=[*facts.notes, *other.notes],
+        )
+    return facts

@@ -28,6 +28,7 @@ from simplebus.engine.cluster import Cluster
 from simplebus.server.connection import Connection
 from simplebus.server.handshake import SecureConnection
 from simplebus.server.keeping import Keeping
+from simplebus.server.timing import Timing
 from simplebus.server.tls import Certificates
 
 log = logging.getLogger("simplebus.server")
@@ -91,6 +92,8 @@ class Engine:
         another door has it."""
         self.holders: list[Holder] = []
         """Other doors, whose clients may be filled by what comes through this one."""
+        self.timing: Timing | None = None
+        """Where it is measured how long things take; None where nobody wants to know."""
         self._held_by: Holder | None = None
         self._feeds_others = False
         """Whether what came last was for others than those who are behind at another door."""
@@ -229,15 +232,19 @@ class Engine:
 
     def receive(self, session: Session, count: int) -> None:
         """`count` fresh bytes of this session are in the buffer. Raises RemoteProtocolError."""
-        self.read_clock()
+        now, timing = self.read_clock(), self.timing
         try:
             self.broker.receive(session, self.buffer, count)
         finally:
+            if timing is not None:
+                timing.noted(now)
             self._feeds_others = bool(self.holders) and (
                 self.broker.feeds_others(session.session_id)
                 or any(holder.feeds_anybody() for holder in self.holders)
             )
             self.settle()
+            if timing is not None:
+                timing.sent(now, session)
 
     @property
     def tick_number(self) -> int:
@@ -261,6 +268,8 @@ class Engine:
         """Send what became ready, and let those read on whose messages found room."""
         self._settled.set()
         broker = self.broker
+        if self.timing is not None and self.timing.asked:
+            self.timing.reached()
         busy = True
         while busy:
             while ready := broker.take_ready():

@@ -11,21 +11,22 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from collections.abc import Callable, Generator, Iterable, Mapping
+from typing import TypeAlias, TypeVar
 
 import h11
 import trio
 
+from simplebus.monitor.board import TICK_SECONDS, Board
 from simplebus.monitor.requests import (
     METHODS,
-    Answering,
+    Answer,
     BadRequestError,
     Request,
     Response,
-    Routes,
     problem,
 )
+from simplebus.server import listeners
 
 log = logging.getLogger("simplebus.server")
 
@@ -49,6 +50,8 @@ Gate: TypeAlias = Callable[[Request, str, str], Response | None]
 """Called with a question, who asks and the Authorization that came with it: says why it is not
 answered, or None."""
 
+T = TypeVar("T")
+
 _HEADERS = (
     ("Cache-Control", "no-store"),
     ("X-Content-Type-Options", "nosniff"),
@@ -64,13 +67,16 @@ class HttpDoor:
 
     def __init__(
         self,
-        routes: Routes,
+        board: Board,
+        more: Mapping[str, Answer] | None = None,
         *,
         gate: Gate | None = None,
         tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
-        """`tls` gives what a new connection is wrapped with; None for HTTP in clear."""
-        self.routes = routes
+        """`more` are answers besides the board's own; `tls` gives what a new connection is wrapped
+        with, None for HTTP in clear."""
+        self.board = board
+        self._routes = board.routes(more)
         self.gate = gate
         self.tls = tls
         self.accepted = self.answered = self.turned_away = 0
@@ -92,7 +98,7 @@ class HttpDoor:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             task_status.started()
-            await trio.sleep_forever()
+            await self._tick()
 
     def serve(self, sock: socket.socket, peer: str) -> None:
         """Take over a connected, non-blocking socket."""
@@ -113,9 +119,28 @@ class HttpDoor:
     def closed(self, connection: _HttpConnection) -> None:
         self._connections.pop(connection, None)
 
-    async def answer(self, making: Answering) -> Response:
-        """Make an answer, one at a time, and leave the loop to others for long enough. Raises what
-        is wrong with the making."""
+    async def answer(self, request: Request) -> Response:
+        """What is answered. Raises nothing that the question may cause."""
+        self.board.now = trio.current_time()
+        response = await self.make(self._routes.answer(request))
+        self.answered += 1
+        return response
+
+    async def _tick(self) -> None:
+        """Have the board look once per second."""
+        due = trio.current_time()
+        while True:
+            due = max(due + TICK_SECONDS, trio.current_time())
+            self.board.now = trio.current_time()
+            try:
+                await self.make(self.board.tick())
+            except Exception:
+                log.exception("looking at the figures failed")
+            await trio.sleep_until(due)
+
+    async def make(self, making: Generator[None, None, T]) -> T:
+        """Make something, one thing at a time, and leave the loop to others for long enough. Raises
+        what is wrong with the making."""
         async with self._turn:
             await trio.sleep_until(self._free_at)
             took = 0.0
@@ -125,15 +150,27 @@ class HttpDoor:
                     try:
                         next(making)
                     except StopIteration as made:
-                        response: Response = made.value
-                        self.answered += 1
-                        return response
+                        result: T = made.value
+                        return result
                     finally:
                         took += trio.current_time() - began
                     await trio.lowlevel.checkpoint()
             finally:
                 making.close()
                 self._free_at = trio.current_time() + took * (1 / PART_OF_LOOP - 1)
+
+
+async def open_door(
+    board: Board, hosts: Iterable[str], port: int, nursery: trio.Nursery
+) -> tuple[str, ...]:
+    """Open a door for a program that has no other one, until the nursery ends. Returns HOST:PORT of
+    each listener. Raises OSError when one cannot be had."""
+    sockets = await listeners.bind_all(tuple(hosts), port)
+    door = HttpDoor(board)
+    await nursery.start(door.run)
+    for sock in sockets:
+        nursery.start_soon(listeners.accept, sock, door.serve)
+    return tuple(listeners.name(sock.getsockname()) for sock in sockets)
 
 
 class _HttpConnection:
@@ -198,7 +235,7 @@ class _HttpConnection:
                 request = self._request(asked)
                 response = self._denial(request, asked)
                 if response is None:
-                    response = await self._door.answer(self._door.routes.answer(request))
+                    response = await self._door.answer(request)
         except h11.RemoteProtocolError as error:
             self._door.turned_away += 1
             if self._talk.our_state not in (h11.IDLE, h11.SEND_RESPONSE):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import trio
 
 from simplebus.core.broker import Broker
+from simplebus.core.histogram import HistogramSnapshot
 from simplebus.core.keeper import Keeper
 from simplebus.core.ledger import Ledger, Level
 from simplebus.core.spilling import Read, Stretch
@@ -45,8 +46,12 @@ class JournalStatistics:
     """Bytes of frames that have not reached the level."""
     written_bytes: int
     """Bytes of records of messages that this process has written."""
+    lots_written: int
+    """How many are written."""
     syncs: int
     """How often files were synced."""
+    synced_after: HistogramSnapshot
+    """Seconds that writing and syncing took, of what was written at once."""
     failures: int
     """How often something could not be written."""
     failure: str
@@ -112,7 +117,9 @@ class Keeping:
             lots=ledger.taken - self._written,
             held_bytes=ledger.held_bytes,
             written_bytes=self._journal.written_bytes,
+            lots_written=self._writer.lots_written,
             syncs=self._journal.files_synced,
+            synced_after=self._writer.synced_after.snapshot(),
             failures=self._writer.failures,
             failure=failure[1] if failure is not None else "",
             lagging_sessions=len(ledger.lagging),

@@ -56,6 +56,29 @@ async def bind(host: str, port: int) -> list[socket.socket]:
     return sockets
 
 
+async def bind_all(hosts: tuple[str, ...], port: int) -> list[socket.socket]:
+    """Listening sockets on several hosts and one port. An IPv6 address that this machine lacks is
+    left out.
+
+    Raises OSError when another one cannot be had.
+    """
+    sockets: list[socket.socket] = []
+    problem: OSError | None = None
+    for host in hosts:
+        try:
+            sockets += await bind(host, port)
+            port = port or sockets[0].getsockname()[1]
+        except OSError as error:
+            if not (":" in host and sockets):
+                for sock in sockets:
+                    sock.close()
+                raise
+            problem = error
+    if problem is not None:
+        log.info("IPv6 left out: %s", problem)
+    return sockets
+
+
 def name(address: tuple[object, ...]) -> str:
     """HOST:PORT, with brackets around an IPv6 host."""
     host, port = str(address[0]), address[1]

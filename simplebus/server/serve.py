@@ -162,7 +162,7 @@ async def _serve(
         shown = given[options.nats_tls] if options.nats_tls is not None else None
         nats_door = NatsDoor(engine, options.nats, shown)
     async with contextlib.AsyncExitStack() as unless_all_are_up:
-        sockets = await _bind_all(options.hosts, options.port)
+        sockets = await listeners.bind_all(options.hosts, options.port)
         unless_all_are_up.callback(_close, sockets)
         nats_sockets = await _bind_nats(options)
         unless_all_are_up.callback(_close, nats_sockets)
@@ -268,8 +268,11 @@ async def _open_http(
     from simplebus.server.watch import Watch
 
     watch = Watch(engine, nats_door)
-    door = HttpDoor(watch.routes())
+    shown = engine.certificates
+    door = HttpDoor(watch.board, tls=None if shown is None else lambda: shown.context)
+    watch.http_connections = lambda: (door.connections, door.accepted)
     await nursery.start(door.run)
+    nursery.start_soon(watch.timing.beat)
     for sock in sockets:
         nursery.start_soon(listeners.accept, sock, door.serve)
     return watch
@@ -296,7 +299,7 @@ async def _bind_nats(options: ServeOptions) -> list[socket.socket]:
     if options.nats_port is None:
         return []
     with _hint("is for NATS clients: --nats-port picks another one, --no-nats goes without"):
-        return await _bind_all(options.hosts, options.nats_port)
+        return await listeners.bind_all(options.hosts, options.nats_port)
 
 
 async def _bind_http(options: ServeOptions) -> list[socket.socket]:
@@ -305,7 +308,7 @@ async def _bind_http(options: ServeOptions) -> list[socket.socket]:
     with _hint(
         "is for operators, over HTTP: --http-port picks another one, --no-http goes without"
     ):
-        return await _bind_all(options.http_hosts, options.http_port)
+        return await listeners.bind_all(options.http_hosts, options.http_port)
 
 
 @contextlib.contextmanager
@@ -317,24 +320,6 @@ def _hint(what: str) -> Iterator[None]:
         if error.errno != errno.EADDRINUSE:
             raise
         raise OSError(error.errno, f"{error.strerror}. That port {what}") from None
-
-
-async def _bind_all(hosts: tuple[str, ...], port: int) -> list[socket.socket]:
-    sockets: list[socket.socket] = []
-    problem: OSError | None = None
-    for host in hosts:
-        try:
-            sockets += await listeners.bind(host, port)
-            port = port or sockets[0].getsockname()[1]
-        except OSError as error:
-            if not (":" in host and sockets):
-                for sock in sockets:
-                    sock.close()
-                raise
-            problem = error
-    if problem is not None:
-        log.info("IPv6 left out: %s", problem)
-    return sockets
 
 
 async def _drain(up: Serving, seconds: float, signals: AsyncIterator[int]) -> None:

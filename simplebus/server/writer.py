@@ -15,9 +15,11 @@ import errno
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 from simplebus.core.errors import Reason
+from simplebus.core.histogram import Histogram
 from simplebus.core.ledger import Lot
 from simplebus.storage.journal import Journal
 from simplebus.storage.reserve import Reserve
@@ -59,6 +61,10 @@ class Writer:
         self._queue: queue.SimpleQueue[Lot | Floors | None] = queue.SimpleQueue()
         self.failures = 0
         """How often something could not be written."""
+        self.lots_written = 0
+        """How many lots were."""
+        self.synced_after = Histogram()
+        """How long writing and syncing took, of what was written at once."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="simplebus journal", daemon=True)
 
@@ -117,6 +123,7 @@ class Writer:
                 if not is_withdrawn:
                     self._journal.withdraw()
                     is_withdrawn = True
+                began = time.perf_counter()
                 for lot in lots:
                     self._journal.write(lot)
                 self._journal.sync()
@@ -132,6 +139,8 @@ class Writer:
                     log.error("%d messages are lost: %s", count, _failure(error)[1])
                     return False
             else:
+                self.synced_after.observe(time.perf_counter() - began)
+                self.lots_written += len(lots)
                 self._written = lots[-1].number
                 self._reached(self._written, not self._is_short)
                 return True

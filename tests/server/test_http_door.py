@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+from collections.abc import Generator
 
 import pytest
 import trio
@@ -13,7 +14,8 @@ from served import message, serving
 
 from simplebus.core import frames
 from simplebus.core.errors import Reason
-from simplebus.monitor.requests import Answering, Routes, as_json, health_answers
+from simplebus.monitor.board import Board
+from simplebus.monitor.facts import Facts
 from simplebus.server import http_door
 from simplebus.server.http_door import HttpDoor
 
@@ -153,6 +155,10 @@ async def test_answers_cannot_be_framed_sniffed_or_kept() -> None:
         assert said.headers["content-security-policy"].startswith("default-src 'none'")
 
 
+def nothing() -> Board:
+    return Board(lambda detailed: Facts(title="nothing"))
+
+
 def pair() -> tuple[socket.socket, socket.socket]:
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
@@ -164,7 +170,7 @@ async def test_who_dribbles_a_request_is_closed_in_time(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with trio.open_nursery() as nursery:
-        door = HttpDoor(Routes({}))
+        door = HttpDoor(nothing())
         await nursery.start(door.run)
         ours, theirs = pair()
         door.serve(theirs, "them")
@@ -181,7 +187,7 @@ async def test_who_dribbles_a_request_is_closed_in_time(
 
 async def test_who_says_nothing_is_closed_in_time(autojump_clock: trio.testing.MockClock) -> None:
     async with trio.open_nursery() as nursery:
-        door = HttpDoor(Routes({}))
+        door = HttpDoor(nothing())
         await nursery.start(door.run)
         ours, theirs = pair()
         door.serve(theirs, "them")
@@ -197,7 +203,7 @@ async def test_of_too_many_connections_the_one_that_was_silent_longest_makes_pla
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with trio.open_nursery() as nursery:
-        door = HttpDoor(Routes(health_answers(lambda: pytest.fail("nobody asks"))))
+        door = HttpDoor(nothing())
         await nursery.start(door.run)
         silent: list[socket.socket] = []
         for _ in range(http_door.CONNECTIONS_MAX + 10):
@@ -218,18 +224,17 @@ async def test_of_too_many_connections_the_one_that_was_silent_longest_makes_pla
 async def test_whoever_asks_for_how_much_the_bus_has_nine_tenths_of_the_time(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    def dear() -> Answering:
+    def dear() -> Generator[None, None, str]:
         for _ in range(3):
             autojump_clock.jump(0.1)
             yield
-        return as_json("done")
+        return "done"
 
-    door = HttpDoor(Routes({}))
+    door = HttpDoor(nothing())
     began = trio.current_time()
     async with trio.open_nursery() as nursery:
         for _ in range(10):
-            nursery.start_soon(door.answer, dear())
-    assert door.answered == 10
+            nursery.start_soon(door.make, dear())
     busy, passed = 10 * 0.3, trio.current_time() - began
     assert passed >= 9 * 3.0 + 0.3
     assert busy / (passed + 2.7) <= http_door.PART_OF_LOOP + 1e-9

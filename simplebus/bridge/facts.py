@@ -1,0 +1,86 @@
+"""What lanes tell of themselves to operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simplebus.bridge.lane import Lane, LaneStatistics
+from simplebus.monitor.counted import Counted
+from simplebus.monitor.facts import Column, Facts, Health, Note, Table, Tile
+
+
+def facts_of(lanes: Sequence[Lane], *, subtitle: str = "") -> Facts:
+    """A snapshot of all of them: not ready while one has lost an end."""
+    found = [lane.statistics() for lane in lanes]
+    counted = Counted()
+    for lane in found:
+        _count(counted, lane)
+    down = [lane for lane in found if not lane.is_up]
+    why = "; ".join(f"{lane.name}: {_problem(lane)}" for lane in down[:3])
+    return Facts(
+        title="simplebus bridge",
+        subtitle=subtitle,
+        health=Health(ready=not down, why=why),
+        metrics=counted.metrics(),
+        flows={"copied": sum(lane.copied for lane in found)},
+        tiles=[
+            Tile("Lanes up", len(found) - len(down)),
+            Tile("Lanes down", len(down)),
+            Tile("Behind", sum(lane.lag for lane in found)),
+        ],
+        tables=[_table(found)],
+        notes=[Note(f"bridge {lane.name!r}", _problem(lane), is_bad=True) for lane in down],
+    )
+
+
+def _problem(lane: LaneStatistics) -> str:
+    return lane.problem or "it has not reached both ends yet"
+
+
+def _count(counted: Counted, lane: LaneStatistics) -> None:
+    name = lane.name
+    counted.gauge("bridge_up", "Whether a lane has both ends.", lane.is_up, lane=name)
+    counted.gauge(
+        "bridge_lag_messages", "Messages that are still to be copied.", lane.lag, lane=name
+    )
+    for metric, help, value in (
+        ("bridge_copied_messages", "Messages confirmed by the far end.", lane.copied),
+        ("bridge_batches", "Batches of them.", lane.batches),
+        ("bridge_refused_messages", "Refused by the far end: dead letters.", lane.refused),
+        ("bridge_missed_messages", "Gone before they could be copied.", lane.missed),
+        ("bridge_losses", "How often an end was lost.", lane.losses),
+    ):
+        counted.counter(metric, help, value, lane=name)
+    for reason, count in lane.left.items():
+        help = "Messages that were not to be copied, by reason."
+        counted.counter("bridge_left_messages", help, count, lane=name, reason=reason)
+
+
+def _table(found: Sequence[LaneStatistics]) -> Table:
+    return Table(
+        "lanes",
+        "Bridges",
+        [
+            Column("Lane"),
+            Column("State"),
+            Column("Copied", "count", "Messages confirmed by the far end.", is_flow=True),
+            Column("Lag", "count", "Messages that are still to be copied."),
+            Column("Refused", "count", "Refused by the far end: they are dead letters."),
+            Column("Missed", "count", "Gone before they could be copied."),
+            Column("Left", "count", "Messages that were not to be copied."),
+            Column("Losses", "count", "How often an end was lost."),
+        ],
+        [
+            [
+                lane.name,
+                "up" if lane.is_up else _problem(lane),
+                lane.copied,
+                lane.lag,
+                lane.refused,
+                lane.missed,
+                sum(lane.left.values()),
+                lane.losses,
+            ]
+            for lane in found
+        ],
+    )

@@ -1,0 +1,177 @@
+"""How each class of a bus is doing: figures, without a look at any message.
+
+Rule 1: a class costs one look at each of its positions, and others have their turn in between.
+Rule 2: so many classes are told one by one, those that were there first; the rest together, so that
+neither a program that makes up names nor one that has many fills what reads this.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass, field
+
+from simplebus.core import dead_letters
+from simplebus.core.classes import MessageClass
+from simplebus.core.errors import Reason
+from simplebus.core.store import Store
+from simplebus.monitor.counted import Counted
+
+CLASSES_MAX = 100
+OTHERS = "(others)"
+"""What all classes beyond these are called. They have no id: a class may have that name."""
+_POSITIONS_AT_ONCE = 256
+
+
+@dataclass(slots=True)
+class ClassFigures:
+    """Of one class, or of several."""
+
+    name: str
+    class_id: int = -1
+    """-1 of several."""
+    classes: int = 1
+    published: int = 0
+    delivered: int = 0
+    redelivered: int = 0
+    acknowledged: int = 0
+    in_flight: int = 0
+    stored: int = 0
+    stored_bytes: int = 0
+    memory_bytes: int = 0
+    spilled: int = 0
+    positions: int = 0
+    lag: int = 0
+    """Of the position that is furthest behind; without one, what waits for a first subscription."""
+    blocked: int = 0
+    """Sessions with messages that wait for room."""
+    is_dead: bool = False
+    """Whether dead letters lie in it."""
+    dropped: Counter[Reason] = field(default_factory=Counter)
+
+    def add(self, other: ClassFigures) -> None:
+        """Count another one in."""
+        self.classes += other.classes
+        for name in _SUMMED:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.lag = max(self.lag, other.lag)
+        self.dropped.update(other.dropped)
+
+
+_SUMMED = (
+    *("published", "delivered", "redelivered", "acknowledged", "in_flight"),
+    *("stored", "stored_bytes", "memory_bytes", "spilled", "positions", "blocked"),
+)
+
+
+@dataclass(slots=True)
+class BusFigures:
+    """Of all classes."""
+
+    classes: list[ClassFigures]
+    """Those that are told one by one."""
+    others: ClassFigures | None
+    """The rest; None without any."""
+    total: ClassFigures
+    dead_letters: int
+    """Messages that lie in classes of dead letters."""
+
+
+def label(cls: MessageClass) -> str:
+    """What a class is called: by its name, or by its id where it has none."""
+    return cls.name or str(cls.class_id)
+
+
+def of_class(cls: MessageClass) -> Generator[None, None, ClassFigures]:
+    """One class, in pieces."""
+    ring, spill = cls.ring, cls.spill
+    figures = ClassFigures(
+        name=label(cls),
+        class_id=cls.class_id,
+        published=ring.head - cls.carried,
+        delivered=cls.delivered,
+        redelivered=cls.redelivered,
+        acknowledged=cls.acknowledged,
+        stored=ring.head - cls.first,
+        spilled=spill.messages if spill is not None else 0,
+        positions=len(cls.subscriptions),
+        blocked=len(cls.blocked),
+        is_dead=dead_letters.are_kept_in(cls.name),
+        dropped=cls.dropped.copy(),
+    )
+    held = ring.statistics()
+    figures.stored_bytes = held.frame_bytes + (spill.frame_bytes if spill is not None else 0)
+    figures.memory_bytes = held.memory_bytes
+    head = floor = ring.head
+    for count, position in enumerate(list(cls.subscriptions)):
+        if count % _POSITIONS_AT_ONCE == _POSITIONS_AT_ONCE - 1:
+            yield
+        window = position.window
+        figures.delivered += position.delivered
+        figures.redelivered += position.redelivered
+        figures.acknowledged += position.acknowledged
+        figures.in_flight += window.in_flight
+        floor = min(floor, window.floor)
+        if position.undelivered:
+            figures.dropped.update(position.undelivered)
+    figures.lag = head - floor
+    if not cls.subscriptions:
+        figures.lag = cls.waiting.in_flight + head - cls.waiting.cursor
+    return figures
+
+
+def of_bus(store: Store) -> Generator[None, None, BusFigures]:
+    """All classes, in pieces."""
+    told: list[ClassFigures] = []
+    others: ClassFigures | None = None
+    total = ClassFigures("", classes=0)
+    dead = 0
+    for cls in list(store.classes.values()):
+        figures = yield from of_class(cls)
+        yield
+        total.add(figures)
+        dead += figures.stored * figures.is_dead
+        if len(told) < CLASSES_MAX:
+            told.append(figures)
+        elif others is None:
+            figures.name, figures.class_id = OTHERS, -1
+            others = figures
+        else:
+            others.add(figures)
+    return BusFigures(told, others, total, dead)
+
+
+def count(counted: Counted, classes: Iterable[ClassFigures]) -> None:
+    """Their metrics."""
+    for each in classes:
+        labels = {"class": each.name, "class_id": str(each.class_id) if each.class_id >= 0 else ""}
+        for metric, help, value in (
+            ("published_messages", "Messages accepted.", each.published),
+            ("delivered_messages", "Messages sent for the first time.", each.delivered),
+            ("redelivered_messages", "Messages sent again.", each.redelivered),
+            ("acknowledged_messages", "Messages acknowledged.", each.acknowledged),
+        ):
+            counted.counter(metric, help, value, **labels)
+        for metric, help, value in (
+            ("stored_messages", "Messages stored.", each.stored),
+            ("stored_bytes", "Bytes of the frames of stored messages.", each.stored_bytes),
+            ("spilled_messages", "Stored messages that are on disk only.", each.spilled),
+            ("class_memory_bytes", "Memory held for stored messages.", each.memory_bytes),
+            ("in_flight_messages", "Messages sent and not acknowledged.", each.in_flight),
+            (
+                "lag_messages",
+                "Stored messages from the lowest one that a subscription has not acknowledged.",
+                each.lag,
+            ),
+            ("subscriptions", "Subscriptions, durables and groups included.", each.positions),
+            ("blocked_publishers", "Sessions with messages that wait for room.", each.blocked),
+        ):
+            counted.gauge(metric, help, value, **labels)
+        for reason, lost in each.dropped.items():
+            counted.counter(
+                "dropped_messages",
+                "Messages that were not kept, or not delivered to some subscription, by reason.",
+                lost,
+                **labels,
+                reason=reason.value,
+            )
