@@ -18,6 +18,8 @@ from simplebus.config_mistakes import ConfigError
 from simplebus.options import DRAIN_SECONDS
 
 if TYPE_CHECKING:
+    import trio
+
     from simplebus.gateway.gateway import Gateway
     from simplebus.gateway.plan import GatewayPlan
 
