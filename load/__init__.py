@@ -1,7 +1,8 @@
 """Load: the runs behind every performance claim of simplebus.
 
-    python load/run.py            every scenario but the next two, about ten minutes
+    python load/run.py            every scenario but the next three, about ten minutes
     python load/run.py kills      200 servers killed under load, some with the power cut
+    python load/run.py partitions bridges over a line that loses packets and is cut (needs root)
     python load/run.py soak       random work for minutes, or hours: does memory stay flat
     python load/run.py --quick    the same, short and rough
     python load/run.py flow-16    one scenario
@@ -31,6 +32,8 @@ simplebus, by the same generator, and no rate is printed for work that was not v
     disk/          a library for servers (C): a slower disk, and what a power cut leaves of one
     power.py       cuts the power of a directory
     kills.py       servers killed under load, and what becomes of what was confirmed
+    partitions.py  bridges over a bad line, and killed ends: what is lost, twice, out of order
+    line.py        two networks and what is between them: delay, loss, cuts
     accounts.py    the books of such a run: what is lost, twice, or out of its turn
     soak.py        random work for hours: does memory stay flat
     canary.py      a broker that fails on purpose: the generator must notice

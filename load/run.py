@@ -159,7 +159,7 @@ def _chosen(names: list[str]) -> list[Scenario]:
 def main(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="Scenarios, or patterns of names; without one all but kills and soak."),
+        typer.Argument(help="Scenarios, or patterns of names; without one all but the long ones."),
     ] = None,
     rounds: Annotated[
         int | None, typer.Option(min=1, help="Of each scenario; 5, or 2 when quick.")
@@ -170,7 +170,7 @@ def main(
         Path | None,
         typer.Option(help="Write when what was sent, delivered and acked here: an empty folder."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of kills and soak, to repeat them.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the long ones, to repeat them.")] = 0,
     minutes: Annotated[float, typer.Option(min=0, help="That a soak takes; 5 by default.")] = 0.0,
     server_args: Annotated[str, typer.Option(help="More arguments of `simplebus serve`.")] = "",
 ) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from load import bridge, durable, kills, memory, modules, nats_door, sdk, soak, spark
+from load import bridge, durable, kills, memory, modules, nats_door, partitions, sdk, soak, spark
 from load.measure import Flow, Manner, RoundTrips
 from load.report import Row, Target
 
@@ -306,6 +306,12 @@ SCENARIOS = (
     Scenario("journal-latency", "how long a confirm takes", special=durable.latency),
     Scenario("backlog", "messages that nobody acknowledges", special=durable.backlog),
     Scenario("kills", "servers that are killed under load", special=kills.run, is_long=True),
+    Scenario(
+        "partitions",
+        "bridges over a bad line that is cut, and killed ends",
+        special=partitions.run,
+        is_long=True,
+    ),
     Scenario("soak", "random work, and what memory stays", special=soak.run, is_long=True),
     Scenario("bridge", "from bus to bus, and to NATS", special=bridge.run),
     Scenario("sdk", "Python programs, beside those of nats-py", special=sdk.run),

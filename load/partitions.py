@@ -1,0 +1,503 @@
+"""Bridges over a bad line that is cut now and then, and with either end and themselves killed: is
+all that was confirmed at the near end there at the far one, once, and in its order?
+
+Rule 1: both servers and the bridge are real processes in networks of their own; between these are
+packets that come late, are lost and are overtaken, and nobody is told of a cut.
+Rule 2: a publisher at the near bus goes on all the time. What ends well is told with how long it
+took: from the moment of mending until what was published then has come.
+Rule 3: what a far end may have twice or lose is counted, and never more than is promised.
+
+    publisher ─► near bus ─► bridge ═══ line ═══► far bus, or NATS ─► reader
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import trio
+
+import simplebus
+from load.accounts import Seen, Sent
+from load.brokers import REPOSITORY, SERVE, START_S, closed_doors, find_program
+from load.line import FAR, NEAR, Line, Network, missing
+from load.measure import Manner
+from load.processes import LoadError, Process
+from load.report import Row
+from simplebus.client import retry
+
+CLASSES = (1, 2)
+PUBLISHER = "ann"
+BURST = 10
+PAUSE_S = 0.02
+HEARTBEAT_S = 2.0
+LONG_S, SHORT_S = 8.0, 1.0  # Cuts: longer than three heartbeats, and one that nobody notices.
+BAD_S = 2.0  # How long the line is bad and whole before something happens.
+DELAY_S, JITTER_S, LOSS = (
+    0.025,
+    0.01,
+    0.05,
+)  # Of each packet, one way: at least 50 ms there and back.
+QUIET_S = 120.0  # Within which all has to be through.
+STILL_S = 3.0  # What comes twice comes within.
+STREAM = "PARTITIONS"
+SUBJECT = "load"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is at the far end, and what happens."""
+
+    name: str
+    program: str
+    stream: str = ""
+    may_repeat: bool = False
+    """Whether what was under way may come twice."""
+    events: tuple[str, ...] = ("cut", "long cut", "kill bridge", "kill far", "kill near")
+
+
+KINDS = (
+    Kind("bus to bus", "simplebus"),
+    Kind("bus to JetStream", "nats-server", stream=STREAM),
+    Kind(
+        "bus to NATS core",
+        "nats-server",
+        may_repeat=True,
+        events=("cut", "long cut", "kill bridge", "kill near"),  # It keeps nothing through a kill.
+    ),
+)
+
+
+@dataclass
+class Found:
+    """What became of one run."""
+
+    sent: Sent = field(default_factory=Sent)
+    seen: dict[int, Seen] = field(default_factory=lambda: {each: Seen(each) for each in CLASSES})
+    recovered_s: dict[str, list[float]] = field(default_factory=dict)
+    """By what happened."""
+    packets_lost: int = 0
+    stored_again: int = 0
+    """Messages that are at the far end more than once."""
+    repeated: int = 0
+    """The same where that may be."""
+
+    @property
+    def lost(self) -> int:
+        return sum(len(seen.missing(self.sent)) for seen in self.seen.values())
+
+    @property
+    def disordered(self) -> int:
+        return sum(seen.disordered for seen in self.seen.values())
+
+    def faults(self) -> list[str]:
+        """What must not be, a few words each."""
+        counts = {
+            "lost": self.lost,
+            "stored twice": self.stored_again,
+            "out of order": self.disordered,
+        }
+        return [f"{count} {what}" for what, count in counts.items() if count]
+
+
+def run(manner: Manner) -> list[Row]:
+    """The rows of the scenario. Raises LoadError when something was lost."""
+    if lack := missing():
+        raise LoadError(f"partitions need {lack}")
+    rows, faults = [], []
+    for kind in KINDS:
+        if kind.program == "nats-server" and find_program(kind.program) is None:
+            continue
+        found = lives(kind, 1 if manner.quick else manner.rounds, manner.seed)
+        rows += _rows(kind, found)
+        faults += [f"{kind.name}: {each}" for each in found.faults()]
+    if faults:
+        raise LoadError("; ".join(faults))
+    return rows
+
+
+def _rows(kind: Kind, found: Found) -> list[Row]:
+    def row(title: str, values: list[float], unit: str = "", wish: float | None = None) -> Row:
+        title = f"{kind.name}: {title}"
+        return Row("partitions", title, values, unit, wish, None, less_is_better=True)
+
+    counts = [
+        row("messages confirmed", [found.sent.total]),
+        row("of these lost", [found.lost], wish=0),
+        row("there twice", [found.stored_again], wish=0),
+        row("out of order", [found.disordered], wish=0),
+    ]
+    if kind.may_repeat:
+        counts[2] = row("there twice, as may be", [found.repeated])
+    return counts + [
+        row(
+            f"through again after a {what}" if "cut" in what else f"through again, {what}",
+            took,
+            "s",
+        )
+        for what, took in found.recovered_s.items()
+    ]
+
+
+def lives(kind: Kind, rounds: int, seed: int = 0) -> Found:
+    """So many times everything that happens to a bridge."""
+    with (
+        _quick_clients(),
+        _networks() as (near, far),
+        Line(near, far, seed=seed) as line,
+        tempfile.TemporaryDirectory(prefix="simplebus-partitions-") as directory,
+    ):
+        with ExitStack() as stack:
+            run = _Run(kind, near, far, line, Path(directory), stack)
+            run.through(rounds)
+        run.found.packets_lost = line.lost
+        return run.found
+
+
+@contextmanager
+def _quick_clients() -> Iterator[None]:
+    """They come back at once, and say nothing of it."""
+    log, before = logging.getLogger("simplebus"), retry.STEADY_SECONDS
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    retry.STEADY_SECONDS = 0.0
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        retry.STEADY_SECONDS = before
+
+
+@contextmanager
+def _networks() -> Iterator[tuple[Network, Network]]:
+    with ExitStack() as stack:
+        found = []
+        for mine, other in ((NEAR, FAR), (FAR, NEAR)):
+            found.append(Network(mine, other))
+            stack.callback(found[-1].close)
+        yield found[0], found[1]
+
+
+class _Program:
+    """One that is killed, and started again as it was."""
+
+    def __init__(self, network: Network, command: list[str], ready: str) -> None:
+        self._command, self._ready = network.command(command), ready
+        self._process: Process | None = None
+
+    def start(self) -> None:
+        self._process = Process(self._command[2], self._command, directory=REPOSITORY)
+        self._process.wait_for_line(self._ready, timeout_s=START_S)
+
+    def kill(self) -> None:
+        assert self._process is not None
+        if "Traceback" in self._process.errors():
+            raise LoadError(f"it failed: {self.last_words()}")
+        self._process.kill()
+        self._process.stop()
+
+    def last_words(self) -> str:
+        assert self._process is not None
+        return self._process.last_words()
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.stop()
+
+
+class _Run:
+    """Everybody who is at work."""
+
+    def __init__(
+        self,
+        kind: Kind,
+        near: Network,
+        far: Network,
+        line: Line,
+        directory: Path,
+        stack: ExitStack,
+    ) -> None:
+        self.found = Found()
+        self._kind, self._near, self._far, self._line = kind, near, far, line
+        self._chance = Random(kind.name)
+        self._mended_at = 0.0
+        self._is_over = threading.Event()
+        self._errors: list[BaseException] = []
+        self._programs = {
+            "near": self._bus(near, directory / "near"),
+            "far": self._bus(far, directory / "far")
+            if kind.program == "simplebus"
+            else self._nats(far, directory / "far"),
+            "bridge": self._bridge(near, directory / "bridge.toml"),
+        }
+        for program in self._programs.values():
+            stack.callback(program.stop)
+        stack.callback(self._is_over.set)
+
+    @staticmethod
+    def _bus(network: Network, directory: Path) -> _Program:
+        hosts = ("--host", "127.0.0.1", "--host", network.address)
+        quiet = ("--data-dir", str(directory), "--log-level", "error")
+        return _Program(network, [*SERVE, *hosts, *closed_doors(), *quiet], "simplebus ready")
+
+    @staticmethod
+    def _nats(network: Network, directory: Path) -> _Program:
+        program = str(find_program("nats-server"))
+        return _Program(network, [program, "-js", "-sd", str(directory)], "Server is ready")
+
+    def _bridge(self, network: Network, file: Path) -> _Program:
+        far = f"{FAR}:8888" if self._kind.program == "simplebus" else f"nats://{FAR}:4222"
+        said = [f'[[bridges]]\nname = "b"\nfrom = "127.0.0.1:8888"\nto = "{far}"']
+        said.append(f"heartbeat = {HEARTBEAT_S}")
+        for class_id in CLASSES:
+            said.append(f"[[bridges.copy]]\nclass = {class_id}")
+            if self._kind.program != "simplebus":
+                said.append(f'rewrite = [["#", "{SUBJECT}.{class_id}"]]')
+                said.append(f'stream = "{self._kind.stream}"')
+        file.write_text("\n".join(said) + "\n")
+        command = [sys.executable, "-m", "simplebus", "bridge", str(file), "--log-level", "info"]
+        return _Program(network, command, "goes on at")
+
+    # What happens --------------------------------------------------------------------------------
+
+    def through(self, rounds: int) -> None:
+        """Raises LoadError where somebody fails, or something does not come."""
+        for name in ("near", "far"):
+            self._programs[name].start()
+        if self._kind.stream:
+            self._in(self._far, self._make_stream)
+        threads = [self._work(self._near, self._publish), self._work(self._far, self._reader())]
+        self._programs["bridge"].start()
+        line = self._line
+        line.delay_s, line.jitter_s, line.loss = DELAY_S, JITTER_S, LOSS
+        for _ in range(rounds):
+            for what in self._kind.events:
+                time.sleep(BAD_S)
+                self._happen(what)
+                took = self._recovered(what)
+                self.found.recovered_s.setdefault(what, []).append(took)
+        self._is_over.set()
+        threads[0].join(QUIET_S)
+        self._await(lambda: not self.found.lost, "the end")
+        time.sleep(STILL_S)
+        threads[1].join(QUIET_S)
+        self._settle()
+
+    def _happen(self, what: str) -> None:
+        """Let it happen, and mend it."""
+        if "cut" in what:
+            self._line.is_cut = True
+            time.sleep(LONG_S if "long" in what else SHORT_S)
+            self._line.is_cut = False
+            self._mended_at = time.monotonic()
+            return
+        program = self._programs[what.removeprefix("kill ")]
+        time.sleep(self._chance.uniform(0, PAUSE_S))
+        program.kill()
+        self._mended_at = time.monotonic()
+        program.start()
+
+    def _recovered(self, what: str) -> float:
+        """Seconds since it was mended until what is published now has come."""
+        counts = {each: self.found.sent.counts[each, PUBLISHER] for each in CLASSES}
+
+        def has_come() -> bool:
+            seen = self.found.seen
+            return all(seen[each].holds(PUBLISHER, number) for each, number in counts.items())
+
+        self._await(has_come, what)
+        return time.monotonic() - self._mended_at
+
+    def _await(self, is_true: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + QUIET_S
+        while not is_true():
+            if self._errors:
+                raise LoadError(f"{self._kind.name}, {what}: {self._errors[0]!r}")
+            if time.monotonic() > deadline:
+                bridge = self._programs["bridge"].last_words()
+                raise LoadError(
+                    f"{self._kind.name}: after {what}, {self.found.lost} messages have not come "
+                    f"within {QUIET_S:g} s; the bridge says: {bridge}"
+                )
+            time.sleep(0.02)
+
+    def _settle(self) -> None:
+        found = self.found
+        for seen in found.seen.values():
+            again = seen.again
+            if self._kind.program == "simplebus":  # A reader may get it again; the bus has it once.
+                again = max(0, seen.head - found.sent.counts[seen.class_id, PUBLISHER])
+            if self._kind.may_repeat:
+                found.repeated += again
+            else:
+                found.stored_again += again
+
+    # At work -------------------------------------------------------------------------------------
+
+    def _work(self, network: Network, work: Callable[[], object]) -> threading.Thread:
+        """A thread in that network; what it fails of is told."""
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:
+                self._errors.append(error)
+
+        return network.thread(run)
+
+    @staticmethod
+    def _in(network: Network, work: Callable[[], object]) -> None:
+        network.thread(work).join(START_S)
+
+    def _publish(self) -> None:
+        trio.run(self._publish_on)
+
+    async def _publish_on(self) -> None:
+        sent = self.found.sent
+        async with simplebus.connect("127.0.0.1:8888", name=PUBLISHER, reconnect=QUIET_S) as bus:
+            while not self._is_over.is_set():
+                for class_id in CLASSES:
+                    payloads = sent.more(class_id, PUBLISHER, BURST)
+                    await bus.publish_many(payloads, class_id=class_id)
+                await trio.sleep(PAUSE_S)
+
+    def _is_through(self) -> bool:
+        return self._is_over.is_set() and not self.found.lost
+
+    def _reader(self) -> Callable[[], object]:
+        if self._kind.program == "simplebus":
+            return lambda: trio.run(self._read_all)
+        return self._read_stream if self._kind.stream else self._listen
+
+    async def _read_all(self) -> None:
+        async with trio.open_nursery() as nursery:
+            for seen in self.found.seen.values():
+                nursery.start_soon(self._read, seen)
+            while not self._is_through():  # noqa: ASYNC110 - nobody tells.
+                await trio.sleep(0.1)
+            await trio.sleep(STILL_S / 2)
+            nursery.cancel_scope.cancel()
+
+    async def _read(self, seen: Seen) -> None:
+        async with (
+            simplebus.connect("127.0.0.1:8888", reconnect=QUIET_S) as bus,
+            bus.subscribe(seen.class_id, durable="reader", start="earliest") as messages,
+        ):
+            async for message in messages:
+                seen.take(message.payload, message.sequence, time.monotonic())
+
+    # NATS ----------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _make_stream() -> None:
+        with _Nats() as nats:
+            nats.ask(f"STREAM.CREATE.{STREAM}", {"name": STREAM, "subjects": [f"{SUBJECT}.*"]})
+
+    def _take(self, subject: str, payload: bytes) -> None:
+        seen = self.found.seen[int(subject.rpartition(".")[2])]
+        seen.take(payload, 0, time.monotonic())
+
+    def _listen(self) -> None:
+        """What is published, from now on."""
+        with _Nats() as nats:
+            nats.say(f"SUB {SUBJECT}.* 2\r\n")
+            for subject, payload in nats.messages(lambda: self._is_through()):
+                self._take(subject, payload)
+
+    def _read_stream(self) -> None:
+        """What the stream has, again from where it was when the server was killed."""
+        at = 1
+        while not self._is_through():
+            with suppress(OSError, LoadError), _Nats() as nats:
+                inbox = f"_INBOX.read.{time.monotonic_ns()}"
+                nats.say(f"SUB {inbox} 2\r\n")
+                config = {
+                    "deliver_subject": inbox,
+                    "deliver_policy": "by_start_sequence",
+                    "opt_start_seq": at,
+                    "ack_policy": "none",
+                }
+                nats.ask(f"CONSUMER.CREATE.{STREAM}", {"stream_name": STREAM, "config": config})
+                for subject, payload in nats.messages(self._is_through):
+                    self._take(subject, payload)
+                    at += 1
+            time.sleep(0.1)
+
+
+class _Nats:
+    """A connection to the server of this network that does what little is wanted here."""
+
+    def __init__(self) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", 4222), timeout=0.2)
+        self._unread = b""
+        self.say('CONNECT {"verbose":false,"pedantic":false,"headers":true}\r\nSUB _SETUP 1\r\n')
+
+    def __enter__(self) -> _Nats:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def say(self, text: str) -> None:
+        self._socket.sendall(text.encode())
+
+    def ask(self, subject: str, body: dict[str, object]) -> None:
+        """A request of JetStream's. Raises LoadError where it is refused."""
+        content = json.dumps(body)
+        self.say(f"PUB $JS.API.{subject} _SETUP {len(content)}\r\n{content}\r\n")
+        deadline = time.monotonic() + START_S
+        for _, payload in self.messages(lambda: time.monotonic() > deadline, which="1"):
+            if "error" in json.loads(payload):
+                raise LoadError(f"JetStream refused {subject}: {payload!r}")
+            return
+        raise LoadError(f"JetStream has not answered {subject}")
+
+    def messages(
+        self, is_over: Callable[[], bool], *, which: str = "2"
+    ) -> Iterator[tuple[str, bytes]]:
+        """Subjects and payloads. Raises OSError at the end of the connection."""
+        while not is_over():
+            line = self._line(is_over)
+            words = line.decode().split()
+            if words and words[0] in ("MSG", "HMSG"):
+                size = int(words[-1])
+                head = int(words[-2]) if words[0] == "HMSG" else 0
+                content = self._exactly(size + 2)
+                if words[2] == which:
+                    subject = words[1]
+                    yield subject, content[head:size]
+            elif words and words[0] == "PING":
+                self.say("PONG\r\n")
+            elif words and words[0] == "-ERR":
+                raise LoadError(f"nats-server said {line!r}")
+
+    def _line(self, is_over: Callable[[], bool]) -> bytes:
+        while b"\r\n" not in self._unread:
+            if is_over():
+                return b""
+            self._fill()
+        line, _, self._unread = self._unread.partition(b"\r\n")
+        return line
+
+    def _exactly(self, count: int) -> bytes:
+        while len(self._unread) < count:
+            self._fill()
+        found, self._unread = self._unread[:count], self._unread[count:]
+        return found
+
+    def _fill(self) -> None:
+        with suppress(TimeoutError):
+            data = self._socket.recv(65_536)
+            if not data:
+                raise ConnectionError("nats-server has closed the connection")
+            self._unread += data
