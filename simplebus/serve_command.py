@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -18,7 +19,7 @@ from simplebus import http_flags as http
 from simplebus import nats_flags as nats
 from simplebus import tls_flags as tls
 from simplebus.complaints import CONFIG_STATUS, USAGE_STATUS, fail, sentence
-from simplebus.config import Config, config_option, in_keys
+from simplebus.config import Config, config_option
 from simplebus.config_mistakes import ConfigError
 from simplebus.core.limits import DELIVERIES, HEARTBEAT_SECONDS
 from simplebus.options import (
@@ -26,7 +27,6 @@ from simplebus.options import (
     DEFAULT,
     DRAIN_SECONDS,
     DURABILITY,
-    HOSTS,
     MEMORY,
     PATIENCE,
     Durability,
@@ -35,10 +35,13 @@ from simplebus.options import (
     option,
     parse_last_values,
     seconds_option,
-    settings,
     show_size,
     size_option,
 )
+
+if TYPE_CHECKING:
+    from simplebus.core.settings import Settings
+    from simplebus.server.serve import ServeOptions
 
 FROM_ENVIRONMENT = (
     "Each option can be set by an environment variable too: --port by SIMPLEBUS_PORT, and so on."
@@ -388,56 +391,57 @@ def serve(
 ) -> None:
     import logging
     import socket
+    from dataclasses import replace
     from functools import partial
 
     import trio
 
     from simplebus.core.errors import RemoteProtocolError
-    from simplebus.core.ledger import Level
-    from simplebus.server.serve import ServeOptions, configure_logging
+    from simplebus.server.serve import configure_logging
     from simplebus.server.serve import serve as serve_until_stopped
+    from simplebus.serving import again, changes, planned, taken_over
     from simplebus.storage.errors import JournalError
 
     try:
-        chosen = settings(**context.params)
-        door = nats_door(context)
-        operators = http_door(context)
-        cluster = flags.engine_options(chosen, environment=os.environ, **context.params)
+        plan = planned(context)
     except ValueError as error:
-        fail_for(in_keys(error, context))
-    configure_logging(log_level)
-    for warning in config.warnings if config else ():
-        logging.getLogger("simplebus").warning(warning)
-    hosts = tuple(dict.fromkeys(host or HOSTS))
-    options = ServeOptions(
-        hosts=hosts,
-        port=port,
-        nats_port=door.port,
-        nats=door.settings,
-        nats_tls=door.tls,
-        http_port=operators.port,
-        http_hosts=operators.hosts,
-        tls=tls.tls_options(**context.params),
-        classes=(*door.classes, *(last_values or ())),
-        data_dir=data_dir,
-        cluster=cluster,
-        durability=Level[durability.name],
-        drain_seconds=drain_timeout,
-        verbose=verbose,
-    )
+        fail_for(error)
+    configure_logging(plan.log_level)
+    log = logging.getLogger("simplebus")
+    for warning in plan.warnings:
+        log.warning(warning)
+
+    def reload() -> tuple[Settings, ServeOptions, Callable[[], None]]:
+        """See `ServeOptions.reload`."""
+        fresh = again(context)
+
+        def say() -> None:
+            nonlocal plan
+            found = changes(plan, fresh)
+            plan = taken_over(plan, fresh)
+            configure_logging(fresh.log_level)
+            for change in found:
+                log.log(logging.INFO if change.is_reloaded else logging.WARNING, "%s", change)
+            for warning in fresh.warnings:
+                log.warning(warning)
+            log.info("the configuration is read again: %d changes", len(found))
+
+        return fresh.settings, fresh.options, say
+
+    options = replace(plan.options, reload=reload if config else None)
     try:
-        run = partial(serve_until_stopped, chosen, options, announce=_announce)
-        if config and config.bridges:
+        run = partial(serve_until_stopped, plan.settings, options, announce=_announce)
+        if plan.bridges:
             from simplebus.bridge.serving import serve_with_bridges
 
-            run = partial(serve_with_bridges, run, config.bridges)
+            run = partial(serve_with_bridges, run, plan.bridges)
         trio.run(run)
     except RemoteProtocolError as error:
         fail(error.sentence, status=2)
     except JournalError as error:
         fail(str(error))
     except socket.gaierror as error:
-        fail(f"cannot listen on {' or '.join(hosts)}: {sentence(error)}")
+        fail(f"cannot listen on {' or '.join(options.hosts)}: {sentence(error)}")
 
 
 def fail_for(error: ValueError) -> NoReturn:

@@ -12,11 +12,13 @@ from typer.testing import CliRunner
 
 from simplebus import cli, options
 from simplebus.config import Config
+from simplebus.config_mistakes import ConfigError
 from simplebus.core.settings import ClassSettings, FullPolicy, Keep
 from simplebus.nats.auth import NatsAuth, User
 from simplebus.nats.permissions import Permissions, Responses
 from simplebus.nats_flags import NatsOptions
 from simplebus.serve_command import nats_door
+from simplebus.serving import RELOADED, again, changes, planned, taken_over
 
 SERVE = typer.main.get_group(cli.app).commands["serve"]
 
@@ -522,3 +524,50 @@ def test_every_option_stands_in_the_sample_and_every_example_could(file: Path) -
     file.chmod(0o600)
     status, said = checked(file)
     assert (status, said) == (0, f"{file} is fine\n")
+
+
+# Read again --------------------------------------------------------------------------------------
+
+
+def test_what_is_different_is_told_and_whether_it_needs_a_restart(file: Path) -> None:
+    file.write_text("[serve]\nport = 1\nmax-memory = '1GiB'\n[nats.tls]\ntimeout = 3\n")
+    file.chmod(0o600)
+    with SERVE.make_context("serve", ["--config", str(file), "--tick", "2"]) as context:
+        before = planned(context)
+        assert changes(before, again(context)) == []
+        file.write_text(
+            "[serve]\nport = 2\nmax-memory = '2GiB'\ntick = 3\nlog-level = 'debug'\n"
+            "[classes.a]\nsubjects = ['a']\n[[nats.users]]\nuser = 'ada'\npassword = 'secret'\n"
+        )
+        after = again(context)
+    told = {change.key: str(change) for change in changes(before, after)}
+    assert told == {
+        "serve.port": "serve.port is now 2, was 1: this needs a restart",
+        "serve.max-memory": "serve.max-memory is now 2GiB, was 1GiB",
+        "serve.log-level": "serve.log-level is now debug, was info",
+        "nats.tls.timeout": "nats.tls.timeout is now 2.0, was 3.0: this needs a restart",
+        "classes.a": "classes.a is not as it was",
+        "classes.a subjects": "classes.a subjects is not as it was",
+        "nats.users": "nats.users is not as it was",
+    }
+    left = {change.key for change in changes(taken_over(before, after), after)}
+    assert left == {"serve.port", "nats.tls.timeout"}
+
+
+def test_a_file_that_has_become_wrong_is_told_with_all_its_mistakes(file: Path) -> None:
+    file.write_text("[serve]\nport = 1")
+    with SERVE.make_context("serve", ["--config", str(file)]) as context:
+        file.write_text("[serve]\nport = 'x'\nprt = 2\n")
+        with pytest.raises(ConfigError) as caught:
+            again(context)
+        assert len(caught.value.mistakes) == 2
+        file.write_text("[serve]\nmax-memory = '1MiB'\nmax-class-memory = '2MiB'")
+        with pytest.raises(ConfigError, match=r"bus.toml:3: serve\.max-class-memory must be from"):
+            again(context)
+        file.unlink()
+        with pytest.raises(ConfigError, match="cannot be read: No such file"):
+            again(context)
+
+
+def test_every_setting_that_is_said_to_be_taken_over_is_an_option() -> None:
+    assert {parameter.name for parameter in SERVE.params} | {"log_format"} >= RELOADED

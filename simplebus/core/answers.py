@@ -34,6 +34,7 @@ from simplebus.core.requests import (
     SubscribeRequest,
 )
 from simplebus.core.session import Session
+from simplebus.core.settings import Settings
 from simplebus.core.spans import Span
 from simplebus.core.store import Store
 from simplebus.core.subscription import Subscription
@@ -60,7 +61,6 @@ class Answers:
         self.publishers = Publishers()
         self._store = store
         store.table.opened = self._begin_early
-        self._settings = store.settings
         self._ready = ready
         self._put_off = put_off
         """Called with a time, and who is to be woken then."""
@@ -75,6 +75,10 @@ class Answers:
         """Since when nobody is connected to durables that are not kept for ever."""
         self._held_back: dict[Subscription, None] = {}
         """Version 1: positions that begin when a pause is over."""
+
+    @property
+    def _settings(self) -> Settings:
+        return self._store.settings
 
     # Connect -------------------------------------------------------------------------------------
 

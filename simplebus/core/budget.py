@@ -72,6 +72,12 @@ class MemoryShare(MemoryBudget):
         self._set_aside = min(set_aside, limit)
         self._whole.aside += self._set_aside
 
+    def resize(self, limit: int, *, set_aside: int) -> None:
+        """Have another limit, and another part that is set aside."""
+        self._whole.aside -= self._mine
+        self.limit, self._set_aside = limit, min(set_aside, limit)
+        self._whole.aside += self._mine
+
     @property
     def left(self) -> int:
         return min(super().left, self._whole.left + self._mine)

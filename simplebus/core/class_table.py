@@ -29,6 +29,18 @@ from simplebus.core.settings import FullPolicy, Keep, Settings
 from simplebus.core.spilling import Spill, Spilling
 
 
+def _budgets(settings: Settings) -> tuple[int, int, int, int]:
+    """Memory of all classes, of what is read back from disk, of dead letters, and what of the first
+    is for those alone."""
+    total = settings.limits.total_bytes
+    spilled = max(total // SPILL_MEMORY_PART, 4 * settings.limits.frame_bytes)
+    whole = max(total - spilled, total // 2) if settings.spills else total
+    one = 2 * (settings.limits.frame_bytes + RING_BYTES_MIN)  # So that any one finds room.
+    aside = min(max(whole // DEAD_LETTERS_ASIDE, one), whole // 8)
+    # Less is room for none.
+    return whole, spilled, whole // DEAD_LETTERS_PART, aside if aside >= 2 * RING_BYTES_MIN else 0
+
+
 class ClassTable:
     """See the module's law."""
 
@@ -43,21 +55,13 @@ class ClassTable:
         """Ids of those that the bus has made for dead letters: no limit of others keeps it from
         that."""
         self.bound = Bound()
-        total = settings.limits.total_bytes
-        aside = max(total // SPILL_MEMORY_PART, 4 * settings.limits.frame_bytes)
-        self.spill_budget = MemoryBudget(aside)
+        whole, spilled, dead, aside = _budgets(settings)
+        self.spill_budget = MemoryBudget(spilled)
         """Of what is read back from disk."""
         self.spilling: Spilling | None = None
         """Set when classes may be larger than memory."""
-        self.budget = MemoryBudget(max(total - aside, total // 2) if settings.spills else total)
-        limit = self.budget.limit
-        one = 2 * (settings.limits.frame_bytes + RING_BYTES_MIN)  # So that any one finds room.
-        aside = min(max(limit // DEAD_LETTERS_ASIDE, one), limit // 8)
-        self.dead_budget = MemoryShare(
-            limit // DEAD_LETTERS_PART,
-            self.budget,
-            set_aside=aside if aside >= 2 * RING_BYTES_MIN else 0,  # Less is room for none.
-        )
+        self.budget = MemoryBudget(whole)
+        self.dead_budget = MemoryShare(dead, self.budget, set_aside=aside)
         """Of all dead letters."""
         self.make: Callable[[Ring, Keep, FullPolicy], MessageClass] = MessageClass
         """What makes a class."""
@@ -73,6 +77,16 @@ class ClassTable:
         self._acknowledged_after = acknowledged_after
         for cls in self.classes.values():
             cls.acknowledged_after = acknowledged_after
+
+    def adopt(self, settings: Settings) -> None:
+        """Have all classes, those that are there too, do what these say. What is stored beyond a
+        limit that is lower now stays until it is taken."""
+        self.settings = settings
+        whole, spilled, dead, aside = _budgets(settings)
+        self.budget.limit, self.spill_budget.limit = whole, spilled
+        self.dead_budget.resize(dead, set_aside=aside)
+        for cls in self.classes.values():
+            self._obey(cls)
 
     def open_classes(self, found: Iterable[tuple[int, str]], *, are_own: bool = False) -> None:
         """Have the classes with these ids and names, as `find_ids` has found them; "" is for no

@@ -96,6 +96,13 @@ class Store:
         self.unburied: dict[MessageClass, dict[Subscription, None]] = {}
         """By class, whose dead letters find no room: which positions have given them up."""
 
+    def adopt(self, settings: Settings) -> None:
+        """Behave like this from now on."""
+        self.settings = settings
+        self.table.adopt(settings)
+        for cls in list(self.room.awaited):
+            self.room.made(cls)
+
     def class_of(self, class_id: int) -> MessageClass:
         """The class with this id. Raises RemoteProtocolError (unknown_class)."""
         cls = self.classes.get(class_id)

@@ -111,9 +111,6 @@ class Front:
             )
         self._due: list[tuple[float, int]] = []
         """When to look after which client: a heap, with each client once."""
-        self._asks = self.gate.auth.required and self.gate.silent_user is None
-        """Whether everybody has to say CONNECT."""
-        self._first_ping_seconds = min(FIRST_PING_SECONDS, self.settings.limits.ping_seconds)
 
     # Sessions ------------------------------------------------------------------------------------
 
@@ -131,7 +128,7 @@ class Front:
             port=port,
             client_id=client_id,
             client_ip=ip,
-            auth_required=self._asks,
+            auth_required=self.gate.asks,
             nonce=gate.nonce(client_id),
         )
         session = NatsSession(
@@ -154,7 +151,9 @@ class Front:
     def start(self, session: NatsSession) -> None:
         """From now on it is measured how long the client says nothing."""
         session.heard_at = self.now
-        first = self.settings.limits.auth_seconds if self._asks else self._first_ping_seconds
+        limits = self.settings.limits
+        first = min(FIRST_PING_SECONDS, limits.ping_seconds)
+        first = limits.auth_seconds if self.gate.asks else first
         heapq.heappush(self._due, (self.now + first, session.client_id))
 
     def receive(self, session: NatsSession, buffer: ReceiveBuffer, count: int) -> None:
@@ -270,7 +269,7 @@ class Front:
     def _look_after(self, session: NatsSession) -> float:
         """See whether a client still lives. Returns when to look again."""
         limits, now = self.settings.limits, self.now
-        if not session.is_connected and self._asks:
+        if not session.is_connected and self.gate.asks:
             self.cut(
                 session,
                 NatsError(
@@ -392,7 +391,7 @@ class Front:
 
     def _let_in(self, session: NatsSession, user: User | None) -> None:
         """It is known who it is."""
-        session.grants = self.gate.grants(user)
+        session.user, session.grants = user, self.gate.grants(user)
         responses = session.grants.responses if session.grants else None
         session.replies = Replies(responses, lambda: self.now) if responses else None
         if user is not None:

@@ -31,6 +31,12 @@ class Gate:
         """By the user's name or key."""
         self._has_keys = auth.uses_keys
         self.silent_user = auth.silent_user()
+        self.asks = auth.required and self.silent_user is None
+        """Whether everybody has to say CONNECT."""
+
+    def with_auth(self, auth: NatsAuth) -> Gate:
+        """One that lets others in, with the same nonces."""
+        return Gate(auth, self._table, self._secret)
 
     def nonce(self, client_id: int) -> str:
         """What a client has to sign who has a key; empty if nobody has."""

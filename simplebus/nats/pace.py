@@ -81,6 +81,12 @@ class Pace:
         """For whom something was kept at the last beat, or since."""
         self._behind: dict[NatsSession, None] = {}
 
+    def adopt(self, limits: NatsLimits, *, total: int) -> None:
+        """Go by other limits from now on; the mark is for clients to come."""
+        self._limits, self._total = limits, total
+        self.mark = min(BACKLOG_BYTES, limits.max_pending // 4)
+        self._brink = limits.max_pending * 3 // 4
+
     def note(self, session: NatsSession) -> NatsError | None:
         """More than the mark waits for a client. Returns why it is to be given up, if it is."""
         waiting, most = session.pending_bytes, self._limits.max_pending

@@ -25,6 +25,7 @@ from simplebus.nats.subscription import Subscription
 
 if TYPE_CHECKING:
     from simplebus.nats.acked import Deliveries
+    from simplebus.nats.auth import User
     from simplebus.nats.pace import Hold
 
 Gathered: TypeAlias = list[tuple[bytes, Positions | None]]
@@ -62,6 +63,8 @@ class NatsSession:
         """What it was told of the server."""
         self.certified = ""
         """Name of the user whose certificate it showed."""
+        self.user: User | None = None
+        """Who it is; None where nobody is asked, or a token was."""
         self.grants: Grants | None = None
         """What it may do; None for everything."""
         self.replies: Replies | None = None

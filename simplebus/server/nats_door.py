@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.nats.adopting import adopt
 from simplebus.nats.errors import NatsError, too_many
 from simplebus.nats.front import Front
 from simplebus.nats.pace import Hold, Publisher
@@ -70,6 +71,13 @@ class NatsDoor:
         engine.doors.append(self.settle_own)
         engine.holders.append(self)
         engine.guest_finders.append(self._connection_of_guest)
+
+    def adopt(self, settings: NatsSettings) -> None:
+        """Behave like this from now on. Clients whose user is not as it was are disconnected."""
+        self.front.now = trio.current_time()
+        adopt(self.front, settings)
+        self._users = {user.name for user in settings.auth.users if user.name}
+        self.settle()
 
     async def run(self) -> None:
         """Beat until cancelled."""

@@ -15,13 +15,14 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trio
 
 from simplebus.core.broker import Settings
+from simplebus.core.errors import BusError
 from simplebus.core.ledger import Ledger, Level
 from simplebus.core.requests import NamedClass
 from simplebus.core.statistics import BrokerStatistics
@@ -34,6 +35,7 @@ from simplebus.server.engine import Engine, new_identity
 from simplebus.server.keeping import Keeping, load
 from simplebus.server.nats_door import NatsDoor
 from simplebus.server.notify import notify
+from simplebus.server.reloading import adopt
 from simplebus.server.signals import STOPPING, listen, say_ignored
 from simplebus.server.tls import Certificates, TlsOptions
 from simplebus.storage.directory import take
@@ -75,6 +77,10 @@ class ServeOptions:
     """How long SIGTERM waits for what is under way."""
     verbose: bool = False
     """Print rates once a second."""
+    reload: Callable[[], tuple[Settings, ServeOptions, Callable[[], None]]] | None = None
+    """Called on SIGHUP: what the settings are now, and what is called when they are in force, to
+    say what is different. Raises ValueError with a line for each reason why there are none, and
+    nothing is changed then. None where there is nothing to read again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +196,9 @@ async def _serve(
                 watch,
                 tuple(given.values()),
             )
-            await _keep_open(up, sockets, nats_sockets, options, signals, announce, task_status)
+            options = await _keep_open(
+                up, sockets, nats_sockets, options, signals, announce, task_status
+            )
             if watch is not None:
                 watch.is_draining = True
             notify("STOPPING=1", "STATUS=draining")
@@ -207,9 +215,9 @@ async def _keep_open(
     signals: AsyncIterator[int],
     announce: Callable[[str], None],
     task_status: trio.TaskStatus[Serving],
-) -> None:
+) -> ServeOptions:
     """Accept connections until a signal stops the server, or its last NATS client has left a lame
-    duck."""
+    duck. Returns the options as they are then."""
     engine, nats_door, addresses = up.engine, up.nats_door, up.addresses
     async with trio.open_nursery() as doors:
         for sock in sockets:
@@ -242,13 +250,39 @@ async def _keep_open(
             if number in STOPPING:
                 log.info("%s: draining", signal.Signals(number).name)
                 doors.cancel_scope.cancel()
-            elif number == signal.SIGHUP and up.certificates:
-                up.reload_certificates()
+            elif number == signal.SIGHUP and (options.reload or up.certificates):
+                options = reload(up, options)
             elif number == signal.SIGUSR2 and nats_door is not None and nats_sockets:
                 nats_sockets = []
                 doors.start_soon(be_lame_duck)
             else:
                 say_ignored(number)
+    return options
+
+
+def reload(up: Serving, options: ServeOptions) -> ServeOptions:
+    """Read settings and certificates again. Returns the options as they are now."""
+    notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+    try:
+        if options.reload is not None:
+            settings, fresh, say = options.reload()
+            adopt(
+                up.engine.broker,
+                up.nats_door,
+                settings,
+                fresh.nats,
+                fresh.classes,
+                options.classes,
+            )
+            up.engine.settle()
+            options = replace(options, classes=fresh.classes, drain_seconds=fresh.drain_seconds)
+            say()
+    except (ValueError, BusError) as error:
+        for line in str(error).splitlines():
+            log.error("nothing is changed: %s", line)
+    up.reload_certificates()
+    notify("READY=1")
+    return options
 
 
 def ready_line(up: Serving) -> str:
