@@ -213,13 +213,14 @@ class FarNats:
         return refusals
 
     async def _stored(self, made: Made) -> list[Refusal]:
-        """Wait for the PubAcks of a batch. Raises BusConnectionError where nobody sends any."""
+        """Wait for the PubAcks of a batch. Raises BusConnectionError where nobody sends any: all is
+        sent again then, and the stream knows it."""
         body, sequences = _body(made), made.sequences
         wire, missing = self._wire, np.ones(sequences.size, np.bool_)
         refusals, known = [], 0
         while missing.any():
             if not wire.replies:
-                await wire.changed()
+                await wire.owed(f"a PubAck of stream {self._stream!r}")
                 continue
             for each in wire.replies:
                 rows = each.numbers - body.number

@@ -26,7 +26,7 @@ def to_nats(
     async def open() -> AsyncIterator[Ends]:
         async with (
             wired(near, core_of(f"{terms.name} near", heartbeat=terms.heartbeat)) as wire,
-            nats_wired(servers, terms.name, credentials) as nats,
+            nats_wired(servers, terms.name, credentials, heartbeat=terms.heartbeat) as nats,
         ):
             here = NearBus(
                 wire,
@@ -54,7 +54,8 @@ def from_nats(
 
     @asynccontextmanager
     async def open() -> AsyncIterator[Ends]:
-        async with nats_wired(servers, terms.name, credentials) as nats:
+        beat = terms.heartbeat
+        async with nats_wired(servers, terms.name, credentials, heartbeat=beat) as nats:
             if copied.stream:
                 check_lane(nats)
                 here: NearCore | NearStream = NearStream(
@@ -63,6 +64,7 @@ def from_nats(
                     durable=terms.name,
                     subjects=copied.channels,
                     start=copied.start,
+                    heartbeat=beat,
                 )
             else:
                 here = NearCore(nats, copied.channels)

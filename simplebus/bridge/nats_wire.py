@@ -1,6 +1,7 @@
 """One connection to a NATS server, for as long as a block lasts.
 
-Rule 1: as `wires`: what is lost is not replaced here. Who uses it begins anew.
+Rule 1: as `wires`: what is lost is not replaced here. Who uses it begins anew, told at once.
+Rule 2: a server that says nothing is lost, too: what is owed is waited for three heartbeats.
 """
 
 from __future__ import annotations
@@ -17,14 +18,19 @@ from simplebus.nats.client.core import Ready, Replies
 from simplebus.nats.client.credentials import Credentials
 from simplebus.nats.client.events import Complaint, Messages
 
+PATIENCE_HEARTBEATS = 3
+
 
 class NatsWire:
     """What comes is here until somebody takes it."""
 
-    def __init__(self, servers: str, name: str, credentials: dict[str, str]) -> None:
+    def __init__(
+        self, servers: str, name: str, credentials: dict[str, str], *, heartbeat: float = 20.0
+    ) -> None:
         found = [NatsAddress.of(each.strip()) for each in servers.split(",")]
         who = Credentials(**credentials) if credentials else None
-        self.link = Link(found, self._hear, name=name, credentials=who)
+        self.link = Link(found, self._hear, name=name, credentials=who, ping_seconds=heartbeat)
+        self._patience = PATIENCE_HEARTBEATS * heartbeat
         self.core = self.link.core
         self.messages: list[Messages] = []
         self.replies: list[Replies] = []
@@ -32,6 +38,7 @@ class NatsWire:
         self.on_messages: Callable[[Messages], object] = self.messages.append
         self.lost = ""
         """Why there is no connection any more; empty while there is one."""
+        self.on_lost: Callable[[], object] = lambda: None
         self._changed = trio.Event()
 
     def _hear(self, event: Event) -> None:
@@ -44,6 +51,7 @@ class NatsWire:
                 self.complaints.append(says)
             case Lost(why=why):
                 self.lost = why
+                self.on_lost()
             case Ready():
                 return
         self._changed.set()
@@ -63,6 +71,15 @@ class NatsWire:
         await self._changed.wait()
         self.check()
 
+    async def owed(self, what: str) -> None:
+        """The same, while something is owed: raises BusConnectionError, too, when nothing comes."""
+        with trio.move_on_after(self._patience) as waiting:
+            await self.changed()
+        if waiting.cancelled_caught:
+            raise BusConnectionError(
+                f"{what} did not come within {self._patience:g} s from NATS at {self.link.server}"
+            )
+
     async def echoed(self) -> None:
         """Return when the server has dealt with all that was said before: a message to ourselves
         comes back behind that."""
@@ -70,7 +87,7 @@ class NatsWire:
         self.core.publish(self.core.reply_to(number).decode(), b"")
         self.link.flush()
         while not self._take(number):
-            await self.changed()
+            await self.owed("our own message")
 
     def _take(self, number: int) -> bool:
         for at, each in enumerate(self.replies):
@@ -84,10 +101,14 @@ class NatsWire:
 
 @asynccontextmanager
 async def nats_wired(
-    servers: str, name: str, credentials: dict[str, str]
+    servers: str, name: str, credentials: dict[str, str], *, heartbeat: float = 20.0
 ) -> AsyncIterator[NatsWire]:
-    """A connection. Raises BusConnectionError when there is none within seconds."""
-    wire = NatsWire(servers, name, credentials)
+    """A connection. Raises BusConnectionError when there is none within seconds, and as soon as it
+    is lost: the block is cancelled then. `heartbeat`: seconds of silence after which the server is
+    asked whether it is there."""
+    wire = NatsWire(servers, name, credentials, heartbeat=heartbeat)
+    using = trio.CancelScope()
+    wire.on_lost = using.cancel
     failure: BaseException | None = None
     scope = trio.CancelScope(shield=True)  # A bridge that is told to stop still says how far it is.
 
@@ -105,7 +126,9 @@ async def nats_wired(
                     f"no NATS server at {_shown(servers)} let itself be connected to within "
                     f"{CONNECT_SECONDS:g} s"
                 )
-            yield wire
+            with using:
+                yield wire
+            wire.check()
         except Exception as error:
             failure = error  # Kept out of the nursery, which would wrap it.
         finally:

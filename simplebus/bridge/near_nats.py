@@ -169,13 +169,21 @@ class NearStream:
     """The messages of a stream."""
 
     def __init__(
-        self, wire: NatsWire, stream: str, *, durable: str, subjects: Sequence[str], start: str
+        self,
+        wire: NatsWire,
+        stream: str,
+        *,
+        durable: str,
+        subjects: Sequence[str],
+        start: str,
+        heartbeat: float,
     ) -> None:
         self._wire, self._core = wire, wire.core
         self._stream = stream
         self._name = _ODD.sub("-", durable)
         self._subjects = list(subjects)
         self._start = start
+        self._heartbeat = heartbeat
         self.identity = f"{identity_of(wire)}.{stream}"
         self.memory = ""
         self.head = 0
@@ -251,7 +259,11 @@ class NearStream:
         """Ask for more, if little is under way."""
         if self._asked * 2 <= _PULL_MESSAGES and len(self._queue) < 16:
             count = _PULL_MESSAGES - self._asked
-            request = jetstream.next_request(batch=count, expires_seconds=_PULL_SECONDS)
+            request = jetstream.next_request(
+                batch=count,
+                expires_seconds=_PULL_SECONDS,
+                idle_seconds=min(self._heartbeat, _PULL_SECONDS / 2),
+            )
             subject = f"{jetstream.API}CONSUMER.MSG.NEXT.{self._stream}.{self._name}"
             self._core.publish(subject, request, reply=self._inbox)
             self._asked += count
@@ -280,7 +292,7 @@ class NearStream:
         self._pull()
         while self._pending and not self._queue:
             self._check()
-            await self._wire.changed()
+            await self._wire.owed(self._sign)
             self._pull()
         self._check()
         pieces = []
@@ -296,8 +308,12 @@ class NearStream:
         while not self._queue:
             self._check()
             self._pull()
-            await self._wire.changed()
+            await self._wire.owed(self._sign)
         return at
+
+    @property
+    def _sign(self) -> str:
+        return f"a message or a heartbeat of stream {self._stream!r}"
 
     def _check(self) -> None:
         """Raise BusConnectionError where nothing will come any more: the lane begins anew, and

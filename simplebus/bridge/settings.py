@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from simplebus.bridge.channels import Renaming
 from simplebus.bridge.origin import HOPS_MAX
 from simplebus.core.channels import check_pattern
-from simplebus.core.limits import NAME_CHARACTERS_MAX
+from simplebus.core.limits import HEARTBEAT_SECONDS_MAX, NAME_CHARACTERS_MAX
 from simplebus.core.requests import STARTS
 
+HEARTBEAT_SECONDS_MIN = 0.1
 NATS_SCHEMES = ("nats://", "tls://")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ODD = re.compile(r"[^A-Za-z0-9_-]")
@@ -75,6 +76,11 @@ class Bridge:
             raise ValueError("a bridge copies one class at least, got none")
         if not 1 <= self.hops <= HOPS_MAX:
             raise ValueError(f"hops is from 1 to {HOPS_MAX}, got {self.hops}")
+        if not HEARTBEAT_SECONDS_MIN <= self.heartbeat <= HEARTBEAT_SECONDS_MAX:
+            raise ValueError(
+                f"heartbeat is from {HEARTBEAT_SECONDS_MIN:g} to {HEARTBEAT_SECONDS_MAX:g} s, got "
+                f"{self.heartbeat:g}"
+            )
         if self.near == self.far and all(each.to in (None, each.class_) for each in self.copied):
             raise ValueError(f"{self.near or 'a server'} is copied to itself")
         if self.both and any(each.rewrite for each in self.copied):

@@ -1,0 +1,108 @@
+"""NATS servers that are lost, or that no longer do what they owe."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from engine.nats_servers import NatsServer, nats_server
+
+import simplebus
+from simplebus.bridge.lane import Lane
+from simplebus.bridge.nats_wire import nats_wired
+from simplebus.bridge.near_nats import NearStream
+from simplebus.bridge.running import lanes, run
+from simplebus.bridge.settings import Bridge, Copied
+from simplebus.testing.server import BusServer, bus_server
+
+from .buses import numbered, payloads
+
+PATIENCE_SECONDS = 20.0
+HEARTBEAT_SECONDS = 0.2
+
+
+@pytest.fixture(scope="module")
+def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    with nats_server(tmp_path_factory.mktemp("nats")) as server:
+        yield server
+
+
+@pytest.fixture
+def server() -> Iterator[BusServer]:
+    with bus_server() as running:
+        yield running
+
+
+@asynccontextmanager
+async def copying(near: str, far: str, class_: str, **more: Any) -> AsyncIterator[Lane]:
+    copied = Copied(class_, start="earliest", **more)
+    (lane,) = lanes([Bridge(class_, near, far, (copied,), heartbeat=HEARTBEAT_SECONDS)])
+    with trio.fail_after(PATIENCE_SECONDS):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run, [lane])
+            yield lane
+            nursery.cancel_scope.cancel()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - what is looked at has no event.
+        await trio.sleep(0.01)
+
+
+async def stream(nats: NatsServer, name: str, **more: object) -> None:
+    async with nats_wired(nats.url, "test", {}) as wire:
+        config = {"name": name, "subjects": [f"{name.lower()}.>"], **more}
+        await wire.link.ask(f"STREAM.CREATE.{name}", config)
+
+
+async def test_a_stream_that_confirms_nothing_is_not_waited_for_for_ever(
+    server: BusServer, nats: NatsServer
+) -> None:
+    await stream(nats, "MUTE", no_ack=True)
+    mute: Any = {"rewrite": (("#", "mute.x.#"),), "stream": "MUTE"}
+    async with simplebus.connect(server.address) as bus:
+        await bus.publish(b"hello", class_id="mute")
+        async with copying(server.address, nats.url, "mute", **mute) as lane:
+            await until(lambda: lane.statistics().losses > 1)
+            assert "a PubAck of stream 'MUTE' did not come within" in lane.statistics().problem
+
+
+async def test_a_consumer_that_says_nothing_is_made_again(
+    server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a request that went to a leader that was about to die."""
+    await stream(nats, "QUIET")
+    quiet: Any = {"channels": ("quiet.>",), "stream": "QUIET"}
+    async with (
+        simplebus.connect(server.address) as bus,
+        copying(nats.url, server.address, "quiet", **quiet) as lane,
+    ):
+        await until(lambda: lane.statistics().is_up)
+        await trio.sleep(5 * HEARTBEAT_SECONDS)
+        assert lane.statistics().losses == 0  # It says that it is there.
+
+        monkeypatch.setattr(NearStream, "_pull", lambda _: None)
+        async with nats_wired(nats.url, "test", {}) as wire:
+            for number in range(20_000):  # More than was asked for.
+                wire.core.publish("quiet.x", b"%d" % number)
+            await wire.echoed()
+        await until(lambda: lane.statistics().losses > 0)
+        assert "of stream 'QUIET' did not come within" in lane.statistics().problem
+        monkeypatch.undo()
+        assert await payloads(bus, "quiet", 20_000) == numbered(0, 20_000)
+
+
+async def test_a_server_that_goes_is_noticed_while_nothing_is_copied(
+    server: BusServer, tmp_path: Path
+) -> None:
+    with nats_server(tmp_path) as going:
+        async with copying(server.address, going.url, "idle") as lane:
+            await until(lambda: lane.statistics().is_up)
+            await trio.sleep(0.1)
+            going.kill()
+            await until(lambda: lane.statistics().losses > 0)
+            assert not lane.statistics().is_up
