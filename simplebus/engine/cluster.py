@@ -27,10 +27,11 @@ from simplebus.core.ledger import Ledger, Level
 from simplebus.core.requests import NamedClass, Start
 from simplebus.core.subscription import Subscription
 from simplebus.engine.classes import RemoteClass
-from simplebus.engine.feed import ALIVE_SECONDS, FETCH_BYTES, FETCH_SECONDS, Feed
+from simplebus.engine.feed import ALIVE_SECONDS, FETCH_BYTES, FETCH_SECONDS, Feed, Owed
 from simplebus.engine.link import Event, Link, Lost, new_inbox
 from simplebus.engine.positions import Positions
 from simplebus.engine.settings import EngineOptions
+from simplebus.engine.sole import Sole
 from simplebus.engine.uplink import Uplink
 from simplebus.nats.client import jetstream
 from simplebus.nats.client.core import Ready, Replies
@@ -173,7 +174,7 @@ class Cluster:
         said = feed.fill()
         if said:
             core.write(said)
-        if (count := feed.wanted()) and not self._is_closing:
+        if (count := feed.wanted()) and not (self._is_closing or feed.is_renewing):
             feed.asked += count
             feed.heard_at = trio.current_time()
             stream = self.options.names.stream(feed.cls.class_id)
@@ -255,12 +256,16 @@ class Cluster:
                 for feed in self.feeds.values():
                     feed.asked = 0
                     self._touched[feed] = None
+                    if feed.sole is not None and feed.sole.is_broken:
+                        self._renew(feed)
                 self._known_names.clear()
                 if self._nursery is not None:
                     self._settle()
             case Lost():
                 for feed in self.feeds.values():
                     feed.asked = 0
+                    if feed.sole is not None:  # What was on its way to here is lost.
+                        feed.sole.is_broken = True
 
     def _reach(self, lot: int) -> None:
         self._broker.reach(lot)
@@ -304,6 +309,8 @@ class Cluster:
             said = feed.take(messages)
             if said:
                 self.link.core.write(said)
+            if feed.sole is not None and feed.sole.is_broken:
+                self._renew(feed)
             self._broker.answers.wake(feed.position)
         self._touched[feed] = None
 
@@ -375,13 +382,54 @@ class Cluster:
             return
         self.uplink.open_classes.add(cls.class_id)
         feed = self.feeds[position]
-        sid = self.link.core.subscribe(f"{self._inbox}.{self.link.core.next_sid}")
-        self._sids[position], self._by_sid[sid] = sid, feed
-        self._consumers[position] = found.name
+        feed.sole = Sole(found.sent_to) if found.is_sole else None
+        self._listen(feed, found.name)
         cls.begun[position] = found.was_there
         feed.is_open = True
         self._wake_asker(position)
         self._touched[feed] = None
+
+    def _listen(self, feed: Feed, name: str) -> None:
+        """From now on a feed has what this consumer sends."""
+        core, position = self.link.core, feed.position
+        sid = core.subscribe(f"{self._inbox}.{core.next_sid}")
+        former = self._sids.pop(position, None)
+        if former is not None:
+            core.unsubscribe(former)
+            del self._by_sid[former]
+        self._sids[position], self._by_sid[sid] = sid, feed
+        self._consumers[position] = name
+
+    def _renew(self, feed: Feed) -> None:
+        """Something of a sole consumer was lost: have what follows from another one."""
+        if not feed.is_renewing:
+            feed.is_renewing = True
+            self._do(feed.cls.class_id, partial(self._renew_consumer, feed))
+
+    async def _renew_consumer(self, feed: Feed) -> None:
+        cls, position = feed.cls, feed.position
+        try:
+            while position in self._sids:
+                try:
+                    await self.link.wait_ready()
+                    name = self._consumers[position]
+                    found = await self.positions.renew(cls, position, name, feed.needed)
+                except (BusConnectionError, JetStreamError) as error:
+                    log.warning("a subscription to class %d: %s; trying on", cls.class_id, error)
+                    await trio.sleep(_PAUSE_SECONDS)
+                    continue
+                if position not in self._sids:  # It has gone meanwhile.
+                    await self._close(cls, position, found.name, forget=False)
+                    return
+                assert feed.sole is not None
+                feed.sole.begin_anew()
+                feed.asked = 0
+                self._listen(feed, found.name)
+                self._touched[feed] = None
+                return
+        finally:
+            feed.is_renewing = False
+            self._settle()
 
     def _wake_asker(self, position: Subscription) -> None:
         """Who asked for it gets its answer now."""
@@ -423,12 +471,16 @@ class Cluster:
         del self._by_sid[sid]
         tick_seconds = self._broker.settings.tick_seconds
         pauses = position.left().pauses(self._broker.clock, tick_seconds)
-        for messages, pause in feed.given_back(pauses):
-            word = jetstream.nak(pause)
-            core.write(jetstream.say_in_order(messages, word))
-            last = last or (messages.reply(-1).decode("latin-1"), word)
+        owed = None
+        if feed.sole is not None:
+            owed = feed.owed(pauses)
+        else:
+            for messages, pause in feed.given_back(pauses):
+                word = jetstream.nak(pause)
+                core.write(jetstream.say_in_order(messages, word))
+                last = last or (messages.reply(-1).decode("latin-1"), word)
         name = self._consumers.pop(position)
-        close = partial(self._close, cls, position, name, forget=forget, last=last)
+        close = partial(self._close, cls, position, name, forget=forget, last=last, owed=owed)
         self._do(cls.class_id, close)
         self.link.flush()
 
@@ -440,13 +492,14 @@ class Cluster:
         *,
         forget: bool,
         last: tuple[str, bytes] | None = None,
+        owed: Owed | None = None,
     ) -> None:
         """`last` is what was said last of a message: when that is answered, all is known that was
         said before."""
         try:
             if last is not None:
                 await self.link.request(*last)
-            await self.positions.close(cls, position, name, forget=forget)
+            await self.positions.close(cls, position, name, forget=forget, owed=owed)
         except (BusConnectionError, JetStreamError) as error:
             log.warning("a subscription to class %d could not be ended: %s", cls.class_id, error)
 
@@ -462,6 +515,7 @@ class Cluster:
             await jobs[0]()
             jobs.popleft()
         del self._jobs[class_id]
+        self._reached.set()
 
     # Names ---------------------------------------------------------------------------------------
 
@@ -513,6 +567,9 @@ class Cluster:
             self._broker.close(session)
         self._settle()
         while not (self.uplink.is_empty and self._ledger.is_empty):
+            self._reached = trio.Event()
+            await self._reached.wait()
+        while self._jobs and self.link.is_ready:
             self._reached = trio.Event()
             await self._reached.wait()
         if self.link.is_ready:  # What was said before is there when this is answered.

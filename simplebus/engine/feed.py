@@ -7,6 +7,8 @@ takes it for lost. Who is to be sent it, when and how often, decides the positio
 gives back what is not acknowledged.
 Rule 3: a message that comes again though it is here, or was acknowledged here, is not fed twice.
 Rule 4: the consumer is asked for no more than has room.
+Rule 5: a consumer that nobody else can have (`Sole`) is told of all up to a message at once; where
+several share one, of each message.
 
     asked for ─► fetched ─► in the ring ─► acknowledged by who was sent it ─► +ACK
 """
@@ -28,6 +30,7 @@ from simplebus.core.store import Store
 from simplebus.core.subscription import Subscription
 from simplebus.engine import content
 from simplebus.engine.classes import FEED_MESSAGES_MAX, RemoteClass
+from simplebus.engine.sole import Sole
 from simplebus.nats.client import jetstream
 from simplebus.nats.client.events import Messages
 
@@ -54,6 +57,18 @@ class _Block:
     @property
     def last(self) -> int:
         return self.first + self.messages.count
+
+
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """What a door that goes gives back of a consumer that was its alone."""
+
+    sequences: Integers
+    """Messages of the stream, ascending: shape (n,)."""
+    waits: Times
+    """For how many seconds none of them is to be sent; less than 0 for one that is done with."""
+    highest: int
+    """The last one that was sent to this door."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +99,10 @@ class Feed:
         """How many the consumer was asked for that have not come."""
         self.heard_at = 0.0
         """When something came from it last."""
+        self.sole: Sole | None = None
+        """Of a consumer that is this door's alone."""
+        self.is_renewing = False
+        """Whether another consumer is asked for."""
         self._blocks: deque[_Block] = deque()
         self._said_floor = 0
         """Everything before it in the ring was said to be acknowledged."""
@@ -91,6 +110,8 @@ class Feed:
         """What was of the messages from there on, as far as this goes."""
         self._done = SequenceSet()
         """What was acknowledged in the stream, as far as it may come again."""
+        self._done_sequence = 0
+        """All up to this one was, where the consumer is this door's alone."""
         self._waiting: deque[tuple[Messages, Integers, Integers, Integers]] = deque()
         """What came and found no room: messages, sequences, attempts, times."""
         self._waiting_count = 0
@@ -101,6 +122,18 @@ class Feed:
         return self.position.window.in_flight + (
             self.position.ring.head - self.position.window.cursor
         )
+
+    @property
+    def needed(self) -> int:
+        """The first message of the stream that is not acknowledged, as far as that is known here;
+        0 if it is not."""
+        floor = self.position.window.floor
+        for block in self._blocks:
+            if block.last > floor:
+                return int(block.sequences[max(0, floor - block.first)])
+        if self._waiting:
+            return int(self._waiting[0][1][0])
+        return self.sole.highest + 1 if self.sole is not None and self.sole.highest else 0
 
     def statistics(self) -> FeedStatistics:
         return FeedStatistics(self.outstanding, self.asked, self.fetched, self.repeated, self.odd)
@@ -142,7 +175,14 @@ class Feed:
             messages = messages.pick(told.good)
         sequences, attempts = told.sequences[told.good], told.attempts[told.good]
         times = told.times[told.good]
-        if (attempts > 1).any():
+        if self.sole is not None:
+            fresh = self.sole.admit(told.pick(told.good), messages)
+            self.repeated += messages.count - int(np.count_nonzero(fresh))
+            attempts = np.where(sequences <= self.sole.sent_to, np.maximum(attempts, 2), attempts)
+            if not fresh.all():
+                messages, sequences = messages.pick(fresh), sequences[fresh]
+                attempts, times = attempts[fresh], times[fresh]
+        elif (attempts > 1).any():
             fresh, again = self._sort_out(messages, sequences)
             if again.any():
                 said.append(jetstream.say(messages.pick(again)))
@@ -198,8 +238,9 @@ class Feed:
             taken, good = self._append(messages, sequences, attempts, times, is_envelope)
             bad = np.flatnonzero(~good)
             if bad.size:
-                said.append(jetstream.say(messages.pick(bad), jetstream.TERMINATE))
                 self.odd += bad.size
+                if self.sole is None:  # Else that would be said of all before them.
+                    said.append(jetstream.say(messages.pick(bad), jetstream.TERMINATE))
             if rest is not None:
                 self._put_back(rest)
             kept = np.flatnonzero(good)[taken:]
@@ -251,6 +292,9 @@ class Feed:
 
     def acked(self) -> list[Messages]:
         """What was acknowledged since this was asked last. The ring lets go of it."""
+        if self.sole is not None:
+            word = self._done_to(self.sole)
+            return [] if word is None else [word]
         window = self.position.window
         first, floor = self._said_floor, window.floor
         gaps, rest = window.gaps()
@@ -275,8 +319,27 @@ class Feed:
             self.position.ring.release(floor)
         return said
 
+    def _done_to(self, sole: Sole) -> Messages | None:
+        """The last of the messages that are all acknowledged, if that was not said. The ring lets
+        go of them."""
+        blocks, ring, floor = self._blocks, self.position.ring, self.position.window.floor
+        done = 0
+        while blocks and blocks[0].last <= floor:
+            done = int(blocks.popleft().sequences[-1])
+        if blocks and blocks[0].first < floor:
+            done = int(blocks[0].sequences[floor - 1 - blocks[0].first])
+        if floor == ring.head and not self._waiting:
+            done = sole.highest  # What could be no message of the bus is done with, too.
+        self._said_floor = floor
+        if floor > ring.floor:
+            ring.release(floor)
+        self._done_sequence = max(done, self._done_sequence)
+        return sole.word(self._done_sequence)
+
     def left(self) -> list[Messages]:
         """What is here and not acknowledged."""
+        if self.sole is not None:
+            return self.sole.open()
         first, head = self._said_floor, self.position.ring.head
         kept = np.ones(head - first, np.bool_)
         known = min(self._said.size, kept.size)
@@ -299,6 +362,30 @@ class Feed:
             at = np.flatnonzero(kept & (waits == pause)) + first
             found += [(b.messages.pick(rows), pause) for b, rows in self._picked(at)]
         return found + [(messages, 0.0) for messages, _, _, _ in self._waiting]
+
+    def owed(self, pauses: list[tuple[int, int, float]]) -> Owed | None:
+        """What is here and not acknowledged of a consumer that is this door's alone; None for
+        nothing. `pauses` as of `given_back`."""
+        assert self.sole is not None
+        window, head = self.position.window, self.position.ring.head
+        floor = window.floor
+        waits = np.full(head - floor, -1.0)
+        for a, b in window.unacked(floor, head):
+            waits[a - floor : b - floor] = 0.0
+        for begin, end, pause in pauses:
+            some = waits[max(0, begin - floor) : max(0, end - floor)]
+            some[some >= 0.0] = max(0.0, pause)
+        found = self._picked(np.arange(floor, head))
+        sequences = [block.sequences[rows] for block, rows in found]
+        spans = [waits[block.first + rows - floor] for block, rows in found]
+        sequences += [each for _, each, _, _ in self._waiting]
+        spans += [np.zeros(each.size) for _, each, _, _ in self._waiting]
+        if not sequences:
+            return None
+        all_sequences, all_waits = np.concatenate(sequences), np.concatenate(spans)
+        if not (all_waits >= 0.0).any():
+            return None
+        return Owed(all_sequences, all_waits, self.sole.highest)
 
     def _picked(self, at: Integers) -> list[tuple[_Block, Integers]]:
         """Where these messages of the ring are, which ascend."""

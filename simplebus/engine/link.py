@@ -11,6 +11,7 @@ Rule 4: what waits to be sent is bounded for whom `room` is awaited before sayin
 from __future__ import annotations
 
 import logging
+import math
 import random
 import secrets
 import ssl
@@ -27,7 +28,8 @@ from simplebus.core.errors import BusConnectionError, RemoteProtocolError
 from simplebus.nats.client import jetstream
 from simplebus.nats.client.core import ClientCore, Ready, Replies, Said
 from simplebus.nats.client.credentials import Credentials
-from simplebus.nats.client.events import Complaint, Info
+from simplebus.nats.client.events import Complaint, Info, Messages
+from simplebus.nats.client.jetstream import JetStreamError
 
 log = logging.getLogger("simplebus.engine")
 
@@ -148,7 +150,8 @@ class Link:
         self._changed = trio.Event()
         self._waiting: dict[int, trio.MemorySendChannel[tuple[bytes, bytes]]] = {}
         """Whose answers come one by one, by number."""
-        self._is_sending = False
+        self._collecting: dict[int, trio.MemorySendChannel[Messages]] = {}
+        """Who is sent several answers, by sid."""
 
     @property
     def is_ready(self) -> bool:
@@ -236,6 +239,45 @@ class Link:
         finally:
             self._waiting.pop(number, None)
 
+    async def collect(
+        self, subject: str, payload: bytes = b"", *, most: int, seconds: float = REQUEST_SECONDS
+    ) -> list[Messages]:
+        """Ask for several messages: up to `most` of them, or until it is said that there are no
+        more. Raises BusConnectionError as `request` does, and JetStreamError."""
+        if not self.core.is_ready:
+            raise BusConnectionError("there is no connection to a NATS server")
+        core = self.core
+        inbox = new_inbox()
+        sid = core.subscribe(inbox)
+        send, receive = trio.open_memory_channel[Messages](math.inf)  # No more than is asked for.
+        self._collecting[sid] = send
+        core.publish(subject, payload, reply=inbox)
+        self.flush()
+        found: list[Messages] = []
+        count = 0
+        try:
+            with trio.fail_after(seconds):
+                while count < most:
+                    messages, ended = _without_status(await receive.receive())
+                    if messages.count:
+                        found.append(messages)
+                        count += messages.count
+                    if ended:
+                        break
+        except trio.TooSlowError:
+            raise BusConnectionError(
+                f"{subject} was not answered within {seconds:g} s by NATS at {self.server}"
+            ) from None
+        except trio.EndOfChannel:
+            raise BusConnectionError(
+                f"the connection to NATS at {self.server} was lost while {subject} was asked"
+            ) from None
+        finally:
+            self._collecting.pop(sid, None)
+            core.unsubscribe(sid)
+            self.flush()
+        return found
+
     async def ask(
         self, subject: str, body: dict[str, Any] | None = None, *, seconds: float = REQUEST_SECONDS
     ) -> dict[str, Any]:
@@ -285,6 +327,9 @@ class Link:
         for send in self._waiting.values():
             send.close()
         self._waiting.clear()
+        for channel in self._collecting.values():
+            channel.close()
+        self._collecting.clear()
         self._emptied.set()
         self._emptied = trio.Event()
         if was_ready:
@@ -310,6 +355,9 @@ class Link:
                         log.error("NATS at %s says: %s", server, complaint)
                     case Replies():
                         self._answer(event)
+                        continue
+                    case Messages() if self._collecting:
+                        self._hand_out(event)
                         continue
                 self._handle(event)
             self.flush()
@@ -347,6 +395,15 @@ class Link:
             rows = np.array(others)
             self._handle(Replies(replies.numbers[rows], replies.messages.pick(rows)))
 
+    def _hand_out(self, messages: Messages) -> None:
+        """Give messages to those who collect them, and the others away."""
+        for sid, some in messages.by_sid().items():
+            send = self._collecting.get(sid)
+            if send is not None:
+                send.send_nowait(some)
+            else:
+                self._handle(some)
+
     async def _write(self, stream: trio.abc.Stream) -> None:
         core = self.core
         while True:
@@ -364,6 +421,20 @@ class Link:
             await trio.sleep(_TICK_SECONDS)
             self.core.tick(trio.current_time())
             self.flush()
+
+
+def _without_status(messages: Messages) -> tuple[Messages, bool]:
+    """Messages without what is said of the request, and whether that ends it. Raises
+    JetStreamError when nobody is there to be asked."""
+    told = (messages.payloads == messages.ends) & (messages.bodies < messages.payloads)
+    ended = False
+    for row in told.nonzero()[0].tolist():
+        code, words = jetstream.status(messages.headers(row))
+        if code == jetstream.NO_RESPONDERS:
+            raise JetStreamError(code, f"nobody answers: {words or 'it has no leader now'}")
+        told[row] = bool(code)
+        ended |= code > 100
+    return (messages.pick(~told) if told.any() else messages), ended
 
 
 async def _read_info(stream: trio.abc.ReceiveStream, core: ClientCore) -> Info:

@@ -4,29 +4,40 @@ Rule 1: what is asked twice is there once: a stream or a consumer that is there 
 class one thing is asked at a time.
 Rule 2: a message stays as long as a consumer has not acknowledged it. A consumer that takes over is
 there before the one that it takes over from is removed.
-Rule 3: what waits for the first subscription of a class is held by a consumer that nobody asks for
+Rule 3: a plain subscription's consumer is its door's alone, and acknowledges all up to a message
+at once. What was acknowledged out of order is said when it ends: what is not then goes on in a
+consumer that has a word for each message.
+Rule 4: what waits for the first subscription of a class is held by a consumer that nobody asks for
 messages: `waiting`, or a plain one whose door is gone. A plain subscription goes on with that one,
-after it has claimed it. Others, and where there are several, make a consumer of their own from
-there on, and then remove them; of two doors one removes them, and the other one begins anew.
+after it has claimed it, if it has a word for each message. Else, and others, and where there are
+several, a consumer is made from there on, and then they are removed; of two doors one removes them,
+and the other one begins anew.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import Any
+
+import numpy as np
 
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.requests import Start
 from simplebus.core.subscription import Subscription
 from simplebus.engine import consumers
 from simplebus.engine.classes import RemoteClass
+from simplebus.engine.feed import Owed
 from simplebus.engine.link import Link
 from simplebus.engine.names import WAITING, consumer
 from simplebus.engine.settings import EngineOptions
 from simplebus.nats.client import jetstream
+from simplebus.nats.client.events import Messages
 from simplebus.nats.client.jetstream import JetStreamError
 
 _STREAM_SECONDS = 10.0
+_BATCH_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +46,10 @@ class Found:
 
     name: str
     was_there: bool
+    is_sole: bool = False
+    """Whether it acknowledges all up to a message at once."""
+    sent_to: int = 0
+    """The last message of the stream that somebody was sent by one that it took over from."""
 
 
 class Positions:
@@ -108,33 +123,56 @@ class Positions:
                 return Found(name, True)
             kind = "durable" if position.durable else "group"
         else:
-            self._count += 1
-            name, kind = f"p-{self._door}-{self._count}", "plain"
-        return Found(await self._begin(class_id, name, kind, patterns, start), False)
+            name, kind = self._new_name(), "plain"
+        return await self._begin(class_id, name, kind, patterns, start)
+
+    def _new_name(self) -> str:
+        self._count += 1
+        return f"p-{self._door}-{self._count}"
+
+    async def renew(
+        self, cls: RemoteClass, position: Subscription, name: str, needed: int
+    ) -> Found:
+        """Something that a sole consumer has sent was lost: have another one that goes on behind
+        what was acknowledged. `needed` is the first message that is, as far as this door knows; 0
+        for none."""
+        class_id = cls.class_id
+        info = await self._info(class_id, name)
+        if info is not None:
+            at = consumers.floor(info)
+            needed = min(at, needed) if needed else at
+        start = consumers.from_sequence(needed) if needed else consumers.starting("new")
+        patterns = tuple(position.wanted.patterns) if position.wanted else ()
+        fresh = self._new_name()
+        await self._make(class_id, fresh, "plain", start, channels=patterns, is_sole=True)
+        await self._delete(class_id, name)
+        return Found(fresh, False, True)
 
     async def _begin(
         self, class_id: int, name: str, kind: str, patterns: tuple[str, ...], start: str | Start
-    ) -> str:
-        """Make a consumer; one that is for what waits takes that over, if there is any. Returns
-        what it is called."""
+    ) -> Found:
+        """Make a consumer; one that is for what waits takes that over, if there is any."""
         left = await self._left(class_id) if start == "waiting" else []
+        sole = kind == "plain"
+        make = partial(self._make, class_id, name, kind, channels=patterns, is_sole=sole)
         if not left:
-            await self._make(class_id, name, kind, consumers.starting(start), channels=patterns)
-            return name
-        if len(left) == 1 and kind == "plain":
+            await make(consumers.starting(start))
+            return Found(name, False, sole)
+        if len(left) == 1 and sole and not consumers.is_sole(left[0]):
             found = str(left[0]["name"])
             if found != WAITING and await self._claim(class_id, found):
                 await self._update(
                     class_id, found, consumers.held_by(left[0]["config"], self._door)
                 )
-                return found
+                return Found(found, False)
         at = min(consumers.floor(info) for info in left)
-        await self._make(class_id, name, kind, consumers.from_sequence(at), channels=patterns)
+        await make(consumers.from_sequence(at))
         taken = [await self._delete(class_id, str(info["name"])) for info in left]
         if not any(taken):
             await self._delete(class_id, name)
-            await self._make(class_id, name, kind, consumers.starting("new"), channels=patterns)
-        return name
+            await make(consumers.starting("new"))
+            return Found(name, False, sole)
+        return Found(name, False, sole, max(consumers.sent_to(info) for info in left))
 
     async def _claim(self, class_id: int, name: str) -> bool:
         """Whether this door may take up a consumer that nobody holds: of several, one may. Which
@@ -165,11 +203,19 @@ class Positions:
         return jetstream.status(headers)[0] != jetstream.NO_RESPONDERS
 
     async def close(
-        self, cls: RemoteClass, position: Subscription, name: str, *, forget: bool
+        self,
+        cls: RemoteClass,
+        position: Subscription,
+        name: str,
+        *,
+        forget: bool,
+        owed: Owed | None = None,
     ) -> None:
         """A position is gone from this door. What is to be forgotten, or nobody can come back to,
-        goes; what the last one leaves waits for whoever comes."""
+        goes; what the last one leaves waits for whoever comes, `owed` among it."""
         class_id = cls.class_id
+        if owed is not None:
+            name = await self._give_back(cls, position, name, owed)
         if (position.durable or position.group) and not forget:
             return
         if position.durable or position.group:
@@ -191,6 +237,51 @@ class Positions:
         if any(each["name"] not in nobodys for each in stay):
             await self._delete(class_id, name)
 
+    async def _give_back(
+        self, cls: RemoteClass, position: Subscription, name: str, owed: Owed
+    ) -> str:
+        """What a sole consumer has sent and is not done with goes on in another one, in which each
+        message is acknowledged, or given back with its pause. Returns what that is called."""
+        class_id = cls.class_id
+        stream, fresh = self._options.names.stream(class_id), self._new_name()
+        patterns = tuple(position.wanted.patterns) if position.wanted else ()
+        first = int(owed.sequences[owed.waits >= 0.0][0])
+        await self._make(
+            class_id, fresh, "plain", consumers.from_sequence(first), channels=patterns
+        )
+        await self._delete(class_id, name)
+        most = owed.highest - first + 1
+        last: tuple[str, bytes] | None = None
+        while most > 0:
+            batch = min(most, _BATCH_MAX)
+            found = await self._link.collect(
+                f"{jetstream.API}CONSUMER.MSG.NEXT.{stream}.{fresh}",
+                jetstream.next_request(batch=batch),
+                most=batch,
+            )
+            count = sum(messages.count for messages in found)
+            for messages in found:
+                last = self._say_each(messages, owed)
+            most -= count
+            if count < batch:
+                break
+        if last is not None:  # What was said before is known when this is answered.
+            await self._link.request(*last)
+        return fresh
+
+    def _say_each(self, messages: Messages, owed: Owed) -> tuple[str, bytes]:
+        """Acknowledge or give back each of these. Returns what was said last."""
+        sequences = jetstream.deliveries(messages).sequences
+        at = np.minimum(owed.sequences.searchsorted(sequences), owed.sequences.size - 1)
+        waits = np.where(owed.sequences[at] == sequences, owed.waits[at], -1.0)
+        waits[sequences > owed.highest] = 0.0
+        word = b""
+        for begin, end in pairwise([0, *(np.flatnonzero(np.diff(waits)) + 1), waits.size]):
+            word = jetstream.ACK if waits[begin] < 0 else jetstream.nak(float(waits[begin]))
+            some = messages.pick(slice(begin, end))
+            self._link.core.write(jetstream.say_in_order(some, word))
+        return messages.reply(-1).decode("latin-1"), word
+
     async def trim(self, class_id: int) -> None:
         """Have removed what all consumers have acknowledged. A stream without any keeps all."""
         found = [i for i in await self._list(class_id) if consumers.kind_of(i)]
@@ -211,6 +302,7 @@ class Positions:
         *,
         door: str | None = None,
         channels: tuple[str, ...] = (),
+        is_sole: bool = False,
     ) -> None:
         stream = self._options.names.stream(class_id)
         config = consumers.consumer(
@@ -220,6 +312,7 @@ class Positions:
             door=self._door if door is None else door,
             start=start,
             channels=channels,
+            is_sole=is_sole,
         )
         body = {"stream_name": stream, "config": config, "action": "create"}
         try:

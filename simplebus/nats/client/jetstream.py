@@ -165,6 +165,11 @@ class Deliveries:
     pending: Integers
     """How many are behind it."""
 
+    def pick(self, rows: Flags) -> Deliveries:
+        """Some of them."""
+        columns = (self.attempts, self.sequences, self.counts, self.times, self.pending)
+        return Deliveries(self.good[rows], *(column[rows] for column in columns))
+
 
 def deliveries(messages: Messages) -> Deliveries:
     """Read the reply subjects of messages that a consumer has sent."""

@@ -1,0 +1,83 @@
+"""What is said of a consumer that is one door's alone, against the plain truth."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.engine.sole import Sole
+from simplebus.nats.client import jetstream
+from simplebus.nats.client.events import Messages
+from simplebus.nats.client.parser import Parser
+
+
+def sent(*rows: tuple[int, int]) -> Messages:
+    """What the consumer sends: a sequence of the stream, and the number of the delivery."""
+    raw = b"".join(
+        b"MSG s 2 $JS.ACK.S.c.1.%d.%d.1000000000.0 1\r\nx\r\n" % (sequence, count)
+        for sequence, count in rows
+    )
+    (messages,) = Parser().receive(raw)
+    assert isinstance(messages, Messages)
+    return messages
+
+
+def admitted(sole: Sole, *rows: tuple[int, int]) -> list[int]:
+    messages = sent(*rows)
+    told = jetstream.deliveries(messages)
+    found: list[int] = told.sequences[sole.admit(told, messages)].tolist()
+    return found
+
+
+def word(sole: Sole, done: int) -> int | None:
+    found = sole.word(done)
+    if found is None:
+        return None
+    assert found.count == 1
+    return int(jetstream.deliveries(found).sequences[0])
+
+
+def test_all_up_to_a_message_is_said_with_one_word() -> None:
+    sole = Sole()
+    assert admitted(sole, (11, 1), (12, 2), (14, 3)) == [11, 12, 14]
+    assert admitted(sole, (15, 4)) == [15]
+    assert word(sole, 12) == 12
+    assert word(sole, 12) is None
+    assert word(sole, 15) == 15
+    assert sole.open() == []
+
+
+def test_nothing_is_taken_behind_what_was_lost() -> None:
+    sole = Sole()
+    assert admitted(sole, (1, 1), (2, 2), (5, 4)) == [1, 2]
+    assert sole.is_broken
+    assert admitted(sole, (3, 3)) == []
+    assert word(sole, 1) == 1
+    sole.begin_anew()
+    assert admitted(sole, (2, 1), (3, 2), (4, 3)) == [3, 4]
+    assert word(sole, 2) == 2
+    assert word(sole, 4) == 4
+
+
+def test_what_is_sent_again_is_not_taken_again() -> None:
+    sole = Sole()
+    assert admitted(sole, (1, 1), (2, 2), (1, 3), (3, 4)) == [1, 2, 3]
+    assert word(sole, 3) == 3
+
+
+@given(st.lists(st.integers(1, 30), unique=True, max_size=20), st.data())
+def test_a_word_is_never_of_more_than_is_done_with(found: list[int], data: st.DataObject) -> None:
+    sequences = sorted(found)
+    sole, at, said = Sole(), 0, 0
+    while at < len(sequences):
+        some = sequences[at : at + data.draw(st.integers(1, 6))]
+        rows = [(sequence, at + number + 1) for number, sequence in enumerate(some)]
+        assert admitted(sole, *rows) == some
+        at += len(some)
+        done = data.draw(st.integers(said, some[-1]))
+        expected = [s for s in sequences[:at] if said < s <= done]
+        told = word(sole, done)
+        assert told == (expected[-1] if expected else None)
+        said = told or said
+        left = [s for m in sole.open() for s in jetstream.deliveries(m).sequences.tolist()]
+        assert left == [s for s in sequences[:at] if s > said]
