@@ -39,6 +39,11 @@ class Found:
         pieces = [p.part(0, n) for p, n in zip(self.pieces, counts, strict=True) if n]
         return Found(pieces, self.first, min(self.next, end), self.head)
 
+    def and_then(self, other: Found) -> Found:
+        """These, and the other ones behind them."""
+        head = max(self.head, other.head)
+        return Found([*self.pieces, *other.pieces], self.first, other.next, head)
+
     def only(self, wanted: Integers) -> list[Piece]:
         """Those with these sequences."""
         parts = []
@@ -64,6 +69,8 @@ class Made:
     """Sequences of what could never be taken, and why."""
     found: Found | None = None
     """What it is made of: of that is sent again what could not be taken yet."""
+    ranges: list[tuple[int, int]] = field(default_factory=list)
+    """The sequences, half-open, where the far end has to know them so."""
 
     @property
     def count(self) -> int:
@@ -110,14 +117,25 @@ class Far(Protocol):
     identity: str
     """Whose memory they go to; empty where that is not known."""
 
-    def make(self, found: Found) -> Made:
-        """What is to be sent of some messages."""
+    @property
+    def must_wait(self) -> bool:
+        """Whether it is not yet safe to send what is announced."""
 
-    def announce(self, made: Made) -> None:
-        """Say what will be sent next; what was announced before and not sent will not be."""
+    def make(self, found: Found) -> Made:
+        """What is to be sent of some messages; of the first ones, where those are too many."""
+
+    def has_room(self, planned: Sequence[Made]) -> bool:
+        """Whether more may be announced than this, behind what is under way."""
+
+    def announce(self, planned: Sequence[Made]) -> None:
+        """Say what will be sent next, in this order, before each of them is; what was announced
+        before and is none of it will not be."""
+
+    async def announced(self) -> list[Refusal]:
+        """Return when it is safe to send what is next; or why that cannot be said."""
 
     def send(self, made: Made) -> None:
-        """Send it, once what announced it is safe."""
+        """Send what is next."""
 
     async def settle(self) -> list[Refusal]:
-        """Return when all that was sent is safe, or refused."""
+        """Return when the first of what was sent is safe, or refused."""

@@ -11,7 +11,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
@@ -20,7 +21,7 @@ import trio
 from simplebus.bridge.channels import Renaming
 from simplebus.bridge.ends import Found, Made, Near, Refusal
 from simplebus.bridge.origin import HOPS_MAX
-from simplebus.bridge.progress import Batch, Numbering, Record, RecordError
+from simplebus.bridge.progress import Batch, Numbering, Record, RecordError, ranges
 from simplebus.bridge.rewriting import Copies, Rewriter
 from simplebus.bridge.wires import check, core_of, wired
 from simplebus.client.confirms import Waiter
@@ -38,6 +39,12 @@ log = logging.getLogger("simplebus.bridge")
 RECORDS = "bridges"
 """The class of records."""
 _RECORD_SECONDS = 10.0
+_BATCHES_MAX = 6
+"""So many are announced or under way: the far bus has something to do while others are made."""
+_MESSAGES_MAX = 24_576
+_RANGES_MAX = 16_384
+"""Of a batch. A record of batches with so many, and of that many messages each alone, still fits
+into a frame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +87,10 @@ class FarBus:
         """The sequence at which to go on; None for where the near end is."""
         self._numbering = Numbering("", 0)
         self._rewriter: Rewriter | None = None
-        self._sent: list[tuple[Waiter, Batch | None]] = []
+        self._sent: deque[tuple[Waiter, Batch | None]] = deque()
         """What is not settled; None for a record."""
         self._done = Signal()
-        self._next: Batch | None = None
+        self._plan: list[_Announced] = []
         """What was announced and is not sent."""
 
     async def resume(self, near: Near, record: Record | None, *, kept: int) -> list[Refusal]:
@@ -114,24 +121,24 @@ class FarBus:
             is_same = False
         self.at = record.next if is_same else None
         refused: dict[int, Refusal] = {}
-        last = record.batches[-1]
-        for first, ranges in record.owed(number):
-            if first == last.number:  # What it tells was sent again: the last word counts.
+        batches = {batch.number: batch for batch in record.batches}
+        for first, parts in record.owed(number):
+            if first in batches:  # What it tells may have been sent before: the last word counts.
                 for each in await self._confirmed():
                     refused[each.sequence] = each
-                for begin, end in last.ranges:
-                    for sequence in range(begin, end):
+                for begin, end in batches[first].ranges:
+                    for sequence in range(begin, end) if refused else ():
                         refused.pop(sequence, None)
             assert first == self._numbering.next, (first, self._numbering.next)
             if not is_same:  # These sequences are nobody's any more.
-                for _ in range(max(1, sum(end - begin for begin, end in ranges))):
+                for _ in range(max(1, sum(end - begin for begin, end in parts))):
                     self._put_record(record)
                     self._count(1)
                 continue
-            if not ranges:
+            if not parts:
                 self._put_record(record)
                 self._count(1)
-            for begin, end in ranges:
+            for begin, end in parts:
                 await self._send_again(near, record, begin, end)
         for each in await self._confirmed():
             refused[each.sequence] = each
@@ -166,27 +173,55 @@ class FarBus:
 
     # Sending -------------------------------------------------------------------------------------
 
+    @property
+    def must_wait(self) -> bool:
+        return bool(self._plan) and not self._plan[0].waiter.is_done
+
     def make(self, found: Found) -> Made:
         assert self._rewriter is not None
         copies = Copies()
         for piece in found.pieces:
             self._rewriter.many(piece, copies)
-        return Made(copies.numbers(), found.next, copies, copies.left, copies.refused)
+        sequences = copies.numbers()
+        parts = ranges(sequences)
+        if len(parts) > _RANGES_MAX:  # A record would be too long.
+            return self.make(found.until(parts[_RANGES_MAX][0]))
+        return Made(sequences, found.next, copies, copies.left, copies.refused, ranges=parts)
 
-    def announce(self, made: Made) -> None:
-        record, self._next = self._numbering.record(made.sequences, made.next)
-        self._put_record(record)
+    def has_room(self, planned: Sequence[Made]) -> bool:
+        count = sum(made.count for made in planned)
+        count += sum(batch.count for batch in self._numbering.under_way)
+        batches = len(planned) + len(self._numbering.under_way)
+        return batches < _BATCHES_MAX and count < _MESSAGES_MAX
+
+    def announce(self, planned: Sequence[Made]) -> None:
+        before, self._plan = self._plan, []
+        wanted = [(made.ranges, made.next) for made in planned]
+        record, batches = self._numbering.record(wanted)
+        waiter = self._put_record(record)
         self._wire.writer.push()
+        for row, (made, batch) in enumerate(zip(planned, batches, strict=True)):
+            known = before[row] if row < len(before) else None
+            is_known = known is not None and known.made is made and known.batch == batch
+            if known is not None and is_known and not known.waiter.refused:
+                self._plan.append(known)
+            else:
+                self._plan.append(_Announced(made, batch, waiter))
 
-    def _put_record(self, record: Record) -> None:
+    async def announced(self) -> list[Refusal]:
+        waiter = self._plan[0].waiter
+        await self._through(waiter)
+        return [Refusal(-1, error.code, error.sentence) for error in waiter.refused]
+
+    def _put_record(self, record: Record) -> Waiter:
         position = self._core.publish(record.encode(), self._records.class_id, self._channel)
-        self._await(position, position, None)
+        return self._await(position, position, None)
 
     def send(self, made: Made) -> None:
-        batch, self._next = self._next, None
-        assert batch is not None, "sent before it was announced"
-        self._numbering.sent(batch)
-        self._put(made, batch)
+        told = self._plan.pop(0)
+        assert told.made is made, "sent before it was announced"
+        self._numbering.sent(told.batch)
+        self._put(made, told.batch)
         self._wire.writer.push()
 
     def _put(self, made: Made, batch: Batch) -> None:
@@ -197,32 +232,61 @@ class FarBus:
             self._core.publisher.publish_frames(raw, bounds, self.class_id)
         self._await(first, self._core.published - 1, batch)
 
-    def _await(self, first: int, last: int, batch: Batch | None) -> None:
+    def _await(self, first: int, last: int, batch: Batch | None) -> Waiter:
         """Hear what becomes of these positions, from now on."""
-        self._sent.append((self._wire.confirms.wait_for(first, last, self._done.set), batch))
+        waiter = self._wire.confirms.wait_for(first, last, self._done.set)
+        self._sent.append((waiter, batch))
+        return waiter
 
     async def settle(self) -> list[Refusal]:
-        found = await self._confirmed()
+        refusals, is_batch = list[Refusal](), False
+        while not is_batch:
+            is_batch = self._sent[0][1] is not None
+            refusals += await self._first_through()
+        self._numbering.settled()
         records = self._records
         records.ask()  # The records that have come back are of no more use.
         while not records.is_empty:
             records.take_batch()
             records.ask()
-        return found
+        return refusals
 
     async def _confirmed(self) -> list[Refusal]:
-        """Wait for all that was sent. A record that is refused has no sequence."""
+        """Wait for all that was sent."""
         self._wire.writer.push()
-        refusals = []
-        for waiter, batch in self._sent:
-            while not waiter.is_done:
-                check(self._wire)
-                await self._done.wait()
-            for position, error in zip(waiter.positions, waiter.refused, strict=True):
-                sequence = -1 if batch is None else batch.sequence(position - waiter.first)
-                refusals.append(Refusal(sequence, error.code, error.sentence))
-        self._sent.clear()
+        refusals = list[Refusal]()
+        while self._sent:
+            refusals += await self._first_through()
         return refusals
+
+    async def _first_through(self) -> list[Refusal]:
+        """Wait for the first that was sent. A record that is refused has no sequence."""
+        waiter, batch = self._sent[0]
+        await self._through(waiter)
+        self._sent.popleft()
+        return [
+            Refusal(
+                -1 if batch is None else batch.sequence(position - waiter.first),
+                error.code,
+                error.sentence,
+            )
+            for position, error in zip(waiter.positions, waiter.refused, strict=True)
+        ]
+
+    async def _through(self, waiter: Waiter) -> None:
+        while not waiter.is_done:
+            check(self._wire)
+            await self._done.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class _Announced:
+    """What is to be sent."""
+
+    made: Made
+    batch: Batch
+    waiter: Waiter
+    """That of the record which told it first."""
 
 
 # Finding out where to go on -----------------------------------------------------------------------

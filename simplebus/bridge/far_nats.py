@@ -12,6 +12,8 @@ near bus, the class and the sequence.
 from __future__ import annotations
 
 import re
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,9 +25,10 @@ from simplebus.bridge.nats_words import is_reserved, without_words
 from simplebus.bridge.rewriting import Alike, Copies, Left, Piece, Rewriter, is_unstuffed
 from simplebus.core.envelope import Envelope
 from simplebus.core.errors import BusConnectionError, LocalProtocolError, RemoteProtocolError
-from simplebus.core.frames import Integers
+from simplebus.core.frames import Flags, Integers
 from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES
 from simplebus.nats.client import jetstream, writing
+from simplebus.nats.client.core import Replies
 from simplebus.nats.envelopes import block_of
 from simplebus.nats.envelopes import class_subject as subject_of
 
@@ -33,6 +36,8 @@ KEY = "bus-key"
 _SEQUENCE_DIGITS = 19
 _DENIED = re.compile(r"Permissions Violation for Publish to \"(.*)\"")
 _NO_STREAM = 503
+_BATCHES_MAX = 4
+"""So many are under way: the server has something to do while others are made."""
 _PASSING = frozenset({10002, 10008, 10009, 10023, 10028, 10047})
 """The account or the server has no room, or the cluster no leader: that passes."""
 _FULL = frozenset({"maximum messages exceeded", "maximum bytes exceeded"})
@@ -48,6 +53,13 @@ class _Body:
     """Which sequences go where."""
     number: int = 0
     """That of the first one's PubAck; the others' follow."""
+    missing: Flags = field(default_factory=lambda: np.zeros(0, np.bool_))
+    """Whose PubAck has not come, once they are sent."""
+    echo: int = 0
+    """The number of what comes back behind them, without JetStream,"""
+    is_through: bool = False
+    """and whether it has."""
+    refusals: list[Refusal] = field(default_factory=list)
 
 
 class FarNats:
@@ -74,7 +86,8 @@ class FarNats:
             hops=terms.hops,
             frame_bytes_max=1 << 30,
         )
-        self._sent: list[Made] = []
+        self._sent: deque[Made] = deque()
+        """What is not settled."""
 
     def make(self, found: Found) -> Made:
         copies, body = Copies(), _Body()
@@ -190,73 +203,98 @@ class FarNats:
 
     # Sending -------------------------------------------------------------------------------------
 
-    def announce(self, made: Made) -> None:
+    @property
+    def must_wait(self) -> bool:
+        return False
+
+    def has_room(self, planned: Sequence[Made]) -> bool:
+        return len(planned) + len(self._sent) < _BATCHES_MAX
+
+    def announce(self, planned: Sequence[Made]) -> None:
         """Nobody there would remember it."""
 
+    async def announced(self) -> list[Refusal]:
+        return []
+
     def send(self, made: Made) -> None:
-        for said in _body(made).said:
+        body = _body(made)
+        for said in body.said:
             self._core.write(said)
+        if self._stream:
+            body.missing = np.ones(made.count, np.bool_)
+        else:
+            body.echo = self._wire.ask_echo()
         self._wire.link.flush()
         self._sent.append(made)
 
     async def settle(self) -> list[Refusal]:
-        refusals: list[Refusal] = []
-        sent, self._sent = self._sent, []
-        if sent:
-            if self._stream:
-                for made in sent:
-                    refusals += await self._stored(made)
-            else:
-                await self._wire.echoed()
-        while self._wire.complaints:
-            refusals += _denied(self._wire.complaints.pop(), sent)
-        return refusals
+        await self._dealt_with(self._sent[0])
+        if self._wire.complaints:  # Whom they are about is known when all is dealt with.
+            for made in self._sent:
+                await self._dealt_with(made)
+            self._hear_complaints()
+        return _body(self._sent.popleft()).refusals
 
-    async def _stored(self, made: Made) -> list[Refusal]:
-        """Wait for the PubAcks of a batch. Raises BusConnectionError where nobody sends any: all is
-        sent again then, and the stream knows it."""
-        body, sequences = _body(made), made.sequences
-        wire, missing = self._wire, np.ones(sequences.size, np.bool_)
-        refusals, known = [], 0
-        while missing.any():
-            if not wire.replies:
+    async def _dealt_with(self, made: Made) -> None:
+        """Wait until the server has dealt with a batch; a stream: has stored or refused it. Raises
+        BusConnectionError where nobody does: all is sent again then, and the stream knows it."""
+        body, wire = _body(made), self._wire
+        if not self._stream:
+            if not body.is_through:
+                await wire.echoed(body.echo)
+                body.is_through = True
+            return
+        while body.missing.any():
+            if not (wire.replies or wire.complaints):
                 await wire.owed(f"a PubAck of stream {self._stream!r}")
-                continue
             for each in wire.replies:
-                rows = each.numbers - body.number
-                mine = (rows >= 0) & (rows < sequences.size)
-                acks = jetstream.pub_acks(each.messages)
-                known += int(np.count_nonzero(acks.duplicates & mine))
-                for row, error in acks.errors.items():
-                    if not mine[row]:
-                        continue
-                    if error.code == _NO_STREAM:
-                        raise BusConnectionError(f"no stream {self._stream!r} took it: {error}")
-                    sequence = int(sequences[rows[row]])
-                    is_full = error.code in _PASSING or error.sentence in _FULL
-                    code = STREAM_FULL if is_full else f"jetstream_{error.code}"
-                    refusals.append(Refusal(sequence, code, error.sentence))
-                missing[rows[mine]] = False
+                for sent in self._sent:
+                    self._take(each, sent)
             wire.replies.clear()
-        if known:
+            self._hear_complaints()
+
+    def _hear_complaints(self) -> None:
+        """Note whom complaints of the server are about."""
+        for complaint in dict.fromkeys(self._wire.complaints):
+            if match := _DENIED.match(complaint):
+                for made in self._sent:
+                    self._deny(made, match[1].encode(), complaint)
+        self._wire.complaints.clear()
+
+    def _deny(self, made: Made, subject: bytes, complaint: str) -> None:
+        """Nothing of a batch is taken that goes to this subject."""
+        body = _body(made)
+        for sequences in body.subjects.pop(subject, []):
+            rows = np.searchsorted(made.sequences, sequences)
+            if self._stream:  # What is stored already was not denied.
+                rows = rows[body.missing[rows]]
+                body.missing[rows] = False
+            body.refusals += [
+                Refusal(each, "permissions", complaint) for each in made.sequences[rows].tolist()
+            ]
+
+    def _take(self, found: Replies, made: Made) -> None:
+        """What of these are PubAcks of a batch."""
+        body = _body(made)
+        rows = found.numbers - body.number
+        mine = (rows >= 0) & (rows < made.count)
+        if not mine.any():
+            return
+        acks = jetstream.pub_acks(found.messages)
+        if known := int(np.count_nonzero(acks.duplicates & mine)):
             made.left[Left.KNOWN] = made.left.get(Left.KNOWN, 0) + known
-        return refusals
+        for row, error in acks.errors.items():
+            if not mine[row]:
+                continue
+            if error.code == _NO_STREAM:
+                raise BusConnectionError(f"no stream {self._stream!r} took it: {error}")
+            sequence = int(made.sequences[rows[row]])
+            is_full = error.code in _PASSING or error.sentence in _FULL
+            code = STREAM_FULL if is_full else f"jetstream_{error.code}"
+            body.refusals.append(Refusal(sequence, code, error.sentence))
+        body.missing[rows[mine]] = False
 
 
 def _body(made: Made) -> _Body:
     assert isinstance(made.body, _Body)
     return made.body
-
-
-def _denied(complaint: str, sent: list[Made]) -> list[Refusal]:
-    """Whom a complaint of the server is about."""
-    match = _DENIED.match(complaint)
-    if match is None:
-        return []
-    subject = match[1].encode()
-    return [
-        Refusal(int(sequence), "permissions", complaint)
-        for made in sent
-        for sequences in _body(made).subjects.get(subject, [])
-        for sequence in sequences
-    ]

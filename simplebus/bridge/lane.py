@@ -2,8 +2,8 @@
 
 Rule 1: nothing is remembered here. A lane that has lost an end begins anew, and its ends tell where
 it was; so it makes no difference whether a connection broke or the process was killed.
-Rule 2: one batch is under way, and the next one is announced behind it. What the near end has
-beside stays there: memory is bounded, and a far end that is slow or away lets it wait.
+Rule 2: a few batches are under way, and the next ones are made and announced behind them. What the
+near end has beside stays there: memory is bounded, and a far end that is slow or away lets it wait.
 Rule 3: nothing is skipped in silence: what stays is counted by reason, what the far end refuses
 becomes a dead letter of the near end, and only then the lane goes on.
 """
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import logging
 import random
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 
@@ -158,33 +158,50 @@ class Lane:
         self._at = self._cursor = ends.at
         try:
             await near.keep(self._at, now=True)
-            while True:
-                made = await self._next(near, far)
-                await self._announced(far, made)
-                await self._row(near, far, made)
+            await self._flow(near, far)
         except trio.Cancelled:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _GOODBYE_SECONDS):
                 await near.keep(self._at, now=True)
             raise
 
-    async def _row(self, near: Near, far: Far, made: Made | None) -> None:
-        """Send a batch that was announced, and those behind it while there are any."""
-        while made is not None:
-            far.send(made)
-            following = await self._next_there(near, far)
-            if following is not None:
-                far.announce(following)
-            refusals = await far.settle()
-            is_announced = all(each.sequence >= 0 for each in refusals)
-            if later := await self._through(near, made, refusals):
+    async def _flow(self, near: Near, far: Far) -> None:
+        """Copy from the cursor on."""
+        under_way, planned = deque[Made](), deque[Made]()
+        while True:
+            if not (planned or under_way):
+                planned.append(await self._next(near, far))
+            # What is ahead is made while what is next must wait; and one in any case, to be told.
+            while far.has_room(planned) and (under_way or self._cursor < self._head):
+                made = await self._next_there(near, far)
+                if made is None:
+                    break
+                planned.append(made)
+                if not far.must_wait:
+                    break
+            if planned:
+                await self._announced(far, planned)
+                far.send(planned[0])
+                under_way.append(planned.popleft())
+            elif under_way:
+                await self._settle(near, far, under_way)
+            if under_way and not far.has_room(planned):
+                await self._settle(near, far, under_way)
+
+    async def _settle(self, near: Near, far: Far, under_way: deque[Made]) -> None:
+        """Wait for the first batch under way; for all of them, where that is not taken whole."""
+        made = under_way.popleft()
+        later = await self._through(near, made, await far.settle())
+        if later:
+            assert made.found is not None
+            found = made.found
+            while under_way:
+                made = under_way.popleft()
+                later += await self._through(near, made, await far.settle())
                 assert made.found is not None
-                await self._try_later(near, far, later, made.found)
-                is_announced = False
-            if following is not None and not is_announced:
-                await self._announced(far, following)
-            self._at = made.next
-            await near.keep(self._at, now=False)
-            made = following
+                found = found.and_then(made.found)
+            await self._try_later(near, far, later, found)
+        self._at = made.next
+        await near.keep(self._at, now=False)
 
     async def _next(self, near: Near, far: Far) -> Made:
         """The next batch, as soon as there is one. Nothing is under way."""
@@ -200,14 +217,14 @@ class Lane:
         while True:
             found = await near.find(self._cursor)
             self._note(found)
-            self._cursor = found.next
             made = far.make(found)
+            self._cursor = made.next
             if made.count:
                 made.found = found
                 return made
             self._left.update(made.left)
             await self._sort_out(near, _too_long(made))
-            if found.next >= found.head:
+            if made.next >= found.head:
                 return None
 
     def _note(self, found: Found) -> None:
@@ -224,11 +241,11 @@ class Lane:
             first,
         )
 
-    async def _announced(self, far: Far, made: Made) -> None:
-        """Announce a batch, again until that is taken. Nothing is under way."""
+    async def _announced(self, far: Far, planned: Sequence[Made]) -> None:
+        """Announce batches, again until it is safe to send the first one."""
         while True:
-            far.announce(made)
-            refusals = await far.settle()
+            far.announce(planned)
+            refusals = await far.announced()
             if not refusals:
                 return
             self._check_later(refusals)
@@ -287,10 +304,14 @@ class Lane:
             await trio.sleep(_LATER_SECONDS)
             wanted = np.array([each.sequence for each in refusals], np.int64)
             made = far.make(replace(found, pieces=found.only(wanted)))
+            left = [each for each in refusals if each.sequence >= made.next]
             if made.count:
-                await self._announced(far, made)
+                await self._announced(far, [made])
                 far.send(made)
-            refusals = await self._through(near, made, await far.settle())
+                refusals = await self._through(near, made, await far.settle())
+            else:
+                refusals = await self._through(near, made, [])
+            refusals += left
 
     def _check_later(self, refusals: list[Refusal]) -> None:
         """Raise RefusedError for announcements that will never be taken."""

@@ -80,12 +80,19 @@ class NatsWire:
                 f"{what} did not come within {self._patience:g} s from NATS at {self.link.server}"
             )
 
-    async def echoed(self) -> None:
-        """Return when the server has dealt with all that was said before: a message to ourselves
-        comes back behind that."""
+    def ask_echo(self) -> int:
+        """Have a message to ourselves come back behind all that was said before. Returns its
+        number; `flush` the link."""
         number = self.core.take_numbers(1)
         self.core.publish(self.core.reply_to(number).decode(), b"")
-        self.link.flush()
+        return number
+
+    async def echoed(self, number: int | None = None) -> None:
+        """Return when this has come back: the server has dealt with what was said before it; by
+        default with all that is said by now."""
+        if number is None:
+            number = self.ask_echo()
+            self.link.flush()
         while not self._take(number):
             await self.owed("our own message")
 
@@ -94,7 +101,8 @@ class NatsWire:
             mine = each.numbers == number
             if mine.any():
                 rest = np.flatnonzero(~mine)
-                self.replies[at] = Replies(each.numbers[rest], each.messages.pick(rest))
+                kept = [Replies(each.numbers[rest], each.messages.pick(rest))] if rest.size else []
+                self.replies[at : at + 1] = kept
                 return True
         return False
 

@@ -9,7 +9,9 @@ moved as one step, and is sent one message at a time.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import trio
@@ -26,7 +28,7 @@ from simplebus.core.client.messages import Batch
 from simplebus.core.dead_letters import Dead, Death
 from simplebus.core.envelope_columns import Seconds
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.limits import FETCH_MESSAGES_MAX
+from simplebus.core.limits import FETCH_BYTES_MAX, FETCH_MESSAGES_MAX
 from simplebus.core.requests import FetchReply, NamedClass, Start, SubscribeReply, SubscribeRequest
 
 _KEEP_SECONDS = 0.1
@@ -34,6 +36,17 @@ _KEEP_SECONDS = 0.1
 _SAFE_SECONDS = 0.001, 0.05
 """How long what is delivered may take until it is safe: looked at so soon, and then ever later."""
 _AGAIN_SECONDS = 86_400.0
+_GUESSES = 3
+_GUESSED_BYTES = FETCH_BYTES_MAX // 2
+"""A guess is right while messages are not suddenly twice as long."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    request: Request
+    first: int
+    end: int
+    """Where it is to end; it ends sooner where it would be too long."""
 
 
 class NearBus:
@@ -66,8 +79,10 @@ class NearBus:
         self._kept = 0
         """Where the durable is."""
         self._kept_at = -_KEEP_SECONDS
-        self._asked: tuple[int, Request] | None = None
-        """What is asked for beforehand, and from where on."""
+        self._asked: deque[_Asked] = deque()
+        """What is asked for beforehand, in the order in which it will be wanted."""
+        self._guesses = _GUESSES
+        """How many may be asked for beforehand: guesses at where each will end."""
 
     async def open(self) -> int:
         """Begin. Returns where the durable is. Raises RefusedError while somebody holds it."""
@@ -106,24 +121,38 @@ class NearBus:
     # Reading -------------------------------------------------------------------------------------
 
     async def find(self, at: int) -> Found:
-        if self._asked is None or self._asked[0] != at:
-            self._ask(at)
-        assert self._asked is not None
-        request, self._asked = self._asked[1], None
-        reply = (await self._wire.answered(request)).reply
+        if self._asked and self._asked[0].first != at:
+            self._asked.clear()
+        if not self._asked:
+            self._ask(at, FETCH_MESSAGES_MAX)
+        asked = self._asked.popleft()
+        reply = (await self._wire.answered(asked.request)).reply
         assert isinstance(reply, FetchReply)
-        if reply.head > reply.next > at:
-            self._ask(reply.next)
+        self._ask_ahead(asked, reply)
         ages = _ages(reply, self._clock())
-        pieces = [part for batch in request.batches for part in _unpurged(batch, reply, ages)]
+        batches = asked.request.batches
+        pieces = [part for batch in batches for part in _unpurged(batch, reply, ages)]
         missed = max(0, reply.first - at)
         return Found(pieces, at, max(at, reply.next), reply.head, missed)
 
-    def _ask(self, at: int) -> None:
-        """Have the next messages sent, so that they are here when they are wanted."""
-        request = self._core.fetch(self.class_id, at, FETCH_MESSAGES_MAX, times=True, make=False)
-        self._asked = at, request
+    def _ask_ahead(self, asked: _Asked, reply: FetchReply) -> None:
+        """Have what is behind this reply sent, so that it is here when it is wanted."""
+        if self._asked and self._asked[0].first != reply.next:  # A guess was wrong.
+            self._asked.clear()
+            self._guesses = 1
+        at = self._asked[-1].end if self._asked else reply.next
+        size = sum(batch.size for batch in asked.request.batches)
+        count = reply.next - reply.first
+        likely = min(count * _GUESSED_BYTES // max(1, size) + 1, FETCH_MESSAGES_MAX)
+        while len(self._asked) < self._guesses and asked.first < at < reply.head:
+            self._ask(at, likely if self._guesses > 1 else FETCH_MESSAGES_MAX)
+            at += likely
+        self._guesses = min(_GUESSES, self._guesses + 1)
         self._wire.writer.push()
+
+    def _ask(self, at: int, count: int) -> None:
+        request = self._core.fetch(self.class_id, at, count, times=True, make=False)
+        self._asked.append(_Asked(request, at, at + count))
 
     async def wait(self, at: int) -> int:
         await self.keep(at, now=True)

@@ -4,20 +4,21 @@ The far bus stores every number once. So that a bridge that was killed goes on w
 under the same number, it writes down beforehand what the next numbers will be: a *record*, itself a
 message of the numbered row, in a class there that keeps last values.
 
-Rule 1: the messages of a batch are sent when the record that tells them is confirmed, not before.
-Rule 2: a record tells the batch before it as well: that may be under way while the record is.
+Rule 1: the messages of a batch are sent when a record that tells them is confirmed, not before.
+Rule 2: one record is sent before each batch, and tells the batches ahead, too: so the next one can
+be sent while this one is under way. It tells what is under way already, as that may be lost.
 Rule 3: what comes back is never guessed. Where the record and the far bus's `next` do not fit
 together, the lane begins with numbers of which nobody knows anything.
 
-    number    7         8 … 107     108              109 … 208     209
-    row       record    batch       record           batch         record
-    tells     8-107                 8-107, 109-208                 109-208, 210-…
+    number    7                8 … 107    108                       109 … 208    209
+    row       record           batch      record                    batch        record
+    tells     8-107, 109-208              8-107, 109-208, 210-…                  109-208, 210-…
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import msgspec
@@ -29,6 +30,8 @@ from simplebus.core.limits import MESSAGE_ID_BITS, MESSAGE_ID_MASK
 
 BATCH_MESSAGES_MAX = 1 << 18
 """No batch has more."""
+BATCHES_MAX = 16
+"""No record tells more."""
 _HALF = 1 << (MESSAGE_ID_BITS - 1)
 
 Range = tuple[int, int]
@@ -81,7 +84,7 @@ class Record(msgspec.Struct, frozen=True):
     number: int
     """The record's own."""
     batches: list[Batch]
-    """One or two, in order."""
+    """In order: those under way, the one that follows the record, and those ahead."""
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self)
@@ -100,19 +103,17 @@ class Record(msgspec.Struct, frozen=True):
     def _problem(self) -> str:
         """What no lane would write; empty for nothing. Whoever may publish can write into the class
         of records."""
-        if not 1 <= len(self.batches) <= 2:
-            return f"it tells {len(self.batches)} batches, expected 1 or 2"
-        last = self.batches[-1]
-        if (
-            not 0 <= self.number <= MESSAGE_ID_MASK
-            or last.number != (self.number + 1) & MESSAGE_ID_MASK
-        ):
-            return f"its number is {self.number}, and what it announces has {last.number}"
-        before = self.batches[0]
-        if before is not last:
-            gap = (self.number - before.number - before.count) & MESSAGE_ID_MASK
-            if not 0 <= before.number <= MESSAGE_ID_MASK or gap > BATCH_MESSAGES_MAX:
-                return f"the batch before it has number {before.number}, and it has {self.number}"
+        if not 1 <= len(self.batches) <= BATCHES_MAX:
+            return f"it tells {len(self.batches)} batches, expected 1 to {BATCHES_MAX}"
+        if not 0 <= self.number <= MESSAGE_ID_MASK:
+            return f"its number is {self.number}"
+        numbers = [batch.number for batch in self.batches]
+        if (self.number + 1) & MESSAGE_ID_MASK not in numbers:
+            return f"its number is {self.number}, and what it announces has {numbers}"
+        for before, batch in pairwise(self.batches):
+            gap = (batch.number - before.number - before.count) & MESSAGE_ID_MASK
+            if not 0 <= before.number <= MESSAGE_ID_MASK or not 0 < gap <= BATCH_MESSAGES_MAX:
+                return f"a batch has number {before.number}, and the one behind it {batch.number}"
         for batch in self.batches:
             edges = [edge for part in batch.ranges for edge in part]
             if any(a > b for a, b in pairwise([0, *edges, batch.next])):
@@ -126,8 +127,8 @@ class Record(msgspec.Struct, frozen=True):
     @property
     def first(self) -> int:
         """The lowest number of which it tells something."""
-        batch = self.batches[0]
-        return batch.number if len(self.batches) > 1 else self.number
+        number = self.batches[0].number
+        return self.number if number == (self.number + 1) & MESSAGE_ID_MASK else number
 
     @property
     def next(self) -> int:
@@ -158,22 +159,29 @@ class Numbering:
     source: str
     next: int
     """The number of the next message that is handed over."""
-    before: Batch | None = None
-    """The batch that was sent last."""
+    under_way: list[Batch] = field(default_factory=list)
+    """What is sent and may be lost."""
 
-    def record(self, sequences: Integers, next: int) -> tuple[Record, Batch]:
-        """The record that is to be handed over now, and the batch that it announces."""
+    def record(self, planned: Sequence[tuple[list[Range], int]]) -> tuple[Record, list[Batch]]:
+        """The record that is to be handed over now, and the batches that it announces: of each its
+        sequences, and where to go on behind it."""
         number = self.next
+        batches, at = list[Batch](), number
+        for ranges, next in planned:  # In front of each is a record.
+            batches.append(Batch((at + 1) & MESSAGE_ID_MASK, ranges, next))
+            at = batches[-1].end
         self.next = (number + 1) & MESSAGE_ID_MASK
-        batch = Batch(self.next, ranges(sequences), next)
-        batches = [batch] if self.before is None else [self.before, batch]
-        return Record(self.source, number, batches), batch
+        return Record(self.source, number, [*self.under_way, *batches]), batches
 
     def sent(self, batch: Batch) -> None:
         """Messages of it are handed over."""
         assert batch.number == self.next, (batch.number, self.next)
         self.next = batch.end
-        self.before = batch
+        self.under_way.append(batch)
+
+    def settled(self) -> None:
+        """The first one under way is stored or refused."""
+        self.under_way.pop(0)
 
 
 def ranges(sequences: Integers) -> list[Range]:

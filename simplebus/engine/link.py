@@ -39,6 +39,7 @@ CONNECT_SECONDS = 5.0
 REQUEST_SECONDS = 5.0
 PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.05, 5.0
 _PORT = 4222
+_ALONE_BYTES = 64 * 1024
 _READ_BYTES = 256 * 1024
 _TICK_SECONDS = 1.0
 _REST_SECONDS = 0.002
@@ -408,7 +409,8 @@ class Link:
         core = self.core
         while True:
             while output := core.take_output():
-                await stream.send_all(b"".join(output))
+                for part in _joined(output):
+                    await stream.send_all(part)
             self._emptied.set()
             self._emptied = trio.Event()
             self._wakeup = trio.Event()
@@ -435,6 +437,21 @@ def _without_status(messages: Messages) -> tuple[Messages, bool]:
         told[row] = bool(code)
         ended |= code > 100
     return (messages.pick(~told) if told.any() else messages), ended
+
+
+def _joined(output: list[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    """The same in few parts: a long one goes as it is, others are joined."""
+    short: list[bytes | memoryview] = []
+    for part in output:
+        if len(part) < _ALONE_BYTES:
+            short.append(part)
+            continue
+        if short:
+            yield b"".join(short)
+            short.clear()
+        yield part
+    if short:
+        yield b"".join(short)
 
 
 async def _read_info(stream: trio.abc.ReceiveStream, core: ClientCore) -> Info:

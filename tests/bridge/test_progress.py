@@ -24,38 +24,49 @@ def told(record: Record, number: int) -> list[int | None]:
 
 @given(
     st.integers(0, IDS - 1),
-    st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=6), min_size=1, max_size=4),
+    st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=6), min_size=1, max_size=7),
+    st.integers(1, 4),
     st.data(),
 )
 def test_what_is_owed_is_what_was_announced(
-    start: int, steps: list[list[int]], data: st.DataObject
+    start: int, steps: list[list[int]], ahead: int, data: st.DataObject
 ) -> None:
-    """Also where numbers wrap, and with sequences that are left out."""
-    numbering, row, at = Numbering("here", start), list[int | None](), 0
-    record = None
+    """Also where numbers wrap, with sequences that are left out, and with what was only announced
+    by then."""
+    planned, at = list[tuple[list[tuple[int, int]], int]](), 0
+    whole = list[int | None]()
     for gaps in steps:
         sequences = at + np.cumsum(gaps)
         at = int(sequences[-1]) + 1
-        before = len(row)
-        record, batch = numbering.record(sequences, at)
-        assert record.number == (start + before) % IDS
-        numbering.sent(batch)
-        row += [None, *sequences.tolist()]
-    assert record is not None
+        planned.append((ranges(sequences), at))
+        whole += [None, *sequences.tolist()]
+    numbering = Numbering("here", start)
+    sent = data.draw(st.integers(1, len(planned)))
+    settled = data.draw(st.integers(0, sent - 1))
+    told_upto = min(len(planned), sent - 1 + ahead)
+    for index in range(sent):
+        record, batches = numbering.record(planned[index : index + ahead])
+        assert len(batches) == min(ahead, len(planned) - index)
+        if index < sent - 1:
+            numbering.sent(batches[0])
+        if index < settled:
+            numbering.settled()
     again = Record.decode(record.encode())
     assert again == record
+    row = whole[: sum(1 + len(steps[index]) for index in range(told_upto))]
+    assert row[(record.number - start) % IDS] is None
     first = (record.first - start) % IDS
     missing = data.draw(st.integers(first, len(row)))
     assert told(again, (start + missing) % IDS) == row[missing:]
-    assert again.next == at
+    assert again.next == planned[told_upto - 1][1]
 
 
 def test_an_announcement_may_be_taken_back() -> None:
     numbering = Numbering("here", 7)
-    _, first = numbering.record(np.arange(3), 3)
+    _, (first, *_) = numbering.record([([(0, 3)], 3), ([(3, 5)], 5)])
     numbering.sent(first)
-    numbering.record(np.arange(3, 5), 5)
-    record, _ = numbering.record(np.array([1]), 3)
+    numbering.record([([(3, 5)], 5)])
+    record, _ = numbering.record([([(1, 2)], 3)])
     assert record.number == 12
     # What was announced and not sent used up one number: that of its record.
     assert told(record, 10) == [2, None, None, 1]
@@ -76,13 +87,15 @@ def test_what_is_no_record_says_so(payload: bytes) -> None:
     ("number", "batches", "problem"),
     [
         (5, [(6, [(0, 1 << 40)], 1 << 40)], "messages, expected 262144 at most"),
-        (5, [(100_000_000, [(0, 10)], 10)], "has 100000000"),
+        (5, [(100_000_000, [(0, 10)], 10)], r"has \[100000000\]"),
+        (1 << 40, [(1, [(0, 10)], 10)], "number is 1099511627776"),
         (0, [(1, [(-5, 1)], 7)], "do not ascend"),
         (0, [(1, [(0, 5)], 3)], "do not ascend to 3"),
         (0, [(1, [(3, 5), (4, 6)], 9)], "do not ascend"),
         (0, [(1, [(3, 3)], 9)], "range of nothing"),
-        (9, [(900_000_000, [(0, 2)], 2), (10, [(2, 3)], 3)], "the batch before it"),
-        (0, [(1, [], 0)] * 3, "3 batches"),
+        (9, [(900_000_000, [(0, 2)], 2), (10, [(2, 3)], 3)], "has number 900000000"),
+        (0, [(1, [(0, 1)], 1)] * 2, "the one behind it 1"),
+        (0, [(1, [], 0)] * 17, "17 batches"),
     ],
 )
 def test_what_no_lane_would_write_is_no_record(

@@ -143,7 +143,11 @@ ENVELOPES = st.builds(
 )
 PAYLOADS = st.sampled_from([b"", b"x", b"y", b"<", b"\n>", b"<\r\n", b"\r\n>", b"longer"])
 FRAMES = st.one_of(
-    st.builds(message, st.sampled_from([b"", b"x", b"<\r\n", b"<", b"\n>", b"longer"])),
+    st.builds(
+        message,
+        st.sampled_from([b"", b"x", b"<\r\n", b"<", b"\n>", b"\r", b"longer"]),
+        st.sampled_from([0, 0x3C0D0A3E, 0x0D0D0D0D, 0x3C]),  # A header may look like anything.
+    ),
     st.builds(enveloped, ENVELOPES, PAYLOADS),
 )
 
