@@ -111,12 +111,16 @@ class Answers:
                 if former is not None:
                     self._take_over(former)  # From here on, what it has stored is known.
                 before = publisher.next, publisher.is_doubted
-                if asked.bus and asked.bus != self.identity:
+                is_elsewheres = bool(asked.bus) and asked.bus != self.identity
+                if is_elsewheres:
                     self.publishers.begin_anew(publisher)  # It gives its messages new numbers.
                 elif asked.unconfirmed is not None:
                     lost = self.publishers.go_on(publisher, asked.unconfirmed)
                 else:
                     self.publishers.come_again(publisher)
+                first_number = store.table.first_number
+                if first_number is not None and (asked.unconfirmed is None or is_elsewheres):
+                    self.publishers.begin_at(publisher, first_number(store.clock.now))
                 now = publisher.next, publisher.is_doubted
                 if former_program != publisher.instance or before != now:
                     self._note_publisher(publisher)

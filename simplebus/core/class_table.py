@@ -67,6 +67,9 @@ class ClassTable:
         """What makes a class."""
         self.is_remote = False
         """Whether classes are such that keep their messages elsewhere."""
+        self.first_number: Callable[[float], int] | None = None
+        """Which number a program begins with that connects at this time; None where all that is
+        known of its name is known here."""
         self.opened: Callable[[int], None] = lambda class_id: None
         """Called with the id of a class that is new."""
         self._acknowledged_after: Histogram | None = None

@@ -169,15 +169,16 @@ class Publishers:
 
     def begin_anew(self, publisher: Publisher) -> None:
         """None of the numbers of which anything is known comes again."""
-        self._begin_at(publisher, publisher.end)
+        self.begin_at(publisher, publisher.end)
 
     def come_again(self, publisher: Publisher) -> None:
         """The program does not say what it knows to be confirmed, and may be the one before. Of
         one that is doubted nothing is known then."""
         if publisher.is_doubted:
-            self._begin_at(publisher, 0)
+            self.begin_at(publisher, 0)
 
-    def _begin_at(self, publisher: Publisher, following: int) -> None:
+    def begin_at(self, publisher: Publisher, following: int) -> None:
+        """It goes on with this number, and of those behind it nothing is known."""
         publisher.is_doubted = False
         self.note(publisher, following, None)
         self._keep_refusals(publisher, [])
@@ -190,7 +191,7 @@ class Publishers:
         missing = 0
         if publisher.is_doubted:
             missing = max(0, distance(publisher.next, unconfirmed))
-            self._begin_at(publisher, unconfirmed)
+            self.begin_at(publisher, unconfirmed)
             return missing
         if distance(publisher.next, unconfirmed) > 0:
             missing = distance(publisher.next, unconfirmed)

@@ -15,6 +15,9 @@ from simplebus.engine.names import Names
 from simplebus.nats.client.credentials import Credentials
 
 REPLICAS_MAX = 5
+DUPLICATE_SECONDS_MAX = 900.0
+"""Numbers of messages come round: within four times as long nobody may publish 2**31 of them, which
+are 600,000 in a second then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,11 @@ class EngineOptions:
         for name in ("ack_wait_seconds", "duplicate_seconds"):
             if not getattr(self, name) >= 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.duplicate_seconds > DUPLICATE_SECONDS_MAX:
+            raise ValueError(
+                f"duplicate_seconds must be at most {DUPLICATE_SECONDS_MAX:g}, got "
+                f"{self.duplicate_seconds}"
+            )
         if self.max_bytes < 0:
             raise ValueError(f"max_bytes must be 0 or more, got {self.max_bytes}")
 

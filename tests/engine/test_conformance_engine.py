@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 
@@ -81,7 +82,12 @@ for _name, _row in (NOT_PROMISED | IN_DOUBT).items():
         strict=_name in NOT_PROMISED,
         reason=f"protocol/engine.md: {_row}",
     )
-    setattr(TestDoorUnderTrio, _name, _mark(getattr(BusConformance, _name)))
+    # A mark stays with its function: this one is nobody else's.
+    _test = getattr(BusConformance, _name)
+    _own = FunctionType(_test.__code__, _test.__globals__, _name, closure=_test.__closure__)
+    _own.__kwdefaults__, _own.__defaults__ = _test.__kwdefaults__, _test.__defaults__
+    _own.__dict__.update(_test.__dict__, pytestmark=list(getattr(_test, "pytestmark", [])))
+    setattr(TestDoorUnderTrio, _name, _mark(_own))
 
 
 def test_the_page_has_a_row_for_each_that_is_not_promised() -> None:

@@ -154,6 +154,27 @@ async def test_what_a_door_holds_is_nobody_elses_while_it_is_there(
         assert sum(f.statistics().fetched for f in feeds_of(one) + feeds_of(other)) == 2
 
 
+def publish_in_one_life(url: str, payload: bytes) -> None:
+    with simplebus.connect_blocking(url, name="source", instance="fixed") as bus:
+        bus.publish(payload, class_id=7)
+
+
+async def test_a_program_of_a_fixed_instance_uses_no_number_twice_at_whichever_door(
+    jetstream_server: NatsServer,
+) -> None:
+    cluster = options(jetstream_server.url)
+    payloads = [b"%d" % life for life in range(6)]
+    async with door(cluster) as one, door(cluster) as other:
+        for life, payload in enumerate(payloads):
+            url = at(other) if life % 2 else at(one)
+            await trio.to_thread.run_sync(publish_in_one_life, url, payload)
+        async with simplebus.connect(at(one)) as bus, bus.subscribe(7, durable="d") as messages:
+            got = [(await messages.get(PATIENCE_SECONDS)).payload for _ in payloads]
+            assert got == payloads
+        for up in (one, other):
+            assert cluster_of(up).uplink.statistics().duplicates == 0
+
+
 async def test_a_dead_letter_is_read_at_another_door(jetstream_server: NatsServer) -> None:
     cluster = options(jetstream_server.url)
     async with (
