@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 
@@ -22,6 +22,7 @@ from simplebus import (
     gateway_command,
     journal_command,
     serve_command,
+    unit_command,
 )
 from simplebus.complaints import fail, sentence
 from simplebus.core.errors import BusError
@@ -38,7 +39,6 @@ from simplebus.options import (
     parse_size,
     parse_start,
     parse_url,
-    settings,
 )
 from simplebus.spark import commands as pipeline
 
@@ -492,43 +492,12 @@ app.command("check-config", rich_help_panel=_SET_UP, help=config_command.CHECK_H
 app.add_typer(config_command.app, name="config", rich_help_panel=_SET_UP)
 
 
-@app.command(
+app.command(
     "systemd-unit",
     rich_help_panel=_SET_UP,
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    help=(
-        "Print a systemd unit that runs this installation.\n\n"
-        "Options of [bold]simplebus serve[/bold] may follow; they become part of it.\n\n\b\n"
-        "  simplebus systemd-unit > /etc/systemd/system/simplebus.service\n"
-        "  simplebus systemd-unit --host 0.0.0.0 --max-memory 4GiB"
-    ),
-)
-def systemd_unit(context: typer.Context) -> None:
-    from simplebus.unit import complaints, installation, unit
-
-    command = typer.main.get_group(app).commands["serve"]
-    with command.make_context("simplebus serve", list(context.args)) as given:
-        values = given.params
-    try:
-        settings(**values)
-        door = serve_command.nats_door(cast(typer.Context, given))
-        operators = serve_command.http_door(cast(typer.Context, given))
-    except ValueError as error:
-        fail(str(error), status=2)
-    places = installation()
-    files = [values["config"].path] if values["config"] else []
-    if door.tls is not None:
-        files += [path for path in (door.tls.cert, door.tls.key, door.tls.ca) if path is not None]
-    for complaint in complaints(places, files, values["data_dir"]):
-        typer.echo(f"simplebus: {complaint}", err=True)
-    text = unit(
-        context.args,
-        ports=(values["port"], door.port or 0, operators.port or 0),
-        drain_seconds=values["drain_timeout"],
-        connections=values["max_connections"] + door.connections,
-        installed_in=places,
-    )
-    typer.echo(text, nl=False)
+    help=unit_command.HELP,
+)(unit_command.systemd_unit)
 
 
 # What goes wrong ---------------------------------------------------------------------------------

@@ -63,10 +63,11 @@ def check_config(
 def sample() -> None:
     from simplebus.config_sample import text
 
-    typer.echo(text(_serve().params), nl=False)
+    typer.echo(text(serve_command_of().params), nl=False)
 
 
-def _serve() -> Any:
+def serve_command_of() -> Any:
+    """The command that a file is for."""
     from simplebus import cli
 
     return typer.main.get_group(cli.app).commands["serve"]
@@ -76,7 +77,7 @@ def looked_over(file: str) -> tuple[Config, list[str]]:
     """What a file says, and all that is wrong with it, each with the file and the line.
 
     What contradicts something else is left out, and the rest looked at again."""
-    command, check = _serve(), Check()
+    command, check = serve_command_of(), Check()
     found: dict[str, None] = {}
     while True:
         with command.make_context("simplebus serve", ["--config", file], obj=check) as given:

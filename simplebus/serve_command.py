@@ -397,6 +397,7 @@ def serve(
     import trio
 
     from simplebus.core.errors import RemoteProtocolError
+    from simplebus.server import activation
     from simplebus.server.serve import configure_logging
     from simplebus.server.serve import serve as serve_until_stopped
     from simplebus.serving import again, changes, planned, taken_over
@@ -428,7 +429,10 @@ def serve(
 
         return fresh.settings, fresh.options, say
 
-    options = replace(plan.options, reload=reload if config else None)
+    options = plan.options
+    ports = {"tcp": options.port, "nats": options.nats_port, "http": options.http_port}
+    sockets = activation.for_doors(activation.inherited(os.environ), ports)
+    options = replace(options, inherited=sockets, reload=reload if config else None)
     try:
         run = partial(serve_until_stopped, plan.settings, options, announce=_announce)
         if plan.bridges:

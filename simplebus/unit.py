@@ -1,4 +1,5 @@
-"""The systemd unit of this installation: simplebus.service with its blanks filled in.
+"""The systemd units of this installation: simplebus.service and simplebus.socket with their blanks
+filled in.
 
 Rule 1: pure but for reading the template and looking at permissions. What systemd will run is the
 interpreter and the package that print the unit, by absolute path.
@@ -6,6 +7,7 @@ interpreter and the package that print the unit, by absolute path.
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import os
 import stat
@@ -51,6 +53,22 @@ def unit(
             "CAP_NET_BIND_SERVICE" if any(port in _PRIVILEGED_PORTS for port in ports) else ""
         ),
     )
+
+
+def socket_unit(addresses: Sequence[tuple[str, int]]) -> str:
+    """The text of a unit that listens on these hosts and ports. Raises ValueError for a host that
+    is a name, and for a port that is not known before."""
+    lines = []
+    for host, port in addresses:
+        try:
+            version = ipaddress.ip_address(host).version
+        except ValueError:
+            raise ValueError(f"a socket unit needs addresses, {host!r} is a name") from None
+        if not port:
+            raise ValueError("a socket unit needs ports, and 0 stands for any")
+        lines.append(f"ListenStream={host if version == 4 else f'[{host}]'}:{port}")
+    template = resources.files("simplebus").joinpath("simplebus.socket").read_text("utf-8")
+    return Template(template).substitute(listen="\n".join(dict.fromkeys(lines)))
 
 
 def quoted(word: str) -> str:

@@ -10,12 +10,14 @@ import contextlib
 import errno
 import gc
 import logging
+import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,18 +27,18 @@ from simplebus.core.broker import Settings
 from simplebus.core.errors import BusError
 from simplebus.core.ledger import Ledger, Level
 from simplebus.core.requests import NamedClass
-from simplebus.core.statistics import BrokerStatistics
 from simplebus.engine.cluster import Cluster, level_of
 from simplebus.engine.settings import EngineOptions, check_settings
 from simplebus.nats.settings import NatsSettings
-from simplebus.nats.statistics import FrontStatistics
 from simplebus.server import listeners, memory
 from simplebus.server.engine import Engine, new_identity
 from simplebus.server.keeping import Keeping, load
 from simplebus.server.nats_door import NatsDoor
 from simplebus.server.notify import notify
+from simplebus.server.rates import Rates, print_rates
 from simplebus.server.reloading import adopt
 from simplebus.server.signals import STOPPING, listen, say_ignored
+from simplebus.server.supervised import tell, watchdog_seconds
 from simplebus.server.tls import Certificates, TlsOptions
 from simplebus.storage.directory import take
 
@@ -77,6 +79,8 @@ class ServeOptions:
     """How long SIGTERM waits for what is under way."""
     verbose: bool = False
     """Print rates once a second."""
+    inherited: Mapping[str, list[socket.socket]] = field(default_factory=dict)
+    """Listening sockets of doors by their names, instead of fresh ones: see `activation`."""
     reload: Callable[[], tuple[Settings, ServeOptions, Callable[[], None]]] | None = None
     """Called on SIGHUP: what the settings are now, and what is called when they are in force, to
     say what is different. Raises ValueError with a line for each reason why there are none, and
@@ -168,7 +172,8 @@ async def _serve(
         shown = given[options.nats_tls] if options.nats_tls is not None else None
         nats_door = NatsDoor(engine, options.nats, shown)
     async with contextlib.AsyncExitStack() as unless_all_are_up:
-        sockets = await listeners.bind_all(options.hosts, options.port)
+        given_sockets = options.inherited
+        sockets = given_sockets.get("tcp") or await listeners.bind_all(options.hosts, options.port)
         unless_all_are_up.callback(_close, sockets)
         nats_sockets = await _bind_nats(options)
         unless_all_are_up.callback(_close, nats_sockets)
@@ -196,6 +201,8 @@ async def _serve(
                 watch,
                 tuple(given.values()),
             )
+            status = Rates(engine.broker, nats_door).line
+            engines.start_soon(partial(tell, status, watchdog=watchdog_seconds(os.environ)))
             options = await _keep_open(
                 up, sockets, nats_sockets, options, signals, announce, task_status
             )
@@ -235,7 +242,7 @@ async def _keep_open(
         notify("READY=1", f"STATUS=listening on {', '.join(everywhere)}")
         task_status.started(up)
         if options.verbose:
-            doors.start_soon(_print_rates, up, announce)
+            doors.start_soon(print_rates, engine.broker, nats_door, announce)
 
         async def be_lame_duck() -> None:
             log.info("SIGUSR2: no NATS client is let in any more, and those inside are to leave")
@@ -332,6 +339,8 @@ def _names(sockets: list[socket.socket]) -> tuple[str, ...]:
 async def _bind_nats(options: ServeOptions) -> list[socket.socket]:
     if options.nats_port is None:
         return []
+    if sockets := options.inherited.get("nats"):
+        return sockets
     with _hint("is for NATS clients: --nats-port picks another one, --no-nats goes without"):
         return await listeners.bind_all(options.hosts, options.nats_port)
 
@@ -339,6 +348,8 @@ async def _bind_nats(options: ServeOptions) -> list[socket.socket]:
 async def _bind_http(options: ServeOptions) -> list[socket.socket]:
     if options.http_port is None:
         return []
+    if sockets := options.inherited.get("http"):
+        return sockets
     with _hint(
         "is for operators, over HTTP: --http-port picks another one, --no-http goes without"
     ):
@@ -379,43 +390,6 @@ async def _drain(up: Serving, seconds: float, signals: AsyncIterator[int]) -> No
             if up.nats_door is not None:
                 await up.nats_door.flushed()
             nursery.cancel_scope.cancel()
-
-
-async def _print_rates(up: Serving, announce: Callable[[str], None]) -> None:
-    """One line a second, as the original prints."""
-    broker, front = up.engine.broker, up.nats_door.front if up.nats_door else None
-    before, nats_before = broker.statistics(), front.statistics() if front else None
-    while True:
-        await trio.sleep(1)
-        now = broker.statistics()
-        line = rates_line(before, now)
-        if front is not None and nats_before is not None:
-            nats_now = front.statistics()
-            line += " " + nats_rates(nats_before, nats_now)
-            nats_before = nats_now
-        announce(line)
-        before = now
-
-
-def rates_line(before: BrokerStatistics, now: BrokerStatistics) -> str:
-    """What happened between two snapshots a second apart."""
-    sent = now.delivered + now.redelivered - before.delivered - before.redelivered
-    return (
-        f"Received: {now.published - before.published:,}. Send: {sent:,}. "
-        f"Acknowledged: {now.acknowledged - before.acknowledged:,}. "
-        f"Redelivered: {now.redelivered - before.redelivered:,}. In flight: {now.in_flight:,}. "
-        f"Dropped: {now.dropped - before.dropped:,}. "
-        f"Sessions: {now.sessions}. Memory: {now.memory_bytes >> 20} MiB."
-    )
-
-
-def nats_rates(before: FrontStatistics, now: FrontStatistics) -> str:
-    """The same of the NATS door."""
-    return (
-        f"NATS: received: {now.in_messages - before.in_messages:,}. "
-        f"Sent: {now.out_messages - before.out_messages:,}. Clients: {now.clients}. "
-        f"Slow: {now.slow_consumers - before.slow_consumers}."
-    )
 
 
 def _say_farewell(engine: Engine) -> None:

@@ -22,7 +22,7 @@ from simplebus.core import frames
 from simplebus.core.broker import FullPolicy, Settings
 from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
-from simplebus.server.serve import nats_rates, rates_line
+from simplebus.server.rates import nats_rates, rates_line
 
 
 async def test_session_ids_count_from_zero_in_the_order_of_connections() -> None:

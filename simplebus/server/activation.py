@@ -1,0 +1,80 @@
+"""Listening sockets that systemd hands over, or whoever else holds them: sd_listen_fds(3), without
+its library.
+
+Rule 1: they stay the activator's. They are closed here and never shut down, so that who connects
+while one server ends and the next begins waits in their queue, and is not refused.
+Rule 2: a socket that no door is for is a sentence: nobody would accept what comes in there.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, MutableMapping, Sequence
+
+from simplebus.core.errors import BusError
+from simplebus.server.listeners import name
+
+FIRST_FD = 3
+DOORS = ("tcp", "nats", "http")
+"""What a socket may be called, FileDescriptorName=; of others, the port says which door it is."""
+_VARIABLES = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PIDFDID")
+
+
+class ActivationError(BusError):
+    """What was handed over cannot be used; says why."""
+
+
+def inherited(environment: MutableMapping[str, str]) -> list[tuple[str, socket.socket]]:
+    """The sockets that this process was handed, with their names; none where none were. What says
+    so is taken out of the environment: programs that are started from here have none.
+
+    Raises ActivationError for what is no listening TCP socket.
+    """
+    pid, count, names, _ = (environment.pop(each, "") for each in _VARIABLES)
+    if not (count.isdigit() and pid == str(os.getpid())):
+        return []
+    called = names.split(":") if names else []
+    found = []
+    for at in range(int(count)):
+        fd = FIRST_FD + at
+        os.set_inheritable(fd, False)
+        label = called[at] if at < len(called) else ""
+        found.append((label, _listening(fd, label)))
+    return found
+
+
+def _listening(fd: int, label: str) -> socket.socket:
+    sock = socket.socket(fileno=fd)
+    is_tcp = sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM
+    if not (is_tcp and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)):
+        sock.close()
+        raise ActivationError(f"descriptor {fd}, {label!r}, is no TCP socket that listens")
+    sock.setblocking(False)
+    return sock
+
+
+def for_doors(
+    found: Sequence[tuple[str, socket.socket]], ports: Mapping[str, int | None]
+) -> dict[str, list[socket.socket]]:
+    """The sockets of each door. `ports` are those of the doors by name, None for a closed one.
+
+    Raises ActivationError for a socket that is none's.
+    """
+    doors: dict[str, list[socket.socket]] = {}
+    for label, sock in found:
+        address = sock.getsockname()
+        door = label
+        if label not in DOORS:
+            door = next((each for each, port in ports.items() if port == address[1]), "")
+        if not door:
+            raise ActivationError(
+                f"no door is for the socket {label!r} on {name(address)}: expected the port of "
+                "one, or FileDescriptorName=tcp, nats or http"
+            )
+        if ports.get(door) is None:
+            raise ActivationError(
+                f"the socket {label!r} on {name(address)} is for the {door} door, which is closed"
+            )
+        doors.setdefault(door, []).append(sock)
+    return doors

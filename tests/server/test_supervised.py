@@ -1,0 +1,75 @@
+"""What systemd hears, and when."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from simplebus.server import supervised
+from simplebus.server.notify import notify
+from simplebus.server.supervised import tell, watchdog_seconds
+
+
+@pytest.fixture
+def heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> socket.socket:
+    """Where systemd would listen."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    sock.bind(str(tmp_path / "notify"))
+    sock.settimeout(5)
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    return sock
+
+
+def test_the_watchdog_is_for_the_process_that_it_names() -> None:
+    assert watchdog_seconds({"WATCHDOG_USEC": "3000000"}) == 3
+    assert watchdog_seconds({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": str(os.getpid())}) == 3
+    assert watchdog_seconds({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1"}) is None
+    for text in ("", "0", "soon"):
+        assert watchdog_seconds({"WATCHDOG_USEC": text}) is None
+
+
+async def test_it_is_told_twice_as_often_as_it_asks_and_now_and_then_how_things_are(
+    heard: socket.socket, autojump_clock: MockClock
+) -> None:
+    told: list[tuple[float, tuple[str, ...]]] = []
+    start = trio.current_time()
+
+    def say(*words: str) -> None:
+        told.append((trio.current_time() - start, words))
+
+    with trio.move_on_after(16):
+        await tell(lambda: "fine", watchdog=6, say=say)
+    assert [at for at, _ in told] == pytest.approx([3, 6, 9, 12, 15])
+    assert [len(words) for _, words in told] == [1, 1, 1, 2, 1]
+    assert told[3][1] == ("WATCHDOG=1", "STATUS=fine")
+    heard.close()
+
+
+async def test_without_a_watchdog_only_the_status_is_told(
+    heard: socket.socket, autojump_clock: MockClock
+) -> None:
+    told: list[tuple[str, ...]] = []
+    with trio.move_on_after(supervised.STATUS_SECONDS * 2.5):
+        await tell(lambda: "fine", watchdog=None, say=lambda *words: told.append(words))
+    assert told == [("STATUS=fine",)] * 2
+    heard.close()
+
+
+async def test_without_systemd_there_is_nothing_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+    with trio.fail_after(5):
+        await tell(lambda: "fine", watchdog=1)
+
+
+def test_who_does_not_listen_holds_nobody_up(heard: socket.socket) -> None:
+    begin = time.monotonic()
+    while notify("STATUS=" + "x" * 1000):
+        assert time.monotonic() - begin < 30
+    assert heard.recv(2000).startswith(b"STATUS=xxx")
+    heard.close()
