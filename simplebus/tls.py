@@ -93,6 +93,13 @@ class TlsSocket:
         """The peer's, in the form of `ssl.SSLSocket.getpeercert`; None if it has shown none."""
         return self._tls.getpeercert() or None
 
+    def spoken(self) -> tuple[str, str] | None:
+        """Which version, as "1.3", and which cipher; None before the handshake."""
+        version, cipher = self._tls.version(), self._tls.cipher()
+        if version is None or cipher is None:
+            return None
+        return version.removeprefix("TLSv"), cipher[0]
+
     def recv_into(self, space: memoryview) -> int:
         """Read up to as many bytes as there is space for; 0 at the end."""
         count = 0

@@ -60,13 +60,15 @@ class Sublist(Generic[T]):
         self._literal: dict[str, _Values[T]] = {}
         self._wild: Sieve[_Values[T]] = Sieve()
         self._length = 0
+        self.inserts = 0
+        """Pairs that were ever added."""
         self._place = 0
         """Of the next pair, in the order of insertion."""
         self._cache: _Cache[str, T] = _Cache(names=cache_names, values=cache_values)
         self._results: _Cache[Hits[_Values[T]], T] = _Cache(
             names=CACHE_RESULTS_MAX, values=cache_values
         )
-        self._searches = 0
+        self.searches = 0
 
     def __len__(self) -> int:
         """Pairs of a pattern and a value."""
@@ -90,6 +92,7 @@ class Sublist(Generic[T]):
             values[value] = self._place
         self._place += 1
         self._length += 1
+        self.inserts += 1
         self._changed(pattern)
         return True
 
@@ -137,7 +140,7 @@ class Sublist(Generic[T]):
             wild_patterns=len(self._wild),
             cached_names=len(results),
             cached_values=sum(map(len, results)),
-            searches=self._searches,
+            searches=self.searches,
         )
 
     def check(self) -> None:
@@ -155,7 +158,7 @@ class Sublist(Generic[T]):
 
     def _search(self, name: str) -> tuple[T, ...]:
         """What `match` returns, without the cache."""
-        self._searches += 1
+        self.searches += 1
         segments = split(name)
         if "" in segments:
             return ()

@@ -87,7 +87,7 @@ class Front:
         """How often something was asked for that permissions do not allow."""
         self.slow_consumers = 0
         """Clients cut off because they took too little."""
-        self._in_messages = self._in_bytes = self._out_messages = 0
+        self._in_messages = self._in_bytes = self._out_messages = self._out_bytes = 0
         """Of clients that are gone."""
         bus = broker.settings.limits if broker else Limits()
         self.pace = Pace(self.settings.limits, total=bus.total_pending_bytes)
@@ -209,6 +209,7 @@ class Front:
         self._in_messages += session.in_messages
         self._in_bytes += session.in_bytes
         self._out_messages += session.out_messages
+        self._out_bytes += session.outbox.sent_bytes
         if self.classes is not None:
             self.classes.leave(session)  # What it held of classes is given back in one go.
         self._drop_all(session)
@@ -236,6 +237,7 @@ class Front:
             in_messages=self._in_messages + sum(session.in_messages for session in sessions),
             in_bytes=self._in_bytes + sum(session.in_bytes for session in sessions),
             out_messages=self._out_messages + sum(session.out_messages for session in sessions),
+            out_bytes=self._out_bytes + sum(session.outbox.sent_bytes for session in sessions),
             pending_bytes=sum(session.outbox.pending_bytes for session in sessions),
             denied=self.denied,
             slow_consumers=self.slow_consumers,

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
 from typing import TypeAlias
 
 import numpy as np
@@ -27,6 +29,29 @@ Sinks: TypeAlias = tuple[Sink, ...]
 
 _UNKNOWN = -1
 _NEVER = (-1, -1)
+
+
+_LOOKED_RESULTS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class RoutesStatistics:
+    """A snapshot."""
+
+    subscriptions: int
+    """How many clients have."""
+    inserts: int
+    """Pairs of a subject and a sink that there ever were."""
+    removes: int
+    """And those that are gone."""
+    searches: int
+    """Subjects that were looked up."""
+    results: int
+    """What is remembered that subjects lead to."""
+    widest: int
+    """Of these, as far as that is soon found, the most sinks;"""
+    mean_width: float
+    """and how many it are on average."""
 
 
 class Routes:
@@ -58,6 +83,19 @@ class Routes:
     def __len__(self) -> int:
         """Pairs of a subject and a sink."""
         return len(self._sublist)
+
+    def statistics(self) -> RoutesStatistics:
+        """A snapshot."""
+        widths = [len(sinks) for sinks in islice(self._sinks, _LOOKED_RESULTS)]
+        return RoutesStatistics(
+            subscriptions=self.subscriptions,
+            inserts=self._sublist.inserts,
+            removes=self._sublist.inserts - len(self._sublist),
+            searches=self._sublist.searches,
+            results=len(self._sinks),
+            widest=max(widths, default=0),
+            mean_width=sum(widths) / len(widths) if widths else 0.0,
+        )
 
     def add(self, subject: bytes, sink: Sink) -> None:
         """What matches this legal subject is for the sink."""

@@ -24,6 +24,8 @@ class FrontStatistics:
     """Their headers and payloads."""
     out_messages: int
     """Sent to clients, or waiting for them to take them."""
+    out_bytes: int
+    """All that was sent to clients."""
     pending_bytes: int
     """Waiting to be taken, of all clients that are connected."""
     denied: int

@@ -11,6 +11,7 @@ import logging
 import select
 import socket
 import struct
+import time
 from collections.abc import Awaitable, Callable
 from typing import Generic, Protocol, TypeVar
 
@@ -30,6 +31,8 @@ _DISCARD_BYTES = 65_536
 
 _TCP_INFO = struct.Struct("24x I 28x I")
 """From Linux's struct tcp_info: tcpi_unacked, and tcpi_last_ack_recv in milliseconds."""
+_TCP_DATA = struct.Struct("52x I")
+"""And tcpi_last_data_recv."""
 
 
 class Outgoing(Protocol):
@@ -95,6 +98,8 @@ class Connection(Generic[S]):
     def __init__(self, sock: socket.socket, session: S, door: Door[S]) -> None:
         self.socket = sock
         self.session = session
+        self.since = time.time()
+        """When it was made."""
         self.wire: socket.socket | TlsSocket = sock
         """What is read from and written to: the socket, or TLS on it."""
         self.tls: TlsSocket | None = None
@@ -279,6 +284,15 @@ class Connection(Generic[S]):
             self.cut()
         finally:
             self._writing = False
+
+    def silent_seconds(self) -> float:
+        """How long nothing has come from the peer's program; 0 if that is not known."""
+        try:
+            info = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_DATA.size)
+        except OSError:
+            return 0.0
+        (last_data_ms,) = _TCP_DATA.unpack(info)
+        return float(last_data_ms) / 1000
 
     def unanswered_seconds(self) -> float:
         """How long the peer's host has not acknowledged bytes that are under way to it; 0 if none.

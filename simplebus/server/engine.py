@@ -14,7 +14,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import trio
 
@@ -54,6 +54,23 @@ class Holder(Protocol):
         """Wait a little for who is behind."""
 
 
+class Traffic(NamedTuple):
+    """Of some connections."""
+
+    messages: int = 0
+    """Published by them."""
+    received_bytes: int = 0
+    sent_bytes: int = 0
+
+    def with_(self, session: Session) -> Traffic:
+        """And of one more."""
+        return Traffic(
+            self.messages + session.handled,
+            self.received_bytes + session.receiver.received_bytes,
+            self.sent_bytes + session.outbox.sent_bytes,
+        )
+
+
 def new_identity() -> str:
     """Of a bus that knows nothing yet."""
     return secrets.token_hex(8)
@@ -84,6 +101,7 @@ class Engine:
         self.cut_off: Counter[Reason] = Counter()
         """Connections closed by us, by reason."""
         self.accepted = 0
+        self._gone = Traffic()
         self.doors: list[Callable[[], bool]] = []
         """Called when something has changed: each sends what became ready at another door, and
         says whether that may have changed the broker."""
@@ -303,9 +321,17 @@ class Engine:
         """A connection has ended."""
         session = connection.session
         self.say_closed(f"session {session.session_id}", session.peer, reason)
+        self._gone = self._gone.with_(session)
         self.connections.pop(session.session_id, None)
         self.broker.close(session)
         self.settle()
+
+    def traffic(self) -> Traffic:
+        """What was read from all connections there ever were, and sent."""
+        total = self._gone
+        for connection in self.connections.values():
+            total = total.with_(connection.session)
+        return total
 
     def say_closed(self, what: str, peer: str, reason: str | RemoteProtocolError) -> None:
         """Count or log the end of a connection, at whichever door."""

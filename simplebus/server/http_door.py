@@ -120,9 +120,13 @@ class HttpDoor:
         self._connections.pop(connection, None)
 
     async def answer(self, request: Request) -> Response:
-        """What is answered. Raises nothing that the question may cause."""
+        """What is answered."""
         self.board.now = trio.current_time()
-        response = await self.make(self._routes.answer(request))
+        try:
+            response = await self.make(self._routes.answer(request))
+        except Exception:
+            log.exception("the answer about %.80r failed", request.path)
+            return problem(500, "the answer could not be made; the server's log says why")
         self.answered += 1
         return response
 

@@ -191,7 +191,8 @@ async def _serve(
                 engines.start_soon(nats_door.run)
             watch = None
             if options.http_port is not None:
-                watch = await _open_http(engine, nats_door, http_sockets, engines)
+                (first, *_) = nats_sockets or sockets
+                watch = await _open_http(engine, nats_door, first, http_sockets, engines)
             up = Serving(
                 engine,
                 _names(sockets),
@@ -301,16 +302,27 @@ def ready_line(up: Serving) -> str:
 async def _open_http(
     engine: Engine,
     nats_door: NatsDoor | None,
+    client_socket: socket.socket,
     sockets: list[socket.socket],
     nursery: trio.Nursery,
 ) -> Watch:
     """Open the HTTP door, which stays open until the nursery ends: also while others drain."""
     from simplebus.server.http_door import HttpDoor  # Loaded when it is wanted.
     from simplebus.server.watch import Watch
+    from simplebus.server.zpages import Zpages
 
     watch = Watch(engine, nats_door)
     shown = engine.certificates
-    door = HttpDoor(watch.board, tls=None if shown is None else lambda: shown.context)
+    zpages = Zpages(
+        engine,
+        nats_door,
+        at=client_socket.getsockname()[:2],
+        http=sockets[0].getsockname()[:2],
+        version=watch.version,
+    )
+    door = HttpDoor(
+        watch.board, zpages.answers(), tls=None if shown is None else lambda: shown.context
+    )
     watch.http_connections = lambda: (door.connections, door.accepted)
     await nursery.start(door.run)
     nursery.start_soon(watch.timing.beat)

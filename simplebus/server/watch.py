@@ -59,7 +59,7 @@ class Watch:
         self.more: list[More] = []
         self._front: FrontStatistics | None = None
         """Of the NATS door, as it was looked at last."""
-        self._version = installed_version()
+        self.version = installed_version()
         self.board = Board(self.tell, self.health)
 
     def health(self) -> Health:
@@ -106,7 +106,7 @@ class Watch:
         dead = waiters.dead_table(figures)
         if dead.rows:
             tables.append(dead)
-        counted.gauge("info", "What runs here.", 1, version=self._version)
+        counted.gauge("info", "What runs here.", 1, version=self.version)
         facts = Facts(
             title="simplebus",
             subtitle=f"bus {broker.explaining.identity}",
