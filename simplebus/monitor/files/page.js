@@ -1,1 +1,489 @@
+// The live page: asks for /facts once a second and shows what they say.
+// Rule 1: it knows nothing of what the figures are about: titles, units and tables come with them.
+// Rule 2: what comes from outside becomes text, never markup: only textContent and setAttribute of
+// our own names. Elements are kept and filled anew, so that focus and selection stay.
+"use strict";
 
+const SECONDS = 1;
+const KEPT = 180;
+const QUIET_SECONDS = 5;
+const LONG = new Set(["sessions", "clients", "links"]);  // Closed on a phone, at first.
+const SVG = "http://www.w3.org/2000/svg";
+
+const $ = (id) => document.getElementById(id);
+
+const state = {
+  next: 0,            // The number of the next second of rates that is wanted.
+  rates: new Map(),   // By flow: the last minutes, the newest last; null where it was not there.
+  hidden: new Set(),  // Flows whose lines are not drawn.
+  sorts: new Map(),   // By table: [column, whether it descends].
+  before: new Map(),  // By table and row: figures of the last look, and when that was.
+  pointed: null,      // How many seconds ago the chart is asked about.
+  heardAt: 0,
+  isPaused: false,
+  facts: null,
+};
+
+// Figures ---------------------------------------------------------------------------------------
+
+const grouped = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
+const some = new Intl.NumberFormat("en-US", { maximumFractionDigits: 1 });
+
+function short(value) {
+  for (const [unit, size] of [["G", 1e9], ["M", 1e6], ["k", 1e3]]) {
+    if (Math.abs(value) >= size * 10 || (unit !== "k" && Math.abs(value) >= size)) {
+      return some.format(value / size) + " " + unit;
+    }
+  }
+  return value !== 0 && Math.abs(value) < 10 ? some.format(value) : grouped.format(value);
+}
+
+function bytes(value) {
+  let amount = value;
+  for (const unit of ["B", "KiB", "MiB", "GiB"]) {
+    if (Math.abs(amount) < 1024) return (unit === "B" ? grouped : some).format(amount) + " " + unit;
+    amount /= 1024;
+  }
+  return some.format(amount) + " TiB";
+}
+
+function seconds(value) {
+  if (value === 0) return "–";
+  if (value < 0.001) return grouped.format(value * 1e6) + " µs";
+  if (value < 1) return some.format(value * 1e3) + " ms";
+  if (value < 120) return some.format(value) + " s";
+  if (value < 7200) return grouped.format(value / 60) + " min";
+  if (value < 172800) return grouped.format(value / 3600) + " h";
+  return grouped.format(value / 86400) + " days";
+}
+
+function shown(value, unit) {
+  if (value === null || value === undefined) return "–";
+  if (unit === "bytes") return bytes(value);
+  if (unit === "seconds") return seconds(value);
+  return typeof value === "number" ? grouped.format(value) : String(value);
+}
+
+// Elements --------------------------------------------------------------------------------------
+
+function made(tag, name, text) {
+  const element = document.createElement(tag);
+  if (name) element.className = name;
+  if (text !== undefined) element.textContent = text;
+  return element;
+}
+
+function say(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+// Have as many children as there are things, each filled by what it stands for.
+function fill(parent, things, make, show) {
+  while (parent.children.length > things.length) parent.lastElementChild.remove();
+  while (parent.children.length < things.length) parent.append(make());
+  things.forEach((thing, at) => show(parent.children[at], thing, at));
+}
+
+function drawn(tag, attributes) {
+  const element = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  return element;
+}
+
+// The head --------------------------------------------------------------------------------------
+
+const HEALTH = { ok: ["ready", "ok"], draining: ["draining", ""], unavailable: ["not ready", "bad"] };
+
+function showHealth(word, kind, why) {
+  const health = $("health");
+  say(health, word);
+  health.className = "health " + kind;
+  health.title = why || "";
+}
+
+function showHead(facts) {
+  say($("title"), facts.title);
+  say($("subtitle"), facts.subtitle);
+  document.title = facts.title + (facts.subtitle ? " · " + facts.subtitle : "");
+  const { ready, draining, why } = facts.health;
+  const status = draining ? "draining" : ready ? "ok" : "unavailable";
+  showHealth(HEALTH[status][0], HEALTH[status][1], why);
+}
+
+// The chart -------------------------------------------------------------------------------------
+
+function keep(rates) {
+  const count = rates.seconds.length;
+  const first = rates.first;
+  if (first !== state.next) state.rates.clear();  // It has begun anew, or we have missed some.
+  const before = Math.max(0, ...[...state.rates.values()].map((line) => line.length));
+  for (const name of Object.keys(rates.flows)) {
+    if (!state.rates.has(name)) state.rates.set(name, new Array(before).fill(null));
+  }
+  for (const [name, line] of state.rates) {
+    const more = rates.flows[name] || new Array(count).fill(null);
+    line.push(...more);
+    if (line.length > KEPT) line.splice(0, line.length - KEPT);
+  }
+  state.next = first + count;
+}
+
+function niceTop(most) {
+  if (most <= 0) return 1;
+  const power = 10 ** Math.floor(Math.log10(most));
+  for (const step of [1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6, 8, 10]) {
+    if (most <= step * power) return step * power;
+  }
+  return 10 * power;
+}
+
+// How many seconds the chart shows: a minute at first, and more as they come.
+function spanNow() {
+  const known = Math.max(0, ...[...state.rates.values()].map((line) => line.length));
+  return Math.min(KEPT, Math.max(60, known)) - 1;
+}
+
+function latest(line) {
+  return line.length ? line[line.length - 1] : null;
+}
+
+function showLegend() {
+  fill($("legend"), [...state.rates], () => {
+    const button = made("button");
+    button.type = "button";
+    const key = drawn("svg", { viewBox: "0 0 22 10", "aria-hidden": "true" });
+    key.append(drawn("line", { x1: 0, y1: 5, x2: 22, y2: 5 }));
+    button.append(key, made("span", "label"), made("b"));
+    button.addEventListener("click", () => {
+      const name = button.dataset.name;
+      if (!state.hidden.delete(name)) state.hidden.add(name);
+      showLegend();
+      showChart();
+    });
+    return button;
+  }, (button, [name, line], at) => {
+    button.dataset.name = name;
+    button.setAttribute("aria-pressed", String(!state.hidden.has(name)));
+    const key = button.querySelector("line");
+    key.setAttribute("class", `line c${at % 8} d${at % 8}`);
+    say(button.querySelector(".label"), name);
+    const rate = latest(line);
+    say(button.querySelector("b"), rate === null ? "–" : short(rate));
+    button.title = state.hidden.has(name) ? "Show this line" : "Hide this line";
+  });
+}
+
+function showChart() {
+  const svg = $("lines");
+  const box = $("chart").getBoundingClientRect();
+  const width = Math.max(200, Math.round(box.width) - 2);
+  const height = Math.max(120, Math.round(box.height) - 2);
+  const left = 58, right = 12, top = 12, bottom = 26;
+  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  const lines = [...state.rates].map(([name, line], at) => ({ name, line, at }));
+  const visible = lines.filter(({ name }) => !state.hidden.has(name));
+  const most = Math.max(0, ...visible.flatMap(({ line }) => line.filter((v) => v !== null)));
+  const high = niceTop(most);
+  const span = spanNow();
+  const x = (ago) => width - right - (ago / span) * (width - left - right);
+  const y = (value) => height - bottom - (value / high) * (height - top - bottom);
+  const parts = [];
+  for (let step = 0; step <= 4; step++) {
+    const value = (high * step) / 4;
+    parts.push(drawn("line", { class: "grid", x1: left, x2: width - right, y1: y(value), y2: y(value) }));
+    const label = drawn("text", { class: "tick", x: left - 8, y: y(value) + 4, "text-anchor": "end" });
+    label.textContent = short(value);
+    parts.push(label);
+  }
+  const step = span > 120 ? (width < 500 ? 60 : 30) : width < 500 ? 20 : 10;
+  for (let ago = 0; ago < span; ago += step) {
+    const label = drawn("text", { class: "tick", x: x(ago), y: height - 8, "text-anchor": ago ? "middle" : "end" });
+    label.textContent = ago ? `−${ago} s` : "now";
+    parts.push(label);
+  }
+  for (const { line, at } of visible) {
+    let path = "", area = "", open = false, start = 0;
+    line.forEach((value, index) => {
+      const px = x(line.length - 1 - index);
+      if (value === null) {
+        if (open) area += `L${start} ${y(0)}Z`;
+        open = false;
+        return;
+      }
+      path += `${open ? "L" : "M"}${px.toFixed(1)} ${y(value).toFixed(1)}`;
+      if (!open) {
+        area += `M${px.toFixed(1)} ${y(0)}`;
+        start = px.toFixed(1);
+      }
+      area += `L${px.toFixed(1)} ${y(value).toFixed(1)}`;
+      if (index === line.length - 1) area += `L${px.toFixed(1)} ${y(0)}Z`;
+      open = true;
+    });
+    if (at === 0) parts.push(drawn("path", { class: `area c${at % 8}`, d: area }));
+    parts.push(drawn("path", { class: `line c${at % 8} d${at % 8}`, d: path }));
+  }
+  if (state.pointed !== null) {
+    const px = x(state.pointed);
+    parts.push(drawn("line", { class: "cursor", x1: px, x2: px, y1: top, y2: height - bottom }));
+    showTip(visible, px, width);
+  }
+  $("tip").hidden = state.pointed === null;
+  svg.replaceChildren(...parts);
+  const sentence = visible
+    .filter(({ line }) => latest(line) !== null)
+    .map(({ name, line }) => `${name} ${short(latest(line))}`)
+    .join(", ");
+  $("chart").setAttribute("aria-label", "Messages per second in the last three minutes. Now: " + sentence);
+  const peak = visible.map(({ name, line }) => [Math.max(0, ...line.map((v) => v || 0)), name])
+    .sort((a, b) => b[0] - a[0])[0];
+  say($("chart-said"), peak && peak[0] > 0
+    ? `The most in three minutes: ${short(peak[0])} per second ${peak[1]}.`
+    : "Nothing has moved in the last three minutes.");
+}
+
+function showTip(visible, px, width) {
+  const tip = $("tip");
+  const rows = visible.map(({ name, line }) => {
+    const value = line[line.length - 1 - state.pointed];
+    return `${name}: ${value === null || value === undefined ? "–" : grouped.format(value)}`;
+  });
+  say(tip, [state.pointed ? `${state.pointed} s ago` : "now", ...rows].join("\n"));
+  tip.style.left = px < width / 2 ? `${px + 12}px` : "auto";
+  tip.style.right = px < width / 2 ? "auto" : `${width - px + 12}px`;
+}
+
+function pointAt(event) {
+  const box = $("chart").getBoundingClientRect();
+  const part = (event.clientX - box.left - 58) / (box.width - 70);
+  state.pointed = Math.round((1 - Math.min(1, Math.max(0, part))) * spanNow());
+  showChart();
+}
+
+function pointBy(event) {
+  const step = { ArrowLeft: 1, ArrowRight: -1, PageUp: 10, PageDown: -10 }[event.key];
+  if (event.key === "Escape") state.pointed = null;
+  else if (event.key === "Home") state.pointed = spanNow();
+  else if (event.key === "End") state.pointed = 0;
+  else if (step) state.pointed = Math.min(spanNow(), Math.max(0, (state.pointed ?? 0) + step));
+  else return;
+  event.preventDefault();
+  showChart();
+}
+
+// Tiles and sentences ---------------------------------------------------------------------------
+
+function showTiles(tiles) {
+  fill($("tiles"), tiles, () => {
+    const tile = made("div");
+    tile.append(made("dt"), made("dd"));
+    return tile;
+  }, (tile, { title, value, unit }) => {
+    say(tile.firstElementChild, title);
+    say(tile.lastElementChild, unit ? shown(value, unit) : short(value));
+    tile.title = unit === "bytes" || !unit ? grouped.format(value) : "";
+  });
+}
+
+function showNotes(notes) {
+  const fine = { about: "", sentence: "Nothing waits for long, and nothing is lost.", is_bad: false };
+  fill($("notes"), notes.length ? notes : [fine], () => {
+    const item = made("li");
+    item.append(made("span", "mark"), made("b"), made("span"));
+    return item;
+  }, (item, note) => {
+    item.className = note === fine ? "fine" : note.is_bad ? "bad" : "";
+    say(item.children[0], note === fine ? "✓ " : note.is_bad ? "▲ " : "");
+    say(item.children[1], note.about);
+    say(item.children[2], (note.about ? ": " : "") + note.sentence);
+  });
+}
+
+// Tables ----------------------------------------------------------------------------------------
+
+function ratesOf(table, now) {
+  const known = state.before.get(table.key);
+  const figures = new Map(table.rows.map((row) => [keyOf(row), row]));
+  if (known && now <= known.now) return known.rates;
+  const rates = new Map();
+  if (known) {
+    for (const [name, row] of figures) {
+      const old = known.figures.get(name);
+      if (!old) continue;
+      rates.set(name, row.map((value, at) =>
+        typeof value === "number" && typeof old[at] === "number"
+          ? Math.max(0, (value - old[at]) / (now - known.now)) : null));
+    }
+  }
+  state.before.set(table.key, { now, figures, rates });
+  return rates;
+}
+
+// Rows of the same first text are told apart by the second, where that is one.
+function keyOf(row) {
+  return row.slice(0, 2).filter((value) => typeof value === "string").join("\n");
+}
+
+function sorted(table) {
+  const sort = state.sorts.get(table.key);
+  if (!sort) return table.rows;
+  const [column, descends] = sort;
+  const compare = (a, b) => {
+    const [x, y] = [a[column], b[column]];
+    if (x === null || y === null) return (x === null) - (y === null);
+    const order = typeof x === "number" && typeof y === "number"
+      ? x - y : String(x).localeCompare(String(y), undefined, { numeric: true });
+    return descends ? -order : order;
+  };
+  return [...table.rows].sort(compare);
+}
+
+function newTable() {
+  const section = made("details");
+  const summary = made("summary");
+  const title = made("h2");
+  title.append(made("span"), made("span", "count"));
+  summary.append(title);
+  const scroll = made("div", "scroll");
+  scroll.tabIndex = 0;
+  scroll.setAttribute("role", "region");
+  const table = made("table", "cards");
+  table.append(made("thead"), made("tbody"));
+  table.firstElementChild.append(made("tr"));
+  scroll.append(table, made("p", "empty"));
+  section.append(summary, scroll);
+  return section;
+}
+
+function newHead(section) {
+  const head = made("th");
+  head.scope = "col";
+  const button = made("button");
+  button.type = "button";
+  button.addEventListener("click", () => {
+    const key = section.dataset.key;
+    const at = [...head.parentElement.children].indexOf(head);
+    const now = state.sorts.get(key);
+    const isText = head.classList.contains("text");
+    if (!now || now[0] !== at) state.sorts.set(key, [at, !isText]);
+    else if (now[1] === !isText) state.sorts.set(key, [at, isText]);
+    else state.sorts.delete(key);
+    showTables(state.facts.tables, state.heardAt);
+  });
+  head.append(button);
+  return head;
+}
+
+function isWide(column, at, columns) {
+  return column.unit === "text" && at === columns.length - 1 && columns.length > 3;
+}
+
+function showTable(section, table, now) {
+  if (section.dataset.key !== table.key) {
+    section.dataset.key = table.key;
+    section.id = "table-" + table.key;
+    section.open = !(LONG.has(table.key) && window.innerWidth < 640);
+  }
+  const title = section.querySelector("h2");
+  const total = table.rows.length + table.left_out;
+  say(title.firstElementChild, table.title);
+  say(title.lastElementChild, table.left_out
+    ? ` ${grouped.format(total)}, these ${table.rows.length} first` : ` ${grouped.format(total)}`);
+  section.querySelector(".scroll").setAttribute("aria-label", table.title);
+  const element = section.querySelector("table");
+  const empty = section.querySelector(".empty");
+  element.hidden = !table.rows.length;
+  empty.hidden = Boolean(table.rows.length);
+  say(empty, "None.");
+  const rates = ratesOf(table, now);
+  const sort = state.sorts.get(table.key);
+  fill(element.tHead.rows[0], table.columns, () => newHead(section), (head, column, at) => {
+    head.className = column.unit === "text" ? "text" : "";
+    say(head.firstElementChild, column.title);
+    head.title = column.hint;
+    if (sort && sort[0] === at) head.setAttribute("aria-sort", sort[1] ? "descending" : "ascending");
+    else head.removeAttribute("aria-sort");
+  });
+  fill(element.tBodies[0], sorted(table), () => made("tr"), (line, row) => {
+    const rate = rates.get(keyOf(row));
+    fill(line, table.columns, () => {
+      const cell = made(line.children.length ? "td" : "th");
+      if (cell.tagName === "TH") cell.scope = "row";
+      cell.append(made("span", "value"), made("span", "rate"));
+      return cell;
+    }, (cell, column, at) => {
+      const value = row[at];
+      const isText = column.unit === "text";
+      cell.className = isText ? (isWide(column, at, table.columns) ? "text wide" : "text cut") : "";
+      if (value === 0 || value === null || value === "") cell.classList.add("zero");
+      if (value === null || (isText && value === "")) cell.classList.add("none");
+      cell.dataset.title = column.title;
+      say(cell.firstElementChild, isText ? String(value ?? "–") || "–" : shown(value, column.unit));
+      cell.title = isText && String(value).length > 30 ? String(value) : "";
+      const speed = column.is_flow && rate ? rate[at] : null;
+      const unit = column.unit === "bytes" ? bytes : short;
+      say(cell.lastElementChild, speed ? unit(speed) + "/s" : "");
+    });
+  });
+}
+
+function showTables(tables, now) {
+  fill($("tables"), tables, newTable, (section, table) => showTable(section, table, now));
+}
+
+// Asking ----------------------------------------------------------------------------------------
+
+function show(said, now) {
+  state.facts = said.facts;
+  state.heardAt = now;
+  keep(said.rates);
+  showHead(said.facts);
+  showLegend();
+  showChart();
+  showTiles(said.facts.tiles);
+  showNotes(said.facts.notes);
+  showTables(said.facts.tables, now);
+  say($("looked"), "Looked at " + new Date().toLocaleTimeString() + ".");
+  document.body.dataset.looks = String(Number(document.body.dataset.looks || 0) + 1);
+}
+
+async function ask() {
+  const giveUp = new AbortController();
+  const timer = setTimeout(() => giveUp.abort(), QUIET_SECONDS * 1000);
+  try {
+    const answer = await fetch(`facts?since=${state.next}`, { signal: giveUp.signal });
+    if (!answer.ok) throw new Error(`HTTP ${answer.status}`);
+    show(await answer.json(), performance.now() / 1000);
+  } catch (error) {
+    const quiet = performance.now() / 1000 - state.heardAt;
+    if (quiet > 2 * SECONDS) showHealth("no answer", "bad", String(error));
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+async function watch() {
+  for (;;) {
+    if (!state.isPaused && !document.hidden) await ask();
+    await new Promise((wake) => setTimeout(wake, SECONDS * 1000));
+  }
+}
+
+function start() {
+  const pause = $("pause");
+  pause.addEventListener("click", () => {
+    state.isPaused = !state.isPaused;
+    pause.setAttribute("aria-pressed", String(state.isPaused));
+    say(pause, state.isPaused ? "Go on" : "Pause");
+    if (state.isPaused) showHealth("paused", "", "");
+  });
+  const chart = $("chart");
+  chart.addEventListener("pointermove", pointAt);
+  chart.addEventListener("pointerdown", pointAt);
+  chart.addEventListener("pointerleave", () => { state.pointed = null; showChart(); });
+  chart.addEventListener("keydown", pointBy);
+  chart.addEventListener("blur", () => { state.pointed = null; showChart(); });
+  window.addEventListener("resize", showChart);
+  watch();
+}
+
+start();

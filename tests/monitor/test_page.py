@@ -1,0 +1,245 @@
+"""The live page in a real Chromium: what it shows is what /metrics says, and names do no harm."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+import pytest
+from browser import Browser, browser
+from programs import Program, server
+from prometheus_client.parser import text_string_to_metric_families
+
+import simplebus
+
+pytestmark = pytest.mark.xdist_group("browser")
+
+HOSTILE = "<img src=x onerror=document.title='owned'>"
+TAB, ENTER, LEFT = "\ue004", "\ue007", "\ue012"
+
+
+@dataclass
+class Shown:
+    """A page, and the server that it shows."""
+
+    page: Browser
+    program: Program
+    url: str
+
+    def metrics(self) -> dict[tuple[str, str], float]:
+        """By name and class."""
+        with urllib.request.urlopen(f"http://{self.program.http}/metrics", timeout=20) as answer:
+            families = text_string_to_metric_families(answer.read().decode())
+        return {
+            (sample.name.removeprefix("simplebus_"), sample.labels.get("class", "")): sample.value
+            for family in families
+            for sample in family.samples
+        }
+
+    def table(self, key: str) -> list[dict[str, str]]:
+        """Its rows, each by the titles of its columns."""
+        return self.page.run(  # type: ignore[no-any-return]
+            """
+            const table = document.querySelector(`#table-${arguments[0]} table`);
+            if (!table) return [];
+            const titles = [...table.tHead.querySelectorAll("button")].map((b) => b.textContent);
+            return [...table.tBodies[0].rows].map((row) => Object.fromEntries(
+              [...row.cells].map((cell, at) =>
+                [titles[at], cell.querySelector(".value").textContent])));
+            """,
+            key,
+        )
+
+    def look(self) -> None:
+        """Wait until the page has looked again, twice: what was asked before may be on its way."""
+        looks = int(self.page.run("return Number(document.body.dataset.looks || 0)"))
+        self.page.until(
+            "return Number(document.body.dataset.looks || 0) >= arguments[0]", looks + 2
+        )
+
+
+@pytest.fixture(scope="module")
+def shown() -> Iterator[Shown]:
+    with server("--host", "127.0.0.1") as (it, url), browser() as page:
+        with simplebus.connect_blocking(url, name="till <b>1</b>") as bus:
+            bus.publish_many([b"x" * 100] * 1234, class_id="orders")
+            bus.publish(b"x", class_id=HOSTILE)
+            bus.flush()
+            with bus.subscribe("orders", durable="billing") as messages:
+                for batch in messages.batches():
+                    del batch
+                    break
+            bus.flush()
+            page.look(width=1280, height=900)
+            page.open(f"http://{it.http}/")
+            page.until("return document.querySelector('#table-classes tbody tr') !== null")
+            yield Shown(page, it, url)
+
+
+def number(text: str) -> float:
+    return float(text.replace(",", ""))
+
+
+def test_the_numbers_are_those_of_the_metrics(shown: Shown) -> None:
+    shown.look()
+    rows, metrics = {row["Class"]: row for row in shown.table("classes")}, shown.metrics()
+    assert rows.keys() == {"orders", HOSTILE}
+    for name, row in rows.items():
+        for column, metric in (
+            ("Published", "published_messages_total"),
+            ("Delivered", "delivered_messages_total"),
+            ("Acknowledged", "acknowledged_messages_total"),
+            ("Again", "redelivered_messages_total"),
+            ("Stored", "stored_messages"),
+            ("In flight", "in_flight_messages"),
+            ("Lag", "lag_messages"),
+            ("Subscriptions", "subscriptions"),
+        ):
+            assert number(row[column]) == metrics[metric, name], (name, column)
+    assert number(rows["orders"]["Published"]) == 1234
+    tiles = dict(
+        shown.page.run(
+            "return [...document.querySelectorAll('#tiles div')]"
+            ".map((tile) => [tile.children[0].textContent, tile.children[1].textContent])"
+        )
+    )
+    assert number(tiles["Dead letters"]) == metrics["dead_letters", ""]
+
+
+def test_names_are_text_and_nothing_else(shown: Shown) -> None:
+    page = shown.page
+    shown.look()
+    assert page.run("return document.title").startswith("simplebus")
+    assert page.run("return document.querySelectorAll('img, main b b, iframe').length") == 0
+    assert HOSTILE in page.run("return document.body.textContent")
+    assert "till <b>1</b>" in page.run("return document.body.textContent")
+
+
+def test_nothing_is_loaded_from_elsewhere_and_nothing_is_complained_of(shown: Shown) -> None:
+    loaded = shown.page.run("return performance.getEntriesByType('resource').map((e) => e.name)")
+    assert loaded
+    assert all(name.startswith(f"http://{shown.program.http}/") for name in loaded)
+    assert shown.page.complaints() == []
+
+
+@pytest.mark.parametrize("width", [360, 390, 768, 1280])
+@pytest.mark.parametrize("dark", [False, True])
+def test_no_page_is_wider_than_its_window(shown: Shown, width: int, dark: bool) -> None:
+    page = shown.page
+    page.look(width=width, height=800, dark=dark)
+    page.run("window.dispatchEvent(new Event('resize'))")
+    wide = page.run("return document.documentElement.scrollWidth")
+    assert wide <= width
+    ground = page.run("return getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, re.findall(r"\d+", ground))) < 300) is dark
+    page.look(width=1280, height=900)
+
+
+def test_a_table_is_sorted_by_the_keyboard(shown: Shown) -> None:
+    page = shown.page
+    page.run("document.querySelector('#table-classes th:nth-child(2) button').focus()")
+    head = (
+        "return document.querySelector('#table-classes th:nth-child(2)').getAttribute('aria-sort')"
+    )
+    page.press(ENTER)
+    assert page.run(head) == "descending"
+    assert [row["Class"] for row in shown.table("classes")] == ["orders", HOSTILE]
+    page.press(ENTER)
+    assert page.run(head) == "ascending"
+    assert [row["Class"] for row in shown.table("classes")] == [HOSTILE, "orders"]
+    shown.look()
+    assert page.run("return document.activeElement.textContent") == "Published"
+    page.press(ENTER)
+    assert page.run(head) is None
+
+
+def test_the_chart_is_read_and_its_lines_are_hidden_by_the_keyboard(shown: Shown) -> None:
+    page = shown.page
+    page.run("document.getElementById('chart').focus()")
+    page.press(LEFT, LEFT)
+    assert page.run("return document.getElementById('tip').textContent").startswith("2 s ago\n")
+    page.run("document.querySelector('#legend button').focus()")
+    assert page.run("return document.getElementById('tip').hidden")
+    pressed = "return document.activeElement.getAttribute('aria-pressed')"
+    lines = "return document.querySelectorAll('#lines path.line').length"
+    before = page.run(lines)
+    page.press(ENTER)
+    assert (page.run(pressed), page.run(lines)) == ("false", before - 1)
+    page.press(ENTER)
+    assert (page.run(pressed), page.run(lines)) == ("true", before)
+
+
+def test_everything_that_can_be_used_has_a_name_and_shows_its_focus(shown: Shown) -> None:
+    page = shown.page
+    nameless = page.run(
+        "return [...document.querySelectorAll('button, a, [tabindex=\"0\"], summary')].filter((e) =>"
+        " !(e.textContent.trim() || e.getAttribute('aria-label'))).map((e) => e.outerHTML)"
+    )
+    assert nameless == []
+    page.run("document.activeElement.blur(); scrollTo(0, 0)")
+    page.press(TAB)
+    assert page.run("return document.activeElement.textContent") == "Skip to the figures"
+    for _ in range(8):
+        page.press(TAB)
+        style = page.run("return getComputedStyle(document.activeElement).outlineStyle")
+        assert style == "solid", page.run("return document.activeElement.outerHTML")
+    heads: list[Any] = page.run(
+        "return [...document.querySelectorAll('h1, h2')].map((e) => e.tagName)"
+    )
+    assert heads[0] == "H1"
+    assert heads.count("H1") == 1
+
+
+def test_it_can_be_paused_and_says_when_nobody_answers(shown: Shown) -> None:
+    page = shown.page
+    health = "return document.getElementById('health').textContent"
+    page.run("document.getElementById('pause').click()")
+    assert page.run(health) == "paused"
+    looks = page.run("return document.body.dataset.looks")
+    page.run("document.getElementById('pause').click()")
+    page.until("return document.body.dataset.looks > arguments[0]", looks)
+    assert page.run(health) == "ready"
+    shown.program.process.kill()
+    page.until(f"{health} === 'no answer'")
+
+
+# Without a browser -------------------------------------------------------------------------------
+
+
+def _luminance(colour: str) -> float:
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [
+        each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in parts
+    ]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_every_text_can_be_read_on_its_ground_in_light_and_in_dark() -> None:
+    css = resources.files("simplebus.monitor").joinpath("files", "page.css").read_text("utf-8")
+    sets = re.findall(r":root \{(.*?)\}", css, re.DOTALL)
+    assert len(sets) == 2
+    for text in sets:
+        colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", text))
+        pairs = [
+            (ink, on) for ink in ("ink", "quiet", "link") for on in ("ground", "sheet", "soft")
+        ]
+        pairs += [(kind, f"{kind}-ground") for kind in ("good", "bad", "wait")]
+        pairs += [("ink", f"{kind}-ground") for kind in ("good", "bad", "wait")]
+        for front, back in pairs:
+            light, dark = sorted((_luminance(colours[front]), _luminance(colours[back])))[::-1]
+            assert (light + 0.05) / (dark + 0.05) >= 4.5, (front, back)
+        for line in range(8):
+            light, dark = sorted(
+                (_luminance(colours[f"line-{line}"]), _luminance(colours["sheet"]))
+            )[::-1]
+            assert (light + 0.05) / (dark + 0.05) >= 3, line
+
+
+def test_the_page_has_no_markup_made_of_text() -> None:
+    script = resources.files("simplebus.monitor").joinpath("files", "page.js").read_text("utf-8")
+    for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "://"):
+        assert word not in script.replace('"http://www.w3.org/2000/svg"', ""), word
