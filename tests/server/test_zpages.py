@@ -142,6 +142,9 @@ async def test_connections_and_subscriptions_have_the_shape_of_theirs(
         for each in mine:
             for inner in ("account", "account_tag"):
                 each.pop(inner, None)
+        for connection in said.get("connections", []):  # In any order, as they are there.
+            detailed = connection.get("subscriptions_list_detail", [])
+            detailed.sort(key=lambda each: str(each["sid"]))
         return {**said, "subscriptions_list": sorted(mine, key=lambda each: str(each["sid"]))}
 
     async with same() as up:
