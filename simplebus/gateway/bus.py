@@ -54,6 +54,7 @@ log = logging.getLogger("simplebus.gateway")
 _numbers = itertools.count(1)
 
 _ENDLESS = "waiting for it would never end: it waits for the callback that publishes"
+_ENDLESS_QUIET = "waiting for that would never end: a module there waits for this callback"
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +241,7 @@ class ModuleBus:
                 self._start_task(box, body)
         except RuntimeError as error:
             box.end()
-            raise ModuleBusError(f"module {module!r} can have no worker: {error}") from error
+            raise ModuleBusError(f"module {box.name} can have no worker: {error}") from error
 
     def add_worker(
         self,
@@ -258,7 +259,7 @@ class ModuleBus:
             self._start_task(box, body)
         except RuntimeError as error:
             box.end()
-            raise ModuleBusError(f"module {module!r} can have no worker: {error}") from error
+            raise ModuleBusError(f"module {box.name} can have no worker: {error}") from error
         return box
 
     def _attach(
@@ -433,9 +434,15 @@ class ModuleBus:
         if in_event_loop():
             raise ModuleBusError("in an event loop, await wait_quiet_async")
         self._check_outside()
-        waited = self._board.gate_of_quiet(ThreadGate)
+        board = self._board
+        waited = board.gate_of_quiet(ThreadGate)
         if waited is not None:
-            waited[0].wait()
+            gate, gates = waited
+            with waiting_for(board.all_boxes()) as ends:
+                if ends:
+                    gate.wait()
+                elif board.withdraw(gates, gate):
+                    raise ModuleBusError(f"it is not quiet, and {_ENDLESS_QUIET}")
 
     async def wait_quiet_async(self) -> None:
         """As `wait_quiet`, in a task of trio."""
@@ -444,11 +451,14 @@ class ModuleBus:
         waited = board.gate_of_quiet(TaskGate)
         if waited is not None:
             gate, gates = waited
-            await gate.wait(partial(board.withdraw, gates, gate))
+            with waiting_for(board.all_boxes()) as ends:
+                if not ends and board.withdraw(gates, gate):
+                    raise ModuleBusError(f"it is not quiet, and {_ENDLESS_QUIET}")
+                await gate.wait(partial(board.withdraw, gates, gate))
 
     def _check_outside(self) -> None:
         if isinstance(box := inside.get(), Mailbox) and box.is_on(self._board):
-            raise ModuleBusError(f"module {box.module!r} is in its callback: it is not quiet")
+            raise ModuleBusError(f"module {box.name} is in its callback: it is not quiet")
 
     def statistics(self) -> ModuleBusStatistics:
         """A snapshot. A freed bus has one too."""

@@ -55,6 +55,19 @@ class ModuleStatistics:
     """Messages that it did not hear because its queue was full."""
 
 
+NAME_CHARACTERS_MAX = 200
+
+
+def named(module: object) -> str:
+    """What a module is called in texts: as it calls itself, unless it fails in that. As it is the
+    module's code that says so, nobody asks under a lock."""
+    try:
+        name = repr(module)
+    except Exception:
+        return object.__repr__(module)
+    return name if len(name) <= NAME_CHARACTERS_MAX else name[:NAME_CHARACTERS_MAX] + "…"
+
+
 class Mailbox(Waiter):
     """A module's place on a bus."""
 
@@ -74,6 +87,7 @@ class Mailbox(Waiter):
         "is_poked",
         "lost",
         "module",
+        "name",
         "places",
         "queue",
         "room",
@@ -85,6 +99,8 @@ class Mailbox(Waiter):
         super().__init__()
         self._board = board
         self.module = module
+        self.name = named(module)
+        """What it is called in texts."""
         self.places = places
         """How long its queue may be."""
         self.full = full
@@ -127,11 +143,12 @@ class Mailbox(Waiter):
         there is room now. The lock is held."""
         if self.is_closed:
             return False
-        self.dropped += 1
         if self.full is Full.DROP_NEWEST:
+            self.dropped += 1
             return False
         while self.room <= 0:
             self.room += self.queue.popleft().places
+            self.dropped += 1
         return True
 
     def rouse(self) -> None:
@@ -167,6 +184,7 @@ class Mailbox(Waiter):
     def _grab(self) -> deque[ModuleMessage]:
         """All that waits. The lock is held."""
         batch, self.queue, self.room, self.is_poked = self.queue, deque(), self.places, False
+        self.is_busy = True  # Also of a worker that comes back from a rest.
         self._board.let_in()
         return batch
 

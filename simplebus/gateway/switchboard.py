@@ -69,7 +69,7 @@ class Switchboard:
     def attach(self, box: Mailbox) -> None:
         self.check()
         if id(box.module) in self.boxes:
-            raise invalid(f"module {box.module!r} is on the bus already")
+            raise invalid(f"module {box.name} is on the bus already")
         self.boxes[id(box.module)] = box
         self.reroute()
 
@@ -78,7 +78,7 @@ class Switchboard:
         self.check()
         box = self.boxes.get(id(module))
         if box is None:
-            raise ModuleBusError(f"module {module!r} is not on the bus")
+            raise ModuleBusError(f"module {self.name(module)} is not on the bus")
         return box
 
     def detach(self, box: Mailbox) -> None:
@@ -119,6 +119,13 @@ class Switchboard:
                 return True
         return False
 
+    def name(self, module: object | None) -> str:
+        """What a source is called in texts, without a call of its code: that may want the lock."""
+        if module is None:
+            return "everyone else"
+        box = self.boxes.get(id(module))
+        return object.__repr__(module) if box is None else box.name
+
     # Links ---------------------------------------------------------------------------------------
 
     def link(self, source: object | None, sink: object) -> None:
@@ -130,7 +137,7 @@ class Switchboard:
             there = id(source) in box.sources
             box.sources[id(source)] = source
         if there:
-            raise invalid(f"module {sink!r} hears {_named(source)} already")
+            raise invalid(f"module {box.name} hears {self.name(source)} already")
         self.reroute()
 
     def unlink(self, source: object | None, sink: object) -> None:
@@ -140,7 +147,7 @@ class Switchboard:
         else:
             there = box.sources.pop(id(source), None) is not None
         if not there:
-            raise ModuleBusError(f"module {sink!r} does not hear {_named(source)}")
+            raise ModuleBusError(f"module {box.name} does not hear {self.name(source)}")
         self.reroute()
 
     def reroute(self) -> None:
@@ -220,6 +227,11 @@ class Switchboard:
                     left.append(outside)
             self._outside = left
 
+    def all_boxes(self) -> tuple[Mailbox, ...]:
+        """Those of all modules. Takes the lock."""
+        with self.lock:
+            return tuple(self.boxes.values())
+
     @property
     def waiting(self) -> int:
         """How many messages wait outside."""
@@ -230,7 +242,7 @@ class Switchboard:
         full = [box for box in boxes if box.room <= 0 and box.blocks] or list(boxes)
         box = full[0]
         return ModuleBusFullError(
-            f"{len(box.queue):,} messages wait for module {box.module!r}, which is all it has room "
+            f"{len(box.queue):,} messages wait for module {box.name}, which is all it has room "
             f"for; {why}"
         )
 
@@ -259,7 +271,3 @@ class Switchboard:
             gate = make()
             self._quiet.append(gate)
         return gate, self._quiet
-
-
-def _named(source: object | None) -> str:
-    return "everyone else" if source is None else repr(source)

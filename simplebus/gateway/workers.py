@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import queue
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -17,7 +18,7 @@ from typing import Any
 import trio
 
 from simplebus.gateway.errors import failure_of, invalid
-from simplebus.gateway.mailbox import Mailbox
+from simplebus.gateway.mailbox import Mailbox, named
 from simplebus.gateway.messages import ModuleMessage
 from simplebus.gateway.waiting import inside
 
@@ -27,6 +28,9 @@ Receive = Callable[[ModuleMessage], Any]
 Body = Callable[[Mailbox], Awaitable[None]]
 """What a task does for a module: takes from its mailbox until that gives None."""
 
+Begun = queue.SimpleQueue[OSError | None]
+"""Told once, by the thread of an event loop: that it has begun, or why not."""
+
 TURN_MESSAGES = 64
 """So many messages are delivered in an event loop before others there get a turn."""
 
@@ -35,7 +39,7 @@ def receiver(module: object) -> Receive:
     """What is called with each message: the module's `receive`, or the module."""
     receive = getattr(module, "receive", module)
     if not callable(receive):
-        raise invalid(f"a module has a method `receive`, or can be called; got {module!r}")
+        raise invalid(f"a module has a method `receive`, or can be called; got {named(module)}")
     return receive
 
 
@@ -51,9 +55,7 @@ def _say_failed(box: Mailbox, error: BaseException, *, in_thread: bool) -> None:
     if failure is None:
         raise error
     box.failed += 1
-    log.error(
-        "module %r failed on a message; it goes on with the next", box.module, exc_info=failure
-    )
+    log.error("module %s failed on a message; it goes on with the next", box.name, exc_info=failure)
 
 
 def deliver(box: Mailbox, receive: Receive) -> None:
@@ -105,7 +107,7 @@ async def _in_task(box: Mailbox, body: Body) -> None:
         if failure is None:
             raise
         log.error(
-            "the worker of module %r failed; the module is removed", box.module, exc_info=failure
+            "the worker of module %s failed; the module is removed", box.name, exc_info=failure
         )
 
 
@@ -116,9 +118,15 @@ async def _in_nursery(box: Mailbox, body: Body) -> None:
         box.end()
 
 
-def _in_loop(box: Mailbox, body: Body) -> None:
+def _in_loop(box: Mailbox, body: Body, begun: Begun) -> None:
+    async def begin() -> None:
+        begun.put(None)
+        await _in_task(box, body)
+
     try:
-        trio.run(_in_task, box, body)
+        trio.run(begin)
+    except OSError as error:  # An event loop takes files, which there may be none of.
+        begun.put(error)
     finally:
         box.end()
 
@@ -130,9 +138,13 @@ def start_thread(box: Mailbox, receive: Receive) -> None:
 
 
 def start_loop(box: Mailbox, body: Body) -> None:
-    """Give the module a task in an event loop of its own. Raises RuntimeError."""
+    """Give the module a task in an event loop of its own, which begins within a moment. Raises
+    RuntimeError."""
     name = f"simplebus {type(box.module).__name__}"
-    threading.Thread(target=_in_loop, args=(box, body), name=name, daemon=True).start()
+    begun: Begun = queue.SimpleQueue()
+    threading.Thread(target=_in_loop, args=(box, body, begun), name=name, daemon=True).start()
+    if (error := begun.get()) is not None:
+        raise RuntimeError(f"it can have no event loop: {error}") from error
 
 
 class Home:
@@ -152,6 +164,6 @@ class Home:
 
     def _start(self, box: Mailbox, body: Body) -> None:
         try:
-            self._nursery.start_soon(_in_nursery, box, body, name=f"module {box.module!r}")
+            self._nursery.start_soon(_in_nursery, box, body, name=f"module {box.name}")
         except RuntimeError:  # The loop is being left.
             box.end()

@@ -122,6 +122,14 @@ class Stuck(BlockingModule):
         Stuck.go.wait(30)
 
 
+class StuckLater(BlockingRecorder):
+    """One that fails as it is told to, and then is stuck."""
+
+    def receive(self, message: ModuleMessage) -> None:
+        Stuck.entered.set()
+        Stuck.go.wait(30)
+
+
 def broken(bus: Any, settings: Any) -> Any:
     """An entry point that gives no module."""
     return 7

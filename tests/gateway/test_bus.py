@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -216,6 +217,20 @@ def test_a_module_may_rather_miss_messages(full: Full, left: str) -> None:
         assert held.wait(2) == ["first", left]
 
 
+def test_each_message_that_makes_place_for_another_is_counted() -> None:
+    with ModuleBus() as bus:
+        held = Held()
+        bus.add_module(held, places=2, full=Full.DROP_OLDEST)
+        bus.publish(said("first"))
+        held.wait_held()
+        bus.publish(said("a"))
+        bus.publish(ModuleMessage(b"x" * 300_000))
+        bus.publish(said("b"))
+        assert bus.statistics().modules[0][1].dropped == 2
+        held.let_go()
+        assert held.wait(2) == ["first", "b"]
+
+
 def test_a_long_message_takes_the_room_of_several() -> None:
     with ModuleBus() as bus:
         held = Held()
@@ -276,6 +291,44 @@ def test_quiet_is_when_all_was_heard() -> None:
         assert "it is not quiet" in told[0]
 
 
+def test_a_module_may_be_called_what_it_likes() -> None:
+    """Its repr fails, is endless, or uses the bus: texts do without, and nothing is held up."""
+
+    class Strange(Listener):
+        def __init__(self, name: Callable[[], str]) -> None:
+            super().__init__()
+            self.name = name
+
+        def __repr__(self) -> str:
+            return self.name()
+
+    def fail() -> str:
+        raise ValueError("on purpose")
+
+    with ModuleBus() as bus:
+        for name in fail, lambda: "x" * 100_000, lambda: f"on {bus.statistics()}":
+            module = Strange(name)
+            for call in (
+                lambda module=module: bus.remove_module(module),
+                lambda module=module: bus.link(module, module),
+                lambda module=module: bus.unlink(None, module),
+            ):
+                with pytest.raises(ModuleBusError, match="is not on the bus") as caught:
+                    in_thread(call).join()
+            bus.add_module(module)
+            for call in (
+                lambda module=module: bus.add_module(module),
+                lambda module=module: bus.link(None, module),
+                lambda module=module: bus.unlink(module, module),
+                lambda module=module: bus.link(Strange(module.name), module),
+            ):
+                with pytest.raises(ModuleBusError) as caught:
+                    in_thread(call).join()
+                assert len(str(caught.value)) < 1000
+            bus.remove_module(module)
+    assert_no_threads_left()
+
+
 # Waiting ends ------------------------------------------------------------------------------------
 
 
@@ -319,6 +372,42 @@ def test_a_module_that_hears_itself_is_not_made_to_wait_for_itself() -> None:
         bus.add_module(Listener(flood), places=2)
         bus.publish(said("go"))
         assert refused.wait(SOON)
+
+
+def test_waiting_for_quiet_elsewhere_ends_too() -> None:
+    """One waits until the other bus is quiet, where one waits for room at the first."""
+    told: list[str] = []
+    with ModuleBus() as here, ModuleBus() as there:
+        asks, sends = threading.Event(), threading.Event()
+
+        def ask(message: ModuleMessage) -> None:
+            if message.content == b"go":
+                assert sends.wait(SOON)
+                asks.set()
+                try:
+                    there.wait_quiet()
+                except ModuleBusError as error:
+                    told.append(str(error))
+
+        def send(message: ModuleMessage) -> None:
+            sends.set()
+            assert asks.wait(SOON)
+            try:
+                for _ in range(3):
+                    here.publish(said("more"))
+            except ModuleBusFullError as error:
+                told.append(str(error))
+
+        asking = Listener(ask)
+        here.add_module(asking, places=1)
+        there.add_module(send)
+        here.publish(said("go"))
+        there.publish(said("go"))
+        there.wait_quiet()
+        here.wait_quiet()
+        assert len(told) == 1
+        assert "would never end" in told[0]
+    assert_no_threads_left()
 
 
 @pytest.mark.parametrize("by", ["remove_module", "destroy"])

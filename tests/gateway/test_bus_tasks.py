@@ -269,6 +269,21 @@ def test_without_an_event_loop_a_task_has_one_of_its_own() -> None:
     assert_no_threads_left()
 
 
+def test_a_task_that_can_have_no_loop_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    module = Task()
+    with ModuleBus() as bus:
+        with monkeypatch.context() as patch:
+            patch.setattr("simplebus.gateway.workers.trio.run", fail)
+            with pytest.raises(ModuleBusError, match=r"no event loop: .* Too many open files"):
+                bus.add_module(module)
+        assert_no_threads_left()
+        assert bus.statistics().modules == ()
+        bus.add_module(module)
+
+
 async def test_threads_add_and_remove_tasks() -> None:
     async with ModuleBus() as bus:
         module = Task()

@@ -160,6 +160,24 @@ async def fail_twice(kind: str, where: str, *, exits: bool = False) -> None:
     assert made[-1] == "destroy"
 
 
+async def test_quiet_is_also_waited_for_when_a_module_has_just_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("simplebus.gateway.life.PAUSE_S", 0.0)
+    parts.Stuck.go.clear()
+    parts.Stuck.entered.clear()
+    plan = GatewayPlan((module("a", "StuckLater", fails="start"),), (("*", "a"),))
+    async with open_gateway(plan) as gateway:
+        await gateway.publish(said("1"))
+        await trio.to_thread.run_sync(parts.Stuck.entered.wait)
+        with trio.move_on_after(0) as scope:
+            await quiet(gateway)
+        assert scope.cancelled_caught, "it is in its callback"
+        parts.Stuck.go.set()
+        await quiet(gateway)
+        assert gateway.statistics().modules[0].failures == 1
+
+
 async def test_pauses_grow_and_begin_again_after_a_long_while(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
