@@ -62,12 +62,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def said(path: Path) -> set[str]:
+def said(path: Path) -> list[str]:
     database = sqlite3.connect(path)
     try:
-        return {what for (what,) in database.execute("select what from said")}
+        return [what for (what,) in database.execute("select what from said")]
     except sqlite3.OperationalError:  # It is not made yet.
-        return set()
+        return []
     finally:
         database.close()
 
@@ -75,6 +75,14 @@ def said(path: Path) -> set[str]:
 def wait_said(path: Path, what: str) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while what not in said(path):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def wait_many(path: Path, count: int) -> None:
+    """Return when so much was said."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while len(said(path)) < count:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -112,12 +120,13 @@ module = "uplink"
 hears = ["*"]
 settings = {{ to = "{url}", class = 7, data_dir = "{folder / "kept"}" }}
 """
-    file.write_text(up + CLOCK % "x" + SINK % (folder / "said.db"))
+    path = folder / "said.db"  # It hears the same as the uplink.
+    file.write_text(up + CLOCK % "x" + SINK % path)
     for is_last in False, True:
         with program("gateway", str(file)) as gateway:
             gateway.line()
             if not is_last:
-                time.sleep(0.4)
+                wait_many(path, 40)
                 continue  # Killed.
             with (
                 server("--port", str(port)),
@@ -127,7 +136,7 @@ settings = {{ to = "{url}", class = 7, data_dir = "{folder / "kept"}" }}
                 ticks: list[int] = []
                 for message in messages:
                     ticks.append(int(dict(message.headers)["tick"]))
-                    if ticks.count(0) == 2 and ticks[-1] >= 20:
+                    if ticks.count(0) == 2 and len(ticks) - ticks[1:].index(0) > 12:
                         break
             gateway.signal(signal.SIGTERM)
             gateway.end()
@@ -135,7 +144,7 @@ settings = {{ to = "{url}", class = 7, data_dir = "{folder / "kept"}" }}
     for begin, end in zip(lives, [*lives[1:], len(ticks)], strict=True):
         life = ticks[begin:end]
         assert life == sorted(set(life)), "in order, and once"
-        assert len(life) > 10
+        assert len(life) > 10, "what the journal had"
 
 
 BROKEN = [
