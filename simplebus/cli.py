@@ -23,7 +23,9 @@ from simplebus import (
     journal_command,
     serve_command,
     unit_command,
+    user_command,
 )
+from simplebus.access_flags import with_access
 from simplebus.complaints import fail, sentence
 from simplebus.core.errors import BusError
 from simplebus.core.limits import CLASS_ID_MAX, DELIVERIES_MAX
@@ -149,6 +151,7 @@ app.command(rich_help_panel=_USE, help=serve_command.HELP)(serve_command.serve)
         "Messages that nobody has subscribed to yet wait for the class's first subscriber."
     ),
 )
+@with_access
 def pub(
     class_: Annotated[Any, _CLASS],
     text: Annotated[
@@ -258,6 +261,7 @@ def pub(
         "further one gets what is published from then on."
     ),
 )
+@with_access
 def sub(
     class_: Annotated[Any, _CLASS],
     count: Annotated[
@@ -408,7 +412,9 @@ def sub(
 
 
 app.add_typer(pipeline.app, name="pipeline", rich_help_panel=_USE)
-app.command(rich_help_panel=_LOOK_AFTER, help=explain_command.HELP)(explain_command.explain)
+app.command(rich_help_panel=_LOOK_AFTER, help=explain_command.HELP)(
+    with_access(explain_command.explain)
+)
 app.add_typer(dlq_command.app, name="dlq", rich_help_panel=_LOOK_AFTER)
 app.add_typer(journal_command.app, name="journal", rich_help_panel=_LOOK_AFTER)
 app.command(rich_help_panel=_JOIN, help=bridge_command.HELP)(bridge_command.bridge)
@@ -427,6 +433,7 @@ app.command(rich_help_panel=_JOIN, help=gateway_command.HELP)(gateway_command.ga
         "  simplebus bench --messages 10000000 --size 16 --subscribers 2"
     ),
 )
+@with_access
 def bench(
     messages: Annotated[
         int,
@@ -490,6 +497,7 @@ app.command("check-config", rich_help_panel=_SET_UP, help=config_command.CHECK_H
     config_command.check_config
 )
 app.add_typer(config_command.app, name="config", rich_help_panel=_SET_UP)
+app.add_typer(user_command.app, name="user", rich_help_panel=_SET_UP)
 
 
 app.command(

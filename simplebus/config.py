@@ -11,6 +11,7 @@ at once. Nothing is ignored.
     [tls]                       all doors:      cert = "server.pem"      --tls-cert
     [[nats.users]]              who may come in, and what they may do
     [classes.orders]            id = 7, subjects = ["orders.>"], keep-seconds = 3600
+    [[users]]                   who may come in through any door, and what they may do
     [[bridges]]                 what is copied to and from other servers
 
 Paths are relative to the file's folder. In names `_` may stand for `-`.
@@ -36,14 +37,21 @@ from simplebus.options import option
 
 if TYPE_CHECKING:
     from simplebus.bridge.settings import Bridge
+    from simplebus.config_users import ConfiguredUsers
     from simplebus.core.requests import NamedClass
     from simplebus.core.settings import ClassSettings
     from simplebus.nats.auth import NatsAuth
 
-_OWN_TABLES = ("serve", "nats", "tls", "classes", "bridges")
+_OWN_TABLES = ("serve", "nats", "tls", "classes", "bridges", "users")
 _BYTES_MAX = 4 << 20
 _NO_OPTIONS = {"config", "help"}
 _FLAG = re.compile(r"--[a-z][a-z-]*")
+
+
+def _nobody() -> ConfiguredUsers:
+    from simplebus.config_users import ConfiguredUsers
+
+    return ConfiguredUsers()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +68,8 @@ class Config:
     class_settings: Mapping[int | str, ClassSettings]
     """What they do in their own way."""
     bridges: tuple[Bridge, ...] = ()
+    users: ConfiguredUsers = field(default_factory=_nobody)
+    """Who may come in, through any door."""
     warnings: tuple[str, ...] = ()
     lines: Mapping[str, int] = field(default_factory=dict)
     """In which line each key stands."""
@@ -124,6 +134,7 @@ def read(path: Path, context: typer.Context) -> tuple[Config, tuple[str, ...]]:
     """Read and check a file. `context` is that of `serve`. Returns what is good of it, and what is
     not. Raises ConfigError for one that cannot be read, or is no TOML."""
     from simplebus.config_tables import ClassTable, NatsTable, table  # It takes a while.
+    from simplebus.config_users import users_of
 
     text, mode = _text(path)
     try:
@@ -158,6 +169,10 @@ def read(path: Path, context: typer.Context) -> tuple[Config, tuple[str, ...]]:
     with mistakes.noted():
         bridges, theirs = _bridges(raw)
         has_secrets |= theirs
+    known = _nobody()
+    with mistakes.noted():
+        known = users_of(raw.get("users", []))
+        has_secrets |= any(user.password or user.token for user in known.users)
     warnings = []
     if has_secrets and mode & stat.S_IROTH:
         warnings.append(f"{path} holds passwords or tokens, and every user may read it")
@@ -168,6 +183,7 @@ def read(path: Path, context: typer.Context) -> tuple[Config, tuple[str, ...]]:
         classes=classes,
         class_settings=own,
         bridges=bridges,
+        users=known,
         warnings=tuple(warnings),
         lines=places(text),
     )

@@ -102,7 +102,7 @@ def _contradictions(context: typer.Context) -> dict[str, list[str]]:
     are no good: each with the options that it names."""
     from simplebus import engine_flags, serve_command
     from simplebus.server.tls import context as tls_context
-    from simplebus.tls_flags import tls_options
+    from simplebus.tls_flags import configured_users, tls_options
 
     found: dict[str, list[str]] = {}
     config: Config = context.params["config"]
@@ -123,6 +123,7 @@ def _contradictions(context: typer.Context) -> dict[str, list[str]]:
     chosen = tried(lambda: settings(**context.params))
     door = tried(lambda: serve_command.nats_door(context))
     tried(lambda: serve_command.http_door(context))
+    tried(lambda: configured_users(context.params["users"], context.params["config"]))
     if chosen is not None:
         tried(lambda: engine_flags.engine_options(chosen, environment=os.environ, **context.params))
     certificates = {door.tls if door else None, tried(lambda: tls_options(**context.params))}

@@ -26,6 +26,7 @@ EXAMPLES = {
     "data_dir": '"/var/lib/simplebus"',
     "last_values": '["state"]',
     "bind": '["orders.>=orders"]',
+    "users": '"/etc/simplebus/users.toml"',
     "tls_cert": '"/etc/simplebus/server.pem"',
     "tls_key": '"/etc/simplebus/server.key"',
     "tls_ca": '"/etc/simplebus/clients.pem"',
@@ -36,7 +37,21 @@ EXAMPLES = {
 """Of options that have no default."""
 
 TABLES = """\
-# Who may come in through the NATS door, and what they may do. Nobody named is everybody.
+# Who may come in through any door, and what they may do. Nobody named is everybody; who has no
+# permissions may do everything. `simplebus user add` makes such tables, in a file of their own.
+#
+#- [[users]]
+#- name = "till"
+#- password = "change me"            # or "$argon2id$…"; or token = "sha256:…", nkey, certificate
+#- addresses = ["10.1.0.0/16"]       # from where clients that cannot say who they are may come
+#- [users.permissions]
+#- publish = { allow = ["orders eu.#", "audit"], deny = ["orders eu.test"] }
+#- subscribe = ["orders"]
+#- admin = ["inquire", "purge dead.*"]     # also fetch, configure, monitor
+#- [users.nats]
+#- publish = ["metrics.>"]           # subjects that are bound to no class
+
+# Who may come in through the NATS door alone.
 #
 #- [[nats.users]]
 #- user = "ada"

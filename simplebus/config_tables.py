@@ -79,8 +79,8 @@ class UserTable(Table, frozen=True):
 
     def made(self, where: str) -> User:
         """The user. Raises ConfigError when values contradict each other."""
-        permissions = _permissions(self.permissions, f"{where}.permissions")
-        return _or_complaint(where, lambda: User(self.user, self.password, self.nkey, permissions))
+        permissions = nats_permissions(self.permissions, f"{where}.permissions")
+        return or_complaint(where, lambda: User(self.user, self.password, self.nkey, permissions))
 
 
 class NatsTable(Table, frozen=True):
@@ -105,9 +105,9 @@ class NatsTable(Table, frozen=True):
             raise ConfigError(f"{where}: 'user' and 'password' need each other")
         users = [user.made(f"{where}.users[{at}]") for at, user in enumerate(self.users)]
         if self.user:
-            users.append(_or_complaint(where, lambda: User(self.user, self.password)))
-        default = _permissions(self.default_permissions, f"{where}.default_permissions")
-        return _or_complaint(
+            users.append(or_complaint(where, lambda: User(self.user, self.password)))
+        default = nats_permissions(self.default_permissions, f"{where}.default_permissions")
+        return or_complaint(
             where,
             lambda: NatsAuth(
                 users=tuple(users),
@@ -155,7 +155,7 @@ class ClassTable(Table, frozen=True):
         most = _size(self.max_memory, f"{where}.max_memory")
         policy = None if self.full is None else FullPolicy(self.full)
         disk = _size(self.max_disk, f"{where}.max_disk")
-        return _or_complaint(
+        return or_complaint(
             where,
             lambda: ClassSettings(
                 keep,
@@ -288,14 +288,16 @@ def _size(given: int | str | None, where: str) -> int | None:
         raise ConfigError(f"{where}: {error.message}") from None
 
 
-def _or_complaint(where: str, made: Callable[[], R]) -> R:
+def or_complaint(where: str, made: Callable[[], R]) -> R:
+    """What is made of values. Raises ConfigError, saying where, for ValueError."""
     try:
         return made()
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None
 
 
-def _permissions(given: PermissionsTable | None, where: str) -> Permissions | None:
+def nats_permissions(given: PermissionsTable | None, where: str) -> Permissions | None:
+    """What somebody may do with subjects. Raises ConfigError for a pattern that is none."""
     if given is None:
         return None
     publish, subscribe = _rights(given.publish), _rights(given.subscribe)

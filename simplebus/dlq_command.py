@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from simplebus.access_flags import with_access
 from simplebus.complaints import fail
 from simplebus.explain_command import printable
 from simplebus.options import URL, URL_OPTION, parse_class
@@ -70,6 +71,7 @@ _ALL = typer.Option("--all", help="All of them.")
 
 
 @app.command(help="List which classes have dead letters: how many, since when, and why.")
+@with_access
 def ls(
     class_: Annotated[
         Any,
@@ -114,6 +116,7 @@ def ls(
 
 
 @app.command(help="Print dead letters, oldest first.")
+@with_access
 def show(
     class_: Annotated[Any, _CLASS],
     limit: Annotated[
@@ -155,6 +158,7 @@ def show(
         "to every subscription of its class."
     )
 )
+@with_access
 def requeue(
     class_: Annotated[Any, _CLASS],
     sequence: Annotated[list[int] | None, _SEQUENCE] = None,
@@ -184,6 +188,7 @@ def requeue(
 
 
 @app.command(help="Throw dead letters away.")
+@with_access
 def purge(
     class_: Annotated[Any, _CLASS],
     sequence: Annotated[list[int] | None, _SEQUENCE] = None,

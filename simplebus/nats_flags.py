@@ -27,7 +27,9 @@ from simplebus.options import (
 
 if TYPE_CHECKING:
     from simplebus.core.requests import NamedClass
+    from simplebus.core.users import Users
     from simplebus.nats.auth import NatsAuth
+    from simplebus.nats.permissions import Permissions
     from simplebus.nats.settings import NatsSettings
     from simplebus.server.tls import TlsOptions
 
@@ -318,13 +320,16 @@ def nats_options(
     classes: Mapping[str, NamedClass] | None = None,
     environment: Mapping[str, str] | None = None,
     shared: TlsOptions | None = None,
+    users: Users | None = None,
+    users_nats: Mapping[str, Permissions] | None = None,
     **values: Any,
 ) -> NatsOptions:
     """What the options amount to.
 
     `given` are the names of those that stand on the command line; `auth` and `classes` are what the
     configuration file says, `environment` is where secrets may stand too, see SECRETS. `shared` is
-    the certificate of all doors, for one without its own.
+    the certificate of all doors, for one without its own; `users` are those of all doors, and
+    `users_nats`, by name, what they may do with subjects that are bound to no class.
 
     Raises ValueError when they contradict each other.
     """
@@ -346,7 +351,11 @@ def nats_options(
     try:
         settings = NatsSettings(
             limits=NatsLimits(**limits),
-            auth=_auth(auth or NatsAuth(), environment or {}),
+            auth=replace(
+                _auth(auth or NatsAuth(), environment or {}),
+                shared=users,
+                shared_permissions=users_nats or {},
+            ),
             tls_required=tls is not None and not tls.optional,
             tls_available=tls is not None and tls.optional,
             tls_verify=tls is not None and tls.wants_certificate,

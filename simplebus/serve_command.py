@@ -40,7 +40,9 @@ from simplebus.options import (
 )
 
 if TYPE_CHECKING:
+    from simplebus.config_users import ConfiguredUsers
     from simplebus.core.settings import Settings
+    from simplebus.core.users import Users
     from simplebus.server.serve import ServeOptions
 
 FROM_ENVIRONMENT = (
@@ -375,6 +377,9 @@ def serve(
     tls_ca: tls.Ca = None,
     tls_verify: tls.Verify = False,
     tls_timeout: tls.Timeout = tls.SECONDS,
+    users: tls.UsersFile = None,
+    max_connections_per_address: tls.PerAddress = 0,
+    max_connection_rate: tls.Rate = 0.0,
     config: Annotated[Any, config_option()] = None,
     verbose: Annotated[
         bool,
@@ -432,7 +437,7 @@ def serve(
     options = plan.options
     ports = {"tcp": options.port, "nats": options.nats_port, "http": options.http_port}
     sockets = activation.for_doors(activation.inherited(os.environ), ports)
-    options = replace(options, inherited=sockets, reload=reload if config else None)
+    options = replace(options, inherited=sockets, reload=reload if config or users else None)
     try:
         run = partial(serve_until_stopped, plan.settings, options, announce=_announce)
         if plan.bridges:
@@ -453,8 +458,11 @@ def fail_for(error: ValueError) -> NoReturn:
     fail(str(error), status=CONFIG_STATUS if isinstance(error, ConfigError) else USAGE_STATUS)
 
 
-def nats_door(context: typer.Context) -> nats.NatsOptions:
-    """How the NATS door is to be opened, if at all. Raises ValueError."""
+def nats_door(
+    context: typer.Context, found: ConfiguredUsers | None = None, known: Users | None = None
+) -> nats.NatsOptions:
+    """How the NATS door is to be opened, if at all, for these users of all doors. Raises
+    ValueError."""
     config: Config | None = context.params["config"]
     door = nats.nats_options(
         _given(context),
@@ -462,7 +470,9 @@ def nats_door(context: typer.Context) -> nats.NatsOptions:
         classes=config.classes if config else None,
         environment=os.environ,
         shared=tls.tls_options(**context.params),
-        **context.params,
+        users=known,
+        users_nats=found.nats if found else {},
+        **{name: value for name, value in context.params.items() if name != "users"},
     )
     if config and config.auth.default_permissions and not door.settings.auth.users:
         raise ConfigError(config.told("nats.default_permissions: there are no users"))

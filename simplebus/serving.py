@@ -30,6 +30,7 @@ RELOADED = {
     *("max_memory", "max_class_memory", "max_class_messages", "max_dead_letters", "max_pending"),
     *("max_total_pending", "max_connections", "max_classes", "max_subscriptions", "max_durables"),
     *("max_deliveries", "hello_timeout", "frame_timeout", "stall_timeout", "heartbeat"),
+    *("users", "max_connections_per_address", "max_connection_rate"),
     *("drain_timeout", "log_level", "log_format"),
     *("nats_max_payload", "nats_max_control_line", "nats_max_subs", "nats_max_pending"),
     *("nats_max_connections", "nats_ping_interval", "nats_max_pings_out", "nats_auth_timeout"),
@@ -37,7 +38,7 @@ RELOADED = {
 }
 """Options that a running server takes over, by the names of their values. What a connection was
 told when it came, or was made with, holds for it until it goes."""
-_RELOADED_TABLES = ("classes.", "nats.users")
+_RELOADED_TABLES = ("classes.", "nats.users", "users")
 _PREFIXES = (("nats_tls_", "nats.tls."), ("nats_", "nats."), ("tls_", "tls."))
 
 
@@ -89,7 +90,9 @@ def _planned(context: typer.Context) -> Plan:
     values = context.params
     config: Config | None = values["config"]
     chosen = settings(**values)
-    door = serve_command.nats_door(context)
+    found = tls_flags.configured_users(values["users"], config)
+    known = found.known(os.urandom(32))
+    door = serve_command.nats_door(context, found, known)
     operators = serve_command.http_door(context)
     options = ServeOptions(
         hosts=tuple(dict.fromkeys(values["host"] or HOSTS)),
@@ -100,6 +103,9 @@ def _planned(context: typer.Context) -> Plan:
         http_port=operators.port,
         http_hosts=operators.hosts,
         tls=tls_flags.tls_options(**values),
+        users=known,
+        per_address=values["max_connections_per_address"],
+        connection_rate=values["max_connection_rate"],
         classes=(*door.classes, *(values["last_values"] or ())),
         data_dir=values["data_dir"],
         cluster=engine_flags.engine_options(chosen, environment=os.environ, **values),
@@ -113,7 +119,7 @@ def _planned(context: typer.Context) -> Plan:
         values["log_level"],
         config.bridges if config else (),
         config.warnings if config else (),
-        _said(context, config),
+        _said(context, config) | {"users": found},
     )
 
 

@@ -1,20 +1,23 @@
-"""The options of `serve` about TLS at all doors, and what they amount to.
+"""The options of `serve` about TLS and users at all doors, and what they amount to.
 
 Rule 1: nothing heavy is imported here, so that help is instant.
 """
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from simplebus.options import option, parse_seconds
 
 if TYPE_CHECKING:
+    from simplebus.config import Config
+    from simplebus.config_users import ConfiguredUsers
     from simplebus.server.tls import TlsOptions
 
-TLS = "TLS"
-"""Under which heading the help lists them."""
+TLS, USERS = "TLS", "Users"
+"""Under which headings the help lists them."""
 
 SECONDS = 5.0
 
@@ -54,6 +57,53 @@ Timeout = Annotated[
         show_default=f"{SECONDS:g}",
     ),
 ]
+UsersFile = Annotated[
+    Path | None,
+    option(
+        "--users",
+        "A file of users, as [bold]simplebus user[/bold] writes it: with it, or with users in the "
+        "configuration file, whoever connects has to show who it is.",
+        panel=USERS,
+        metavar="FILE",
+        parser=Path,
+        show_default="everybody may connect",
+    ),
+]
+PerAddress = Annotated[
+    int,
+    option(
+        "--max-connections-per-address",
+        "Connections that one address may have open at once, at all doors together. One more is "
+        "closed as soon as it comes. 0 sets no limit.",
+        panel=USERS,
+        min=0,
+        metavar="COUNT",
+    ),
+]
+Rate = Annotated[
+    float,
+    option(
+        "--max-connection-rate",
+        "Connections a second that one address may make for long; ten times as many at once. One "
+        "more is closed as soon as it comes. 0 sets no limit.",
+        panel=USERS,
+        min=0,
+        metavar="COUNT",
+    ),
+]
+
+
+def configured_users(users: Path | None, config: Config | None) -> ConfiguredUsers:
+    """Those of both files. Raises ValueError."""
+    from simplebus.config_users import ConfiguredUsers, read_users, together
+
+    groups = [] if config is None else [config.users]
+    if users is not None:
+        found, warning = read_users(users)
+        if warning:
+            logging.getLogger("simplebus").warning(warning)
+        groups.append(found)
+    return together(groups) if groups else ConfiguredUsers()
 
 
 def tls_options(

@@ -519,7 +519,7 @@ def test_every_option_stands_in_the_sample_and_every_example_could(file: Path) -
         if parameter.name not in ("config", "help"):
             key = re.sub("^(nats_tls_|nats_|tls_)", "", parameter.name).replace("_", "-")
             assert re.search(rf"^#-? {key} = ", text, re.MULTILINE), parameter.name
-    examples = re.sub(r"^#- (?!engine|cert|key|ca)", "", text, flags=re.MULTILINE)
+    examples = re.sub(r"^#- (?!engine|cert|key|ca|users =)", "", text, flags=re.MULTILINE)
     file.write_text(examples)
     file.chmod(0o600)
     status, said = checked(file)

@@ -33,6 +33,7 @@ _PASSING = {
     Reason.STALLED,
     Reason.PENDING_LIMIT,
     Reason.TOO_MANY_CONNECTIONS,
+    Reason.TOO_MANY_ATTEMPTS,
     Reason.UNDELIVERED_AT_CLOSE,
 }
 """Reasons of the bus that may have passed a moment later."""

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from simplebus.core import frames, wishes
+from simplebus.core import frames, showing, wishes
+from simplebus.core.access import Scope
 from simplebus.core.acks import AckWindow
 from simplebus.core.channel_table import Wanted
 from simplebus.core.classes import MessageClass
@@ -33,6 +34,7 @@ from simplebus.core.requests import (
     SubscribeReply,
     SubscribeRequest,
 )
+from simplebus.core.rights import check_names, seen_by
 from simplebus.core.session import Session
 from simplebus.core.settings import Settings
 from simplebus.core.spans import Span
@@ -84,6 +86,7 @@ class Answers:
 
     def connect(self, session: Session, class_ids: tuple[int, ...]) -> None:
         """Version 1: name classes, answer with the session's id."""
+        check_names(session, class_ids, self._store.classes)
         self._store.table.open_classes((class_id, "") for class_id in class_ids)
         content = session.session_id.to_bytes(4, "little")
         self._reply(session, frames.encode(frames.CONNECT, content=content))
@@ -92,7 +95,10 @@ class Answers:
         """A class is new: those begin who have subscribed to it in version 1."""
         for early in self._early.pop(class_id, {}):
             early.early.discard(class_id)
-            self.subscribe(early, class_id)
+            try:
+                self.subscribe(early, class_id)
+            except RemoteProtocolError:  # By its name it is not for this one, who cannot be told.
+                self._store.classes[class_id].dropped[Reason.UNAUTHORIZED] += 1
 
     def greet(self, session: Session, greeted: Greeted) -> None:
         """Version 2: the same, and who publishes, how far it is stored, what is granted."""
@@ -100,6 +106,7 @@ class Answers:
         assert isinstance(dialect, Version2)
         store = self._store
         store.table.check_classes(asked.classes)
+        check_names(session, asked.classes, store.classes)
         lost = 0
         if not dialect.is_greeted:
             publisher = dialect.publisher
@@ -183,7 +190,8 @@ class Answers:
                 )
             self._early.setdefault(class_id, {})[session] = None
             return
-        window, left = cls.start("waiting")
+        wanted = showing.wanted(cls, (), seen_by(session, cls, ()))
+        window, left = cls.start("waiting", wanted, self._store.clock.now)
         terms = wishes.terms(None, cls, self._settings)
         position: Subscription = Subscription(
             ring=cls.new_ring(),
@@ -192,6 +200,7 @@ class Answers:
             timer_ticks=self._settings.ack_timeout,
             number=class_id,
             clock=self._store.clock,
+            wanted=wanted,
             released=lambda: self._store.loosen(cls),
             bury=lambda *given_up: self._store.bury(cls, position, *given_up),
             put_off=lambda due: self._put_off(due, position),
@@ -232,14 +241,17 @@ class Answers:
             )
         wishes.check(wish)
         cls.check_wish(wish)
+        scope = seen_by(session, cls, wish.channels)
         position = self._named(cls, wish)
         resumed = position is not None
         if position is None:
-            position = self._open(cls, wish)
+            position = self._open(cls, wish, scope)
         elif wish.seek:
-            position = self._moved(cls, position, wish)
-        elif not position.is_served:
-            self._set_terms(cls, position, wishes.terms(wish, cls, self._settings))
+            position = self._moved(cls, position, wish, scope)
+        else:
+            showing.show(cls, position, scope)
+            if not position.is_served:
+                self._set_terms(cls, position, wishes.terms(wish, cls, self._settings))
         position.request = asked.request
         if wish.idle_seconds is not None:
             position.idle_seconds = wish.idle_seconds
@@ -330,16 +342,12 @@ class Answers:
             )
         return position
 
-    def _open(self, cls: MessageClass, asked: SubscribeRequest) -> Subscription:
+    def _open(
+        self, cls: MessageClass, asked: SubscribeRequest, scope: Scope | None
+    ) -> Subscription:
         """A new position."""
         store = self._store
-        wanted = cls.channels.add(asked.channels) if asked.channels else None
-        if asked.channels and wanted is None:
-            raise RemoteProtocolError(
-                Reason.MEMORY_LIMIT,
-                f"the bus has no memory for {len(asked.channels)} patterns: {store.budget.left} "
-                f"bytes are left of {store.budget.limit}",
-            )
+        wanted = showing.wanted(cls, asked.channels, scope)
         try:
             window, left = cls.start(asked.start, wanted, store.clock.now)
         except ValueError as error:
@@ -421,11 +429,15 @@ class Answers:
             )
 
     def _moved(
-        self, cls: MessageClass, former: Subscription, asked: SubscribeRequest
+        self,
+        cls: MessageClass,
+        former: Subscription,
+        asked: SubscribeRequest,
+        scope: Scope | None,
     ) -> Subscription:
         """A durable's new position. The former one ends when that is there: what both need is
         stored throughout."""
-        position = self._open(cls, asked)
+        position = self._open(cls, asked, scope)
         position.idle_seconds = former.idle_seconds
         self.end(former)
         return position

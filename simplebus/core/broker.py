@@ -17,6 +17,8 @@ from functools import partial
 import msgspec
 
 from simplebus.core import frames, noting
+from simplebus.core.access import Grants
+from simplebus.core.admission import admit
 from simplebus.core.alarms import Alarms, Waiter
 from simplebus.core.answers import Answers
 from simplebus.core.classes import MessageClass
@@ -46,6 +48,7 @@ from simplebus.core.group import Group
 from simplebus.core.ledger import Ledger
 from simplebus.core.limits import (
     ACK_REST_MESSAGES_MAX,
+    GREETING_BYTES_MAX,
     MESSAGE_ID_MASK,
     PUBLISHER_TICKS,
 )
@@ -53,13 +56,14 @@ from simplebus.core.lookups import Lookups
 from simplebus.core.outbox import Outbox
 from simplebus.core.receive import ReceiveBuffer
 from simplebus.core.requests import ErrorReply
-from simplebus.core.rights import Right, check_right
+from simplebus.core.rights import Right, check_right, explained
 from simplebus.core.session import Session, too_heavy
 from simplebus.core.settings import FullPolicy, Settings
 from simplebus.core.statistics import BrokerStatistics
 from simplebus.core.store import Store
 from simplebus.core.subscription import Subscription
 from simplebus.core.terms import Clock
+from simplebus.core.users import Users
 from simplebus.core.verdicts import Verdicts
 from simplebus.core.version2 import Version2
 
@@ -99,6 +103,8 @@ class Broker:
             raise ValueError(
                 "the policy spill keeps what does not fit into memory on disk: it needs a journal"
             )
+        self.users: Users | None = None
+        """Who may come in; None for everybody, who may do everything then."""
         self.clock = Clock()
         """The driver sets `now` before it brings anything."""
         self.sessions: dict[int, Session] = {}
@@ -144,8 +150,8 @@ class Broker:
 
     # Sessions ------------------------------------------------------------------------------------
 
-    def open(self, peer: str = "") -> Session:
-        """A peer has connected."""
+    def open(self, peer: str = "", *, address: str = "") -> Session:
+        """A peer has connected, from this address."""
         session_id = self._next_session_id
         while session_id in self.sessions or session_id == _SESSION_ID_UNSENDABLE:
             session_id = (session_id + 1) & MESSAGE_ID_MASK
@@ -156,13 +162,20 @@ class Broker:
             known_classes=self.classes.keys(),
             peer=peer or f"session {session_id}",
         )
+        session.address = address
+        if self.users is not None:
+            session.is_admitted = False
+            session.receiver.frame_bytes_max = min(
+                GREETING_BYTES_MAX, self.settings.limits.frame_bytes
+            )
         self.sessions[session.session_id] = session
         return session
 
-    def enter(self, peer: str = "") -> Session:
-        """A peer has come through another door, which understands its bytes: see `apply`. Its
-        outbox shows what it is sent, as if it spoke version 2."""
+    def enter(self, peer: str = "", *, user: str = "", grants: Grants | None = None) -> Session:
+        """A peer has come through another door, which understands its bytes, see `apply`, and knows
+        who it is. Its outbox shows what it is sent, as if it spoke version 2."""
         session = self.open(peer)
+        session.is_admitted, session.user, session.grants = True, user, grants
         session.enter()
         return session
 
@@ -188,6 +201,9 @@ class Broker:
             try:
                 for event in session.receive(buffer, count):
                     events += 1
+                    if not session.is_admitted:
+                        admit(self.users, session, event, self.sessions, self.refused)
+                        session.receiver.frame_bytes_max = self.settings.limits.frame_bytes
                     self._apply(session, event)
                     if session.outbox.pending_bytes > most:
                         break  # Little said may ask for much.
@@ -350,7 +366,7 @@ class Broker:
             case PurgeAsked() | InquiryAsked():
                 self._ask(session, event)
             case Refused():
-                self._refuse(session, event)
+                self._refuse(session, explained(session, event))
                 session.handled += event.published
 
     def _greet(self, session: Session, event: Greeted) -> None:

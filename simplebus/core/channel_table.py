@@ -20,7 +20,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from simplebus.core.channels import is_literal
+from simplebus.core.access import Scope
+from simplebus.core.channels import REST, is_literal
 from simplebus.core.columns import Columns
 from simplebus.core.frames import Flags
 from simplebus.core.limits import (
@@ -43,13 +44,19 @@ Verdicts = npt.NDArray[np.uint8]
 class Wanted:
     """What one subscription wants."""
 
-    __slots__ = ("_names", "_sublist", "_verdicts", "patterns")
+    __slots__ = ("_names", "_sublist", "_verdicts", "patterns", "scope", "watched")
 
-    def __init__(self, patterns: Sequence[str], names: list[str]) -> None:
-        """`names` are the channels by number, of which it knows nothing yet."""
+    def __init__(
+        self, patterns: Sequence[str], names: list[str], scope: Scope | None = None
+    ) -> None:
+        """`names` are the channels by number, of which it knows nothing yet; of those, it wants
+        only what `scope` allows, and all of that where there are no patterns."""
         self.patterns = tuple(patterns)
+        self.scope = scope
+        self.watched = self.patterns or (REST,)
+        """What new channels are looked up by."""
         self._sublist: Sublist[None] = Sublist(cache_names=0, cache_values=0)
-        for pattern in self.patterns:
+        for pattern in self.watched:
             self._sublist.insert(pattern, None)
         self._names = names
         self._verdicts: Verdicts = np.full(max(_VERDICTS_MIN, len(names)), _UNKNOWN, np.uint8)
@@ -58,7 +65,11 @@ class Wanted:
     def add(self, numbers: npt.NDArray[np.intp]) -> None:
         """It wants these channels, which are new and whose greatest number is the last one."""
         self._reach(int(numbers[-1]))
-        self._verdicts[numbers] = _YES
+        if self.scope is None:
+            self._verdicts[numbers] = _YES
+            return
+        for number in numbers.tolist():
+            self._verdicts[number] = _YES if self.scope.allows(self._names[number]) else _NO
 
     def forget(self, numbers: npt.NDArray[np.intp]) -> None:
         """These numbers, which ascend, stand for no channel any more."""
@@ -72,7 +83,9 @@ class Wanted:
         unknown = found == _UNKNOWN
         if unknown.any():
             for number in np.unique(numbers[unknown]).tolist():
-                is_wanted = self._sublist.matches(self._names[number])
+                name = self._names[number]
+                is_wanted = self._sublist.matches(name)
+                is_wanted = is_wanted and (self.scope is None or self.scope.allows(name))
                 self._verdicts[number] = _YES if is_wanted else _NO
             found = self._verdicts[numbers]
         wanted: Flags = found == _YES
@@ -121,6 +134,10 @@ class ChannelTable:
         """How many channels have numbers."""
         return len(self._numbers) - 1
 
+    def allowed(self, scope: Scope, numbers: npt.NDArray[np.uint32] | int) -> Flags:
+        """Of which of these channels a scope allows messages; shape (1,) for a single number."""
+        return scope.of(self._names, self.generation, numbers)
+
     def name(self, number: int) -> str:
         """The channel with this number; "" for none."""
         return self._names[number]
@@ -149,23 +166,23 @@ class ChannelTable:
             self._add(new)
         return [known[name] for name in names]
 
-    def add(self, patterns: Sequence[str]) -> Wanted | None:
-        """Somebody wants what one of these patterns matches. None when there is no memory."""
-        patterns = tuple(dict.fromkeys(patterns))
-        if not self._take(_size_of(patterns) + self._capacity):
+    def add(self, patterns: Sequence[str], scope: Scope | None = None) -> Wanted | None:
+        """Somebody wants what one of these patterns matches, and the scope allows. None when there
+        is no memory."""
+        wanted = Wanted(tuple(dict.fromkeys(patterns)), self._names, scope)
+        if not self._take(_size_of(wanted.watched) + self._capacity):
             return None
-        wanted = Wanted(patterns, self._names)
         self._wanted[wanted] = None
-        for pattern in patterns:
+        for pattern in wanted.watched:
             self._sublist.insert(pattern, wanted)
         return wanted
 
     def remove(self, wanted: Wanted) -> None:
         """Somebody is gone."""
         del self._wanted[wanted]
-        for pattern in wanted.patterns:
+        for pattern in wanted.watched:
             self._sublist.remove(pattern, wanted)
-        self._give(_size_of(wanted.patterns) + self._capacity)
+        self._give(_size_of(wanted.watched) + self._capacity)
 
     def forget(self, most: int) -> int:
         """Forget up to so many channels that no stored message carries. Returns how many."""
@@ -249,7 +266,7 @@ class ChannelTable:
         assert all(self._names[number] for number in np.flatnonzero(self._columns.uses[1:]) + 1)
         assert self.memory_bytes == (
             sum(map(_size_of_name, named))
-            + sum(_size_of(wanted.patterns) for wanted in self._wanted)
+            + sum(_size_of(wanted.watched) for wanted in self._wanted)
             + self._capacity * self._column_bytes
         )
 

@@ -59,6 +59,7 @@ class Reason(enum.StrEnum):
     NO_DEAD_LETTER = "no_dead_letter"
     LAST_VALUE_DROPPED = "last_value_dropped"
     TLS_HANDSHAKE = "tls_handshake"
+    TOO_MANY_ATTEMPTS = "too_many_attempts"
     PURGED = "purged"
     UNKNOWN_SESSION = "unknown_session"
     DISK_FULL = "disk_full"

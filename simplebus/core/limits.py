@@ -138,6 +138,12 @@ OWED_BYTES = 256
 NAME_CHARACTERS_MAX = 200
 # Of a user's name, a password and a token: long enough for tokens that others have made.
 SECRET_CHARACTERS_MAX = 4096
+# Of one user's permissions to publish, and to subscribe.
+RULES_MAX = 1024
+# Classes, and channels of one class, of which a user's verdicts are remembered.
+VERDICTS_KEPT_MAX = 65_536
+# The longest frame of a peer that has to say who it is, and has not: a Connect.
+GREETING_BYTES_MAX = 64 * 1024
 CHANNEL_BYTES_MAX = 4096
 BINDINGS_MAX = 1024
 # Pairs of a class and a subject of the NATS door that is bound to it.

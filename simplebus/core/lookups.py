@@ -16,7 +16,7 @@ from simplebus.core.fetching import Fetching
 from simplebus.core.outbox import Outbox
 from simplebus.core.purging import purge
 from simplebus.core.requests import PurgeReply
-from simplebus.core.rights import Right, check_right
+from simplebus.core.rights import Right, check_fetch, check_right
 from simplebus.core.session import Session
 from simplebus.core.store import Store
 from simplebus.core.subscription import Subscription
@@ -37,7 +37,9 @@ class Lookups:
 
     def fetch(self, session: Session, asked: FetchAsked) -> None:
         """See `Fetching`."""
-        self._fetching.fetch(session, asked, self._here(asked.class_id, "shows"))
+        cls = self._here(asked.class_id, "shows")
+        check_fetch(session, cls)
+        self._fetching.fetch(session, asked, cls)
 
     def _here(self, class_id: int, verb: str) -> MessageClass:
         """A class whose messages are stored here."""
@@ -52,8 +54,9 @@ class Lookups:
 
     def check_purge(self, session: Session, asked: PurgeAsked) -> int:
         """Whether a session may have messages purged. Returns where those end that it means."""
-        check_right(session, Right.PURGE)
-        head, last = self._here(asked.class_id, "purges").ring.head, asked.asked.last
+        cls = self._here(asked.class_id, "purges")
+        check_right(session, Right.PURGE, cls)
+        head, last = cls.ring.head, asked.asked.last
         return head if last is None else min(last, head)
 
     def purge(self, session: Session, asked: PurgeAsked, last: int) -> None:

@@ -423,6 +423,12 @@ class Position(ABC):
         self._ahead = None
         self._all_wanted_until = 0
 
+    def wants(self, wanted: Wanted | None) -> None:
+        """Somebody else is to be sent it, who may see other messages."""
+        self.wanted = wanted
+        self._ahead = None
+        self._all_wanted_until = 0
+
     def bring_back(self) -> None:
         """More is in the ring than there was."""
         self._again += self._away

@@ -262,7 +262,9 @@ def decode(kind: type[T], content: bytes, *, reason: Reason = Reason.BAD_REQUEST
     try:
         found = decoder.decode(content or b"{}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        shown = content[:60].decode("utf-8", "backslashreplace")
-        raise RemoteProtocolError(reason, f"a {kind.__name__} held {shown!r}: {error}") from None
+        shown = repr(content[:60].decode("utf-8", "backslashreplace"))
+        if kind is ConnectRequest:  # There may be a password in it.
+            shown = f"{len(content)} bytes of JSON, or of none"
+        raise RemoteProtocolError(reason, f"a {kind.__name__} held {shown}: {error}") from None
     assert isinstance(found, kind)
     return found

@@ -1,26 +1,118 @@
-"""What a session may do beyond publishing and subscribing.
+"""What a session may do.
 
-Rule 1: whoever serves such a request asks here first, and nowhere else.
+Rule 1: whoever serves a request asks here first, and nowhere else. A session without grants may do
+everything.
 """
 
 from __future__ import annotations
 
-import enum
+from collections.abc import Sequence
+from dataclasses import replace
 
+from simplebus.core.access import Right, Scope, Verdict
+from simplebus.core.channels import is_literal
+from simplebus.core.classes import MessageClass
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.events import Refused
+from simplebus.core.requests import NamedClass
 from simplebus.core.session import Session
 
-
-class Right(enum.Enum):
-    """What is not everybody's business."""
-
-    INQUIRE = "inquire"
-    """To be told what others do."""
-    PURGE = "purge"
-    """To take away what others have published."""
+__all__ = ["Right", "check_fetch", "check_names", "check_right", "explained", "seen_by"]
 
 
-def check_right(session: Session, right: Right) -> None:
-    """Raise RemoteProtocolError (unauthorized) when this session may not.
+def check_right(session: Session, right: Right, cls: MessageClass | None = None) -> None:
+    """Raise RemoteProtocolError (unauthorized) when this session may not, in this class or, for
+    None, in all."""
+    grants = session.grants
+    if grants is None:
+        return
+    where = (None, "") if cls is None else (cls.class_id, cls.name)
+    if not grants.has(right, *where):
+        of = "" if cls is None else f" in class {_called(cls)}"
+        raise _unauthorized(session, f"has not the right {right.value!r}{of}")
 
-    There are no users at this door yet: whoever is connected may do everything.
-    """
+
+def check_fetch(session: Session, cls: MessageClass) -> None:
+    """The same of messages by their sequences: who may see all of a class may."""
+    grants = session.grants
+    if grants is None or grants.subscribing(cls.class_id, cls.name).verdict is Verdict.ALL:
+        return
+    check_right(session, Right.FETCH, cls)
+
+
+def check_names(
+    session: Session, asked: Sequence[int | str | NamedClass], known: dict[int, MessageClass]
+) -> None:
+    """The same of naming classes: only who has to do with one may, and to say what it keeps is a
+    right of its own. A class that is there is judged by the name that it has, not by a new one."""
+    grants = session.grants
+    if grants is None:
+        return
+    for entry in asked:
+        named = entry if isinstance(entry, NamedClass) else None
+        class_id, name = -1, ""
+        if named is not None:
+            class_id, name = -1 if named.id is None else named.id, named.name or ""
+        elif isinstance(entry, int):
+            class_id = entry
+        elif isinstance(entry, str):
+            name = entry
+        if class_id in known:
+            name = known[class_id].name
+        if not grants.knows(class_id, name):
+            shown = name or class_id
+            raise _unauthorized(session, f"has nothing to do with class {shown!r}")
+        if (
+            named is not None
+            and (named.subjects or named.last_values)
+            and not grants.has(Right.CONFIGURE, class_id, name)
+        ):
+            shown = name or class_id
+            raise _unauthorized(session, f"may not say what class {shown!r} keeps")
+
+
+def seen_by(session: Session, cls: MessageClass, channels: Sequence[str]) -> Scope | None:
+    """What of a class a session may see that subscribes to these channels, none being all; None for
+    everything. Raises RemoteProtocolError (unauthorized) for nothing."""
+    grants = session.grants
+    if grants is None:
+        return None
+    if not grants.permissions.wildcards and not (channels and all(map(is_literal, channels))):
+        raise _unauthorized(
+            session, f"may subscribe to class {_called(cls)} by whole channels only"
+        )
+    scope = grants.subscribing(cls.class_id, cls.name)
+    if scope.verdict is Verdict.NONE:
+        raise _unauthorized(session, f"may not subscribe to class {_called(cls)}")
+    if channels and not any(map(scope.may_allow, channels)):
+        shown = ", ".join(channels)[:80]
+        raise _unauthorized(session, f"may not subscribe to {shown} of class {_called(cls)}")
+    return None if scope.verdict is Verdict.ALL else scope
+
+
+def explained(session: Session, refused: Refused) -> Refused:
+    """What is refused because its class is not known: of a class that the session may not even
+    name, that is why."""
+    grants = session.grants
+    if (
+        grants is None
+        or refused.reason is not Reason.UNKNOWN_CLASS
+        or grants.knows(refused.class_id, "")
+    ):
+        return refused
+    sentence = f"user {session.user!r} has nothing to do with class {refused.class_id}"
+    return replace(refused, reason=Reason.UNAUTHORIZED, sentence=sentence)
+
+
+def publishes_nothing(session: Session, cls: MessageClass, channel: str) -> str:
+    """What is said of messages that a session may not publish on this channel."""
+    what = f"channel {channel!r} of class {_called(cls)}" if channel else f"class {_called(cls)}"
+    return f"user {session.user!r} may not publish to {what}"
+
+
+def _called(cls: MessageClass) -> str:
+    return repr(cls.name) if cls.name else str(cls.class_id)
+
+
+def _unauthorized(session: Session, what: str) -> RemoteProtocolError:
+    return RemoteProtocolError(Reason.UNAUTHORIZED, f"user {session.user!r} {what}")

@@ -32,6 +32,7 @@ from simplebus.core.version1 import Version1
 from simplebus.core.version2 import Version2
 
 if TYPE_CHECKING:
+    from simplebus.core.access import Grants
     from simplebus.core.group import Member
     from simplebus.core.subscription import Subscription
 
@@ -51,6 +52,16 @@ class Session:
         self.session_id = session_id
         self.peer = peer
         """Who it is, for logs."""
+        self.address = ""
+        """Where it comes from, without a port; empty for nowhere."""
+        self.certified: tuple[str, ...] = ()
+        """What the certificate calls it that it has shown."""
+        self.is_admitted = True
+        """Whether it is known who it is, as far as the bus asks."""
+        self.user = ""
+        """The user's name; empty where nobody is asked."""
+        self.grants: Grants | None = None
+        """What it may do; None for everything."""
         self.receiver = FrameReceiver(frame_bytes_max=frame_bytes_max)
         self.outbox = Outbox(session_id)
         self.dialect: Version1 | Version2 | None = None
@@ -202,7 +213,7 @@ class Session:
         quiet = receiver.received_bytes == self._received_before
         mute = outbox.sent_bytes == self._sent_before
         self._received_before = receiver.received_bytes
-        silent = receiver.frames == 0 and receiver.tail_bytes == 0
+        silent = (receiver.frames == 0 and receiver.tail_bytes == 0) or not self.is_admitted
         partial = receiver.tail_bytes and receiver.frames == self._frames_before
         full = mute and not outbox.idle
         stalled = holds_back and full

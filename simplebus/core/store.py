@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 
 from simplebus.core import carrying, dead_letters, envelope, frames, noting, picking, version2
+from simplebus.core.access import Verdict
 from simplebus.core.class_table import ClassTable
 from simplebus.core.classes import MessageClass
 from simplebus.core.columns import AT_ONCE, NEVER, Row, Rows, Times
@@ -34,6 +35,7 @@ from simplebus.core.limits import (
     REDELIVERY_MESSAGES,
 )
 from simplebus.core.outbox import Outbox
+from simplebus.core.rights import publishes_nothing
 from simplebus.core.room import Room
 from simplebus.core.session import Session
 from simplebus.core.settings import FullPolicy, Settings
@@ -125,6 +127,7 @@ class Store:
             or cls.blocked
             or noting.failure(self.ledger, session)
             or (row is None and frame[0] != frames.MESSAGE)
+            or (session.grants is not None and not self._may_publish(session, cls, row))
             or not cls.ring.append_one(frame, self.timer_index, row)
         ):
             self.publish(session, class_id, FrameBatch.of_one(frame))
@@ -162,6 +165,8 @@ class Store:
             cls.dropped[failure[0]] += batch.count
             self._refuse_messages(session, batch, *failure)
             return
+        if session.grants is not None and not self._may_publish_any(session, cls, batch):
+            return
         if session.parked or cls.blocked:
             self.room.park(session, cls, batch)
             return
@@ -176,6 +181,57 @@ class Store:
                     self._drop_newest(session, cls, rest)
                 case FullPolicy.DROP_OLDEST:
                     self._append_dropping_oldest(put, session, cls, rest)
+
+    def _may_publish(self, session: Session, cls: MessageClass, row: Row | None) -> bool:
+        """Whether a session may publish a message like this one."""
+        assert session.grants is not None
+        scope = session.grants.publishing(cls.class_id, cls.name)
+        if scope.verdict is not Verdict.SOME:
+            return scope.verdict is Verdict.ALL
+        return bool(cls.channels.allowed(scope, 0 if row is None else row.channel)[0])
+
+    def _may_publish_any(self, session: Session, cls: MessageClass, batch: FrameBatch) -> bool:
+        """Whether a session may publish messages like some of these: without a channel, or with any
+        that they may have. What it may not publish at all is refused here.
+
+        Raises RemoteProtocolError (unauthorized) for a peer that has no word for that.
+        """
+        assert session.grants is not None
+        scope = session.grants.publishing(cls.class_id, cls.name)
+        if scope.verdict is Verdict.ALL:
+            return True
+        has_channels = batch.data[0] == frames.ENVELOPE
+        if scope.verdict is Verdict.SOME and (has_channels or scope.allows("")):
+            return True
+        sentence = publishes_nothing(session, cls, "")
+        if not isinstance(session.dialect, Version2) and not session.is_inside:
+            raise RemoteProtocolError(Reason.UNAUTHORIZED, sentence)
+        self._refuse_messages(session, batch, Reason.UNAUTHORIZED, sentence)
+        return False
+
+    def _refuse_channels(
+        self, session: Session, cls: MessageClass, batch: FrameBatch, rows: Rows
+    ) -> tuple[int, int]:
+        """Of messages with channels: how many a session may publish, in front; or else how many in
+        front it may not, which are refused."""
+        assert session.grants is not None
+        scope = session.grants.publishing(cls.class_id, cls.name)
+        if scope.verdict is Verdict.ALL:
+            return batch.count, 0
+        allowed = np.broadcast_to(cls.channels.allowed(scope, rows.channels), batch.count)
+        if allowed[0]:
+            return batch.count if allowed.all() else int(allowed.argmin()), 0
+        numbers = np.broadcast_to(np.atleast_1d(np.asarray(rows.channels)), batch.count)
+        number = int(numbers[0])  # One sentence names one channel.
+        others = (numbers != number).nonzero()[0]
+        count = int(others[0]) if others.size else batch.count
+        sentence = publishes_nothing(session, cls, cls.channels.name(number))
+        if isinstance(session.dialect, Version2):
+            refused = batch.slice(0, count)
+            self._refuse_messages(session, refused, Reason.UNAUTHORIZED, sentence)
+        else:
+            cls.dropped[Reason.UNAUTHORIZED] += count
+        return 0, count
 
     def _append(self, cls: MessageClass, batch: FrameBatch, session: Session) -> int:
         """Store messages of one frame type, as far as there is room. Returns how many it dealt
@@ -235,6 +291,17 @@ class Store:
                     most = some.count // 2
                     continue
                 good = some if read.count == some.count else some.slice(0, read.count)
+                if session.grants is not None:
+                    allowed, refused = self._refuse_channels(session, cls, good, rows)
+                    if refused:
+                        dealt += refused
+                        continue
+                    if allowed < good.count:
+                        good, rows = good.slice(0, allowed), rows.part(0, allowed)
+                        dealt += (taken := self.fill(cls, good, rows, session))
+                        if taken < allowed:
+                            break
+                        continue
                 taken = self.fill(cls, good, rows, session)
                 dealt += taken
                 if taken < read.count:

@@ -59,6 +59,8 @@ class Subscription(Position):
         first, head = self.window.cursor, self.ring.head
         if self.wanted is None or first < self.ring.timed_until:
             return False
+        if first < self.ring.envelopes_until and not self.terms.takes_envelopes:
+            return False
         if not self.wanted.wants(self.ring.row(first).channel):
             return False
         last = min(head, first + LOOK_AHEAD_MESSAGES)

@@ -30,6 +30,13 @@ def adopt(front: Front, settings: NatsSettings) -> None:
 
 def _may_stay(session: NatsSession, before: NatsAuth, now: NatsAuth) -> bool:
     user = session.user
+    if user is not None and user.shared is not None:
+        name = user.name
+        return (
+            now.shared is not None
+            and user.shared in now.shared.users
+            and before.shared_permissions.get(name) == now.shared_permissions.get(name)
+        )
     if user is not None:
         return user in now.users and before.permissions(user) == now.permissions(user)
     return not now.required or (bool(now.token) and now.token == before.token)

@@ -1,8 +1,9 @@
 """Who may come through the NATS door: users by password, token or key, and how it is checked.
 
 Rule 1: a secret is compared in constant time, and in full even when the user is not known.
-Rule 2: passwords are kept as they are written. Hashes made to be slow to check (bcrypt) are
-refused: one check would hold up everybody on the bus.
+Rule 2: passwords of this door's own users are kept as they are written. Hashes made to be slow to
+check (bcrypt) are refused: one check would hold up everybody on the bus. Users of all doors have
+theirs checked before it is asked here; see `core.passwords`.
 """
 
 from __future__ import annotations
@@ -10,8 +11,13 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from simplebus.core.errors import RemoteProtocolError
+from simplebus.core.requests import Auth
+from simplebus.core.users import User as SharedUser
+from simplebus.core.users import Users
 from simplebus.nats.permissions import Permissions
 
 _KEY_BYTES = 32
@@ -29,11 +35,13 @@ class User:
 
     name: str = ""
     """Empty for a user who has a key."""
-    password: str = ""
+    password: str = field(default="", repr=False)
     nkey: str = ""
     """Public key as `nk` prints it: `U` and 55 more letters and digits of base 32."""
     permissions: Permissions | None = None
     """What it may do; None for everything."""
+    shared: SharedUser | None = None
+    """Who it is at all doors; None for a user of this one alone."""
 
     def __post_init__(self) -> None:
         if bool(self.name) == bool(self.nkey):
@@ -60,14 +68,22 @@ class NatsAuth:
     """
 
     users: tuple[User, ...] = ()
-    token: str = ""
+    token: str = field(default="", repr=False)
     """What anybody may say instead of being a user; empty for none."""
     no_auth_user: str = ""
     """Name of the user that those are who say nothing of who they are; empty for none."""
     default_permissions: Permissions | None = None
     """Of users that have none of their own."""
+    shared: Users | None = None
+    """Users of all doors; None for none."""
+    shared_permissions: Mapping[str, Permissions] = field(default_factory=dict)
+    """By name, what they may do with subjects that are bound to no class."""
     _known: dict[str, User] = field(init=False, repr=False, compare=False, default_factory=dict)
     """By name or nkey."""
+    _known_shared: dict[str, User] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
+    """By name."""
 
     def __post_init__(self) -> None:
         for user in self.users:
@@ -85,15 +101,45 @@ class NatsAuth:
     @property
     def required(self) -> bool:
         """Whether one has to say who one is."""
-        return bool(self.users or self.token)
+        return bool(self.users or self.token or self.shared)
 
     @property
     def uses_keys(self) -> bool:
         """Whether INFO has a nonce to be signed."""
+        if self.shared is not None and any(user.nkey for user in self.shared.users):
+            return True
         return any(user.nkey for user in self.users)
+
+    def at_all_doors(
+        self, auth: Auth | None, nkey: str, *, certified: Sequence[str], address: str
+    ) -> User | None:
+        """Who of the users of all doors says this, has signed with this key, shows a certificate
+        with these names, or comes from this address; None for nobody."""
+        shared = self.shared
+        if shared is None:
+            return None
+        if nkey:
+            found = next((user for user in shared.users if user.nkey == nkey), None)
+        else:
+            try:
+                found = shared.admit(auth, certified=certified, address=address, version=1)
+            except RemoteProtocolError:
+                found = None
+        return None if found is None else self._here(found)
+
+    def _here(self, found: SharedUser) -> User:
+        """A user of all doors at this one."""
+        made = self._known_shared.get(found.name)
+        if made is None:
+            permissions = self.shared_permissions.get(found.name)
+            made = User(found.name, permissions=permissions, shared=found)
+            self._known_shared[found.name] = made
+        return made
 
     def permissions(self, user: User) -> Permissions | None:
         """What this user may do; None for everything."""
+        if user.shared is not None:
+            return user.permissions
         return user.permissions or self.default_permissions
 
     def user(self, name: str, password: str) -> User | None:

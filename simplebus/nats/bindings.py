@@ -77,6 +77,8 @@ class Bindings:
         self._frame_bytes_max = frame_bytes_max
         self._of: dict[int, Binding] = {}
         """By class id."""
+        self.changes = 0
+        """How often something was bound, or is no longer."""
         bound.watch(self._change)
 
     def __len__(self) -> int:
@@ -90,6 +92,7 @@ class Bindings:
             binding = Binding(class_id, self._routes.table.names, self._store, packer)
             self._of[class_id] = binding
         name = subject.encode()
+        self.changes += 1
         if is_bound:
             binding.subjects[name] = None
             self._routes.add(name, binding)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from simplebus.core.broker import Broker
+from simplebus.core.classes import MessageClass
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.events import (
     AckedOne,
@@ -44,6 +45,7 @@ from simplebus.nats.acked import (
     wish,
 )
 from simplebus.nats.bindings import Binding, Bindings
+from simplebus.nats.class_grants import BoundClasses
 from simplebus.nats.envelopes import Parcel
 from simplebus.nats.errors import NatsError, error_line
 from simplebus.nats.events import Mix, Positions, Pub, Run, Sub, singles
@@ -67,8 +69,10 @@ class Classes:
         weigh: Callable[[int], None],
         cut: Callable[[NatsSession, NatsError], None],
         fault: Callable[[Exception], None],
+        bound: BoundClasses,
     ) -> None:
         self.broker = broker
+        bound.of, bound.epoch = self._bound_to, self._epoch
         self.guests: dict[int, NatsSession] = {}
         """Whose a guest of the broker is, by its id there."""
         self._routes = routes
@@ -90,7 +94,12 @@ class Classes:
             frame_bytes_max=broker.settings.limits.frame_bytes,
         )
         self._tap = Tap(
-            broker.store, broker.alarms, routes, wanted=self._is_wanted, deliver=deliver
+            broker.store,
+            broker.alarms,
+            routes,
+            wanted=self._is_wanted,
+            deliver=deliver,
+            bound=bound,
         )
         broker.store.timed_tap = self._fenced(self._tap.note)
         self._see = self._fenced(self._tap.see)
@@ -113,6 +122,16 @@ class Classes:
 
         return look_safely
 
+    def _bound_to(self, subject: bytes) -> list[MessageClass]:
+        """The classes that a subject is bound to."""
+        sinks = self._routes.of(subject)
+        found = [sink.class_id for sink in sinks if isinstance(sink, Binding)]
+        return [self.broker.classes[id_] for id_ in found if id_ in self.broker.classes]
+
+    def _epoch(self) -> int:
+        """Changes with what is bound, and with classes' names."""
+        return self.bindings.changes + len(self.broker.store.names)
+
     def _is_wanted(self, subject: bytes) -> bool:
         """Whether a client has subscribed to what matches this subject."""
         return any(not isinstance(sink, Binding | _Acks) for sink in self._routes.of(subject))
@@ -123,7 +142,11 @@ class Classes:
         """A client's guest, and what it is sent."""
         deliveries = session.deliveries
         if deliveries is None:
-            guest = self.broker.enter(session.peer)
+            guest = self.broker.enter(
+                session.peer,
+                user=(session.user.name or session.user.nkey) if session.user is not None else "",
+                grants=session.rights,
+            )
             self.guests[guest.session_id] = session
             deliveries = session.deliveries = Deliveries(session, guest, self.broker)
             session.outbox.more = deliveries

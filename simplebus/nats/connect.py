@@ -13,11 +13,13 @@ from typing import Any
 import msgspec
 
 from simplebus.core.errors import Reason
+from simplebus.core.requests import Auth
 from simplebus.nats.errors import NatsError
 from simplebus.nats.settings import NatsSettings
 
 PROTOCOL_VERSION = "2.15.1"
 """The reference server's whose behaviour is followed: clients judge by it what they may use."""
+_LINE_BYTES_MAX = 4096
 PROTOCOLS = (0, 1)
 """What a client may say that it speaks: from 1 on it understands INFO at any time."""
 
@@ -113,12 +115,13 @@ def options(text: bytes, before: Options = DEFAULTS) -> Options:
                 continue
             # A truth value is a number for Python, and for nobody else.
             if type(value) is not expected or (type(value) is int and abs(value) > _NUMBER_MAX):
-                raise ValueError(f"{name} is {value!r}, expected {expected.__name__}")
+                kind = type(value).__name__
+                raise ValueError(f"{name} is of the type {kind}, expected {expected.__name__}")
             changes[field] = value
     except (ValueError, RecursionError) as error:
-        shown = text[:60].decode("utf-8", "backslashreplace")
+        # What it said is not shown: there may be a password in it.
         raise NatsError(
-            Reason.BAD_CONNECT, f"a CONNECT said {shown!r}: {error}", closed="Parse Error"
+            Reason.BAD_CONNECT, f"a CONNECT is no good: {error}", closed="Parse Error"
         ) from None
     return msgspec.structs.replace(before, **changes) if changes else before
 
@@ -142,3 +145,19 @@ class _Pairs(list[tuple[str, object]]):
 
 def _refuse(constant: str) -> object:
     raise ValueError(f"{constant} is no JSON")
+
+
+def introduction(heard: bytes | bytearray) -> tuple[bool, Auth | None]:
+    """Whether a client's first line is whole, or too long to be waited for, and what it says of who
+    the client is. What is wrong with it is for the front to say."""
+    end = heard.find(b"\n")
+    if end < 0:
+        return len(heard) > _LINE_BYTES_MAX, None
+    verb, _, said = bytes(heard[:end]).strip().partition(b" ")
+    if verb.lower() != b"connect":
+        return True, None
+    try:
+        found = options(said)
+    except NatsError:
+        return True, None
+    return True, Auth(user=found.user, password=found.password, token=found.auth_token)

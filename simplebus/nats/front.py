@@ -21,6 +21,7 @@ from simplebus.core.receive import ReceiveBuffer
 from simplebus.nats import connect, subjects, writing
 from simplebus.nats.acked import AckedSubscription
 from simplebus.nats.auth import User
+from simplebus.nats.class_grants import BoundClasses
 from simplebus.nats.classes import Classes
 from simplebus.nats.errors import NatsError, error_line
 from simplebus.nats.events import (
@@ -82,7 +83,8 @@ class Front:
         self.sessions: dict[int, NatsSession] = {}
         """By client id."""
         self.routes = Routes(np.random.default_rng(seed))
-        self.gate = Gate(self.settings.auth, self.routes.table, secret)
+        bound = BoundClasses()
+        self.gate = Gate(self.settings.auth, self.routes.table, secret, bound)
         self.denied = 0
         """How often something was asked for that permissions do not allow."""
         self.slow_consumers = 0
@@ -108,6 +110,7 @@ class Front:
                 weigh=self._weigh,
                 cut=self.cut,
                 fault=self._note_fault,
+                bound=bound,
             )
         self._due: list[tuple[float, int]] = []
         """When to look after which client: a heap, with each client once."""
@@ -190,7 +193,9 @@ class Front:
         Where nobody has to say it, it is known by that, unless this is the beginning of CONNECT."""
         if first in b"cC" or session.parser.tail_bytes:
             return
-        user = self.gate.silent_user
+        user = self.gate.silent_user or self.gate.auth.at_all_doors(
+            None, "", certified=session.certificate_names, address=session.address
+        )
         if user is None:
             raise violation("it said something else before CONNECT")
         self._let_in(session, user)
@@ -382,7 +387,13 @@ class Front:
     def _connect(self, session: NatsSession, event: Connect) -> None:
         """A client says who it is. One that says it again loses its subscriptions."""
         options = connect.options(event.options, session.options)
-        user = self.gate.admit(options, session.info.nonce, certified=session.certified)
+        user = self.gate.admit(
+            options,
+            session.info.nonce,
+            certified=session.certified,
+            names=session.certificate_names,
+            address=session.address,
+        )
         session.options = options
         session.parser.headers = options.headers
         if session.has_said_connect:
@@ -394,6 +405,7 @@ class Front:
     def _let_in(self, session: NatsSession, user: User | None) -> None:
         """It is known who it is."""
         session.user, session.grants = user, self.gate.grants(user)
+        session.rights = self.gate.rights(user)
         responses = session.grants.responses if session.grants else None
         session.replies = Replies(responses, lambda: self.now) if responses else None
         if user is not None:

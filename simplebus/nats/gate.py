@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
 
+from simplebus.core.access import Grants as Rights
 from simplebus.core.errors import Reason
-from simplebus.nats.auth import NatsAuth, User
+from simplebus.core.requests import Auth
+from simplebus.nats.auth import NatsAuth, User, is_signed
+from simplebus.nats.class_grants import BoundClasses, ClassGrants
 from simplebus.nats.connect import PROTOCOLS, Options
 from simplebus.nats.errors import NatsError
-from simplebus.nats.permissions import Grants
+from simplebus.nats.permissions import Grants, Permissions
 from simplebus.nats.table import SubjectTable
 
 _NONCE_BYTES = 12
@@ -22,13 +26,20 @@ _NONCE_BYTES = 12
 class Gate:
     """Of one front."""
 
-    def __init__(self, auth: NatsAuth, table: SubjectTable, secret: bytes) -> None:
+    def __init__(
+        self,
+        auth: NatsAuth,
+        table: SubjectTable,
+        secret: bytes,
+        classes: BoundClasses | None = None,
+    ) -> None:
         """`secret` is what nonces are made of: nobody else may know it."""
         self.auth = auth
         self._table = table
         self._secret = secret
-        self._grants: dict[str, Grants] = {}
-        """By the user's name or key."""
+        self._grants: dict[tuple[str, bool], Grants] = {}
+        """By the user's name or key, and whether it is one of all doors."""
+        self._classes = classes or BoundClasses()
         self._has_keys = auth.uses_keys
         self.silent_user = auth.silent_user()
         self.asks = auth.required and self.silent_user is None
@@ -36,7 +47,7 @@ class Gate:
 
     def with_auth(self, auth: NatsAuth) -> Gate:
         """One that lets others in, with the same nonces."""
-        return Gate(auth, self._table, self._secret)
+        return Gate(auth, self._table, self._secret, self._classes)
 
     def nonce(self, client_id: int) -> str:
         """What a client has to sign who has a key; empty if nobody has."""
@@ -47,12 +58,24 @@ class Gate:
         )
         return base64.urlsafe_b64encode(digest.digest()).decode()
 
-    def admit(self, options: Options, nonce: str, *, certified: str = "") -> User | None:
+    def admit(
+        self,
+        options: Options,
+        nonce: str,
+        *,
+        certified: str = "",
+        names: Sequence[str] = (),
+        address: str = "",
+    ) -> User | None:
         """Who says this of itself; None where nobody is asked.
 
-        `certified` is the user whose certificate it showed. Raises NatsError when it is not let in.
+        `certified` is the user whose certificate it showed, `names` are what that calls its holder,
+        `address` is where it comes from. Raises NatsError when it is not let in.
         """
-        user = self._user(options, nonce, certified) if self.auth.required else None
+        user = None
+        if self.auth.required:
+            user = self._shared(options, nonce, names, address)
+            user = user or self._user(options, nonce, certified)
         if options.account or options.new_account:
             raise violation("it asks for an account, and there are none")
         if options.protocol not in PROTOCOLS:
@@ -71,6 +94,16 @@ class Gate:
             )
         return user
 
+    def _shared(
+        self, options: Options, nonce: str, names: Sequence[str], address: str
+    ) -> User | None:
+        """The same of users of all doors; None for none of these."""
+        auth = Auth(user=options.user, password=options.password, token=options.auth_token)
+        nkey = options.nkey
+        if nkey and not is_signed(nkey, options.sig, nonce.encode()):
+            return None
+        return self.auth.at_all_doors(auth, nkey, certified=names, address=address)
+
     def _user(self, options: Options, nonce: str, certified: str) -> User | None:
         auth = self.auth
         if certified:
@@ -79,6 +112,8 @@ class Gate:
             if auth.has_token(options.auth_token):
                 return None
             raise violation("it does not know the token")
+        elif not auth.users:
+            found = None
         elif options.nkey:
             found = auth.holder(options.nkey, options.sig, nonce.encode())
         elif options.is_silent:
@@ -93,13 +128,24 @@ class Gate:
     def grants(self, user: User | None) -> Grants | None:
         """What this user may do; None for everything."""
         permissions = self.auth.permissions(user) if user else None
-        if user is None or permissions is None:
+        rights = self.rights(user)
+        if user is None or (permissions is None and rights is None):
             return None
-        key = user.name or user.nkey
+        key = (user.name or user.nkey, user.shared is not None)
         found = self._grants.get(key)
         if found is None:
-            found = self._grants[key] = Grants(permissions, self._table)
+            if rights is None:
+                found = Grants(permissions or Permissions(), self._table)
+            else:
+                found = ClassGrants(permissions, self._table, rights, self._classes)
+            self._grants[key] = found
         return found
+
+    def rights(self, user: User | None) -> Rights | None:
+        """What a user of all doors may do with classes; None for everything."""
+        if user is None or user.shared is None or self.auth.shared is None:
+            return None
+        return self.auth.shared.grants(user.shared)
 
 
 def violation(sentence: str) -> NatsError:

@@ -79,6 +79,11 @@ class Verdicts:
         self._by_number: npt.NDArray[np.int8] | None = None
         self._valid_for = -1
 
+    def forget(self) -> None:
+        """What was judged may be wrong now."""
+        self._by_name.clear()
+        self._valid_for = -1
+
     def one(self, subject: bytes) -> bool:
         """Of this subject."""
         verdict = self._by_name.get(subject)

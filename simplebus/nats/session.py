@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
+from simplebus.core.access import Grants as Rights
 from simplebus.core.limits import RECEIVE_BYTES, TRICKLE_BYTES
 from simplebus.nats import writing
 from simplebus.nats.connect import Info, Options
@@ -56,6 +57,8 @@ class NatsSession:
         self.client_id = info.client_id
         self.peer = peer
         """Who it is, for logs."""
+        self.address = info.client_ip
+        """Where it comes from."""
         self.parser = parser
         self.outbox = Outbox()
         self.options = Options()
@@ -65,6 +68,10 @@ class NatsSession:
         """Name of the user whose certificate it showed."""
         self.user: User | None = None
         """Who it is; None where nobody is asked, or a token was."""
+        self.certificate_names: tuple[str, ...] = ()
+        """What that calls its holder."""
+        self.rights: Rights | None = None
+        """What it may do with classes; None for everything."""
         self.grants: Grants | None = None
         """What it may do; None for everything."""
         self.replies: Replies | None = None

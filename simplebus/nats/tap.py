@@ -32,6 +32,7 @@ from simplebus.core.picking import Ranges
 from simplebus.core.position import NEVER
 from simplebus.core.session import Session
 from simplebus.core.store import Store
+from simplebus.nats.class_grants import BoundClasses
 from simplebus.nats.envelopes import class_subject, message_of
 from simplebus.nats.events import Mix, Pub, Run
 from simplebus.nats.routes import Routes
@@ -65,7 +66,10 @@ class Tap:
         *,
         wanted: Callable[[bytes], bool],
         deliver: Deliver,
+        bound: BoundClasses | None = None,
     ) -> None:
+        """`bound` is told which class is being shown."""
+        self._bound = bound or BoundClasses()
         self.looked = 0
         """Nothing: what it does at once is bounded. See `Waiter`."""
         self._store = store
@@ -145,6 +149,13 @@ class Tap:
 
     def _send(self, cls: MessageClass, ranges: Ranges, *, is_dead: bool = False) -> None:
         """Send these messages to whoever wants them."""
+        self._bound.shown = cls
+        try:
+            self._send_shown(cls, ranges, is_dead=is_dead)
+        finally:
+            self._bound.shown = None
+
+    def _send_shown(self, cls: MessageClass, ranges: Ranges, *, is_dead: bool) -> None:
         subject = class_subject(cls.class_id, cls.name)
         gathered = _Gathered(self._deliver)
         for first, last in ranges:

@@ -18,9 +18,16 @@ from typing import Generic, Protocol, TypeVar
 import trio
 
 from simplebus.core.errors import RemoteProtocolError
-from simplebus.core.limits import FAREWELL_SECONDS, HUNG_UP_SECONDS, TRICKLE_SECONDS
+from simplebus.core.limits import (
+    FAREWELL_SECONDS,
+    GREETING_BYTES_MAX,
+    HUNG_UP_SECONDS,
+    TRICKLE_SECONDS,
+)
 from simplebus.core.receive import ReceiveBuffer
-from simplebus.tls import TlsSocket
+from simplebus.core.requests import Auth
+from simplebus.server.gatekeeper import Gatekeeper
+from simplebus.tls import TlsSocket, has_unread
 
 log = logging.getLogger("simplebus.server")
 
@@ -50,6 +57,7 @@ class Conversation(Protocol):
     """What a connection needs to know of a session, whatever is spoken."""
 
     peer: str
+    address: str
     closed: bool
 
     @property
@@ -74,6 +82,12 @@ class Door(Protocol[S]):
     """Where sessions of one protocol come in."""
 
     buffer: ReceiveBuffer
+    gatekeeper: Gatekeeper | None
+    """Who hears peers before the door does; None where nobody is asked who it is."""
+
+    def introduction(self, heard: bytearray) -> tuple[bool, Auth | None]:
+        """Whether enough was heard of a peer to know what it says of who it is, and that. Raises
+        RemoteProtocolError."""
 
     @property
     def tick_number(self) -> int: ...
@@ -118,7 +132,8 @@ class Connection(Generic[S]):
             with self._scope:
                 await self.begin()
                 wire, tls = self.wire, self.tls
-                while True:
+                is_open = door.gatekeeper is None or await self._introduce(door.gatekeeper)
+                while is_open:
                     if tls is not None and tls.unread:
                         await trio.lowlevel.checkpoint()
                     else:
@@ -154,6 +169,34 @@ class Connection(Generic[S]):
                 door.start_soon(self._wait_for_hang_up)
             else:
                 self._close()
+
+    async def _introduce(self, gatekeeper: Gatekeeper) -> bool:
+        """Hear who the peer says it is, and have it checked, before the session hears it. Returns
+        False when the peer has left."""
+        door, session, wire, space = self._door, self.session, self.wire, self._door.buffer.space
+        heard = bytearray()
+        is_whole, auth = False, None
+        while not is_whole:
+            if has_unread(wire):
+                await trio.lowlevel.checkpoint()
+            else:
+                await trio.lowlevel.wait_readable(self.socket)
+            try:
+                count = wire.recv_into(space[:GREETING_BYTES_MAX])
+            except BlockingIOError:
+                continue
+            except OSError:
+                return False
+            if count == 0:
+                return False
+            heard += space[:count]
+            is_whole, auth = door.introduction(heard)
+        await gatekeeper.hear(auth, session.address)
+        if session.closed:
+            return False
+        space[: len(heard)] = heard
+        door.receive(session, len(heard))
+        return True
 
     async def begin(self) -> None:
         """What comes before the conversation: nothing here. Raises RemoteProtocolError."""

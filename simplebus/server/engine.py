@@ -23,11 +23,16 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.ledger import Ledger
 from simplebus.core.limits import ACK_REST_SECONDS
 from simplebus.core.receive import ReceiveBuffer
+from simplebus.core.requests import Auth
 from simplebus.core.session import Session
+from simplebus.core.users import Users
 from simplebus.engine.cluster import Cluster
+from simplebus.server.addresses import Addresses
 from simplebus.server.connection import Connection
+from simplebus.server.gatekeeper import Gatekeeper, introduction
 from simplebus.server.handshake import SecureConnection
 from simplebus.server.keeping import Keeping
+from simplebus.server.listeners import host_of
 from simplebus.server.timing import Timing
 from simplebus.server.tls import Certificates
 
@@ -95,6 +100,8 @@ class Engine:
         """Or, of a door before a cluster, this."""
         self.certificates: Certificates | None = None
         """With it, clients of the binary door must use TLS."""
+        self.gatekeeper: Gatekeeper | None = None
+        self.addresses = Addresses()
         self.buffer = ReceiveBuffer()
         self.connections: dict[int, Connection[Session]] = {}
         """By session id."""
@@ -239,7 +246,9 @@ class Engine:
             self._count(Reason.TOO_MANY_CONNECTIONS, peer, f"{most} connections are open")
             sock.close()
             return
-        session = self.broker.open(peer)
+        if not self.lets_in(sock, peer):
+            return
+        session = self.broker.open(peer, address=host_of(peer))
         connection: Connection[Session] = (
             Connection(sock, session, self)
             if self.certificates is None
@@ -247,6 +256,31 @@ class Engine:
         )
         self.connections[session.session_id] = connection
         self.start_soon(connection.run)
+
+    def lets_in(self, sock: socket.socket, peer: str) -> bool:
+        """Whether a peer's address may have one more connection; else the socket is closed."""
+        refused = self.addresses.refuse(host_of(peer), trio.current_time())
+        if refused is not None:
+            self._count(refused[0], peer, refused[1])
+            sock.close()
+        return refused is None
+
+    def adopt_users(self, users: Users | None) -> None:
+        """From now on whoever comes has to be one of these. Whoever is inside, and is none of them,
+        or may do something else now, is disconnected."""
+        before, self.broker.users = self.broker.users, users
+        self.gatekeeper = Gatekeeper(users) if users is not None else None
+        if before == users:
+            return
+        known = {user.name: user for user in before.users} if before is not None else {}
+        for session in list(self.broker.sessions.values()):
+            is_same = users is not None and known.get(session.user) in users.users
+            if users is not None and session.is_admitted and not session.is_inside and not is_same:
+                error = RemoteProtocolError(Reason.UNAUTHORIZED, "its user is not as it was")
+                self._cut(session, error)
+
+    def introduction(self, heard: bytearray) -> tuple[bool, Auth | None]:
+        return introduction(heard)
 
     def receive(self, session: Session, count: int) -> None:
         """`count` fresh bytes of this session are in the buffer. Raises RemoteProtocolError."""
@@ -323,6 +357,7 @@ class Engine:
         self.say_closed(f"session {session.session_id}", session.peer, reason)
         self._gone = self._gone.with_(session)
         self.connections.pop(session.session_id, None)
+        self.addresses.left(session.address)
         self.broker.close(session)
         self.settle()
 

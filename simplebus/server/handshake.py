@@ -12,6 +12,7 @@ import trio
 
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.session import Session
+from simplebus.nats.certificates import names
 from simplebus.server.connection import Connection, Door
 from simplebus.server.tls import Certificates
 from simplebus.tls import TlsSocket
@@ -64,4 +65,5 @@ class SecureConnection(Connection[Session]):
         why = await shake_hands(tls, self._certificates.options.seconds)
         if why:
             raise RemoteProtocolError(Reason.TLS_HANDSHAKE, f"the TLS handshake {why}")
+        self.session.certified = names(tls.certificate() or {})
         self.wire = self.tls = tls

@@ -85,6 +85,11 @@ def name(address: tuple[object, ...]) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def host_of(peer: str) -> str:
+    """The host of a `name`."""
+    return peer.rpartition(":")[0].strip("[]")
+
+
 async def accept(listener: socket.socket, serve: Callable[[socket.socket, str], None]) -> None:
     """Accept for ever, handing each connected, non-blocking socket over. Closes the listener."""
     try:

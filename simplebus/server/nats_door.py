@@ -13,7 +13,9 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.requests import Auth
 from simplebus.nats.adopting import adopt
+from simplebus.nats.connect import introduction
 from simplebus.nats.errors import NatsError, too_many
 from simplebus.nats.front import Front
 from simplebus.nats.pace import Hold, Publisher
@@ -22,6 +24,7 @@ from simplebus.nats.settings import NatsSettings
 from simplebus.server import memory
 from simplebus.server.connection import Connection
 from simplebus.server.engine import Engine
+from simplebus.server.listeners import host_of
 from simplebus.server.tls import Certificates
 from simplebus.server.tls_connection import TlsConnection
 
@@ -57,6 +60,7 @@ class NatsDoor:
         )
         self._users = {user.name for user in self.front.settings.auth.users if user.name}
         self.engine = engine
+        self.gatekeeper = engine.gatekeeper
         self.buffer = engine.buffer
         self.connections: dict[int, Connection[NatsSession]] = {}
         """By client id."""
@@ -98,9 +102,11 @@ class NatsDoor:
     def serve(self, sock: socket.socket, peer: str) -> None:
         """Take over a connected, non-blocking socket, or refuse it."""
         self.accepted += 1
+        if not self.engine.lets_in(sock, peer):
+            return
         self.front.now = trio.current_time()
         host, port = sock.getsockname()[:2]
-        ip = peer.rpartition(":")[0].strip("[]")
+        ip = host_of(peer)
         session = self.front.open(peer, ip=ip, host=host, port=port, is_early=self._tls is not None)
         connection = self._connection(sock, session)
         self.connections[session.client_id] = connection
@@ -136,6 +142,9 @@ class NatsDoor:
         finally:
             self.settle_own()  # Messages go first, what else there is to do comes behind them.
             self.settle()
+
+    def introduction(self, heard: bytearray) -> tuple[bool, Auth | None]:
+        return introduction(heard)
 
     async def finish_publishers(self) -> None:
         """Stop reading from clients that have subscribed to nothing, each as soon as what it has
@@ -236,6 +245,7 @@ class NatsDoor:
         peer = f"{session.peer} ({name!r})" if name else session.peer
         self.engine.say_closed(f"client {session.client_id}", peer, reason)
         self.connections.pop(session.client_id, None)
+        self.engine.addresses.left(session.address)
         self.front.close(session)
         self.settle()
 

@@ -27,10 +27,12 @@ from simplebus.core.broker import Settings
 from simplebus.core.errors import BusError
 from simplebus.core.ledger import Ledger, Level
 from simplebus.core.requests import NamedClass
+from simplebus.core.users import Users
 from simplebus.engine.cluster import Cluster, level_of
 from simplebus.engine.settings import EngineOptions, check_settings
 from simplebus.nats.settings import NatsSettings
 from simplebus.server import listeners, memory
+from simplebus.server.addresses import Addresses, is_loopback
 from simplebus.server.engine import Engine, new_identity
 from simplebus.server.keeping import Keeping, load
 from simplebus.server.nats_door import NatsDoor
@@ -67,6 +69,12 @@ class ServeOptions:
     """Addresses that it listens on."""
     tls: TlsOptions | None = None
     """None for binary clients in clear."""
+    users: Users | None = None
+    """Who may come in; None for everybody."""
+    per_address: int = 0
+    """Connections of one address at once; 0 for any number."""
+    connection_rate: float = 0.0
+    """Connections a second of one address; 0 for any number."""
     classes: tuple[NamedClass, ...] = ()
     """Classes that are there from the start, and the subjects of the NATS door bound to them."""
     data_dir: Path | None = None
@@ -167,6 +175,9 @@ async def _serve(
     given = {each: Certificates(each) for each in (options.tls, options.nats_tls) if each}
     if options.tls is not None:
         engine.certificates = given[options.tls]
+    if options.users is not None:
+        engine.adopt_users(options.users)
+    engine.addresses = Addresses(options.per_address, options.connection_rate)
     nats_door = None
     if options.nats_port is not None:
         shown = given[options.nats_tls] if options.nats_tls is not None else None
@@ -179,6 +190,7 @@ async def _serve(
         unless_all_are_up.callback(_close, nats_sockets)
         http_sockets = await _bind_http(options)
         unless_all_are_up.pop_all()
+    _warn_of_open_doors(options)
     memory.keep_temporary_arrays_mapped()
     memory.allow_many_sockets()
     # Signals are caught before anything is announced: who reads that we are ready may stop us.
@@ -282,6 +294,10 @@ def reload(up: Serving, options: ServeOptions) -> ServeOptions:
                 fresh.classes,
                 options.classes,
             )
+            up.engine.adopt_users(fresh.users)
+            up.engine.addresses.limit(fresh.per_address, fresh.connection_rate)
+            if up.nats_door is not None:
+                up.nats_door.gatekeeper = up.engine.gatekeeper
             up.engine.settle()
             options = replace(options, classes=fresh.classes, drain_seconds=fresh.drain_seconds)
             say()
@@ -342,6 +358,22 @@ async def _accept_in(
     """Accept until the scope is cancelled."""
     with scope:
         await listeners.accept(sock, serve)
+
+
+def _warn_of_open_doors(options: ServeOptions) -> None:
+    """Say it where the network comes in without being asked who it is."""
+    others = [host for host in options.hosts if not is_loopback(host)]
+    if not others:
+        return
+    where = " and ".join(others)
+    if options.users is None:
+        log.warning(
+            "whoever reaches %s may publish, subscribe and purge: there are no users (simplebus "
+            "user add, --users)",
+            where,
+        )
+    elif options.tls is None:
+        log.warning("passwords and messages on %s can be read on the way: there is no TLS", where)
 
 
 def _names(sockets: list[socket.socket]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from simplebus.core.errors import Reason
-from simplebus.nats.certificates import user_of
+from simplebus.nats.certificates import names, user_of
 from simplebus.nats.errors import NatsError
 from simplebus.nats.front import Front
 from simplebus.nats.session import NatsSession
@@ -82,8 +82,10 @@ class TlsConnection(Connection[NatsSession]):
         if why:
             self.session.forget_all()
             raise NatsError(Reason.TLS_HANDSHAKE, f"the TLS handshake {why}", closed=_CLOSED)
+        certificate = tls.certificate() or {}
+        self.session.certificate_names = names(certificate)
         if self._options.verify_and_map:
-            self.session.certified = user_of(tls.certificate() or {}, self._users)
+            self.session.certified = user_of(certificate, self._users)
         self.wire = self.tls = tls
         self._holds = False
         self.flush()

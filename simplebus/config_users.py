@@ -1,0 +1,186 @@
+"""The users of a configuration file, and of a file of their own: who may come in, and may do what.
+
+Rule 1: shapes are declared, and checked where all tables are; see `config_tables`.
+
+    [[users]]
+    name = "till"
+    password = "$argon2id$…"                as `simplebus user add` writes it
+    token = "sha256:…"                      instead of name and password
+    nkey = "U…"                             of the NATS door
+    certificate = "CN=till,OU=shops"        or an email address, or a DNS name
+    addresses = ["10.1.0.0/16"]             for those who cannot say who they are
+    max-connections = 100
+
+    [users.permissions]                     without it: everything
+    publish = { allow = ["orders eu.#"], deny = ["orders eu.test"] }
+    subscribe = ["orders", "dead.*"]
+    admin = ["inquire", "purge dead.*"]
+    wildcards = true
+
+    [users.nats]                            of subjects that are bound to no class
+    publish = ["metrics.>"]
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from simplebus.config_mistakes import ConfigError
+from simplebus.config_tables import PermissionsTable, Table, nats_permissions, or_complaint, table
+from simplebus.core.access import Permissions, Rule, Rules
+from simplebus.core.users import User, Users
+from simplebus.nats.auth import decode_user_key
+from simplebus.nats.permissions import Permissions as NatsPermissions
+
+Texts = tuple[str, ...] | str
+
+
+class AllowedTable(Table, frozen=True):
+    """Classes, perhaps with channels."""
+
+    allow: Texts | None = None
+    """None for all."""
+    deny: Texts | None = None
+
+
+class GrantedTable(Table, frozen=True):
+    """What a user may do; all, without such a table."""
+
+    publish: AllowedTable | Texts | None = None
+    subscribe: AllowedTable | Texts | None = None
+    admin: Texts = ()
+    wildcards: bool = True
+
+
+class UserTable(Table, frozen=True):
+    """One who may come in."""
+
+    name: str
+    password: str = ""
+    token: str = ""
+    nkey: str = ""
+    certificate: Texts = ()
+    addresses: Texts = ()
+    max_connections: Annotated[int, msgspec.Meta(ge=0)] = 0
+    permissions: GrantedTable | None = None
+    nats: PermissionsTable | None = None
+
+    def made(self, where: str) -> User:
+        """The user. Raises ConfigError when values make no sense."""
+        if self.nkey:
+            or_complaint(f"{where}.nkey", lambda: decode_user_key(self.nkey))
+        granted = _granted(self.permissions, f"{where}.permissions")
+        return or_complaint(
+            where,
+            lambda: User(
+                self.name,
+                self.password,
+                self.token,
+                self.nkey,
+                _several(self.certificate),
+                _several(self.addresses),
+                granted,
+                self.max_connections,
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ConfiguredUsers:
+    """What was read."""
+
+    users: tuple[User, ...] = ()
+    nats: Mapping[str, NatsPermissions] = field(default_factory=dict)
+    """By name, what they may do with subjects that are bound to no class."""
+
+    def known(self, key: bytes = b"") -> Users | None:
+        """As a bus asks for them; None for nobody. Raises ValueError for two that are alike.
+        `key` is by chance."""
+        from simplebus.core.passwords import Passwords
+
+        return Users(self.users, Passwords(key)) if self.users else None
+
+
+def users_of(raw: Any, where: str = "users") -> ConfiguredUsers:
+    """The users of a file. Raises ConfigError, saying where."""
+    if not isinstance(raw, list):
+        raise ConfigError(f"{where}: expected [[{where}]], one table for each user")
+    found, nats = [], {}
+    for at, each in enumerate(raw):
+        here = f"{where}[{at}]"
+        if not isinstance(each, dict):
+            raise ConfigError(f"{here}: expected a table, got {each!r}")
+        one = table(UserTable, each, here)
+        found.append(one.made(here))
+        permissions = nats_permissions(one.nats, f"{here}.nats")
+        if permissions is not None:
+            nats[one.name] = permissions
+    made = ConfiguredUsers(tuple(found), nats)
+    or_complaint(where, made.known)
+    return made
+
+
+def read_users(path: Path) -> tuple[ConfiguredUsers, str]:
+    """The users of a file of their own, and a warning, if there is a reason for one. Raises
+    ConfigError."""
+    try:
+        with open(path, "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            raw = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is no TOML: {error}") from None
+    if others := raw.keys() - {"users"}:
+        raise ConfigError(f"{path}: {min(others)!r} is unknown; there is nothing but [[users]]")
+    try:
+        found = users_of(raw.get("users", []))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    warning = ""
+    if mode & (stat.S_IRGRP | stat.S_IROTH):
+        warning = f"{path} holds secrets, and others may read it; chmod 600 it"
+    return found, warning
+
+
+def together(groups: Sequence[ConfiguredUsers]) -> ConfiguredUsers:
+    """Users of several files. Raises ValueError for two that are alike."""
+    nats: dict[str, NatsPermissions] = {}
+    for group in groups:
+        nats |= group.nats
+    made = ConfiguredUsers(tuple(user for group in groups for user in group.users), nats)
+    made.known()
+    return made
+
+
+def _granted(given: GrantedTable | None, where: str) -> Permissions | None:
+    if given is None:
+        return None
+    publish = _rules(given.publish, f"{where}.publish")
+    subscribe = _rules(given.subscribe, f"{where}.subscribe")
+    admin = or_complaint(
+        f"{where}.admin", lambda: tuple(map(Permissions.parse_right, _several(given.admin)))
+    )
+    return Permissions(publish, subscribe, admin, given.wildcards)
+
+
+def _rules(given: AllowedTable | Texts | None, where: str) -> Rules:
+    said = given if isinstance(given, AllowedTable) else AllowedTable(allow=given)
+
+    def made() -> Rules:
+        allow = None if said.allow is None else tuple(map(Rule.parse, _several(said.allow)))
+        return Rules(allow, tuple(map(Rule.parse, _several(said.deny or ()))))
+
+    return or_complaint(where, made)
+
+
+def _several(given: Texts) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)

@@ -1,0 +1,245 @@
+"""What one user may do with which classes and channels.
+
+Rule 1: what is denied is denied, whatever is allowed. Where nothing is said of publishing or of
+subscribing, everything is allowed; of looking after the bus, nothing is.
+Rule 2: a class is judged once, by its id and name; a channel of it once, by its number. A run of
+messages is a look into a table.
+Rule 3: who may see some channels of a class and subscribes to more is sent what it may see.
+
+    "orders"            a class, by its name, and all that is in it
+    "7"                 by its id
+    "dead.*", "*"       classes whose name begins so; all
+    "orders eu.#"       channels of a class that a pattern matches
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from simplebus.core.channels import check_pattern, is_literal, matches, overlaps
+from simplebus.core.frames import Flags
+from simplebus.core.limits import RULES_MAX, VERDICTS_KEPT_MAX
+
+_NO, _YES, _UNKNOWN = range(3)
+_SHOWN_CHARACTERS = 80
+
+
+class Right(enum.StrEnum):
+    """What is not everybody's business."""
+
+    INQUIRE = "inquire"
+    """To be told what others do."""
+    PURGE = "purge"
+    """To take away what others have published."""
+    FETCH = "fetch"
+    """To see messages by their sequences, whoever they are for."""
+    CONFIGURE = "configure"
+    """To say what a class keeps, and which subjects are its own."""
+    MONITOR = "monitor"
+    """To see the figures of the bus."""
+
+
+class Verdict(enum.Enum):
+    """What is known of a class."""
+
+    ALL = "all"
+    SOME = "some"
+    """It depends on the channel."""
+    NONE = "none"
+
+
+@functools.lru_cache(maxsize=1024)
+def _class_pattern(text: str) -> re.Pattern[str]:
+    return re.compile(".*".join(map(re.escape, text.split("*"))))
+
+
+def is_of_class(pattern: str, class_id: int, name: str) -> bool:
+    """Whether a class's id or name is what this stands for; `*` are any characters."""
+    found = _class_pattern(pattern)
+    return bool(found.fullmatch(str(class_id)) or (name and found.fullmatch(name)))
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A class, or several, and channels of it. Raises ValueError for what is none."""
+
+    class_: str
+    """An id, a name, or a name with `*` for any characters."""
+    channel: str = ""
+    """A pattern; empty for all, and for messages without a channel."""
+
+    def __post_init__(self) -> None:
+        if not self.class_ or not self.class_.isprintable() or " " in self.class_:
+            raise ValueError(
+                f"{self.class_[:_SHOWN_CHARACTERS]!r} is no class, expected an id, a name, or a "
+                "name with * in it"
+            )
+        if self.channel:
+            check_pattern(self.channel)
+
+    @classmethod
+    def parse(cls, text: str) -> Rule:
+        """From a class, perhaps a blank and a pattern of channels. Raises ValueError."""
+        class_, _, channel = text.strip().partition(" ")
+        return cls(class_, channel.strip())
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What is allowed, and what is not."""
+
+    allow: tuple[Rule, ...] | None = None
+    """None for everything."""
+    deny: tuple[Rule, ...] = ()
+
+    def __post_init__(self) -> None:
+        count = len(self.allow or ()) + len(self.deny)
+        if count > RULES_MAX:
+            raise ValueError(f"there are {count} rules, expected at most {RULES_MAX}")
+
+    def scope(self, class_id: int, name: str) -> Scope:
+        """What they say of one class."""
+        allow = [r for r in self.allow or () if is_of_class(r.class_, class_id, name)]
+        deny = [r for r in self.deny if is_of_class(r.class_, class_id, name)]
+        return Scope(
+            everything=self.allow is None or any(not rule.channel for rule in allow),
+            allow=tuple(sorted({rule.channel for rule in allow if rule.channel})),
+            nothing=any(not rule.channel for rule in deny),
+            deny=tuple(sorted({rule.channel for rule in deny if rule.channel})),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    """What one user may do. Raises ValueError for what makes no sense."""
+
+    publish: Rules = Rules()
+    subscribe: Rules = Rules()
+    admin: tuple[tuple[Right, str], ...] = ()
+    """Rights, and in which classes: `*` for all."""
+    wildcards: bool = True
+    """Whether it may subscribe to channels without naming each."""
+
+    @staticmethod
+    def parse_right(text: str) -> tuple[Right, str]:
+        """A right, perhaps a blank and a class. Raises ValueError."""
+        word, _, class_ = text.strip().partition(" ")
+        try:
+            right = Right(word)
+        except ValueError:
+            known = ", ".join(Right)
+            raise ValueError(f"{word!r} is no right, expected one of {known}") from None
+        return right, Rule(class_.strip() or "*").class_
+
+
+class Scope:
+    """Of one class, what is allowed."""
+
+    __slots__ = ("_valid_for", "_verdicts", "allow", "deny", "key", "verdict")
+
+    def __init__(
+        self, *, everything: bool, allow: tuple[str, ...], nothing: bool, deny: tuple[str, ...]
+    ) -> None:
+        """`everything` is allowed, or the channels of `allow`; `nothing` is, or not those of
+        `deny`."""
+        self.allow = ("#",) if everything else allow
+        self.deny = ("#",) if nothing else deny
+        self.key = (self.allow, self.deny)
+        """Two with the same key allow the same."""
+        if nothing or not self.allow:
+            self.verdict = Verdict.NONE
+        elif everything and not deny:
+            self.verdict = Verdict.ALL
+        else:
+            self.verdict = Verdict.SOME
+        self._verdicts: npt.NDArray[np.uint8] = np.full(0, _UNKNOWN, np.uint8)
+        """By channel number."""
+        self._valid_for: object = None
+        """For which channels the numbers stand."""
+
+    def allows(self, channel: str) -> bool:
+        """Whether messages of this channel are; "" for those without one."""
+        if any(matches(pattern, channel) for pattern in self.deny):
+            return False
+        return any(matches(pattern, channel) for pattern in self.allow)
+
+    def may_allow(self, pattern: str) -> bool:
+        """Whether any channel that this pattern matches may be allowed."""
+        if is_literal(pattern):
+            return self.allows(pattern)
+        return self.verdict is not Verdict.NONE and any(
+            overlaps(pattern, allowed) for allowed in self.allow
+        )
+
+    def of(
+        self, names: Sequence[str], generation: int, numbers: npt.NDArray[np.integer] | int
+    ) -> Flags:
+        """Of which of these channels messages are allowed. `names` are the channels by number, as
+        long as `generation` stays. Shape (n,), or (1,) for a single number."""
+        known = (id(names), generation)
+        asked = np.atleast_1d(np.asarray(numbers))
+        if self._valid_for != known or len(names) > self._verdicts.size:
+            if self._valid_for != known:
+                self._verdicts = self._verdicts[:0]
+            self._valid_for = known
+            size = min(max(16, 2 * len(names)), max(VERDICTS_KEPT_MAX, len(names)))
+            more = np.full(size - self._verdicts.size, _UNKNOWN, np.uint8)
+            self._verdicts = np.concatenate([self._verdicts, more])
+        found = self._verdicts[asked]
+        unknown = found == _UNKNOWN
+        if unknown.any():
+            for number in np.unique(asked[unknown]).tolist():
+                self._verdicts[number] = _YES if self.allows(names[number]) else _NO
+            found = self._verdicts[asked]
+        allowed: Flags = found == _YES
+        return allowed
+
+
+class Grants:
+    """Permissions as they are asked; one for all sessions of a user."""
+
+    def __init__(self, permissions: Permissions) -> None:
+        self.permissions = permissions
+        self._publishing: dict[tuple[int, str], Scope] = {}
+        self._subscribing: dict[tuple[int, str], Scope] = {}
+
+    def publishing(self, class_id: int, name: str) -> Scope:
+        """What may be published to this class."""
+        return _scope(self._publishing, self.permissions.publish, class_id, name)
+
+    def subscribing(self, class_id: int, name: str) -> Scope:
+        """What may be seen of it."""
+        return _scope(self._subscribing, self.permissions.subscribe, class_id, name)
+
+    def has(self, right: Right, class_id: int | None = None, name: str = "") -> bool:
+        """Whether it has a right: in this class, or in all for None."""
+        for granted, pattern in self.permissions.admin:
+            if granted is right and (
+                pattern == "*" or (class_id is not None and is_of_class(pattern, class_id, name))
+            ):
+                return True
+        return False
+
+    def knows(self, class_id: int, name: str) -> bool:
+        """Whether it has anything to do with this class."""
+        if self.publishing(class_id, name).verdict is not Verdict.NONE:
+            return True
+        if self.subscribing(class_id, name).verdict is not Verdict.NONE:
+            return True
+        return any(self.has(right, class_id, name) for right in Right)
+
+
+def _scope(cached: dict[tuple[int, str], Scope], rules: Rules, class_id: int, name: str) -> Scope:
+    found = cached.get((class_id, name))
+    if found is None:
+        if len(cached) >= VERDICTS_KEPT_MAX:
+            cached.clear()
+        found = cached[class_id, name] = rules.scope(class_id, name)
+    return found

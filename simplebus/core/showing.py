@@ -1,0 +1,53 @@
+"""Which messages of a class a position is for: what was asked for, of what its user may see.
+
+Rule 1: those who share a position may see the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simplebus.core.access import Scope
+from simplebus.core.channel_table import Wanted
+from simplebus.core.classes import MessageClass
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.subscription import Subscription
+
+
+def wanted(cls: MessageClass, channels: Sequence[str], scope: Scope | None) -> Wanted | None:
+    """What is wanted by these patterns and within this scope; None for everything.
+
+    Raises RemoteProtocolError (memory_limit).
+    """
+    if not channels and scope is None:
+        return None
+    found = cls.channels.add(channels, scope)
+    if found is None:
+        budget = cls.ring.budget
+        raise RemoteProtocolError(
+            Reason.MEMORY_LIMIT,
+            f"the bus has no memory for {len(channels)} patterns: {budget.left} bytes are left "
+            f"of {budget.limit}",
+        )
+    return found
+
+
+def show(cls: MessageClass, position: Subscription, scope: Scope | None) -> None:
+    """A named position is taken up by who may see this much of the class.
+
+    Raises RemoteProtocolError (unauthorized) when it is shared by who may see something else.
+    """
+    former = position.wanted
+    had = former.scope.key if former is not None and former.scope is not None else None
+    if had == (scope.key if scope is not None else None):
+        return
+    if position.is_served:
+        raise RemoteProtocolError(
+            Reason.UNAUTHORIZED,
+            f"the group {position.group!r} is shared by users who may see other channels of "
+            f"class {cls.name or cls.class_id}",
+        )
+    patterns = former.patterns if former is not None else ()
+    position.wants(wanted(cls, patterns, scope))
+    if former is not None:
+        cls.channels.remove(former)

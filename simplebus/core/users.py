@@ -1,0 +1,172 @@
+"""Who may come in, through whichever door, and how it shows who it is.
+
+Rule 1: whoever is not let in hears one sentence, whatever was wrong.
+Rule 2: version 1 has no word for who one is: it comes in by a certificate or an address, where a
+user says so.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from simplebus.core.access import Grants, Permissions
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.limits import NAME_CHARACTERS_MAX
+from simplebus.core.passwords import Passwords, check_secret, is_slow, quick_hash
+from simplebus.core.requests import Auth
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """One who may connect. Raises ValueError, naming the user, for what makes no sense."""
+
+    name: str
+    password: str = field(default="", repr=False)
+    """As it is kept, see `passwords`; empty for none."""
+    token: str = field(default="", repr=False)
+    """The same of what may be said instead of name and password."""
+    nkey: str = ""
+    """Of the NATS door: the public half of a key."""
+    certificates: tuple[str, ...] = ()
+    """Names in a client's certificate: an email address, a DNS name or the whole subject."""
+    addresses: tuple[str, ...] = ()
+    """Networks from where who says nothing of who it is is this user."""
+    permissions: Permissions | None = None
+    """None for everything."""
+    connections: int = 0
+    """How many there may be at once; 0 for any number."""
+    networks: tuple[Network, ...] = field(init=False, repr=False, default=())
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.name) <= NAME_CHARACTERS_MAX or not self.name.isprintable():
+            raise ValueError(
+                f"a user's name is 1 to {NAME_CHARACTERS_MAX} characters that can be printed, got "
+                f"{self.name[:40]!r}"
+            )
+        for what, secret in (("password", self.password), ("token", self.token)):
+            try:
+                check_secret(secret)
+            except ValueError as error:
+                raise ValueError(f"the {what} of user {self.name!r}: {error}") from None
+        if is_slow(self.token):
+            raise ValueError(f"the token of user {self.name!r}: expected sha256: and 64 digits")
+        if self.connections < 0:
+            raise ValueError(
+                f"user {self.name!r}: connections is 0 or more, got {self.connections}"
+            )
+        try:
+            networks = tuple(ipaddress.ip_network(each, strict=False) for each in self.addresses)
+        except ValueError as error:
+            raise ValueError(f"user {self.name!r}: {error}") from None
+        object.__setattr__(self, "networks", networks)
+
+
+_NOT_LET_IN = "the user and the password, or the token, are not those of anybody here"
+_DECOY = "a password that is compared where there is no such user"
+
+
+class Users:
+    """Those of one bus. Raises ValueError when two cannot be told apart."""
+
+    def __init__(self, users: Sequence[User], passwords: Passwords | None = None) -> None:
+        self.users = tuple(users)
+        self.passwords = passwords or Passwords()
+        self._named: dict[str, User] = {}
+        self._tokens: dict[str, User] = {}
+        """By the hash of the token."""
+        self._certified: dict[str, User] = {}
+        self._networks: list[tuple[Network, User]] = []
+        self._grants: dict[str, Grants] = {}
+        self._decoy = next((u.password for u in users if is_slow(u.password)), _DECOY)
+        for user in users:
+            token = user.token
+            if token and not token.startswith("sha256:"):
+                token = quick_hash(token)
+            for what, table, keys in (
+                ("name", self._named, (user.name,)),
+                ("token", self._tokens, (token,) if token else ()),
+                ("certificate", self._certified, user.certificates),
+            ):
+                for key in keys:
+                    other = table.setdefault(key, user)
+                    if other is not user:
+                        raise ValueError(
+                            f"users {other.name!r} and {user.name!r} have the same {what}"
+                        )
+            self._networks += [(network, user) for network in user.networks]
+        # The narrowest network that an address is in says who it is.
+        self._networks.sort(key=lambda pair: -pair[0].prefixlen)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Users) and other.users == self.users
+
+    def __hash__(self) -> int:
+        return hash(self.users)
+
+    def slow_check(self, auth: Auth | None) -> tuple[str, str] | None:
+        """What must be worked out before this is judged: what the password is kept as, and what
+        was said; None for nothing. Of a user that is not there, the same work is done."""
+        if auth is None or auth.token or not auth.user:
+            return None
+        user = self._named.get(auth.user)
+        kept = user.password if user is not None and user.password else self._decoy
+        if not is_slow(kept) or self.passwords.is_right(kept, auth.password):
+            return None
+        return kept, auth.password
+
+    def admit(
+        self, auth: Auth | None, *, certified: Sequence[str] = (), address: str = "", version: int
+    ) -> User:
+        """Who says this, or shows a certificate with these names, or comes from this address.
+
+        Raises RemoteProtocolError (unauthorized) for nobody that is known.
+        """
+        if auth is not None and (auth.user or auth.token):
+            user = self._by_words(auth)
+            if user is None:
+                raise RemoteProtocolError(Reason.UNAUTHORIZED, _NOT_LET_IN)
+            return user
+        for name in certified:
+            if name in self._certified:
+                return self._certified[name]
+        found = self._by_address(address)
+        if found is None:
+            raise RemoteProtocolError(
+                Reason.UNAUTHORIZED,
+                "this bus asks who one is; expected a user and a password, or a token, in the "
+                "Connect"
+                if version > 1
+                else "this bus asks who one is, and version 1 has no word for it: a user has to be "
+                "bound to the peer's address or certificate",
+            )
+        return found
+
+    def _by_words(self, auth: Auth) -> User | None:
+        if auth.token:
+            return self._tokens.get(quick_hash(auth.token))
+        user = self._named.get(auth.user)
+        kept = user.password if user is not None and user.password else self._decoy
+        is_right = self.passwords.is_right(kept, auth.password)
+        return user if is_right and user is not None and user.password else None
+
+    def _by_address(self, address: str) -> User | None:
+        if not self._networks or not address:
+            return None
+        try:
+            found = ipaddress.ip_address(address.partition("%")[0])
+        except ValueError:
+            return None
+        return next((user for network, user in self._networks if found in network), None)
+
+    def grants(self, user: User) -> Grants | None:
+        """What a user may do; None for everything."""
+        if user.permissions is None:
+            return None
+        found = self._grants.get(user.name)
+        if found is None:
+            found = self._grants[user.name] = Grants(user.permissions)
+        return found

@@ -1,0 +1,157 @@
+"""What a user of all doors may publish and hear at this one: the rules of classes, for subjects.
+
+Rule 1: a subject that is bound to classes is judged as their channel, by all of them. A message
+that comes out of a class is judged by that one, whatever else its subject is bound to.
+Rule 2: a subject that is bound to none is a matter of the user's own patterns. One that has none
+and may not do everything with classes has nothing there but its inbox.
+Rule 3: what was judged is forgotten when bindings or names of classes change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from simplebus.core.access import Grants as Rights
+from simplebus.core.access import Rules, Scope
+from simplebus.core.classes import MessageClass
+from simplebus.nats import subjects
+from simplebus.nats.envelopes import class_subject
+from simplebus.nats.permissions import Grants, Permissions, Verdicts
+from simplebus.nats.table import SubjectTable
+
+_INBOX, _ACKS = "_INBOX.", "$JS.ACK."
+
+
+class BoundClasses:
+    """Which classes a subject is bound to, and which class is being shown."""
+
+    def __init__(self) -> None:
+        self.of: Callable[[bytes], Iterable[MessageClass]] = lambda subject: ()
+        """The classes that a subject is bound to."""
+        self.epoch: Callable[[], int] = lambda: 0
+        """Changes when these, or their names, do."""
+        self.shown: MessageClass | None = None
+        """Out of which class what is sent comes; None for what clients of this door publish."""
+
+
+class ClassGrants(Grants):
+    """Grants of a user of all doors."""
+
+    def __init__(
+        self,
+        permissions: Permissions | None,
+        table: SubjectTable,
+        rights: Rights,
+        classes: BoundClasses,
+    ) -> None:
+        """Without permissions of its own, see Rule 2."""
+        super().__init__(permissions or Permissions(), table)
+        self.rights = rights
+        self._has_own = permissions is not None
+        self._classes = classes
+        self._own = self.publishing
+        self.publishing = _Epochs(table, self._may_publish, classes)
+        self._hearing: dict[tuple[str, ...], Verdicts] = {}
+
+    def _may_publish(self, name: str) -> bool:
+        subject = name.encode()
+        bound = list(self._classes.of(subject))
+        channel = subjects.text(subject)
+        if bound:
+            return all(
+                self.rights.publishing(cls.class_id, cls.name).allows(channel) for cls in bound
+            )
+        if self._has_own:
+            return self._own.one(subject)
+        return name.startswith((_INBOX, _ACKS)) or _is_free(self.rights.permissions.publish)
+
+    def may_subscribe(self, subject: bytes, queue: bytes, *, of_class: bool = False) -> bool:
+        if of_class:
+            return True  # The class itself is asked.
+        return super().may_subscribe(subject, queue)
+
+    def denied(self, subject: bytes, queue: bytes) -> tuple[str, ...]:
+        return ()
+
+    def filter(self, subject: bytes, queue: bytes) -> Verdicts | None:
+        own = super().denied(subject, queue)
+        found = self._hearing.get(own)
+        if found is None:
+            own_filter = super().filter(subject, queue) if own else None
+            found = _Shown(self._table, self._judge(own_filter), self._classes, self.rights)
+            self._hearing[own] = found
+        return found
+
+    def _judge(self, own: Verdicts | None) -> Callable[[str], bool]:
+        """Says whether a subject is not to be heard."""
+        rights, classes = self.rights, self._classes
+
+        def is_denied(name: str) -> bool:
+            subject = name.encode()
+            bound = list(classes.of(subject))
+            if bound:
+                channel = subjects.text(subject)
+                return not all(
+                    rights.subscribing(cls.class_id, cls.name).allows(channel) for cls in bound
+                )
+            if own is not None and own.one(subject):
+                return True
+            if self._has_own or name.startswith(_INBOX):
+                return False
+            return not _is_free(rights.permissions.subscribe)
+
+        return is_denied
+
+
+class _Epochs(Verdicts):
+    """Verdicts that are forgotten when bindings change."""
+
+    def __init__(
+        self, table: SubjectTable, judge: Callable[[str], bool], classes: BoundClasses
+    ) -> None:
+        super().__init__(table, judge)
+        self._classes = classes
+        self._epoch = 0
+
+    def one(self, subject: bytes) -> bool:
+        self._renew()
+        return super().one(subject)
+
+    def of(self, numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+        self._renew()
+        return super().of(numbers)
+
+    def _renew(self) -> None:
+        epoch = self._classes.epoch()
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self.forget()
+
+
+class _Shown(_Epochs):
+    """Of what is heard: what comes out of a class is judged by that."""
+
+    def __init__(
+        self,
+        table: SubjectTable,
+        judge: Callable[[str], bool],
+        classes: BoundClasses,
+        rights: Rights,
+    ) -> None:
+        super().__init__(table, judge, classes)
+        self._rights = rights
+
+    def one(self, subject: bytes) -> bool:
+        shown = self._classes.shown
+        if shown is None:
+            return super().one(subject)
+        scope: Scope = self._rights.subscribing(shown.class_id, shown.name)
+        is_plain = subject == class_subject(shown.class_id, shown.name)
+        return not scope.allows("" if is_plain else subjects.text(subject))
+
+
+def _is_free(rules: Rules) -> bool:
+    return rules.allow is None

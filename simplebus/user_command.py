@@ -1,0 +1,258 @@
+"""The commands about users: a file of [[users]], written anew as a whole or not at all.
+
+Rule 1: a secret is asked for on the terminal or read from standard input. It is never an argument,
+which whoever lists processes would read, and never shown again.
+Rule 2: what is not about the user that is changed stays as it stands in the file, to the letter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from simplebus.complaints import fail
+from simplebus.config_mistakes import ConfigError
+from simplebus.options import option
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help=(
+        "Who may connect: users in a file, for [bold]simplebus serve --users FILE[/bold].\n\n"
+        "What each may do is written there by hand, as tables of its own; without, a user may do "
+        "everything.\n\n\b\n"
+        "  simplebus user add ada\n"
+        "  simplebus user add scanner --token\n"
+        "  simplebus user rm ada"
+    ),
+)
+
+_FILE = Path("users.toml")
+_HEAD = re.compile(r"^[ \t]*\[\[[ \t]*users[ \t]*\]\][ \t]*(#.*)?$", re.MULTILINE)
+_SECRET_BYTES_MAX = 4096
+_TOKEN_BYTES = 32
+# What OWASP asks for at least: about 30 ms, and 19 MiB for one check at a time.
+_COSTS = (2, 19 * 1024, 1)
+"""Rounds, KiB of memory, threads."""
+
+File = Annotated[
+    Path,
+    option(
+        "--users",
+        "The file. It is made if it is not there, for its owner alone.",
+        metavar="FILE",
+        parser=Path,
+    ),
+]
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", show_default=False, help="What the user is called.")
+]
+
+
+@app.command(
+    help=(
+        "Add a user, or give one that is there another secret.\n\n"
+        "The password is asked for on the terminal; where there is none, it is the first line of "
+        "standard input. With --token there is no password: a token is made and printed, once."
+    )
+)
+def add(
+    name: Name,
+    users: File = _FILE,
+    token: Annotated[
+        bool, typer.Option("--token", help="Make a token instead of asking for a password.")
+    ] = False,
+    certificate: Annotated[
+        str,
+        typer.Option(
+            "--certificate",
+            metavar="NAME",
+            show_default=False,
+            help="Whoever shows a certificate with this name is the user: an email address, a DNS "
+            "name, or a subject such as CN=ada,OU=shops. No password is asked for.",
+        ),
+    ] = "",
+    address: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--address",
+            metavar="NETWORK",
+            show_default=False,
+            help="Whoever comes from there, such as 10.1.0.0/16, and does not say who it is is the "
+            "user: clients of version 1 cannot. No password is asked for.",
+        ),
+    ] = None,
+) -> None:
+    lines = [f"name = {_text(name)}"]
+    made = ""
+    if token:
+        from simplebus.core.passwords import quick_hash
+
+        made = secrets.token_urlsafe(_TOKEN_BYTES)
+        lines.append(f"token = {_text(quick_hash(made))}")
+    elif not (certificate or address):
+        lines.append(f"password = {_text(_hash(_asked_for()))}")
+    if certificate:
+        lines.append(f"certificate = {_text(certificate)}")
+    if address:
+        lines.append(f"addresses = [{', '.join(map(_text, address))}]")
+    parts = _parts(users)
+    block = "[[users]]\n" + "\n".join(lines) + "\n"
+    at = _place(parts, name, users)
+    if at is None:
+        before = parts.pop() if len(parts) == 1 and not parts[0] else ""
+        gap = "\n" if parts and not parts[-1].endswith("\n\n") and parts[-1].strip() else ""
+        parts += [before + gap + block]
+    else:
+        parts[at] = _with_secrets(parts[at], lines)
+    _write(users, "".join(parts))
+    if made:
+        typer.echo(made)
+    typer.echo(f"{name} is {'added' if at is None else 'changed'} in {users}", err=True)
+
+
+@app.command("rm", help="Take a user away.")
+def remove(name: Name, users: File = _FILE) -> None:
+    parts = _parts(users)
+    at = _place(parts, name, users)
+    if at is None:
+        fail(f"{users}: there is no user {name!r}")
+    del parts[at]
+    _write(users, "".join(parts))
+    typer.echo(f"{name} is taken out of {users}", err=True)
+
+
+@app.command("ls", help="List the users, how each shows who it is, and whether it is restricted.")
+def list_users(users: File = _FILE) -> None:
+    from simplebus.config_users import read_users
+
+    if not users.exists():
+        fail(f"{users}: there is no such file; simplebus user add makes it")
+    try:
+        found, warning = read_users(users)
+    except ConfigError as error:
+        fail(str(error))
+    if warning:
+        typer.echo(f"simplebus: {warning}", err=True)
+    for user in found.users:
+        shows = [
+            what
+            for what, there in (
+                ("password", user.password),
+                ("token", user.token),
+                ("nkey", user.nkey),
+                ("certificate", user.certificates),
+                ("address", user.addresses),
+            )
+            if there
+        ]
+        may = "everything" if user.permissions is None else "some"
+        typer.echo(f"{user.name}\t{', '.join(shows) or 'nothing'}\t{may}")
+
+
+def _asked_for() -> str:
+    """A password, from the terminal or standard input."""
+    if sys.stdin.isatty():
+        said: str = typer.prompt("Password", hide_input=True, confirmation_prompt=True)
+    else:
+        said = sys.stdin.readline(_SECRET_BYTES_MAX + 2).rstrip("\r\n")
+    if not 0 < len(said) <= _SECRET_BYTES_MAX:
+        fail(f"a password has 1 to {_SECRET_BYTES_MAX} characters, got {len(said)}", status=2)
+    return said
+
+
+def _hash(password: str) -> str:
+    from argon2 import PasswordHasher
+
+    rounds, memory, threads = _COSTS
+    hasher = PasswordHasher(time_cost=rounds, memory_cost=memory, parallelism=threads)
+    return hasher.hash(password)
+
+
+def _text(value: str) -> str:
+    """As TOML has it."""
+    import json
+
+    return json.dumps(value)  # A JSON text is a TOML text, but for one character.
+
+
+def _parts(path: Path) -> list[str]:
+    """A file: what stands in front of the first user, then a text for each."""
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return [""]
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f"{path} cannot be read: {getattr(error, 'strerror', '') or error}")
+    _check(path, text)
+    heads = [found.start() for found in _HEAD.finditer(text)]
+    return [text[a:b] for a, b in zip([0, *heads], [*heads, len(text)], strict=True)]
+
+
+def _place(parts: list[str], name: str, path: Path) -> int | None:
+    """Which part is a user's."""
+    import tomllib
+
+    for at, part in enumerate(parts):
+        if not _HEAD.match(part):
+            continue
+        try:
+            (user,) = tomllib.loads(part)["users"]
+        except (tomllib.TOMLDecodeError, ValueError, KeyError):
+            fail(f"{path} is not written as simplebus user can change it; change it by hand")
+        if user.get("name") == name:
+            return at
+    return None
+
+
+_OURS = re.compile(r"^[ \t]*(name|password|token|certificate|addresses)[ \t]*=.*\n?", re.MULTILINE)
+
+
+def _with_secrets(part: str, lines: list[str]) -> str:
+    """A user's part with these lines instead of those that say how it shows who it is. What it may
+    do stays."""
+    head, newline, rest = part.partition("\n")
+    own, table, others = rest.partition("\n[")
+    return head + "\n" + "\n".join(lines) + "\n" + _OURS.sub("", own + newline) + table + others
+
+
+def _check(path: Path, text: str) -> None:
+    """Fail unless this is a file of users."""
+    import tomllib
+
+    from simplebus.config_users import users_of
+
+    try:
+        raw: dict[str, Any] = tomllib.loads(text)
+        if others := raw.keys() - {"users"}:
+            raise ConfigError(f"{min(others)!r} is unknown; there is nothing but [[users]]")
+        users_of(raw.get("users", []))
+    except (tomllib.TOMLDecodeError, ConfigError) as error:
+        fail(f"{path}: {error}")
+
+
+def _write(path: Path, text: str) -> None:
+    """The whole file, for its owner alone, or nothing."""
+    _check(path, text)
+    target = Path(os.path.realpath(path))
+    temporary = ""
+    try:
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        with open(handle, "w") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        fail(f"{path} cannot be written: {error.strerror}")

@@ -1,0 +1,126 @@
+"""Who is let in by what, and secrets that stay secret."""
+
+from __future__ import annotations
+
+import pytest
+
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.passwords import Passwords, check_secret, quick_hash
+from simplebus.core.requests import Auth, ConnectRequest
+from simplebus.core.users import User, Users
+
+SLOW = "$argon2id$v=19$m=8,t=1,p=1$c2FsdHNhbHQ$aGFzaA"
+ADA = User("ada", password=SLOW, certificates=("CN=ada", "ada@example.com"))
+BOB = User("bob", password="plain", token=quick_hash("token"))
+NEAR = User("near", addresses=("10.0.0.0/8", "fd00::/8"))
+NEARER = User("nearer", addresses=("10.1.0.0/16",))
+
+
+def test_each_shows_who_it_is_in_its_own_way() -> None:
+    users = Users([ADA, BOB, NEAR, NEARER], Passwords(b"key"))
+    assert users.admit(Auth(user="bob", password="plain"), version=2) is BOB
+    assert users.admit(Auth(token="token"), version=2) is BOB
+    for name in ADA.certificates:
+        assert users.admit(None, certified=("x", name), version=1) is ADA
+    assert users.admit(None, address="10.2.3.4", version=1) is NEAR
+    assert users.admit(None, address="10.1.3.4", version=2) is NEARER
+    assert users.admit(None, address="fd00::1%eth0", version=1) is NEAR
+
+
+@pytest.mark.parametrize(
+    "auth",
+    [
+        Auth(user="bob", password="wrong"),
+        Auth(user="bob"),
+        Auth(user="nobody", password="plain"),
+        Auth(user="near"),
+        Auth(user="ada", password=SLOW),
+        Auth(token="wrong"),
+        Auth(token=quick_hash("token")),
+    ],
+)
+def test_whatever_is_wrong_one_sentence_is_heard(auth: Auth) -> None:
+    users = Users([ADA, BOB, NEAR])
+    with pytest.raises(RemoteProtocolError) as caught:
+        users.admit(auth, address="10.0.0.1", certified=("CN=ada",), version=2)
+    assert caught.value.reason is Reason.UNAUTHORIZED
+    assert caught.value.sentence.startswith("the user and the password, or the token, are not")
+
+
+@pytest.mark.parametrize("address", ["", "nonsense", "11.0.0.1", "::1"])
+def test_who_says_nothing_and_comes_from_nowhere_is_told_what_is_expected(address: str) -> None:
+    users = Users([ADA, NEAR])
+    with pytest.raises(RemoteProtocolError, match="expected a user and a password"):
+        users.admit(None, address=address, version=2)
+    with pytest.raises(RemoteProtocolError, match="version 1 has no word for it"):
+        users.admit(Auth(), address=address, version=1)
+
+
+def test_a_slow_password_is_worked_out_elsewhere_and_once() -> None:
+    users = Users([ADA, BOB], Passwords(b"key"))
+    right, wrong = Auth(user="ada", password="right"), Auth(user="ada", password="wrong")
+    assert users.slow_check(right) == (SLOW, "right")
+    assert users.slow_check(Auth(user="nobody", password="x")) == (SLOW, "x")  # The same work.
+    for quick in (None, Auth(), Auth(token="x"), Auth(user="bob", password="x")):
+        assert users.slow_check(quick) is None
+    users.passwords.learn(SLOW, "right")
+    assert users.slow_check(right) is None
+    assert users.slow_check(wrong) == (SLOW, "wrong")
+    assert users.admit(right, version=2) is ADA
+    with pytest.raises(RemoteProtocolError):
+        users.admit(wrong, version=2)
+
+
+def test_secrets_are_not_shown() -> None:
+    for shown in (
+        repr(ADA),
+        repr(BOB),
+        repr(Auth(user="x", password="hidden", token="hidden")),
+        repr(ConnectRequest(auth=Auth(user="x", password="hidden"))),
+        repr(Passwords(b"hidden")),
+    ):
+        assert "hidden" not in shown
+        assert "plain" not in shown
+        assert "argon2" not in shown
+        assert "sha256" not in shown
+
+
+@pytest.mark.parametrize(
+    ("users", "sentence"),
+    [
+        ([User("a"), User("a")], "users 'a' and 'a' have the same name"),
+        ([User("a", token="t"), User("b", token=quick_hash("t"))], "have the same token"),
+        ([User("a", certificates=("x",)), User("b", certificates=("x",))], "the same certificate"),
+    ],
+)
+def test_users_that_cannot_be_told_apart_are_refused(users: list[User], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Users(users)
+
+
+@pytest.mark.parametrize(
+    ("about", "sentence"),
+    [
+        ({"name": ""}, "a user's name is 1 to 200 characters"),
+        ({"name": "a\nb"}, "that can be printed"),
+        ({"name": "a", "password": "$2b$12$x"}, "is a bcrypt hash, which is not supported"),
+        ({"name": "a", "token": SLOW}, "expected sha256: and 64 digits"),
+        ({"name": "a", "token": "sha256:12"}, "64 hexadecimal digits are expected"),
+        ({"name": "a", "addresses": ("10.0.0.0/99",)}, "user 'a': '10.0.0.0/99'"),
+        ({"name": "a", "connections": -1}, "connections is 0 or more, got -1"),
+    ],
+)
+def test_a_user_that_makes_no_sense_is_a_sentence(about: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        User(**about)  # type: ignore[arg-type]
+
+
+def test_what_a_secret_is_kept_as() -> None:
+    passwords = Passwords(b"key")
+    assert passwords.is_right(check_secret("plain"), "plain")
+    assert passwords.is_right(quick_hash("x"), "x")
+    assert not passwords.is_right(quick_hash("x"), quick_hash("x"))
+    assert not passwords.is_right(SLOW, "")
+    passwords.learn(SLOW, "")
+    assert passwords.is_right(SLOW, "")
+    assert passwords.is_right("\ud800", "\ud800")

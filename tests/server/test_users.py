@@ -1,0 +1,364 @@
+"""Users at both doors: who is let in, by what, and what each may do."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+import nats as nats_py
+import pytest
+import trio
+from argon2 import PasswordHasher
+from nats_peer import NatsPeer, nats
+from served import Peer, connect, message, serving, subscribe, until
+
+import simplebus
+from simplebus.core import frames
+from simplebus.core.access import Permissions, Right, Rule, Rules
+from simplebus.core.errors import Reason
+from simplebus.core.passwords import Passwords, quick_hash
+from simplebus.core.requests import NamedClass
+from simplebus.core.users import User, Users
+from simplebus.nats.auth import NatsAuth
+from simplebus.nats.settings import NatsSettings
+from simplebus.server.serve import Serving
+
+HASH = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1).hash("secret")
+
+
+def rules(*allow: str, deny: tuple[str, ...] = ()) -> Rules:
+    return Rules(tuple(map(Rule.parse, allow)) or None, tuple(map(Rule.parse, deny)))
+
+
+ADA = User("ada", password=HASH)
+BOB = User(
+    "bob",
+    token=quick_hash("bob's token"),
+    permissions=Permissions(
+        publish=rules("orders eu.#", "7", deny=("orders eu.test",)),
+        subscribe=rules("orders", deny=("orders *.secret",)),
+        admin=((Right.PURGE, "orders"),),
+    ),
+)
+OLD = User("old", addresses=("127.0.0.0/8",), permissions=Permissions(publish=rules("9")))
+
+
+@contextlib.asynccontextmanager
+async def guarded(*users: User, **more: object) -> AsyncIterator[Serving]:
+    known = Users(users, Passwords(b"by chance"))
+    settings = NatsSettings(auth=NatsAuth(shared=known))
+    classes = (NamedClass(id=5, name="orders", subjects=["*.paid", "*.secret", "eu.test"]),)
+    async with serving(users=known, nats_port=0, nats=settings, classes=classes, **more) as server:
+        yield server
+
+
+async def test_a_password_that_is_slow_to_check_lets_in(caplog: pytest.LogCaptureFixture) -> None:
+    async with guarded(ADA) as server:
+        for _ in range(2):
+            async with simplebus.connect(server.addresses[0], user="ada", password="secret") as bus:
+                await bus.publish(b"x", class_id=1)
+        assert server.engine.gatekeeper is not None
+        assert server.engine.gatekeeper.checks == 1  # The second time it was known.
+        assert "secret" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        {"user": "ada", "password": "wrong"},
+        {"user": "nobody", "password": "secret"},
+        {"user": "ada"},
+        {"user": "bob"},
+        {"token": "wrong"},
+    ],
+)
+async def test_who_is_wrong_hears_one_sentence(shown: dict[str, str]) -> None:
+    async with guarded(ADA, BOB) as server:
+        with pytest.raises(simplebus.BusConnectionError) as caught:
+            async with simplebus.connect(server.addresses[0], **shown):  # type: ignore[arg-type]
+                pass
+        assert "the user and the password, or the token, are not those" in str(caught.value)
+        assert server.engine.broker.refused == {Reason.UNAUTHORIZED: 1}
+        assert server.engine.cut_off == {Reason.UNAUTHORIZED: 1}
+
+
+async def test_who_says_nothing_is_told_what_to_say() -> None:
+    async with guarded(ADA) as server:
+        with pytest.raises(simplebus.BusConnectionError, match="this bus asks who one is"):
+            async with simplebus.connect(server.addresses[0]):
+                pass
+        old = await connect(server)
+        await old.send(frames.encode(frames.CONNECT, content=b"[1]"))
+        assert await old.hung_up()
+        await until(lambda: server.engine.cut_off == {Reason.UNAUTHORIZED: 2})
+
+
+async def test_the_blocking_client_shows_who_it_is_too() -> None:
+    async with guarded(BOB) as server:
+        address = server.addresses[0]
+
+        def talk() -> None:
+            with simplebus.connect_blocking(address, token="bob's token") as bus:
+                bus.publish(b"x", class_id="orders", channel="eu.paid")
+                with pytest.raises(simplebus.RefusedError, match=r"unauthorized.*'us.paid'"):
+                    bus.publish(b"x", class_id="orders", channel="us.paid")
+
+        await trio.to_thread.run_sync(talk)
+
+
+async def test_version_1_comes_in_by_its_address() -> None:
+    async with guarded(ADA, OLD) as server:
+        old = await connect(server, [9])
+        await old.send(message(b"x", 9))
+        await until(lambda: bool(server.engine.broker.classes[9].ring.head))
+        await old.send(frames.encode(frames.CONNECT, content=b"[8]"))
+        await old.send(message(b"x", 8))
+        await until(lambda: 8 in server.engine.broker.classes)
+        assert await old.hung_up()
+        assert server.engine.broker.classes[8].ring.head == 0
+        assert server.engine.cut_off == {Reason.UNAUTHORIZED: 1}
+
+
+async def test_what_may_not_be_published_is_refused_and_the_rest_is_stored() -> None:
+    async with (
+        guarded(ADA, BOB) as server,
+        simplebus.connect(server.addresses[0], token="bob's token") as bus,
+        simplebus.connect(server.addresses[0], user="ada", password="secret") as ada,
+        ada.subscribe("orders") as messages,
+    ):
+        for channel in ("eu.paid", "eu.test", "us.paid", "eu.paid.late", None):
+            with contextlib.suppress(simplebus.RefusedError):
+                about = {} if channel is None else {"channel": channel}
+                await bus.publish(b"x", class_id="orders", **about)  # type: ignore[arg-type]
+        await bus.publish(b"x", class_id=7)
+        for class_id in (8, "other"):
+            with pytest.raises(simplebus.RefusedError, match="unauthorized"):
+                await bus.publish(b"x", class_id=class_id)
+        got = [(await messages.get(timeout=5)).channel for _ in range(2)]
+        assert got == ["eu.paid", "eu.paid.late"]
+        assert server.engine.broker.refused[Reason.UNAUTHORIZED] == 6
+
+
+async def test_a_run_of_mixed_channels_is_sorted_out() -> None:
+    async with (
+        guarded(ADA, BOB) as server,
+        simplebus.connect(server.addresses[0], token="bob's token") as bus,
+        simplebus.connect(server.addresses[0], user="ada", password="secret") as ada,
+        ada.subscribe("orders") as messages,
+    ):
+        channels = [("eu.a", "us.b", "us.b", "eu.test", "eu.c", "us.d")[n % 6] for n in range(6000)]
+        for n, channel in enumerate(channels):
+            await bus.publish(b"%d" % n, class_id="orders", channel=channel, confirm=False)
+        with pytest.raises(ExceptionGroup):
+            await bus.flush()
+        expected = [n for n, channel in enumerate(channels) if channel in ("eu.a", "eu.c")]
+        got = [int((await messages.get(timeout=5)).payload) for _ in expected]
+        assert got == expected
+        assert server.engine.broker.refused[Reason.UNAUTHORIZED] == 4000
+
+
+async def test_a_subscription_is_sent_what_may_be_seen() -> None:
+    async with (
+        guarded(ADA, BOB) as server,
+        simplebus.connect(server.addresses[0], token="bob's token") as bus,
+        simplebus.connect(server.addresses[0], user="ada", password="secret") as ada,
+    ):
+        async with (
+            bus.subscribe("orders") as all_,
+            bus.subscribe("orders", "us.*") as some,
+            bus.subscribe("orders", durable="kept") as kept,
+        ):
+            for channel in ("us.secret", "eu.paid", "us.paid", None, "us.secret", "us.last"):
+                about = {} if channel is None else {"channel": channel}
+                await ada.publish(b"x", class_id="orders", **about)  # type: ignore[arg-type]
+            for messages, expected in (
+                (all_, ["eu.paid", "us.paid", "", "us.last"]),
+                (kept, ["eu.paid", "us.paid", "", "us.last"]),
+                (some, ["us.paid", "us.last"]),
+            ):
+                got = [(await messages.get(timeout=5)).channel or "" for _ in expected]
+                assert got == expected
+        for what, *channels in (("orders", "us.secret"), ("other",)):
+            with pytest.raises(simplebus.RefusedError, match="unauthorized"):
+                async with bus.subscribe(what, *channels):
+                    pass
+
+
+async def test_a_durable_shows_each_user_what_that_may_see() -> None:
+    async with (
+        guarded(ADA, BOB) as server,
+        simplebus.connect(server.addresses[0], token="bob's token") as bus,
+        simplebus.connect(server.addresses[0], user="ada", password="secret") as ada,
+    ):
+        async with ada.subscribe("orders", durable="shared"):
+            pass
+        for channel in ("us.secret", "us.paid"):
+            await ada.publish(b"x", class_id="orders", channel=channel)
+        async with bus.subscribe("orders", durable="shared") as messages:
+            assert (await messages.get(timeout=5)).channel == "us.paid"
+        await bus.publish(b"what was said before has been heard", class_id=7)
+        async with ada.subscribe("orders", durable="shared") as messages:
+            await ada.publish(b"x", class_id="orders", channel="eu.secret")
+            assert (await messages.get(timeout=5)).channel == "eu.secret"
+
+
+async def test_looking_after_the_bus_is_a_right() -> None:
+    async with (
+        guarded(ADA, BOB) as server,
+        simplebus.connect(server.addresses[0], token="bob's token") as bus,
+        simplebus.connect(server.addresses[0], user="ada", password="secret") as ada,
+    ):
+        await ada.publish(b"x", class_id="orders", channel="eu.paid")
+        for asked in (bus.explain(), bus.fetch("orders", 0, 10), bus.keep_last_values("orders")):
+            with pytest.raises(simplebus.RefusedError, match="unauthorized"):
+                await asked
+        assert await bus.purge("orders") == 1
+        assert len(await ada.fetch("orders", 0, 10)) == 0
+        await ada.explain()
+
+
+async def test_a_user_may_have_so_many_connections() -> None:
+    few = User("few", token=quick_hash("t"), connections=1)
+    async with (
+        guarded(few) as server,
+        simplebus.connect(server.addresses[0], token="t"),
+    ):
+        with pytest.raises(simplebus.BusConnectionError, match="1 are allowed"):
+            async with simplebus.connect(server.addresses[0], token="t"):
+                pass
+
+
+async def test_what_comes_before_the_first_word_is_bounded() -> None:
+    async with guarded(ADA) as server:
+        for said in (
+            b"4" + bytes(8) + b"{" + b" " * 100_000,
+            frames.encode(frames.HEARTBEAT) * 20_000,
+            frames.encode(frames.CONNECT, content=b'{"auth":' + b"[" * 60_000),
+        ):
+            peer = await connect(server)
+            with contextlib.suppress(trio.BrokenResourceError):
+                await peer.send(said)
+            assert await peer.hung_up()
+        await until(lambda: not server.engine.connections)
+
+
+async def test_guessing_is_held_up_and_who_is_known_is_not() -> None:
+    async with guarded(ADA) as server:
+        address = server.addresses[0]
+        async with simplebus.connect(address, user="ada", password="secret"):
+            pass
+        for _ in range(12):
+            with pytest.raises(simplebus.BusConnectionError):
+                async with simplebus.connect(address, user="ada", password="wrong"):
+                    pass
+        assert server.engine.cut_off[Reason.TOO_MANY_ATTEMPTS] >= 1
+        async with simplebus.connect(address, user="ada", password="secret"):
+            pass
+
+
+async def test_an_address_may_have_so_many_connections_at_both_doors() -> None:
+    async with serving(nats_port=0, per_address=2) as server:
+        first = await connect(server, [1])
+        second = await nats(server)
+        await second.info()
+        third = await connect(server)
+        assert await third.hung_up()
+        assert server.engine.cut_off == {Reason.TOO_MANY_CONNECTIONS: 1}
+        await first.stream.aclose()
+        await until(lambda: not server.engine.connections)
+        await connect(server, [1])
+
+
+async def nats_user(server: Serving, said: str) -> NatsPeer:
+    peer = await nats(server)
+    assert (await peer.info())["auth_required"] is True
+    await peer.send(b'CONNECT {"verbose":false,"headers":true,%b}\r\nPING\r\n' % said.encode())
+    assert await peer.line() == b"PONG"
+    return peer
+
+
+ADA_SAYS = '"user":"ada","pass":"secret"'
+BOB_SAYS = '"auth_token":"bob\'s token"'
+
+
+async def test_the_same_users_come_in_through_the_nats_door() -> None:
+    async with guarded(ADA, BOB) as server:
+        ada, bob = await nats_user(server, ADA_SAYS), await nats_user(server, BOB_SAYS)
+        await ada.send(b"SUB > 1\r\n")
+        await ada.settled()
+        for subject in (b"eu.paid", b"us.paid", b"eu.test", b"free"):
+            await bob.send(b"PUB %b 1\r\nx\r\n" % subject)
+        for subject in (b"us.paid", b"eu.test", b"free"):
+            said = await bob.line()
+            assert said == b"-ERR 'Permissions Violation for Publish to \"%b\"'" % subject
+        assert await ada.line() == b"MSG eu.paid 1 1"
+        assert server.engine.broker.classes[5].ring.head == 1
+        wrong = await nats(server)
+        await wrong.info()
+        await wrong.send(b'CONNECT {"user":"ada","pass":"wrong"}\r\nPING\r\n')
+        assert await wrong.rest() == b"-ERR 'Authorization Violation'\r\n"
+
+
+async def test_what_comes_out_of_a_class_is_heard_by_who_may_see_it() -> None:
+    async with guarded(ADA, BOB) as server:
+        bob = await nats_user(server, BOB_SAYS)
+        other = await nats_user(server, ADA_SAYS)
+        await bob.send(b"SUB > 1\r\n")
+        await bob.settled()
+        async with simplebus.connect(server.addresses[0], user="ada", password="secret") as ada:
+            await ada.publish(b"1", class_id="orders", channel="eu.secret")
+            await ada.publish(b"2", class_id="hidden", channel="eu.paid")
+            await ada.publish(b"3", class_id="orders", channel="eu.paid")
+        await other.send(b"PUB us.secret 1\r\n4\r\nPUB free 1\r\n5\r\nPUB us.paid 1\r\n6\r\n")
+        await other.settled()
+        assert await bob.line() == b"MSG eu.paid 1 1"
+        assert await bob.line() == b"3"
+        assert await bob.line() == b"MSG us.paid 1 1"
+        assert await bob.line() == b"6"
+
+
+async def test_a_class_with_acknowledgements_obeys_the_same_rules_there() -> None:
+    async with guarded(ADA, BOB) as server:
+        bob, ada = await nats_user(server, BOB_SAYS), await nats_user(server, ADA_SAYS)
+        await bob.send(b"SUB $SB.SUB.hidden 1\r\n")
+        assert b"may not subscribe" in await bob.line()
+        await bob.send(b"SUB $SB.SUB.orders 2\r\n")
+        await bob.settled()
+        await ada.send(b"PUB us.secret 1\r\n1\r\nPUB us.paid 1\r\n2\r\n")
+        line = await bob.line()
+        assert line.startswith(b"MSG us.paid 2 $JS.ACK.")
+        assert await bob.line() == b"2"
+        await bob.send(b"PUB %b 4\r\n+ACK\r\n" % line.split()[3])
+        await bob.settled()
+
+
+def test_a_real_nats_client_comes_in_by_a_slow_password() -> None:
+    async def talk(url: str) -> None:
+        client = await nats_py.connect(url, user="ada", password="secret", allow_reconnect=False)
+        await client.publish("eu.paid", b"x")
+        await client.flush()
+        await client.close()
+
+    async def main() -> None:
+        import asyncio
+
+        async with guarded(ADA) as server:
+            url = f"nats://{server.nats_addresses[0]}"
+            await trio.to_thread.run_sync(lambda: asyncio.run(talk(url)))
+
+    trio.run(main)
+
+
+async def test_a_subscriber_of_version_1_sees_what_it_may() -> None:
+    reader = User(
+        "reader",
+        addresses=("127.0.0.1",),
+        permissions=Permissions(subscribe=rules("orders", deny=("orders *.secret",))),
+    )
+    async with guarded(ADA, reader) as server:
+        old: Peer = await connect(server, [5])
+        await old.send(subscribe(5))
+        async with simplebus.connect(server.addresses[0], user="ada", password="secret") as ada:
+            await ada.publish(b"1", class_id="orders", channel="us.secret")
+            await ada.publish(b"2", class_id="orders", channel="us.paid")
+        assert await old.messages(1) == [(1, b"2")]
