@@ -347,15 +347,24 @@ class Positions:
         return True
 
     async def _list(self, class_id: int) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+        """All of a stream's. Raises JetStreamError where some servers did not tell theirs: who
+        took what is left for all would remove what the others need."""
+        stream = self._options.names.stream(class_id)
+        found: dict[str, dict[str, Any]] = {}
+        offset, total = 0, -1
         while True:
-            said = await self._link.ask(
-                f"CONSUMER.LIST.{self._options.names.stream(class_id)}", {"offset": len(found)}
-            )
+            said = await self._link.ask(f"CONSUMER.LIST.{stream}", {"offset": offset})
             some = said.get("consumers") or []
-            found += some
-            if not some or len(found) >= int(said.get("total", 0)):
-                return found
+            if said.get("missing") or total not in (-1, int(said.get("total", 0))):
+                raise JetStreamError(0, f"not all consumers of the stream {stream} were told")
+            total = int(said.get("total", 0))
+            found |= {str(each["name"]): each for each in some}
+            offset += len(some)
+            if not some or offset >= total:
+                break
+        if len(found) != total:
+            raise JetStreamError(0, f"{len(found)} of {total} consumers of {stream} were told")
+        return list(found.values())
 
 
 def _check_same(position: Subscription, patterns: tuple[str, ...], info: dict[str, Any]) -> None:
