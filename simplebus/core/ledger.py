@@ -76,9 +76,12 @@ class Lot:
 class Ledger:
     """Of one broker."""
 
-    def __init__(self, level: Level = Level.DISK) -> None:
+    def __init__(self, level: Level = Level.DISK, *, elsewhere: bool = False) -> None:
+        """`elsewhere`: lots are kept by others, in their memory perhaps."""
         self.level = level
         """What a Confirm promises."""
+        self.waits = elsewhere or level is not Level.MEMORY
+        """Whether it waits until lots have reached that; this process's own memory has them."""
         self.boot = ""
         """Which run of the machine this is; empty where nobody knows."""
         self.taken = 0
@@ -132,7 +135,7 @@ class Ledger:
     @property
     def is_awaited(self) -> bool:
         """Whether what was noted last has not reached the level that a Confirm waits for."""
-        return (self.level is not Level.MEMORY or self.is_behind) and self.reached < self.mark
+        return (self.waits or self.is_behind) and self.reached < self.mark
 
     @property
     def is_behind(self) -> bool:
@@ -141,12 +144,12 @@ class Ledger:
 
     def owes(self, mark: int) -> bool:
         """Whether what is promised with this mark is not as safe yet as was asked for."""
-        return self.level is not Level.MEMORY and self.reached < mark
+        return self.waits and self.reached < mark
 
     def safe(self, class_id: int, head: int) -> int:
         """The first message of a class that has not reached the level; `head` where all have."""
         unsafe = self._unsafe.get(class_id)
-        if self.level is Level.MEMORY or not unsafe:
+        if not self.waits or not unsafe:
             return head
         return unsafe[0][1]
 

@@ -23,8 +23,7 @@ import trio
 
 from simplebus.core.broker import Broker
 from simplebus.core.errors import BusConnectionError, RemoteProtocolError
-from simplebus.core.ledger import Ledger, Level
-from simplebus.core.limits import MESSAGE_ID_MASK
+from simplebus.core.ledger import Ledger
 from simplebus.core.requests import NamedClass, Start
 from simplebus.core.subscription import Subscription
 from simplebus.engine.classes import RemoteClass
@@ -103,7 +102,7 @@ class Cluster:
         self._reached = trio.Event()
         table = broker.store.table
         table.is_remote = True
-        table.first_number = partial(first_number, window_seconds=options.duplicate_seconds)
+        table.first_number = options.first_number
         table.make = partial(RemoteClass, begin=self._begin, end=self._end)
 
     @property
@@ -581,19 +580,6 @@ class Cluster:
 def _ledger_of(broker: Broker) -> Ledger:
     assert broker.ledger is not None, "a door's broker has a ledger"
     return broker.ledger
-
-
-def level_of(options: EngineOptions) -> Level:
-    """What a PubAck means: a server that keeps messages in files has given them to its system."""
-    return Level.OS if options.storage == "file" else Level.MEMORY
-
-
-def first_number(now: float, *, window_seconds: float) -> int:
-    """Which number a program begins with that connects at this time, at whichever door. What one of
-    its name has used within the window, elsewhere perhaps, lies before it: numbers go on with the
-    clock, faster than anybody publishes, and come round four windows later."""
-    part = now / (4 * window_seconds) % 1.0
-    return int(part * (MESSAGE_ID_MASK + 1)) & MESSAGE_ID_MASK
 
 
 def _pending(headers: bytes) -> int:

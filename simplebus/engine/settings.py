@@ -9,6 +9,8 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass, field
 
+from simplebus.core.ledger import Level
+from simplebus.core.limits import MESSAGE_ID_MASK
 from simplebus.core.settings import FullPolicy, Settings
 from simplebus.engine.link import NatsAddress
 from simplebus.engine.names import Names
@@ -58,6 +60,20 @@ class EngineOptions:
             )
         if self.max_bytes < 0:
             raise ValueError(f"max_bytes must be 0 or more, got {self.max_bytes}")
+
+    @property
+    def level(self) -> Level:
+        """What a PubAck means: a server that keeps messages in files has given them to its
+        system."""
+        return Level.OS if self.storage == "file" else Level.MEMORY
+
+    def first_number(self, now: float) -> int:
+        """Which number a program begins with that connects at this time, at whichever door. What
+        one of its name has used within the time of duplicates, elsewhere perhaps, lies before it:
+        numbers go on with the clock, faster than anybody publishes, and come round after four
+        times as long."""
+        part = now / (4 * self.duplicate_seconds) % 1.0
+        return int(part * (MESSAGE_ID_MASK + 1)) & MESSAGE_ID_MASK
 
 
 def check_settings(settings: Settings) -> None:

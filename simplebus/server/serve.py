@@ -28,7 +28,7 @@ from simplebus.core.errors import BusError
 from simplebus.core.ledger import Ledger, Level
 from simplebus.core.requests import NamedClass
 from simplebus.core.users import Users
-from simplebus.engine.cluster import Cluster, level_of
+from simplebus.engine.cluster import Cluster
 from simplebus.engine.settings import EngineOptions, check_settings
 from simplebus.nats.settings import NatsSettings
 from simplebus.server import listeners, memory
@@ -147,7 +147,8 @@ def _engine(settings: Settings, options: ServeOptions) -> Iterator[Engine]:
     if options.cluster is not None:
         check_settings(settings)
         identity = f"cluster {options.cluster.names.prefix}"
-        engine = Engine(settings, identity=identity, ledger=Ledger(level_of(options.cluster)))
+        ledger = Ledger(options.cluster.level, elsewhere=True)
+        engine = Engine(settings, identity=identity, ledger=ledger)
         engine.cluster = Cluster(engine.broker, options.cluster)
         engine.cluster.drive(engine.settle)
         yield engine

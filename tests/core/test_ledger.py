@@ -79,6 +79,17 @@ def test_what_is_safe_ends_where_the_first_lot_that_is_not_begins() -> None:
     assert ledger.safe(1, 13) == 13
 
 
+def test_memory_elsewhere_is_waited_for_and_ones_own_is_not() -> None:
+    for elsewhere in False, True:
+        ledger = Ledger(Level.MEMORY, elsewhere=elsewhere)
+        note(ledger, 3)
+        assert (ledger.is_awaited, ledger.owes(ledger.mark)) == (elsewhere, elsewhere)
+        assert ledger.safe(1, 4) == (3 if elsewhere else 4)
+        assert ledger.take() is not None
+        ledger.reach(1)
+        assert (ledger.is_awaited, ledger.owes(1), ledger.safe(1, 4)) == (False, False, 4)
+
+
 def test_too_much_that_is_held_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LEDGER_BYTES_MAX", 10)
     ledger = Ledger(Level.MEMORY)

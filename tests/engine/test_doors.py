@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import served
 import trio
+import trio.testing
 from nats_peer import greeted
 
 import simplebus
@@ -39,6 +40,30 @@ async def until(condition: Callable[[], bool]) -> None:
     with trio.fail_after(PATIENCE_SECONDS):
         while not condition():  # noqa: ASYNC110 - what is looked at has no event.
             await trio.sleep(0.01)
+
+
+async def test_what_a_cluster_keeps_in_memory_is_confirmed_when_the_cluster_has_it(
+    jetstream_server: NatsServer,
+) -> None:
+    cluster, confirmed = options(jetstream_server.url), trio.Event()
+    assert cluster.storage == "memory"
+    async with door(cluster) as up, simplebus.connect(at(up)) as bus:
+        await bus.publish(b"the stream is there", class_id=7)
+
+        async def publish() -> None:
+            await bus.publish(b"", class_id=7)
+            confirmed.set()
+
+        uplink = cluster_of(up).uplink
+        uplink.hold(7)
+        with trio.fail_after(PATIENCE_SECONDS):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(publish)
+                await until(lambda: uplink.lots == 1)
+                await bus.explain()  # What was said before it has been answered,
+                await trio.testing.wait_all_tasks_blocked()  # and who waited for that has heard it.
+                assert not confirmed.is_set()
+                uplink.let_go(7)
 
 
 async def test_what_is_confirmed_at_one_door_is_delivered_at_another(
