@@ -1,7 +1,7 @@
 """A NATS server as the far end of a lane.
 
 Rule 1: a channel is the subject; what has none goes to `class.<name>`. Headers go as they are but
-for those of NATS itself (`nats_words`), the key as the header `bus-key`. NATS knows no times: what
+for those of NATS itself (`nats_words`), the key becomes one. NATS knows no times: what
 is over is left out, the rest goes at once.
 Rule 2: without JetStream, a message counts as copied when the server has dealt with it; whether
 anybody was there to hear it, NATS does not say. With JetStream, when the stream has it: a message
@@ -21,7 +21,7 @@ import numpy as np
 from simplebus.bridge.ends import STREAM_FULL, Found, Made, Refusal
 from simplebus.bridge.far import FarTerms
 from simplebus.bridge.nats_wire import NatsWire
-from simplebus.bridge.nats_words import is_reserved, without_words
+from simplebus.bridge.nats_words import is_reserved, key_headers, without_words
 from simplebus.bridge.rewriting import Alike, Copies, Left, Piece, Rewriter, is_unstuffed
 from simplebus.core.envelope import Envelope
 from simplebus.core.errors import BusConnectionError, LocalProtocolError, RemoteProtocolError
@@ -32,7 +32,6 @@ from simplebus.nats.client.core import Replies
 from simplebus.nats.envelopes import block_of
 from simplebus.nats.envelopes import class_subject as subject_of
 
-KEY = "bus-key"
 _SEQUENCE_DIGITS = 19
 _DENIED = re.compile(r"Permissions Violation for Publish to \"(.*)\"")
 _NO_STREAM = 503
@@ -155,8 +154,8 @@ class FarNats:
 
     def _block(self, dressed: Envelope) -> bytes:
         """Its headers."""
-        key = ((KEY, dressed.key.decode("latin-1")),) if dressed.key else ()
-        return block_of((*without_words(dressed.headers), *key)) or writing.block()
+        headers = (*without_words(dressed.headers), *key_headers(dressed.key))
+        return block_of(headers) or writing.block()
 
     # One by one ----------------------------------------------------------------------------------
 

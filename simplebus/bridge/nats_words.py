@@ -4,15 +4,22 @@ Rule 1: headers `Nats-…` tell a server what to do with a message, or what it d
 both ways. The bridge says its own.
 Rule 2: subjects `$…` and `_INBOX.…` are a server's API, and answers to somebody. A message is
 published there if the bridge's user has said so in a rewrite, not because a channel is called so.
+Rule 3: a key is the header `bus-key` where it is text that comes through as it is, and otherwise
+`bus-key-hex`, two digits for each byte: it comes back the same.
 """
 
 from __future__ import annotations
 
+import re
+
 from simplebus.bridge.origin import Headers
 from simplebus.nats.envelopes import BLOCK
 
+KEY = "bus-key"
+KEY_HEX = "bus-key-hex"
 _HEADER = "nats-"
 _INBOX = "_INBOX"
+_HEX = re.compile(r"(?:[0-9a-fA-F]{2})*")
 
 
 def without_words(headers: Headers) -> Headers:
@@ -23,6 +30,32 @@ def without_words(headers: Headers) -> Headers:
 def heard(headers: Headers) -> Headers:
     """The same of a message from NATS. A block that is odd stays: it is all that there is."""
     return headers if any(name == BLOCK for name, _ in headers) else without_words(headers)
+
+
+def key_headers(key: bytes) -> Headers:
+    """The header that says a key; none for no key."""
+    if not key:
+        return ()
+    try:
+        text = key.decode()
+    except UnicodeDecodeError:
+        text = ""
+    if text.isprintable() and text and text == text.strip():
+        return ((KEY, text),)
+    return ((KEY_HEX, key.hex()),)
+
+
+def without_key(headers: Headers) -> tuple[Headers, bytes]:
+    """Headers without those that say the key, and that: what the last of them says."""
+    key, rest = b"", []
+    for name, value in headers:
+        if name == KEY:
+            key = value.encode()
+        elif name == KEY_HEX and _HEX.fullmatch(value):
+            key = bytes.fromhex(value)
+        else:
+            rest.append((name, value))
+    return tuple(rest), key
 
 
 def is_reserved(subject: str) -> bool:

@@ -1,7 +1,7 @@
 """A NATS server as the near end of a lane.
 
 Rule 1: a subject becomes the channel; headers stay headers but for the server's own
-(`nats_words`), and `bus-key` becomes the key.
+(`nats_words`), and the one that says a key.
 Rule 2: from JetStream, a message is read by its sequence in the stream and acknowledged when it is
 confirmed at the far end, which knows how far the lane is. NATS without JetStream keeps nothing:
 what is published while the lane is away is gone, and what finds no room is counted as missed.
@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 
 from simplebus.bridge.ends import Found, Refusal
-from simplebus.bridge.far_nats import KEY
 from simplebus.bridge.nats_wire import NatsWire
-from simplebus.bridge.nats_words import heard, is_reserved
+from simplebus.bridge.nats_words import heard, is_reserved, without_key
 from simplebus.bridge.rewriting import Piece
 from simplebus.core import frames
 from simplebus.core.envelope import Envelope, encode, stuff, unstuff
@@ -77,12 +76,10 @@ class Framer:
 
 def _front(subject: bytes, block: bytes) -> bytes:
     """What stands in front of the payload of a message, as it is before stuffing."""
-    headers = heard(headers_of(block))
-    keys = [value for name, value in headers if name == KEY]
-    key = keys[-1].encode("latin-1", "replace") if keys else b""
-    headers = tuple(pair for pair in headers if pair[0] != KEY)
+    headers, key = without_key(heard(headers_of(block)))
     channel = subject.decode("utf-8", "replace")
-    for envelope in (Envelope(channel, key, headers), Envelope(channel, key), Envelope()):
+    whole = Envelope(channel, key, headers)
+    for envelope in (whole, Envelope(channel, key), Envelope(channel), Envelope()):
         try:
             return unstuff(encode(envelope, b""))
         except (ValueError, LocalProtocolError):
@@ -196,6 +193,8 @@ class NearStream:
         self._given = -1
         """The same of what was given out."""
         self._asked = self._pending = self._missed = 0
+        self._counted = 0
+        """What is missing below this sequence was counted."""
         self._over = ""
         """Why the consumer sends nothing any more; empty while it does."""
         self.is_new = False
@@ -249,9 +248,10 @@ class NearStream:
         )
         self._queue.clear()
         self._unacked.clear()
-        self._cursor = self._given = at
         info = await link.ask(f"STREAM.INFO.{self._stream}")
-        self._missed = max(0, int(info["state"]["first_seq"]) - max(1, at))
+        first = int(info["state"]["first_seq"])
+        self._miss(max(1, at), first)
+        self._given, self._cursor = at, max(1, at, first)
         self._asked, self._pending = 0, int(said.get("num_pending", 0))
         self._pull()
 
@@ -282,9 +282,19 @@ class NearStream:
         self._asked = max(0, self._asked - int(np.count_nonzero(told.good)))
         if fresh.any():
             sequences = told.sequences[fresh]
+            if not self._subjects:  # Otherwise what is missing may be what nobody asked for.
+                gaps = np.flatnonzero(np.diff(sequences, prepend=self._cursor - 1) != 1)
+                for row in gaps.tolist():
+                    before = int(sequences[row - 1]) + 1 if row else self._cursor
+                    self._miss(before, int(sequences[row]))
             self._queue.append((messages.pick(fresh), sequences))
             self._cursor = int(sequences[-1]) + 1
             self._pending = int(told.pending[np.flatnonzero(fresh)[-1]])
+
+    def _miss(self, first: int, last: int) -> None:
+        """The stream does not have first..last-1. What it is asked for again counts once."""
+        self._missed += max(0, last - max(first, self._counted))
+        self._counted = max(self._counted, last)
 
     async def find(self, at: int) -> Found:
         if at != self._given:

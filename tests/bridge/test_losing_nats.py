@@ -38,9 +38,11 @@ def server() -> Iterator[BusServer]:
 
 
 @asynccontextmanager
-async def copying(near: str, far: str, class_: str, **more: Any) -> AsyncIterator[Lane]:
+async def copying(
+    near: str, far: str, class_: str, heartbeat: float = HEARTBEAT_SECONDS, **more: Any
+) -> AsyncIterator[Lane]:
     copied = Copied(class_, start="earliest", **more)
-    (lane,) = lanes([Bridge(class_, near, far, (copied,), heartbeat=HEARTBEAT_SECONDS)])
+    (lane,) = lanes([Bridge(class_, near, far, (copied,), heartbeat=heartbeat)])
     with trio.fail_after(PATIENCE_SECONDS):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run, [lane])
@@ -106,3 +108,26 @@ async def test_a_server_that_goes_is_noticed_while_nothing_is_copied(
             going.kill()
             await until(lambda: lane.statistics().losses > 0)
             assert not lane.statistics().is_up
+
+
+async def test_what_a_stream_drops_while_the_lane_is_there_is_counted_as_missed(
+    server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await stream(nats, "SHORT", max_msgs=10)
+    asking: list[NearStream] = []
+    pull = NearStream._pull
+    monkeypatch.setattr(NearStream, "_pull", lambda near: asking.append(near))
+    async with (
+        simplebus.connect(server.address) as bus,
+        nats_wired(nats.url, "test", {}) as wire,
+        copying(nats.url, server.address, "short", stream="SHORT", heartbeat=10.0) as lane,
+    ):
+        await until(lambda: len(asking) > 1)  # It waits for the first one.
+        for number in range(100):
+            wire.core.publish("short.x", b"%d" % number)
+        await wire.echoed()
+        monkeypatch.undo()
+        pull(asking[-1])
+        assert await payloads(bus, "short", 10) == numbered(90, 100)
+        await until(lambda: lane.statistics().copied == 10)
+        assert (lane.statistics().missed, lane.statistics().losses) == (90, 0)

@@ -11,9 +11,9 @@ import trio
 from engine.nats_servers import NatsServer, nats_server
 
 import simplebus
-from simplebus.bridge.far_nats import KEY
 from simplebus.bridge.lane import Lane
 from simplebus.bridge.nats_wire import NatsWire, nats_wired
+from simplebus.bridge.nats_words import KEY
 from simplebus.bridge.origin import PATH
 from simplebus.bridge.running import lanes, run
 from simplebus.bridge.settings import Bridge, Copied
