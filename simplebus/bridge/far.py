@@ -109,6 +109,16 @@ class FarBus:
         self._numbering = Numbering(near.memory, number)
         if record is None:
             return []
+        if not record.fits(number):
+            log.warning(
+                "%s: a record tells the numbers %d to %d, and %s goes on at %d: it does not count",
+                terms.name,
+                record.first,
+                record.end,
+                self.identity,
+                number,
+            )
+            return []
         is_same = record.source == near.memory
         if is_same and record.next > near.head:
             log.warning(

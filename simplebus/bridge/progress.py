@@ -135,6 +135,17 @@ class Record(msgspec.Struct, frozen=True):
         """The sequence at which the lane goes on behind all that it tells."""
         return self.batches[-1].next
 
+    @property
+    def end(self) -> int:
+        """The number behind the highest one of which it tells something."""
+        return self.batches[-1].end
+
+    def fits(self, number: int) -> bool:
+        """Whether the far bus's next number may be this one: it is at most behind all that was
+        announced, for what comes then is announced by another record."""
+        is_behind = _ahead(number, self.end) > 0
+        return not is_behind and _ahead(number, self.first) >= -BATCH_MESSAGES_MAX
+
     def owed(self, number: int) -> Iterator[tuple[int, list[Range]]]:
         """What the far bus is still to be sent when `number` is its next one: first numbers, and
         sequences; no sequences where a record stood."""

@@ -147,6 +147,29 @@ def test_a_record_that_somebody_else_wrote_does_not_skip_messages(
     run(main)
 
 
+def test_a_record_of_other_numbers_does_not_count(caplog: pytest.LogCaptureFixture) -> None:
+    """An older one, for example, or one that is made up."""
+
+    async def main() -> None:
+        near, far = MemoryBus(), MemoryBus()
+        async with near as here, far as there:
+            source = here.wire.core.bus_id
+            channel = FarTerms("lane", "lane", "orders").of(source).channel
+            await hold(there)
+            async with running(lane(near, far)):
+                await here.publish_many(numbered(0, 5), class_id="orders")
+                assert await payloads(there, "orders", 5) == numbered(0, 5)
+                await trio.sleep(5)
+            await here.publish_many(numbered(5, 8), class_id="orders")
+            record = Record(source, 1, [Batch(2, [(5, 8)], 8)])
+            await there.publish(record.encode(), class_id="bridges", channel=channel)
+            async with running(lane(near, far)):
+                assert await payloads(there, "orders", 3) == numbered(5, 8)
+        assert "tells the numbers 1 to 5" in caplog.text
+
+    run(main)
+
+
 def test_a_ring_of_three_neither_loops_nor_loses() -> None:
     async def main() -> None:
         a, b, c = MemoryBus(), MemoryBus(), MemoryBus()

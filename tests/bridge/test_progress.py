@@ -104,3 +104,16 @@ def test_what_no_lane_would_write_is_no_record(
     forged = Record("here", number, [Batch(*each) for each in batches])
     with pytest.raises(RecordError, match=problem):
         Record.decode(forged.encode())
+
+
+@pytest.mark.parametrize("start", [7, IDS - 3])
+def test_a_record_fits_the_numbers_that_it_tells_and_no_later_ones(start: int) -> None:
+    numbering = Numbering("here", start)
+    _, (first, _) = numbering.record([([(0, 10)], 10), ([(10, 15)], 15)])
+    numbering.sent(first)
+    record, _ = numbering.record([([(10, 15)], 15)])
+    row = 1 + 10 + 1 + 5
+    fitting = [n for n in range(-3, row + 3) if record.fits((start + n) % IDS)]
+    assert fitting == list(range(-3, row + 1))
+    assert not record.fits((start + 1000 * row) % IDS)
+    assert not record.fits((start - IDS // 4) % IDS)
