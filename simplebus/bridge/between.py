@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from simplebus.bridge.far import FarTerms, far_bus
 from simplebus.bridge.lane import Ends, Open
 from simplebus.bridge.near import NearBus
-from simplebus.bridge.wires import core_of, wired
+from simplebus.bridge.wires import identity_at, near_wired
 from simplebus.client.link import Place
 from simplebus.core.errors import BusConnectionError
 
@@ -27,8 +27,10 @@ def between(
 
     @asynccontextmanager
     async def open() -> AsyncIterator[Ends]:
+        beat = terms.heartbeat
+        to = await identity_at(far, heartbeat=beat)
         async with (
-            wired(near, core_of(f"{terms.name} near", heartbeat=terms.heartbeat)) as wire,
+            near_wired(near, terms.name, to=to, heartbeat=beat) as wire,
             far_bus(far, terms.of(wire.core.bus_id)) as (there, record),
         ):
             here = NearBus(

@@ -9,11 +9,11 @@ from dataclasses import replace
 from simplebus.bridge.far import FarTerms, far_bus
 from simplebus.bridge.far_nats import FarNats
 from simplebus.bridge.lane import Ends, Open
-from simplebus.bridge.nats_wire import nats_wired
+from simplebus.bridge.nats_wire import nats_wired, shown
 from simplebus.bridge.near import NearBus
 from simplebus.bridge.near_nats import NearCore, NearStream, check_lane
 from simplebus.bridge.settings import Copied
-from simplebus.bridge.wires import core_of, wired
+from simplebus.bridge.wires import near_wired
 from simplebus.client.link import Place
 
 
@@ -24,9 +24,10 @@ def to_nats(
 
     @asynccontextmanager
     async def open() -> AsyncIterator[Ends]:
+        beat = terms.heartbeat
         async with (
-            wired(near, core_of(f"{terms.name} near", heartbeat=terms.heartbeat)) as wire,
-            nats_wired(servers, terms.name, credentials, heartbeat=terms.heartbeat) as nats,
+            near_wired(near, terms.name, to=shown(servers), heartbeat=beat) as wire,
+            nats_wired(servers, terms.name, credentials, heartbeat=beat) as nats,
         ):
             here = NearBus(
                 wire,

@@ -131,7 +131,7 @@ async def nats_wired(
                 await wire.link.wait_ready()
             if not wire.link.is_ready:
                 raise BusConnectionError(
-                    f"no NATS server at {_shown(servers)} let itself be connected to within "
+                    f"no NATS server at {shown(servers)} let itself be connected to within "
                     f"{CONNECT_SECONDS:g} s"
                 )
             with using:
@@ -145,6 +145,6 @@ async def nats_wired(
         raise failure
 
 
-def _shown(servers: str) -> str:
+def shown(servers: str) -> str:
     """Without who one is."""
     return ", ".join(str(NatsAddress.of(each.strip())) for each in servers.split(","))

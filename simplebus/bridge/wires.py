@@ -16,7 +16,8 @@ from simplebus.client.link import Place
 from simplebus.client.retry import Schedule
 from simplebus.client.wire import Wire
 from simplebus.core.client.core import ClientCore
-from simplebus.core.errors import BusConnectionError
+from simplebus.core.errors import BusConnectionError, Reason, RemoteProtocolError
+from simplebus.core.limits import NAME_CHARACTERS_MAX
 
 CONNECT_SECONDS = 5.0
 _GOODBYE_SECONDS = 1.0
@@ -25,17 +26,17 @@ INSTANCE = "bridge"
 
 
 def core_of(
-    name: str,
+    name: str | None,
     *,
     heartbeat: float,
     instance: str = INSTANCE,
     unconfirmed: int | None = None,
     bus: str = "",
 ) -> ClientCore:
-    """A client that goes on with the numbers of its name."""
+    """A client that goes on with the numbers of its name; None for one that only asks."""
     return ClientCore(
         name=name,
-        instance=instance,
+        instance=instance if name else "",
         heartbeat=heartbeat,
         client="simplebus bridge",
         unconfirmed=unconfirmed,
@@ -73,6 +74,35 @@ async def wired(place: Place, core: ClientCore) -> AsyncIterator[Wire]:
     finally:
         if failure is not None:
             raise failure
+
+
+async def identity_at(place: Place, *, heartbeat: float) -> str:
+    """Which bus is there. Raises BusConnectionError."""
+    async with wired(place, core_of(None, heartbeat=heartbeat)) as wire:
+        return wire.core.bus_id
+
+
+@asynccontextmanager
+async def near_wired(place: Place, name: str, *, to: str, heartbeat: float) -> AsyncIterator[Wire]:
+    """A connection that reads for the lane of this name, which leads to this far end. Raises
+    BusConnectionError, also while one that is called the same leads elsewhere."""
+    core = core_of(
+        f"{name} near", heartbeat=heartbeat, instance=f"{INSTANCE} to {to}"[:NAME_CHARACTERS_MAX]
+    )
+    is_open = False
+    try:
+        async with wired(place, core) as wire:
+            is_open = True
+            yield wire
+    except BusConnectionError as error:
+        why = error.__cause__
+        is_taken = isinstance(why, RemoteProtocolError) and why.reason == Reason.NAME_IN_USE
+        if is_open or not is_taken:
+            raise
+        raise BusConnectionError(
+            f"{name!r} at {place} leads to another far end than {to}: each bridge has to have a "
+            "name of its own there"
+        ) from why
 
 
 def check(wire: Wire) -> None:

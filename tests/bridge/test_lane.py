@@ -106,6 +106,33 @@ def test_bridges_of_one_name_from_two_buses_do_not_disturb_each_other() -> None:
     run(main)
 
 
+def test_bridges_of_one_name_from_one_bus_to_two_are_told_apart() -> None:
+    """They would read at one position, each what the other one has not."""
+
+    async def main() -> None:
+        hub, one, two = MemoryBus(), MemoryBus(), MemoryBus()
+        async with hub as here, one as there, two as elsewhere:
+            first, second = lane(hub, one), lane(hub, two)
+            await hold(there)
+            async with running(first):
+                await up(first)
+                async with running(second):
+                    for number in range(10):
+                        await here.publish(b"%d" % number, class_id="orders")
+                        await trio.sleep(5)
+                    assert await payloads(there, "orders", 10) == numbered(0, 10)
+                    assert "each bridge has to have a name of its own" in (
+                        second.statistics().problem
+                    )
+                    assert first.statistics().losses == 0
+            await hold(elsewhere)
+            async with running(second):  # Who has moved its far end goes on where it was.
+                await here.publish(b"10", class_id="orders")
+                assert await payloads(elsewhere, "orders", 1) == [b"10"]
+
+    run(main)
+
+
 def test_a_bus_is_not_copied_onto_itself_by_whatever_address() -> None:
     async def main() -> None:
         both = MemoryBus()
