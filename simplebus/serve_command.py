@@ -402,6 +402,7 @@ def serve(
     import trio
 
     from simplebus.core.errors import RemoteProtocolError
+    from simplebus.engine.fitting import EngineError
     from simplebus.server import activation
     from simplebus.server.serve import configure_logging
     from simplebus.server.serve import serve as serve_until_stopped
@@ -449,6 +450,8 @@ def serve(
         fail(error.sentence, status=2)
     except JournalError as error:
         fail(str(error))
+    except EngineError as error:
+        fail(str(error), status=CONFIG_STATUS)
     except socket.gaierror as error:
         fail(f"cannot listen on {' or '.join(options.hosts)}: {sentence(error)}")
 

@@ -15,7 +15,13 @@ import numpy as np
 
 from simplebus.core import frames
 from simplebus.core.frames import DELIMITER, HEADER, Flags, FrameBatch, Integers
-from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES, MESSAGE_ID_MASK, SPARE_BYTES
+from simplebus.core.limits import (
+    DELIMITER_BYTES,
+    HEADER_BYTES,
+    MESSAGE_ID_MASK,
+    NAME_CHARACTERS_MAX,
+    SPARE_BYTES,
+)
 from simplebus.core.split import Scratch, split
 from simplebus.nats.client import writing
 from simplebus.nats.client.events import Messages
@@ -26,6 +32,10 @@ TYPE = b"Simplebus-Type"
 ENVELOPE_HEADER = b"\r\n" + TYPE + b": 5"
 """What the headers of a message with an envelope hold."""
 _ID_DIGITS = 10
+_ESCAPED_BYTES_MAX = 12
+"""Of a character in a message id: three for each byte of it."""
+HEADERS_BYTES_MAX = 128 + 2 * NAME_CHARACTERS_MAX * _ESCAPED_BYTES_MAX
+"""A message has no more of them: its id tells its publisher's name and program."""
 
 assert MESSAGE_ID_MASK < 10**_ID_DIGITS
 

@@ -159,7 +159,8 @@ class Uplink:
 
     def _piece(self, class_id: int, batch: FrameBatch, name: str) -> Piece:
         if name:
-            prefix = f"{jetstream.escaped(name)}:{self._program(name) or self._run}:"
+            program = jetstream.escaped(self._program(name) or self._run)
+            prefix = f"{jetstream.escaped(name)}:{program}:"
             ids = numbers_of(batch)
         else:
             prefix = f":{self._run}:"

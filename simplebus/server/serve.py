@@ -29,6 +29,7 @@ from simplebus.core.ledger import Ledger, Level
 from simplebus.core.requests import NamedClass
 from simplebus.core.users import Users
 from simplebus.engine.cluster import Cluster
+from simplebus.engine.fitting import fitted
 from simplebus.engine.settings import EngineOptions, check_settings
 from simplebus.nats.settings import NatsSettings
 from simplebus.server import listeners, memory
@@ -135,8 +136,10 @@ async def serve(
 
     Task status: a `Serving` once every listener is up. Resources: all sockets are closed on return.
     Raises OSError when no listener can be had, RemoteProtocolError for classes that cannot be,
-    JournalError for a data directory that cannot be used.
+    JournalError for a data directory that cannot be used, EngineError for a cluster that cannot.
     """
+    if options.cluster is not None:
+        settings = await fitted(settings, options.cluster)
     with _engine(settings, options) as engine:
         await _serve(engine, options, announce, task_status)
 

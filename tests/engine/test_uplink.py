@@ -33,7 +33,7 @@ class Stream:
         self.uplink = Uplink(
             self.core,
             subject=lambda class_id: f"s.{class_id}",
-            program=lambda name: "p1" if name == "pub" else "",
+            program=lambda name: {"pub": "p1", "odd": "a\r\nNats-Rollup: all"}.get(name, ""),
             run="r",
         )
         self.stored: list[tuple[str, bytes, bool]] = []
@@ -125,6 +125,15 @@ def test_who_has_no_name_has_numbers_of_this_door() -> None:
     assert list(stream.ids) == [":r:0000000000", ":r:0000000001", "other:r:0000000000"]
     content = encode(Envelope(channel="a.b"), b"c")
     assert stream.stored == [("s.7", b"a", False), ("s.8", b"b", False), ("s.7", content, True)]
+
+
+def test_a_program_puts_no_header_into_a_stream() -> None:
+    stream = Stream()
+    stream.uplink.open_classes.add(7)
+    stream.uplink.put(Lot(1, [entry(frame(b"a", 0), name="odd")]))
+    stream.uplink.go_on(0.0)
+    assert stream.answer(stream.take(), 0.0) == 1
+    assert list(stream.ids) == ["odd:a%0D%0ANats-Rollup:%20all:0000000000"]
 
 
 def test_lots_are_told_in_their_order() -> None:

@@ -1,0 +1,60 @@
+"""What a cluster takes decides what a door accepts.
+
+Rule 1: a frame that a door accepts is one that the cluster takes, with all that the door puts
+before it. A server that is sent more cuts the connection, and would do so each time it comes again.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import trio
+
+from simplebus.core.errors import BusError
+from simplebus.core.settings import Settings
+from simplebus.engine.content import HEADERS_BYTES_MAX
+from simplebus.engine.link import Link
+from simplebus.engine.settings import EngineOptions
+
+log = logging.getLogger("simplebus.engine")
+
+_FRAME_BYTES_LEAST = 1024
+"""Who cannot have such messages has no use for a door."""
+
+
+class EngineError(BusError):
+    """Before this cluster no door can stand."""
+
+
+async def fitted(settings: Settings, options: EngineOptions) -> Settings:
+    """The settings with frames that the cluster takes. Waits until one of its servers is reached.
+    Raises EngineError where they take next to nothing."""
+    most = await _payload_bytes_max(options)
+    left = most - HEADERS_BYTES_MAX
+    if left < _FRAME_BYTES_LEAST:
+        raise EngineError(
+            f"the NATS servers take messages of {most} bytes (max_payload); a door needs "
+            f"{HEADERS_BYTES_MAX + _FRAME_BYTES_LEAST} at least"
+        )
+    limits = settings.limits
+    if limits.frame_bytes <= left:
+        return settings
+    log.info("frames have at most %d bytes here: the NATS servers take messages of %d", left, most)
+    return replace(settings, limits=replace(limits, frame_bytes=left))
+
+
+async def _payload_bytes_max(options: EngineOptions) -> int:
+    link = Link(
+        list(options.servers),
+        lambda event: None,
+        name=f"simplebus {options.names.prefix}",
+        credentials=options.credentials,
+        tls=options.tls,
+    )
+    async with trio.open_nursery() as nursery:
+        await nursery.start(link.run)
+        await link.wait_ready()
+        nursery.cancel_scope.cancel()
+    assert link.core.info is not None
+    return link.core.info.max_payload
