@@ -164,11 +164,13 @@ async def _open_http(
     running: Gateway, file: Path, http: tuple[str, int], nursery: trio.Nursery
 ) -> str:
     """Answer how it is doing. Returns what the ready line says of it."""
-    from simplebus.gateway.facts import facts_of
+    from simplebus.gateway.facts import facts_of, health_of
     from simplebus.monitor.board import Board
     from simplebus.server.http_door import open_door
 
-    board = Board(lambda detailed: facts_of(running, subtitle=file.name))
+    board = Board(
+        lambda detailed: facts_of(running, subtitle=file.name), lambda: health_of(running)
+    )
     (at, *_) = await open_door(board, [http[0]], http[1], nursery)
     return f" http={at}"
 

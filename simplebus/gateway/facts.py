@@ -8,6 +8,12 @@ from simplebus.monitor.counted import Counted
 from simplebus.monitor.facts import Column, Facts, Health, Note, Table, Tile
 
 
+def health_of(gateway: Gateway) -> Health:
+    """Whether all modules do their work, at this moment."""
+    why = gateway.problem()
+    return Health(ready=not why, draining=gateway.is_draining, why=why)
+
+
 def facts_of(gateway: Gateway, *, subtitle: str = "") -> Facts:
     """A snapshot: not ready while a module has failed."""
     found = gateway.statistics()
@@ -21,7 +27,7 @@ def facts_of(gateway: Gateway, *, subtitle: str = "") -> Facts:
     return Facts(
         title="simplebus gateway",
         subtitle=subtitle,
-        health=Health(ready=not failed, why=_why(failed)),
+        health=health_of(gateway),
         metrics=counted.metrics(),
         flows={
             "said": found.published,
@@ -36,10 +42,6 @@ def facts_of(gateway: Gateway, *, subtitle: str = "") -> Facts:
         tables=[_modules(found.modules), _links(found.links)],
         notes=[Note(f"module {each.name!r}", _failure(each), is_bad=True) for each in failed],
     )
-
-
-def _why(failed: list[LifeStatistics]) -> str:
-    return f"failed: {', '.join(each.name for each in failed)}" if failed else ""
 
 
 def _failure(module: LifeStatistics) -> str:
@@ -62,6 +64,11 @@ def _count(counted: Counted, module: LifeStatistics) -> None:
         ("gateway_module_published", "Messages that it has said.", module.published),
     ):
         counted.counter(metric, help, value, module=name)
+    for what, own in module.own.items():
+        if isinstance(own, int | float):
+            counted.gauge(
+                "gateway_module_value", "What it says of itself.", own, module=name, what=what
+            )
 
 
 def _modules(modules: tuple[LifeStatistics, ...]) -> Table:
@@ -78,6 +85,7 @@ def _modules(modules: tuple[LifeStatistics, ...]) -> Table:
             Column("Dropped", "count", "Messages that it did not hear: its queue was full."),
             Column("Failures", "count", "How often something of it raised."),
             Column("Last error"),
+            Column("Of itself", hint="What the module says of itself."),
         ],
         [
             [
@@ -90,6 +98,7 @@ def _modules(modules: tuple[LifeStatistics, ...]) -> Table:
                 each.dropped,
                 each.failures,
                 each.error,
+                " ".join(f"{name}={value}" for name, value in each.own.items()),
             ]
             for each in modules
         ],

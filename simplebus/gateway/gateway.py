@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import trio
 
@@ -20,6 +21,7 @@ from simplebus.gateway.bus import ModuleBus
 from simplebus.gateway.life import GRACE_S, Life, LifeStatistics, State
 from simplebus.gateway.messages import ModuleMessage
 from simplebus.gateway.plan import EVERYONE, GatewayPlan, ModulePlan, checked_name
+from simplebus.gateway.rates import Rate
 
 log = logging.getLogger("simplebus.gateway")
 
@@ -95,6 +97,10 @@ class Gateway:
         self._links: dict[tuple[str, str], None] = {}
         self._listeners: list[Listener] = []
         self._changing = trio.Lock()
+        self._rates: dict[tuple[str, str], Rate] = {}
+        self.is_begun = False
+        """Whether all modules of its first plan have started."""
+        self.is_draining = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -119,6 +125,41 @@ class Gateway:
             bus.malformed,
             bus.lost,
         )
+
+    def health(self) -> dict[str, Any]:
+        """How it is doing, in values that JSON has: whether it is `ready`, and `why` not; what was
+        `published`, `malformed` and `lost`; and for each of `modules` by its name what its
+        statistics say, with messages a second over the last ten seconds or since this was asked."""
+        now, statistics = trio.current_time(), self.statistics()
+        modules: dict[str, dict[str, Any]] = {}
+        rates: dict[tuple[str, str], Rate] = {}
+        for each in statistics.modules:
+            told = modules[each.name] = {**asdict(each), "state": each.state.value}
+            for what in "delivered", "published":
+                rate = rates[each.name, what] = self._rates.get((each.name, what)) or Rate()
+                told[f"{what}_per_second"] = rate.at(now, told[what])
+        self._rates = rates  # Without those of modules that have gone.
+        why = self.problem(statistics)
+        return {
+            "ready": not why,
+            "draining": self.is_draining,
+            "why": why,
+            "published": statistics.published,
+            "malformed": statistics.malformed,
+            "lost": statistics.lost,
+            "modules": modules,
+        }
+
+    def problem(self, statistics: GatewayStatistics | None = None) -> str:
+        """Why it is not ready; empty if it is."""
+        statistics = statistics or self.statistics()
+        if self.is_draining:
+            return "it is ending"
+        if statistics.failed:
+            return f"failed: {', '.join(statistics.failed)}"
+        if not self.is_begun:
+            return "not all modules have started"
+        return ""
 
     # Changes -------------------------------------------------------------------------------------
 
@@ -186,6 +227,7 @@ class Gateway:
             for each in added:
                 await self._start(self._lives[each.name])
             self._lives = {name: self._lives[name] for name in wanted}
+            self.is_begun = True
             if self.names != before or added:
                 self._say_changed()
 
@@ -233,6 +275,7 @@ class Gateway:
     # The end -------------------------------------------------------------------------------------
 
     async def _end(self, drain: float) -> None:
+        self.is_draining = True
         async with self._changing:
             for life in self._lives.values():
                 life.stop_running()

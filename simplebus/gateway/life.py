@@ -17,9 +17,10 @@ import enum
 import inspect
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import trio
@@ -42,6 +43,11 @@ PAUSE_MAX_S = 60.0
 """up to this; and as at first again once it has run that long."""
 GRACE_S = 10.0
 """How long a call that does not return is waited for when a module is to end."""
+
+
+Plain = str | int | float | bool
+OWN_MAX = 32
+"""How many values a module may say of itself."""
 
 
 class State(enum.StrEnum):
@@ -74,6 +80,8 @@ class LifeStatistics:
     dropped: int
     """Messages that it did not hear because its queue was full."""
     published: int
+    own: Mapping[str, Plain] = field(default_factory=dict)
+    """What it says of itself, if it has a method `health`."""
 
 
 class _Again(Exception):  # noqa: N818 - it is no error.
@@ -96,6 +104,8 @@ class Life:
         """and set once it was tried to start it."""
         self._bus = bus
         self._box: Mailbox | None = None
+        self._module: Any = None
+        """What was made, while it is there."""
         self._port: AsyncPort | BlockingPort | None = None
         self._published = 0
         """Messages of ports that are no more."""
@@ -177,7 +187,21 @@ class Life:
             0 if box is None else box.delivered,
             0 if box is None else box.dropped,
             self._published + (0 if self._port is None else self._port.published),
+            self._own(),
         )
+
+    def _own(self) -> dict[str, Plain]:
+        health = getattr(self._module, "health", None)
+        if health is None:
+            return {}
+        try:
+            told = dict(islice(health().items(), OWN_MAX))
+        except Exception as error:
+            return {"health": f"{type(error).__name__}: {error}"}
+        return {
+            str(name): value if isinstance(value, str | int | float) else str(value)
+            for name, value in told.items()
+        }
 
     # Inside ---------------------------------------------------------------------------------------
 
@@ -231,6 +255,7 @@ class Life:
         try:
             module = await calls.call(factory, port, self.plan.settings)
             _check_kind(module, is_blocking)
+            self._module = module
             self.state = State.STARTING
             self.created.set()
             await self.may_start.wait()
@@ -241,6 +266,7 @@ class Life:
             self.started.set()
             await self._work(box, module, calls)
         finally:
+            self._module = None
             port.stop()
             self._published += port.published
             self._port = None

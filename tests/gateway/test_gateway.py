@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -230,6 +231,50 @@ async def test_run_waits_for_room_at_its_own_module() -> None:
             await trio.lowlevel.checkpoint()
         assert gateway.statistics().modules[0].failures == 0
     assert heard("a") == [str(number) for number in range(100)]
+
+
+async def test_health_is_plain_values_with_rates(autojump_clock: trio.testing.MockClock) -> None:
+    class Talker(parts.Recorder):
+        async def run(self) -> None:
+            while True:
+                await trio.sleep(0.5)
+                await self.bus.publish(b"x")
+
+        def health(self) -> dict[str, object]:
+            return {"mood": "fine", "level": 3, "odd": [1]}
+
+    class Mute(parts.Recorder):
+        def health(self) -> dict[str, object]:
+            raise ValueError("on purpose")
+
+    plan = GatewayPlan(
+        (
+            ModulePlan("talker", "x", parts.Settings(), factory=Talker),
+            ModulePlan("mute", "x", parts.Settings(), factory=Mute),
+            module("fails", fails="start", times=99),
+        ),
+        (("talker", "mute"),),
+    )
+    async with open_gateway() as gateway:
+        assert gateway.health()["why"] == "not all modules have started"
+        await gateway.apply(plan)
+        gateway.health()
+        await trio.sleep(20.25)
+        told = json.loads(json.dumps(gateway.health()))
+        talker, mute, fails = (told["modules"][name] for name in ("talker", "mute", "fails"))
+        assert talker["state"] == mute["state"] == "running"
+        assert talker["published_per_second"] == pytest.approx(2.0, rel=0.05)
+        assert mute["delivered_per_second"] == pytest.approx(2.0, rel=0.05)
+        assert (mute["delivered"], mute["waiting"], mute["failures"]) == (40, 0, 0)
+        assert talker["own"] == {"mood": "fine", "level": 3, "odd": "[1]"}
+        assert mute["own"] == {"health": "ValueError: on purpose"}
+        assert (fails["state"], fails["failures"]) == ("failed", 5)
+        assert fails["error"] == "ValueError: on purpose in start"
+        assert (told["ready"], told["why"]) == (False, "failed: fails")
+        await gateway.remove("fails")
+        assert gateway.health()["ready"]
+        assert set(gateway.health()["modules"]) == {"talker", "mute"}
+    assert gateway.health()["draining"]
 
 
 # Changes while it runs ---------------------------------------------------------------------------

@@ -103,6 +103,19 @@ class Uplink(Module):
             Address.parse(settings.to)
         return settings
 
+    def health(self) -> dict[str, str | int | float]:
+        """Whether the other end is there, and how far it is with what was heard."""
+        if self.lane is None:
+            return {"is_up": False}
+        lane = self.lane.statistics()
+        return {
+            "is_up": lane.is_up,
+            "problem": lane.problem,
+            "copied": lane.copied,
+            "refused": lane.refused,
+            "losses": lane.losses,
+        }
+
     async def receive(self, message: ModuleMessage) -> None:
         await self._is_open.wait()
         assert self._local is not None
