@@ -9,7 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from load import bridge, durable, kills, memory, modules, nats_door, partitions, sdk, soak, spark
+from load import (
+    bridge,
+    durable,
+    kills,
+    memory,
+    modules,
+    nats_door,
+    partitions,
+    sdk,
+    security,
+    soak,
+    spark,
+)
 from load.measure import Flow, Manner, RoundTrips
 from load.report import Row, Target
 
@@ -313,6 +325,8 @@ SCENARIOS = (
         is_long=True,
     ),
     Scenario("soak", "random work, and what memory stays", special=soak.run, is_long=True),
+    Scenario("tls", "128 B over TLS 1.3", special=security.tls),
+    Scenario("permissions", "what permissions cost", special=security.permissions),
     Scenario("bridge", "from bus to bus, and to NATS", special=bridge.run),
     Scenario("sdk", "Python programs, beside those of nats-py", special=sdk.run),
     Scenario("modules", "modules of one process", special=modules.run),

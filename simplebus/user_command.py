@@ -219,9 +219,10 @@ _OURS = re.compile(r"^[ \t]*(name|password|token|certificate|addresses)[ \t]*=.*
 def _with_secrets(part: str, lines: list[str]) -> str:
     """A user's part with these lines instead of those that say how it shows who it is. What it may
     do stays."""
-    head, newline, rest = part.partition("\n")
+    head, _, rest = part.partition("\n")
     own, table, others = rest.partition("\n[")
-    return head + "\n" + "\n".join(lines) + "\n" + _OURS.sub("", own + newline) + table + others
+    kept = _OURS.sub("", own + "\n") + "[" + others if table else _OURS.sub("", own)
+    return head + "\n" + "\n".join(lines) + "\n" + kept
 
 
 def _check(path: Path, text: str) -> None:

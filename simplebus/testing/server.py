@@ -18,8 +18,10 @@ import trio
 from simplebus.core.ledger import Level
 from simplebus.core.settings import Settings
 from simplebus.core.statistics import ClassStatistics
+from simplebus.core.users import Users
 from simplebus.engine.settings import EngineOptions
 from simplebus.server.serve import ServeOptions, Serving, serve
+from simplebus.server.tls import TlsOptions
 
 T = TypeVar("T")
 
@@ -28,7 +30,8 @@ PATIENCE_SECONDS = 20.0
 
 class BusServer:
     """A server on a free port of 127.0.0.1, until `stop`. With `data_dir` it keeps what it holds
-    there, as safe as `durability` says; with `cluster` it is a door before JetStream.
+    there, as safe as `durability` says; with `cluster` it is a door before JetStream. With `tls` it
+    speaks TLS, with `users` it asks who one is.
 
     Raises what kept the server from coming up.
     """
@@ -40,6 +43,8 @@ class BusServer:
         data_dir: Path | None = None,
         durability: Level = Level.DISK,
         cluster: EngineOptions | None = None,
+        tls: TlsOptions | None = None,
+        users: Users | None = None,
     ) -> None:
         self._settings = settings or Settings()
         self._options = ServeOptions(
@@ -48,12 +53,15 @@ class BusServer:
             data_dir=data_dir,
             durability=durability,
             cluster=cluster,
+            tls=tls,
+            users=users,
         )
         self._up: Future[Serving] = Future()
         self._thread = threading.Thread(target=self._run, name="simplebus server", daemon=True)
         self._thread.start()
         self._serving = self._up.result(PATIENCE_SECONDS)
-        self.address = f"simplebus://{self._serving.addresses[0]}"
+        scheme = "simplebus" if tls is None else "simplebuss"
+        self.address = f"{scheme}://{self._serving.addresses[0]}"
         """Where it listens: what `simplebus.connect` is given."""
 
     def _run(self) -> None:
@@ -125,9 +133,13 @@ def bus_server(
     data_dir: Path | None = None,
     durability: Level = Level.DISK,
     cluster: EngineOptions | None = None,
+    tls: TlsOptions | None = None,
+    users: Users | None = None,
 ) -> Iterator[BusServer]:
     """A server for a block: `with bus_server() as server: …connect(server.address)`."""
-    server = BusServer(settings, data_dir=data_dir, durability=durability, cluster=cluster)
+    server = BusServer(
+        settings, data_dir=data_dir, durability=durability, cluster=cluster, tls=tls, users=users
+    )
     try:
         yield server
     finally:

@@ -1,0 +1,266 @@
+"""What TLS and permissions cost, beside the same without, and beside nats-server with TLS.
+
+Rule 1: the generators speak in clear: each connection of theirs goes through a relay of its own,
+which speaks TLS with the server. What the relays cost counts against TLS, ours and theirs.
+Rule 2: within a round everything is measured once.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import socket
+import ssl
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from load.brokers import HOST, REPOSITORY, START_S, Broker, find_program, is_available, running
+from load.certificates import Certificate, make
+from load.measure import Flow, Manner, Sample, measure
+from load.processes import Process
+from load.report import Row
+from simplebus.tls import TlsSocket
+
+SECONDS = 2.0
+QUICK_SECONDS = 1.0
+SIZE_BYTES = 128
+PIECE = 256 * 1024
+
+PERMISSIONS = """
+[[users]]
+name = "load"
+addresses = ["127.0.0.0/8"]
+[users.permissions]
+publish = {{ allow = [{allow}], deny = [{deny}] }}
+subscribe = {{ allow = [{allow}], deny = [{deny}] }}
+"""
+
+
+# TLS ---------------------------------------------------------------------------------------------
+
+
+def tls(manner: Manner) -> list[Row]:
+    """Rates with TLS 1.3 against those without."""
+    flow = Flow(size_bytes=SIZE_BYTES)
+    with tempfile.TemporaryDirectory(prefix="simplebus-load-") as folder, ExitStack() as stack:
+        shown = make(Path(folder))
+        args = ("--tls-cert", str(shown.cert), "--tls-key", str(shown.key))
+        plain = stack.enter_context(running("simplebus", server_args=manner.server_args))
+        secret = stack.enter_context(running("simplebus", server_args=(*manner.server_args, *args)))
+        brokers = {
+            "plain": (plain, "simplebus"),
+            "TLS": (stack.enter_context(_relayed(secret, shown)), "simplebus"),
+        }
+        if is_available("nats"):
+            brokers["nats"] = (stack.enter_context(running("nats")), "nats")
+            theirs = stack.enter_context(_nats_with_tls(Path(folder), shown))
+            brokers["nats, TLS"] = (stack.enter_context(_relayed(theirs, shown)), "nats")
+        found = _rounds(brokers, dict.fromkeys(brokers, flow), manner)
+    rows = [_row("tls", "128 B, TLS 1.3 against plain", found, "TLS", "plain", 0.35)]
+    if "nats" in found:
+        rows += [
+            _row("tls", "128 B, TLS 1.3 against nats-server's", found, "TLS", "nats, TLS", 1.0),
+            _row("tls", "nats-server, TLS 1.3 against plain", found, "nats, TLS", "nats", None),
+        ]
+    for name, samples in found.items():
+        rates = [sample.rate / 1e6 for sample in samples]
+        cpu = sorted(sample.cpu_us for sample in samples)[len(samples) // 2]
+        rows.append(Row("tls", f"128 B, {name}", rates, "M/s", note=f"{cpu:.2f} us of the broker"))
+    return rows
+
+
+def _rounds(
+    brokers: dict[str, tuple[Broker, str]], flows: dict[str, Flow], manner: Manner
+) -> dict[str, list[Sample]]:
+    seconds = QUICK_SECONDS if manner.quick else SECONDS
+    rates = {}
+    for name, (broker, protocol) in brokers.items():
+        first = measure(broker, protocol, flows[name], count=100_000)
+        rates[name] = measure(broker, protocol, flows[name], count=int(first.rate * 0.3)).rate
+    found: dict[str, list[Sample]] = {name: [] for name in brokers}
+    for _ in range(manner.rounds):
+        for name, (broker, protocol) in brokers.items():
+            count = int(rates[name] * seconds)
+            sample = measure(broker, protocol, flows[name], count=count)
+            found[name].append(sample)
+            rates[name] = sample.rate
+    return found
+
+
+def _row(
+    scenario: str,
+    title: str,
+    found: dict[str, list[Sample]],
+    of: str,
+    against: str,
+    wish: float | None,
+) -> Row:
+    pairs = zip(found[of], found[against], strict=True)
+    return Row(scenario, title, [a.rate / b.rate for a, b in pairs], "x", wish)
+
+
+@contextmanager
+def _relayed(broker: Broker, shown: Certificate) -> Iterator[Broker]:
+    """The same broker, to be spoken to in clear."""
+    where = (HOST, str(broker.port), str(shown.cert))
+    process = Process(
+        "the TLS relay", [sys.executable, "-m", "load.security", *where], directory=REPOSITORY
+    )
+    with process:
+        port = process.wait_for_line("relaying on ", timeout_s=START_S).rpartition(" ")[2]
+        yield replace(broker, port=int(port))
+
+
+@contextmanager
+def _nats_with_tls(folder: Path, shown: Certificate) -> Iterator[Broker]:
+    config = folder / "tls.conf"
+    config.write_text(
+        f'tls {{ cert_file: "{shown.cert}", key_file: "{shown.key}", handshake_first: true }}'
+    )
+    command = [find_program("nats-server"), "-a", HOST, "-p", "-1", "-c", config]
+    with Process("nats-server", [str(word) for word in command]) as process:
+        line = process.wait_for_line("Listening for client connections", timeout_s=START_S)
+        found = re.search(rf"{re.escape(HOST)}:(\d+)", line)
+        assert found is not None, line
+        yield Broker("nats", int(found[1]), process)
+
+
+def relay(host: str, port: int, ca: str) -> None:
+    """Take connections in clear, and speak TLS with a server for each, in a process of its own."""
+    trusting = ssl.create_default_context(cafile=ca)
+    trusting.minimum_version = ssl.TLSVersion.TLSv1_3
+    with socket.create_server((HOST, 0)) as listener:
+        print(f"relaying on {listener.getsockname()[1]}", flush=True)
+        while True:
+            client, _ = listener.accept()
+            if os.fork():
+                client.close()
+                while os.waitpid(-1, os.WNOHANG)[0] if _has_children() else False:
+                    pass
+                continue
+            listener.close()
+            server = socket.create_connection((host, port))
+            for sock in (client, server):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                sock.setblocking(False)
+            _shuttle(client, TlsSocket(server, trusting, server_name="localhost"))
+            os._exit(0)
+
+
+def _has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _shuttle(client: socket.socket, server: TlsSocket) -> None:
+    """Move bytes both ways until either side ends."""
+    poll = select.poll()
+    while True:
+        try:
+            server.handshake()
+            break
+        except BlockingIOError:
+            select.select([server.socket], [], [])
+    spaces = memoryview(bytearray(PIECE)), memoryview(bytearray(PIECE))
+    up, down = spaces[0][:0], spaces[1][:0]
+    is_up = True
+    while True:
+        moved = False
+        try:
+            if not up and is_up:
+                count = client.recv_into(spaces[0])
+                up, moved = spaces[0][:count], True
+                if not count:
+                    is_up = False
+                    server.shutdown(socket.SHUT_WR)
+        except BlockingIOError:
+            pass
+        try:
+            if up:
+                up, moved = up[server.send(up) :], True
+            server.flush()
+        except BlockingIOError:
+            pass
+        try:
+            if not down:
+                count = server.recv_into(spaces[1])
+                down, moved = spaces[1][:count], True
+                if not count:
+                    return
+        except BlockingIOError:
+            pass
+        except OSError:
+            return
+        try:
+            if down:
+                down, moved = down[client.send(down) :], True
+        except BlockingIOError:
+            pass
+        if not moved:
+            poll.register(
+                client, (select.POLLOUT if down else 0) | (select.POLLIN * (is_up and not up))
+            )
+            poll.register(
+                server.socket,
+                (select.POLLOUT if up or server.unsent else 0) | (0 if down else select.POLLIN),
+            )
+            poll.poll()
+
+
+# Permissions -------------------------------------------------------------------------------------
+
+
+def permissions(manner: Manner) -> list[Row]:
+    """Rates where users may do some things against those where nobody is asked."""
+    plain, envelopes = Flow(size_bytes=SIZE_BYTES), Flow(size_bytes=SIZE_BYTES, channel="load.f.1")
+    with tempfile.TemporaryDirectory(prefix="simplebus-load-") as folder, ExitStack() as stack:
+        files = {}
+        for name, allow, deny in (
+            ("by class", ["1", "6*"], ["7", "secret*"]),
+            ("by channel", ["1 #", "6*"], ["1 secret.#", "1 other.*"]),
+        ):
+            files[name] = Path(folder) / f"{name.replace(' ', '-')}.toml"
+            files[name].write_text(PERMISSIONS.format(allow=_listed(allow), deny=_listed(deny)))
+            files[name].chmod(0o600)
+        everybody = stack.enter_context(running("simplebus", server_args=manner.server_args))
+        judged = {
+            name: stack.enter_context(
+                running("simplebus", server_args=(*manner.server_args, "--users", str(path)))
+            )
+            for name, path in files.items()
+        }
+        brokers = {
+            "nobody is asked": (everybody, "simplebus"),
+            "by class": (judged["by class"], "simplebus"),
+            "nobody is asked, envelopes": (everybody, "simplebus-2"),
+            "by class, envelopes": (judged["by class"], "simplebus-2"),
+            "by channel, envelopes": (judged["by channel"], "simplebus-2"),
+        }
+        flows = {name: envelopes if "envelopes" in name else plain for name in brokers}
+        found = _rounds(brokers, flows, manner)
+    rows = []
+    for name in ("by class", "by class, envelopes", "by channel, envelopes"):
+        against = "nobody is asked, envelopes" if "envelopes" in name else "nobody is asked"
+        wish = None if "channel" in name else 0.95
+        rows.append(_row("permissions", f"128 B, {name}, against none", found, name, against, wish))
+        cpu = [a.cpu_us / b.cpu_us for a, b in zip(found[name], found[against], strict=True)]
+        rows.append(
+            Row("permissions", f"broker's CPU, {name}", cpu, "x", 1.05, less_is_better=True)
+        )
+    return rows
+
+
+def _listed(rules: list[str]) -> str:
+    return ", ".join(f'"{rule}"' for rule in rules)
+
+
+if __name__ == "__main__":
+    relay(sys.argv[1], int(sys.argv[2]), sys.argv[3])

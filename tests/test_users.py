@@ -1,0 +1,174 @@
+"""Users in files: the commands that change them, and what the tables mean."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from simplebus.cli import app
+from simplebus.config_mistakes import ConfigError
+from simplebus.config_users import read_users, users_of
+from simplebus.core.access import Permissions, Right, Rule, Rules
+from simplebus.core.passwords import quick_hash
+from simplebus.server.addresses import Addresses, is_loopback
+from simplebus.server.buckets import Buckets
+from simplebus.server.gatekeeper import is_password
+
+
+def run(*words: str, said: str = "") -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["user", *words], input=said)
+    return done.exit_code, done.output
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "users.toml"
+
+
+def test_a_user_is_added_changed_listed_and_taken_away(file: Path) -> None:
+    where = ("--users", str(file))
+    assert run("add", "ada", *where, said="first\n") == (0, f"ada is added in {file}\n")
+    status, token = run("add", "scan", *where, "--token")
+    assert status == 0
+    assert run("add", "old", *where, "--address", "10.0.0.0/8")[0] == 0
+    assert run("add", "cert", *where, "--certificate", "CN=cert")[0] == 0
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    found = {user.name: user for user in read_users(file)[0].users}
+    assert list(found) == ["ada", "scan", "old", "cert"]
+    assert is_password(found["ada"].password, "first")
+    assert not is_password(found["ada"].password, "second")
+    assert found["scan"].token == quick_hash(token.splitlines()[0])
+    assert found["old"].addresses == ("10.0.0.0/8",)
+    assert found["cert"].certificates == ("CN=cert",)
+    assert run("add", "ada", *where, said="second\n") == (0, f"ada is changed in {file}\n")
+    assert is_password(read_users(file)[0].users[0].password, "second")
+    listed = run("ls", *where)[1].splitlines()
+    assert listed[:2] == ["ada\tpassword\teverything", "scan\ttoken\teverything"]
+    assert run("rm", "ada", *where) == (0, f"ada is taken out of {file}\n")
+    assert run("rm", "ada", *where) == (1, f"simplebus: {file}: there is no user 'ada'\n")
+    assert [user.name for user in read_users(file)[0].users] == ["scan", "old", "cert"]
+
+
+def test_what_is_not_about_the_user_stays_to_the_letter(file: Path) -> None:
+    text = (
+        "# Ours.\n\n[[users]]\nname = 'a'   # the first\ntoken = 't'\nmax-connections = 3\n\n"
+        "[users.permissions]\npublish = ['orders eu.#']\n# The end.\n\n"
+        "[[users]]\nname = 'b'\ntoken = 'u'\n"
+    )
+    file.write_text(text)
+    assert run("add", "b", "--users", str(file), said="x\n")[0] == 0
+    assert file.read_text().startswith(text[: text.index("[[users]]\nname = 'b'")])
+    assert run("add", "a", "--users", str(file), said="x\n")[0] == 0
+    after = file.read_text()
+    assert "max-connections = 3\n\n[users.permissions]\npublish = ['orders eu.#']" in after
+    assert "token = 't'" not in after
+    assert run("rm", "b", "--users", str(file))[0] == 0
+    assert [user.name for user in read_users(file)[0].users] == ["a"]
+
+
+def test_a_file_that_is_no_good_is_left_alone(file: Path) -> None:
+    file.write_text("[[users]]\nname = 'a'\nbad = 1\n")
+    status, said = run("add", "b", "--users", str(file), said="x\n")
+    assert status == 1
+    assert "users[0]: 'bad' is unknown; did you mean" in said or "'bad' is unknown" in said
+    assert "bad = 1" in file.read_text()
+    assert [path.name for path in file.parent.iterdir()] == ["users.toml"]
+
+
+def test_an_empty_password_is_refused(file: Path) -> None:
+    assert run("add", "a", "--users", str(file), said="\n")[0] == 2
+    assert not file.exists()
+
+
+def test_a_secret_is_never_an_argument() -> None:
+    for command in ("add", "rm", "ls"):
+        text = CliRunner().invoke(app, ["user", command, "--help"], terminal_width=200).output
+        assert "--password" not in text
+
+
+def test_tables_say_what_users_may() -> None:
+    found = users_of(
+        [
+            {
+                "name": "till",
+                "token": "t",
+                "max-connections": 3,
+                "permissions": {
+                    "publish": {"allow": ["orders eu.#", "7"], "deny": "orders eu.test"},
+                    "subscribe": "orders",
+                    "admin": ["inquire", "purge dead.*"],
+                    "wildcards": False,
+                },
+                "nats": {"publish": "metrics.>"},
+            },
+            {"name": "ada", "password": "x"},
+        ]
+    )
+    till, ada = found.users
+    assert till.connections == 3
+    assert till.permissions == Permissions(
+        Rules((Rule("orders", "eu.#"), Rule("7")), (Rule("orders", "eu.test"),)),
+        Rules((Rule("orders"),)),
+        ((Right.INQUIRE, "*"), (Right.PURGE, "dead.*")),
+        wildcards=False,
+    )
+    assert found.nats["till"].publish_allow == ("metrics.>",)
+    assert ada.permissions is None
+
+
+@pytest.mark.parametrize(
+    ("table", "sentence"),
+    [
+        ({}, "users[0]: 'name' is missing"),
+        ({"name": "a", "permissions": {"publish": ["a..b c..d"]}}, "users[0].permissions.publish"),
+        ({"name": "a", "permissions": {"admin": "delete"}}, "users[0].permissions.admin: 'delete'"),
+        ({"name": "a", "addresses": "10.0.0.300"}, "users[0]: user 'a': '10.0.0.300'"),
+        ({"name": "a", "nkey": "U"}, "users[0].nkey: nkey 'U'"),
+        ({"name": "a", "nats": {"publish": "a..b"}}, "users[0].nats.publish.allow: 'a..b'"),
+        ({"name": 7}, "users[0].name: expected a text"),
+    ],
+)
+def test_a_table_that_makes_no_sense_is_a_sentence(table: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        users_of([table])
+    assert sentence in str(caught.value)
+
+
+def test_who_else_may_read_secrets_is_said(file: Path) -> None:
+    file.write_text("[[users]]\nname = 'a'\ntoken = 't'\n")
+    file.chmod(0o640)
+    assert "others may read it" in read_users(file)[1]
+    file.chmod(0o600)
+    assert read_users(file)[1] == ""
+
+
+def test_a_bucket_is_full_at_first_and_fills_again() -> None:
+    buckets = Buckets(2, 0.5)
+    assert [buckets.take("a", 0.0) for _ in range(3)] == [True, True, False]
+    assert buckets.take("b", 0.0)
+    assert not buckets.take("a", 1.0)
+    assert buckets.take("a", 2.1)
+    buckets.forget_full(100.0)
+    assert len(buckets) == 0
+
+
+def test_addresses_are_counted_while_there_is_a_connection() -> None:
+    addresses = Addresses(2)
+    assert addresses.refuse("a", 0.0) is None
+    assert addresses.refuse("a", 0.0) is None
+    assert addresses.refuse("a", 0.0) is not None
+    assert addresses.refuse("b", 0.0) is None
+    addresses.left("a")
+    assert addresses.refuse("a", 0.0) is None
+    rates = Addresses(0, 0.1)
+    assert rates.refuse("a", 0.0) is None
+    assert rates.refuse("a", 0.0) is not None
+    assert rates.refuse("a", 20.0) is None
+
+
+def test_which_hosts_are_this_machine() -> None:
+    assert all(map(is_loopback, ("127.0.0.1", "127.1.2.3", "::1", "localhost")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "bus.example", "10.0.0.1")))
