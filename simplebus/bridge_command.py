@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from simplebus import http_flags
-from simplebus.complaints import fail
+from simplebus.complaints import fail, sentence
 from simplebus.config_mistakes import ConfigError, unknown
 from simplebus.options import LogLevel, option, parse_class, parse_pattern
 
@@ -119,7 +121,7 @@ def bridge(
                     rewrite=tuple(rewrite or ()),
                 )
             ]
-        made = lanes(bridges)
+        made = lanes([_with_environment(each) for each in bridges])
     except typer.BadParameter as error:
         fail(error.message, status=2)
     except ValueError as error:
@@ -148,6 +150,26 @@ def _simple(
         Copied(parse_class(each), channels=channels, rewrite=rewrite) for each in classes
     )
     return Bridge(name, near, far, copied, both=both, hops=hops)
+
+
+def _with_environment(bridge: Bridge) -> Bridge:
+    """With who it is, at the ends of which nothing else says so: SIMPLEBUS_FROM_USER,
+    SIMPLEBUS_TO_CREDENTIALS and so on. Raises ValueError."""
+    from simplebus.client.access import Access
+
+    found: dict[str, Any] = {}
+    for access, prefix in (("near_access", "SIMPLEBUS_FROM_"), ("far_access", "SIMPLEBUS_TO_")):
+        said = {
+            f"SIMPLEBUS_{name.removeprefix(prefix)}": value
+            for name, value in os.environ.items()
+            if name.startswith(prefix)
+        }
+        if said and getattr(bridge, access) == Access():
+            try:
+                found[access] = Access.from_environment(said)
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"{prefix}…: {sentence(error)}") from None
+    return replace(bridge, **found)
 
 
 def _read(path: Path) -> list[Bridge]:

@@ -11,6 +11,12 @@ class = "orders"
 to = "orders-eu"                   the class there
 channels = ["eu.#"]                only these
 rewrite = [["eu.#", "till-4.eu.#"]]
+
+[bridges.near]                     who it is at `from`, and whom it trusts there; [bridges.far]: at
+user = "bridge"                    `to`
+password = "…"                     or token = "…"
+ca = "authority.pem"               over simplebuss:// or tls://, and cert and key of its own; or all
+credentials = "till.toml"          of these in a file
 """
 
 from __future__ import annotations
@@ -22,6 +28,7 @@ import typer
 
 from simplebus.bridge.origin import HOPS_MAX
 from simplebus.bridge.settings import Bridge, Copied, is_nats
+from simplebus.client.access import Access
 from simplebus.client.dial import Address
 from simplebus.config_mistakes import ConfigError
 from simplebus.config_tables import Table, table
@@ -39,6 +46,35 @@ class CopyTable(Table, frozen=True):
     stream: str = ""
 
 
+class AccessTable(Table, frozen=True):
+    """Who a bridge is at one end, and whom it trusts there over TLS."""
+
+    user: str = ""
+    password: str = ""
+    token: str = ""
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+    credentials: str = ""
+
+    @property
+    def has_secrets(self) -> bool:
+        return bool(self.password or self.token)
+
+    def made(self, where: str) -> Access:
+        """Raises ConfigError for what contradicts itself, and for a file that is no good."""
+        given = {name: getattr(self, name) for name in self.__struct_fields__}
+        file = given.pop("credentials")
+        if file and any(given.values()):
+            raise ConfigError(f"{where}: the file of credentials says it all, or leave it out")
+        try:
+            return Access.from_file(file) if file else Access(**given)
+        except OSError as error:
+            raise ConfigError(f"{where}: {file} cannot be read: {error.strerror}") from None
+        except ValueError as error:
+            raise ConfigError(f"{where}: {error}") from None
+
+
 class BridgeTable(Table, frozen=True):
     """A bridge."""
 
@@ -54,10 +90,13 @@ class BridgeTable(Table, frozen=True):
     password: str = ""
     token: str = ""
     seed: str = ""
+    near: AccessTable = AccessTable()
+    far: AccessTable = AccessTable()
 
     @property
     def has_secrets(self) -> bool:
-        return bool(self.password or self.token or self.seed)
+        own = self.password or self.token or self.seed
+        return bool(own or self.near.has_secrets or self.far.has_secrets)
 
 
 def made(raw: Any, *, is_served: bool) -> tuple[list[Bridge], bool]:
@@ -93,6 +132,8 @@ def _bridge(read: BridgeTable, where: str, *, is_served: bool) -> Bridge:
     copied = [_copied(CopyTable(each), f"{where}.classes") for each in read.classes]
     copied += [_copied(each, f"{where}.copy[{at}]") for at, each in enumerate(read.copy)]
     given = {name: getattr(read, name) for name in ("user", "password", "token", "seed")}
+    near_access = read.near.made(f"{where}.near")
+    far_access = read.far.made(f"{where}.far")
     try:
         return Bridge(
             read.name,
@@ -103,6 +144,8 @@ def _bridge(read: BridgeTable, where: str, *, is_served: bool) -> Bridge:
             hops=read.hops,
             heartbeat=read.heartbeat,
             credentials={name: value for name, value in given.items() if value},
+            near_access=near_access,
+            far_access=far_access,
         )
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None

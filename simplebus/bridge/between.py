@@ -12,6 +12,7 @@ from simplebus.bridge.near import NearBus
 from simplebus.bridge.wires import identity_at, near_wired
 from simplebus.client.link import Place
 from simplebus.core.errors import BusConnectionError
+from simplebus.core.requests import Auth
 
 
 def between(
@@ -21,16 +22,18 @@ def between(
     *,
     class_: int | str,
     start: str = "waiting",
+    auth: Auth | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Open:
-    """What opens both ends: `class_` of the bus at `near`, and the far end of these terms."""
+    """What opens both ends: `class_` of the bus at `near`, where the lane is who `auth` says, and
+    the far end of these terms."""
 
     @asynccontextmanager
     async def open() -> AsyncIterator[Ends]:
         beat = terms.heartbeat
-        to = await identity_at(far, heartbeat=beat)
+        to = await identity_at(far, heartbeat=beat, auth=terms.auth)
         async with (
-            near_wired(near, terms.name, to=to, heartbeat=beat) as wire,
+            near_wired(near, terms.name, to=to, heartbeat=beat, auth=auth) as wire,
             far_bus(far, terms.of(wire.core.bus_id)) as (there, record),
         ):
             here = NearBus(

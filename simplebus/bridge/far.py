@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import trio
 
@@ -32,7 +33,7 @@ from simplebus.core.client.core import ClientCore
 from simplebus.core.client.inbox import Inbox
 from simplebus.core.envelope import Envelope
 from simplebus.core.limits import MESSAGE_ID_MASK, NAME_CHARACTERS_MAX
-from simplebus.core.requests import NamedClass, SubscribeRequest
+from simplebus.core.requests import Auth, NamedClass, SubscribeRequest
 
 log = logging.getLogger("simplebus.bridge")
 
@@ -63,6 +64,12 @@ class FarTerms:
     hops: int = HOPS_MAX
     """How many buses a message may have come over, this lane's near one included."""
     heartbeat: float = 10.0
+    auth: Auth | None = field(default=None, repr=False)
+    """Who the lane is there."""
+
+    def core(self, **more: Any) -> ClientCore:
+        """A client that goes on with its numbers."""
+        return core_of(self.name, heartbeat=self.heartbeat, auth=self.auth, **more)
 
     def of(self, source: str) -> FarTerms:
         """These, told apart from those of a bridge that is called the same and reads from another
@@ -305,9 +312,9 @@ class _Announced:
 @asynccontextmanager
 async def far_bus(place: Place, terms: FarTerms) -> AsyncIterator[tuple[FarBus, Record | None]]:
     """A connection, and what the lane has left there. Raises BusConnectionError, RefusedError."""
-    beat, name = terms.heartbeat, terms.name
+    name = terms.name
     record, is_odd = None, False
-    async with wired(place, core_of(name, heartbeat=beat)) as wire:
+    async with wired(place, terms.core()) as wire:
         bus = wire.core.bus_id
         if wire.core.publisher.stored_before:
             record = await _last_record(wire, terms)
@@ -315,11 +322,11 @@ async def far_bus(place: Place, terms: FarTerms) -> AsyncIterator[tuple[FarBus, 
     if is_odd:  # What its numbers are is forgotten there.
         log.warning("%s has no good record of %s: what was under way may be there twice", bus, name)
         fresh = secrets.token_hex(8)
-        async with wired(place, core_of(name, heartbeat=beat, instance=fresh)):
+        async with wired(place, terms.core(instance=fresh)):
             pass
-    core = core_of(name, heartbeat=beat)
+    core = terms.core()
     if record is not None:
-        core = core_of(name, heartbeat=beat, unconfirmed=record.first, bus=bus)
+        core = terms.core(unconfirmed=record.first, bus=bus)
     async with wired(place, core) as wire:
         class_id = await _named(core, wire, terms.class_)
         records = await _subscribed(wire, terms, seek=False)

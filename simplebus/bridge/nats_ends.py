@@ -3,31 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import replace
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field, replace
 
 from simplebus.bridge.far import FarTerms, far_bus
 from simplebus.bridge.far_nats import FarNats
 from simplebus.bridge.lane import Ends, Open
-from simplebus.bridge.nats_wire import nats_wired, shown
+from simplebus.bridge.nats_wire import NatsWire, named, nats_wired
 from simplebus.bridge.near import NearBus
 from simplebus.bridge.near_nats import NearCore, NearStream, check_lane
 from simplebus.bridge.settings import Copied
 from simplebus.bridge.wires import near_wired
+from simplebus.client.access import Access
 from simplebus.client.link import Place
+from simplebus.core.requests import Auth
+
+
+@dataclass(frozen=True, slots=True)
+class NatsAccess:
+    """Who a lane is at a NATS server, and whom it trusts there."""
+
+    credentials: dict[str, str] = field(repr=False)
+    access: Access
+
+    def wired(
+        self, servers: str, name: str, *, heartbeat: float
+    ) -> AbstractAsyncContextManager[NatsWire]:
+        """A connection. Raises OSError for a certificate that is no good."""
+        access = self.access
+        said = {"user": access.user, "password": access.password, "token": access.token}
+        credentials = {name: value for name, value in said.items() if value} | self.credentials
+        has_own = access.context or access.ca or access.cert
+        tls = access.tls() if has_own else None
+        return nats_wired(servers, name, credentials, heartbeat=heartbeat, tls=tls)
 
 
 def to_nats(
-    near: Place, servers: str, terms: FarTerms, copied: Copied, credentials: dict[str, str]
+    near: Place,
+    servers: str,
+    terms: FarTerms,
+    copied: Copied,
+    *,
+    shown: NatsAccess,
+    auth: Auth | None = None,
 ) -> Open:
-    """From a class of the bus at `near` to subjects of a NATS server."""
+    """From a class of the bus at `near`, where the lane is who `auth` says, to subjects of a NATS
+    server."""
 
     @asynccontextmanager
     async def open() -> AsyncIterator[Ends]:
         beat = terms.heartbeat
         async with (
-            near_wired(near, terms.name, to=shown(servers), heartbeat=beat) as wire,
-            nats_wired(servers, terms.name, credentials, heartbeat=beat) as nats,
+            near_wired(near, terms.name, to=named(servers), heartbeat=beat, auth=auth) as wire,
+            shown.wired(servers, terms.name, heartbeat=beat) as nats,
         ):
             here = NearBus(
                 wire,
@@ -48,7 +76,7 @@ def to_nats(
 
 
 def from_nats(
-    servers: str, far: Place, terms: FarTerms, copied: Copied, credentials: dict[str, str]
+    servers: str, far: Place, terms: FarTerms, copied: Copied, *, shown: NatsAccess
 ) -> Open:
     """From subjects of a NATS server, or a stream, to a class of the bus at `far`."""
     terms = replace(terms, channels=())  # The server sends no others.
@@ -56,7 +84,7 @@ def from_nats(
     @asynccontextmanager
     async def open() -> AsyncIterator[Ends]:
         beat = terms.heartbeat
-        async with nats_wired(servers, terms.name, credentials, heartbeat=beat) as nats:
+        async with shown.wired(servers, terms.name, heartbeat=beat) as nats:
             if copied.stream:
                 check_lane(nats)
                 here: NearCore | NearStream = NearStream(

@@ -6,6 +6,7 @@ Rule 2: a server that says nothing is lost, too: what is owed is waited for thre
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -25,11 +26,19 @@ class NatsWire:
     """What comes is here until somebody takes it."""
 
     def __init__(
-        self, servers: str, name: str, credentials: dict[str, str], *, heartbeat: float = 20.0
+        self,
+        servers: str,
+        name: str,
+        credentials: dict[str, str],
+        *,
+        heartbeat: float = 20.0,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         found = [NatsAddress.of(each.strip()) for each in servers.split(",")]
         who = Credentials(**credentials) if credentials else None
-        self.link = Link(found, self._hear, name=name, credentials=who, ping_seconds=heartbeat)
+        self.link = Link(
+            found, self._hear, name=name, credentials=who, tls=tls, ping_seconds=heartbeat
+        )
         self._patience = PATIENCE_HEARTBEATS * heartbeat
         self.core = self.link.core
         self.messages: list[Messages] = []
@@ -109,12 +118,17 @@ class NatsWire:
 
 @asynccontextmanager
 async def nats_wired(
-    servers: str, name: str, credentials: dict[str, str], *, heartbeat: float = 20.0
+    servers: str,
+    name: str,
+    credentials: dict[str, str],
+    *,
+    heartbeat: float = 20.0,
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[NatsWire]:
     """A connection. Raises BusConnectionError when there is none within seconds, and as soon as it
     is lost: the block is cancelled then. `heartbeat`: seconds of silence after which the server is
-    asked whether it is there."""
-    wire = NatsWire(servers, name, credentials, heartbeat=heartbeat)
+    asked whether it is there; `tls` says who is trusted; None for whom the system trusts."""
+    wire = NatsWire(servers, name, credentials, heartbeat=heartbeat, tls=tls)
     using = trio.CancelScope()
     wire.on_lost = using.cancel
     failure: BaseException | None = None
@@ -131,7 +145,7 @@ async def nats_wired(
                 await wire.link.wait_ready()
             if not wire.link.is_ready:
                 raise BusConnectionError(
-                    f"no NATS server at {shown(servers)} let itself be connected to within "
+                    f"no NATS server at {named(servers)} let itself be connected to within "
                     f"{CONNECT_SECONDS:g} s"
                 )
             with using:
@@ -145,6 +159,6 @@ async def nats_wired(
         raise failure
 
 
-def shown(servers: str) -> str:
+def named(servers: str) -> str:
     """Without who one is."""
     return ", ".join(str(NatsAddress.of(each.strip())) for each in servers.split(","))

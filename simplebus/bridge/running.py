@@ -15,6 +15,7 @@ from simplebus.bridge.channels import Renaming
 from simplebus.bridge.far import FarTerms
 from simplebus.bridge.lane import Lane, LaneStatistics
 from simplebus.bridge.settings import Bridge, Copied, is_nats, lane_name, record_channel
+from simplebus.client.access import Access
 from simplebus.client.dial import Address
 from simplebus.client.link import SocketPlace
 
@@ -44,8 +45,10 @@ def lanes(bridges: Iterable[Bridge], *, here: str = "") -> list[Lane]:
 
 def _lane(bridge: Bridge, copied: Copied, near: str, far: str, *, back: bool) -> Lane:
     class_, to = copied.class_, copied.class_ if copied.to is None else copied.to
+    near_access, far_access = bridge.near_access, bridge.far_access
     if back:
         class_, to = to, class_
+        near_access, far_access = far_access, near_access
     terms = FarTerms(
         name=lane_name(bridge.name, copied.class_, back=back),
         channel=record_channel(bridge.name, copied.class_, back=back),
@@ -54,21 +57,35 @@ def _lane(bridge: Bridge, copied: Copied, near: str, far: str, *, back: bool) ->
         renaming=Renaming(copied.rewrite),
         hops=bridge.hops,
         heartbeat=bridge.heartbeat,
+        auth=far_access.auth,
     )
     if is_nats(near) or is_nats(far):
-        from simplebus.bridge.nats_ends import from_nats, to_nats  # Loaded when it is wanted.
+        from simplebus.bridge.nats_ends import (  # Loaded when it is wanted.
+            NatsAccess,
+            from_nats,
+            to_nats,
+        )
 
         if is_nats(near):
-            open = from_nats(near, _place(far), terms, copied, bridge.credentials)
+            shown = NatsAccess(bridge.credentials, near_access)
+            open = from_nats(near, _place(far, far_access), terms, copied, shown=shown)
         else:
-            open = to_nats(_place(near), far, terms, copied, bridge.credentials)
+            shown, place = NatsAccess(bridge.credentials, far_access), _place(near, near_access)
+            open = to_nats(place, far, terms, copied, auth=near_access.auth, shown=shown)
     else:
-        open = between(_place(near), _place(far), terms, class_=class_, start=copied.start)
+        open = between(
+            _place(near, near_access),
+            _place(far, far_access),
+            terms,
+            class_=class_,
+            start=copied.start,
+            auth=near_access.auth,
+        )
     return Lane(terms.name, open)
 
 
-def _place(address: str) -> SocketPlace:
-    return SocketPlace(Address.parse(address))
+def _place(address: str, access: Access) -> SocketPlace:
+    return SocketPlace(Address.parse(address), access)
 
 
 async def run(lanes: Sequence[Lane]) -> None:

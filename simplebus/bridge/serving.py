@@ -29,7 +29,8 @@ async def serve_with_bridges(
                     copying.cancel()
 
             up: Serving = await nursery.start(serve_and_end)
-            made = lanes(bridges, here=up.addresses[0])
+            scheme = "simplebus" if up.engine.certificates is None else "simplebuss"
+            made = lanes(bridges, here=f"{scheme}://{up.addresses[0]}")
             if up.watch is not None:
                 up.watch.more.append(lambda: facts_of(made))
             await run(made)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from simplebus.bridge.channels import Renaming
 from simplebus.bridge.origin import HOPS_MAX
+from simplebus.client.access import Access
 from simplebus.core.channels import check_pattern
 from simplebus.core.limits import HEARTBEAT_SECONDS_MAX, NAME_CHARACTERS_MAX
 from simplebus.core.requests import STARTS
@@ -65,7 +66,10 @@ class Bridge:
     heartbeat: float = 10.0
     """Seconds of silence after which an end is looked after; at three times as many it is lost."""
     credentials: dict[str, str] = field(default_factory=dict, repr=False)
-    """For a NATS server: user and password, token, or seed."""
+    """For a NATS server: user and password, token, or seed; before what its access says."""
+    near_access: Access = field(default_factory=Access)
+    """Who the bridge is at the near end, and whom it trusts there over TLS."""
+    far_access: Access = field(default_factory=Access)
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):

@@ -18,6 +18,7 @@ from simplebus.client.wire import Wire
 from simplebus.core.client.core import ClientCore
 from simplebus.core.errors import BusConnectionError, Reason, RemoteProtocolError
 from simplebus.core.limits import NAME_CHARACTERS_MAX
+from simplebus.core.requests import Auth
 
 CONNECT_SECONDS = 5.0
 _GOODBYE_SECONDS = 1.0
@@ -30,6 +31,7 @@ def core_of(
     *,
     heartbeat: float,
     instance: str = INSTANCE,
+    auth: Auth | None = None,
     unconfirmed: int | None = None,
     bus: str = "",
 ) -> ClientCore:
@@ -39,6 +41,7 @@ def core_of(
         instance=instance if name else "",
         heartbeat=heartbeat,
         client="simplebus bridge",
+        auth=auth,
         unconfirmed=unconfirmed,
         bus=bus,
     )
@@ -76,18 +79,23 @@ async def wired(place: Place, core: ClientCore) -> AsyncIterator[Wire]:
             raise failure
 
 
-async def identity_at(place: Place, *, heartbeat: float) -> str:
+async def identity_at(place: Place, *, heartbeat: float, auth: Auth | None) -> str:
     """Which bus is there. Raises BusConnectionError."""
-    async with wired(place, core_of(None, heartbeat=heartbeat)) as wire:
+    async with wired(place, core_of(None, heartbeat=heartbeat, auth=auth)) as wire:
         return wire.core.bus_id
 
 
 @asynccontextmanager
-async def near_wired(place: Place, name: str, *, to: str, heartbeat: float) -> AsyncIterator[Wire]:
+async def near_wired(
+    place: Place, name: str, *, to: str, heartbeat: float, auth: Auth | None
+) -> AsyncIterator[Wire]:
     """A connection that reads for the lane of this name, which leads to this far end. Raises
     BusConnectionError, also while one that is called the same leads elsewhere."""
     core = core_of(
-        f"{name} near", heartbeat=heartbeat, instance=f"{INSTANCE} to {to}"[:NAME_CHARACTERS_MAX]
+        f"{name} near",
+        heartbeat=heartbeat,
+        instance=f"{INSTANCE} to {to}"[:NAME_CHARACTERS_MAX],
+        auth=auth,
     )
     is_open = False
     try:

@@ -23,9 +23,10 @@ import trio
 from simplebus.bridge.between import between
 from simplebus.bridge.far import FarTerms
 from simplebus.bridge.lane import Lane
-from simplebus.bridge.nats_ends import to_nats
+from simplebus.bridge.nats_ends import NatsAccess, to_nats
 from simplebus.bridge.running import run as run_lanes
 from simplebus.bridge.settings import Copied, is_nats, lane_name, record_channel
+from simplebus.client.access import Access
 from simplebus.client.bus import Bus
 from simplebus.client.dial import Address
 from simplebus.client.link import Place, SocketPlace
@@ -171,7 +172,8 @@ class Uplink(Module):
         here = self._memory.place
         if is_nats(settings.to):
             copied = Copied(settings.class_, stream=settings.stream)
-            open_ends = to_nats(here, settings.to, terms, copied, settings.credentials)
+            shown = NatsAccess(settings.credentials, Access())
+            open_ends = to_nats(here, settings.to, terms, copied, shown=shown)
         else:
             open_ends = between(here, self._far(settings.to), terms, class_=settings.class_)
         return Lane(terms.name, open_ends)
