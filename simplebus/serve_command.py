@@ -438,7 +438,8 @@ def serve(
     options = plan.options
     ports = {"tcp": options.port, "nats": options.nats_port, "http": options.http_port}
     sockets = activation.for_doors(activation.inherited(os.environ), ports)
-    options = replace(options, inherited=sockets, reload=reload if config or users else None)
+    changes_later = reload if config or users else None
+    options = replace(options, inherited=sockets, reload=changes_later, names_stalls=True)
     try:
         run = partial(serve_until_stopped, plan.settings, options, announce=_announce)
         if plan.bridges:

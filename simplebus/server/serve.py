@@ -41,6 +41,7 @@ from simplebus.server.notify import notify
 from simplebus.server.rates import Rates, print_rates
 from simplebus.server.reloading import adopt
 from simplebus.server.signals import STOPPING, listen, say_ignored
+from simplebus.server.stalls import Stalls
 from simplebus.server.supervised import tell, watchdog_seconds
 from simplebus.server.tls import Certificates, TlsOptions
 from simplebus.storage.directory import take
@@ -86,6 +87,8 @@ class ServeOptions:
     """What a Confirm promises then."""
     drain_seconds: float = 10.0
     """How long SIGTERM waits for what is under way."""
+    names_stalls: bool = False
+    """Log where the event loop is when it stands still for long."""
     verbose: bool = False
     """Print rates once a second."""
     inherited: Mapping[str, list[socket.socket]] = field(default_factory=dict)
@@ -198,8 +201,13 @@ async def _serve(
     memory.keep_temporary_arrays_mapped()
     memory.allow_many_sockets()
     # Signals are caught before anything is announced: who reads that we are ready may stop us.
-    with listen() as signals:
+    stalls = Stalls()
+    with (
+        listen() as signals,
+        stalls.watched() if options.names_stalls else contextlib.nullcontext(),
+    ):
         async with trio.open_nursery() as engines:
+            engines.start_soon(stalls.run)
             await engines.start(engine.run)
             if engine.cluster is not None:
                 await engines.start(engine.cluster.run)
@@ -209,6 +217,7 @@ async def _serve(
             if options.http_port is not None:
                 (first, *_) = nats_sockets or sockets
                 watch = await _open_http(engine, nats_door, first, http_sockets, engines)
+                watch.stalls = stalls
             up = Serving(
                 engine,
                 _names(sockets),

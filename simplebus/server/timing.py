@@ -8,12 +8,12 @@ Rule 2: times are the loop's, but for the stalls: who stands still cannot tell.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import trio
 
 from simplebus.core.broker import Broker
-from simplebus.core.histogram import Histogram
+from simplebus.core.histogram import Histogram, HistogramSnapshot
 
 if TYPE_CHECKING:
     from simplebus.core.session import Session
@@ -22,6 +22,28 @@ _SAMPLE_SECONDS = 0.01
 """So far apart are the turns that are timed."""
 _ASKED_MAX = 64
 _BEAT_SECONDS = 0.1
+_RECENT_SECONDS = 60.0
+_RECENT_STEP_SECONDS = 5.0
+
+Snapshots: TypeAlias = tuple[HistogramSnapshot, HistogramSnapshot, HistogramSnapshot]
+
+
+class Recent:
+    """What was observed in about the last minute."""
+
+    def __init__(self) -> None:
+        self._before: deque[tuple[float, Snapshots]] = deque()
+
+    def look(self, timing: Timing) -> Snapshots:
+        """Of confirms, acknowledgements and the loop's delay."""
+        now, seen = trio.current_time(), timing.snapshots()
+        before = self._before
+        if not before or now - before[-1][0] >= _RECENT_STEP_SECONDS:
+            before.append((now, seen))
+        while len(before) > 1 and now - before[1][0] >= _RECENT_SECONDS:
+            before.popleft()
+        first, second, third = (a.since(b) for a, b in zip(seen, before[0][1], strict=True))
+        return first, second, third
 
 
 class Timing:
@@ -66,6 +88,14 @@ class Timing:
         now = trio.current_time()
         while self.asked and self.asked[0][0] <= ledger.reached:
             self.confirmed_after.observe(now - self.asked.popleft()[1])
+
+    def snapshots(self) -> Snapshots:
+        """Of all three."""
+        return (
+            self.confirmed_after.snapshot(),
+            self.acknowledged_after.snapshot(),
+            self.late.snapshot(),
+        )
 
     async def beat(self) -> None:
         """Measure how late the loop is, until cancelled."""

@@ -25,7 +25,8 @@ from simplebus.server import process
 from simplebus.server.engine import Engine
 from simplebus.server.keeping import JournalStatistics
 from simplebus.server.nats_door import NatsDoor
-from simplebus.server.timing import Timing
+from simplebus.server.stalls import Stalls
+from simplebus.server.timing import Recent, Timing
 
 _CLIENTS_MAX = 50
 _LATE_SECONDS = 0.25
@@ -54,9 +55,9 @@ class Watch:
         self.is_ready = self.is_draining = False
         self.http_connections: Callable[[], tuple[int, int]] = lambda: (0, 0)
         """How many are open at the HTTP door, and were ever."""
-        self.stalls: Callable[[], tuple[int, float]] = lambda: (0, 0.0)
-        """How often the loop stood still for long, and for how long altogether."""
+        self.stalls: Stalls | None = None
         self.more: list[More] = []
+        self._recent = Recent()
         self._front: FrontStatistics | None = None
         """Of the NATS door, as it was looked at last."""
         self.version = installed_version()
@@ -134,8 +135,7 @@ class Watch:
 
     def _tiles(self, figures: BusFigures) -> list[Tile]:
         broker, total = self._engine.broker, figures.total
-        confirmed = self.timing.confirmed_after.snapshot()
-        acked = self.timing.acknowledged_after.snapshot()
+        confirmed, acked, _ = self._recent.look(self.timing)
         tiles = [
             Tile("In flight", total.in_flight),
             Tile("Stored", total.stored),
@@ -165,9 +165,9 @@ class Watch:
         health = self.health()
         if health.why:
             notes.insert(0, Note("the server", health.why, is_bad=True))
-        late = self.timing.late.snapshot().quantile(0.99)
+        late = self._recent.look(self.timing)[2].quantile(0.99)
         if late > _LATE_SECONDS:
-            sentence = f"in one of a hundred looks it was late by {late:.2f} s or more"
+            sentence = f"in the last minute one in a hundred things was {late:.2f} s late, or more"
             notes.append(Note("the event loop", sentence, is_bad=True))
         return notes
 
@@ -240,9 +240,10 @@ class Watch:
             "How much later than it could the event loop had time for something.",
             timing.late.snapshot(),
         )
-        stalls, seconds = self.stalls()
-        counted.counter("event_loop_stalls", "How often it stood still for long.", stalls)
-        counted.counter("event_loop_stalled_seconds", "For how long altogether.", seconds)
+        if (stalls := self.stalls) is not None:
+            counted.counter("event_loop_stalls", "How often it stood still for long.", stalls.count)
+            help = "For how long altogether, as far as it is over."
+            counted.counter("event_loop_stalled_seconds", help, stalls.stalled_seconds)
 
     def _count_doors(self, counted: Counted) -> None:
         for door, open_now, ever in self._doors():
