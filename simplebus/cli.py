@@ -22,6 +22,7 @@ from simplebus import (
     gateway_command,
     journal_command,
     serve_command,
+    top_command,
     unit_command,
     user_command,
 )
@@ -412,6 +413,7 @@ def sub(
 
 
 app.add_typer(pipeline.app, name="pipeline", rich_help_panel=_USE)
+app.command(rich_help_panel=_LOOK_AFTER, help=top_command.HELP)(with_access(top_command.top))
 app.command(rich_help_panel=_LOOK_AFTER, help=explain_command.HELP)(
     with_access(explain_command.explain)
 )

@@ -1,0 +1,75 @@
+"""`simplebus top`: the same figures, in a terminal."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from programs import run, server
+
+import simplebus
+from simplebus.top_command import figure, plain, sparkline
+
+HOSTILE = "evil\x1b[31m[bold]name"
+
+
+@pytest.fixture(scope="module")
+def at() -> Iterator[str]:
+    with (
+        server("--no-nats", "--host", "127.0.0.1") as (it, url),
+        simplebus.connect_blocking(url, name="till") as bus,
+    ):
+        bus.publish_many([b"x"] * 1500, class_id="orders")
+        bus.publish(b"x", class_id=HOSTILE)
+        bus.flush()
+        yield it.http
+
+
+def test_a_snapshot_is_for_people(at: str) -> None:
+    status, said, complained = run("top", at, "--once")
+    assert (status, complained) == (0, "")
+    assert "● ready" in said
+    assert "1,500" in said
+    assert "\x1b" not in said
+    assert "evil\\x1b[31m[bold]name" in said
+
+
+def test_or_for_scripts_and_then_it_is_what_the_door_says(at: str) -> None:
+    status, said, _ = run("top", f"http://{at}/", "--json")
+    assert status == 0
+    with urllib.request.urlopen(f"http://{at}/facts", timeout=20) as answer:
+        asked = json.load(answer)["facts"]
+    told = json.loads(said)["facts"]
+    assert [t["key"] for t in told["tables"]] == [t["key"] for t in asked["tables"]]
+    assert told["tables"][0]["rows"] == asked["tables"][0]["rows"]
+
+
+def test_where_nobody_answers_is_one_sentence() -> None:
+    assert run("top", "127.0.0.1:1") == (
+        1,
+        "",
+        "simplebus: http://127.0.0.1:1 does not answer: [Errno 111] Connection refused\n",
+    )
+    status, _, complained = run("top", "nats://127.0.0.1:4222")
+    assert (status, complained) == (
+        1,
+        "simplebus: expected http://HOST:PORT, got 'nats://127.0.0.1:4222'\n",
+    )
+
+
+def test_figures_are_as_people_read_them() -> None:
+    assert figure(1234567, "count") == "1,234,567"
+    assert figure(1536, "bytes") == "1.5 KiB"
+    assert figure(0.0123, "seconds") == "12.3 ms"
+    assert figure(0.00012, "seconds") == "120 µs"
+    assert figure(300, "seconds") == "5 min"
+    assert figure(None, "seconds") == figure("", "text") == figure(0, "seconds") == "–"
+    assert plain("a\nb\x1b") == "a\\nb\\x1b"
+
+
+def test_a_line_is_as_high_as_its_values() -> None:
+    assert sparkline([0, 1, 2]) == "▁▅█"
+    assert sparkline([0, 0]) == "▁▁"
+    assert sparkline([]) == ""
