@@ -122,7 +122,7 @@ def top(
         float,
         option(
             "--interval",
-            "How often to look.",
+            "How often it looks, in seconds.",
             parser=parse_seconds,
             metavar="SECONDS",
             show_default="1",
