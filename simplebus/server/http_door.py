@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
 import h11
@@ -26,6 +26,7 @@ from simplebus.monitor.requests import (
     Response,
     problem,
 )
+from simplebus.nats.certificates import names
 from simplebus.server import listeners
 
 log = logging.getLogger("simplebus.server")
@@ -46,9 +47,9 @@ PART_OF_LOOP = 0.1
 _READ_BYTES = 8 * 1024
 _ACCEPTED_AT_ONCE = 16
 
-Gate: TypeAlias = Callable[[Request, str, str], Response | None]
-"""Called with a question, who asks and the Authorization that came with it: says why it is not
-answered, or None."""
+Gate: TypeAlias = Callable[[Request, str, str, Sequence[str]], Awaitable[Response | None]]
+"""Called with a question, who asks, the Authorization that came with it and the names of the
+certificate that was shown: says why it is not answered, or None."""
 
 T = TypeVar("T")
 
@@ -237,7 +238,7 @@ class _HttpConnection:
             response = self._refusal(asked)
             if response is None:
                 request = self._request(asked)
-                response = self._denial(request, asked)
+                response = await self._denial(request, asked)
                 if response is None:
                     response = await self._door.answer(request)
         except h11.RemoteProtocolError as error:
@@ -300,11 +301,14 @@ class _HttpConnection:
             _headers(asked).get(b"accept", b"").decode("latin-1"),
         )
 
-    def _denial(self, request: Request, asked: h11.Request) -> Response | None:
+    async def _denial(self, request: Request, asked: h11.Request) -> Response | None:
         if self._door.gate is None:
             return None
         authorization = _headers(asked).get(b"authorization", b"").decode("latin-1")
-        return self._door.gate(request, self.peer, authorization)
+        certified: Sequence[str] = ()
+        if isinstance(self._stream, trio.SSLStream):
+            certified = names(self._stream.getpeercert() or {})
+        return await self._door.gate(request, self.peer, authorization, certified)
 
     async def _say(
         self, response: Response, *, without_body: bool = False, is_last: bool = False

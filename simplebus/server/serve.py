@@ -337,6 +337,7 @@ async def _open_http(
 ) -> Watch:
     """Open the HTTP door, which stays open until the nursery ends: also while others drain."""
     from simplebus.server.http_door import HttpDoor  # Loaded when it is wanted.
+    from simplebus.server.http_gate import HttpGate
     from simplebus.server.watch import Watch
     from simplebus.server.zpages import Zpages
 
@@ -350,7 +351,10 @@ async def _open_http(
         version=watch.version,
     )
     door = HttpDoor(
-        watch.board, zpages.answers(), tls=None if shown is None else lambda: shown.context
+        watch.board,
+        zpages.answers(),
+        gate=HttpGate(engine),
+        tls=None if shown is None else lambda: shown.context,
     )
     watch.http_connections = lambda: (door.connections, door.accepted)
     await nursery.start(door.run)
@@ -375,6 +379,13 @@ async def _accept_in(
 
 def _warn_of_open_doors(options: ServeOptions) -> None:
     """Say it where the network comes in without being asked who it is."""
+    seen = [host for host in options.http_hosts if not is_loopback(host)]
+    if seen and options.http_port is not None and options.users is None:
+        log.warning(
+            "whoever reaches %s may see the figures of the bus and the names of who is there: "
+            "there are no users (simplebus user add, --users)",
+            " and ".join(seen),
+        )
     others = [host for host in options.hosts if not is_loopback(host)]
     if not others:
         return

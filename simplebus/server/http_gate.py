@@ -1,0 +1,87 @@
+"""Who may see the figures of a bus that has users: HTTP Basic and Bearer, certificates, addresses.
+
+Rule 1: users are those of all doors, and are judged as there; who is let in needs the right to
+monitor as well, unless it may do everything.
+Rule 2: health is everybody's: who asks for it may have no name.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+
+from simplebus.core.access import Right
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.requests import Auth
+from simplebus.monitor.requests import Request, Response, problem
+from simplebus.server.engine import Engine
+
+OPEN_PATHS = ("/healthz", "/healthz/live", "/healthz/ready")
+_SECRET_CHARACTERS_MAX = 4096
+_CHALLENGE = (
+    ("WWW-Authenticate", 'Basic realm="simplebus", charset="UTF-8"'),
+    ("WWW-Authenticate", 'Bearer realm="simplebus"'),
+)
+_LATER = (("Retry-After", "2"),)
+
+
+class HttpGate:
+    """Of one engine, whose users may change."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def __call__(
+        self, request: Request, peer: str, authorization: str, certified: Sequence[str]
+    ) -> Response | None:
+        """Why a question is not answered; None when it is. `certified` are the names of the
+        certificate that the peer has shown."""
+        users, gatekeeper = self._engine.broker.users, self._engine.gatekeeper
+        if users is None or request.path in OPEN_PATHS:
+            return None
+        address = peer.rpartition(":")[0].strip("[]")
+        try:
+            auth = credentials(authorization)
+            if gatekeeper is not None:
+                await gatekeeper.hear(auth, address)
+            user = users.admit(auth, certified=certified, address=address, version=2)
+        except RemoteProtocolError as error:
+            if error.reason is Reason.TOO_MANY_ATTEMPTS:
+                return _refused(429, error.sentence, _LATER)
+            return _refused(401, error.sentence, _CHALLENGE)
+        grants = users.grants(user)
+        if grants is None or grants.has(Right.MONITOR):
+            return None
+        return problem(403, f"user {user.name!r} has no right to monitor")
+
+
+def credentials(authorization: str) -> Auth | None:
+    """What an Authorization header says; None for nothing.
+
+    Raises RemoteProtocolError (unauthorized) for one that makes no sense.
+    """
+    if not authorization:
+        return None
+    kind, _, said = authorization.partition(" ")
+    said = said.strip()
+    if len(said) <= _SECRET_CHARACTERS_MAX:
+        if kind.lower() == "bearer" and said:
+            return Auth(token=said)
+        if kind.lower() == "basic":
+            try:
+                user, colon, password = (
+                    base64.b64decode(said, validate=True).decode().partition(":")
+                )
+            except (binascii.Error, UnicodeDecodeError):
+                colon = ""
+            if colon:
+                return Auth(user=user, password=password)
+    raise RemoteProtocolError(
+        Reason.UNAUTHORIZED, "expected an Authorization of Basic, in UTF-8, or of Bearer"
+    )
+
+
+def _refused(status: int, sentence: str, headers: tuple[tuple[str, str], ...]) -> Response:
+    said = problem(status, sentence)
+    return Response(said.body, said.content_type, status, headers)
