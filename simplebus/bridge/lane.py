@@ -125,6 +125,11 @@ class Lane:
                     await self._pump(ends)
             except (BusError, OSError) as error:
                 self._lose(error)
+            except (
+                Exception
+            ) as error:  # A fault of one lane is none of its server's, nor of others.
+                log.exception("%s: a fault of the bridge's own", self.name)
+                self._lose(error)
             finally:
                 self._is_up = False
             turns = 0 if self._batches > before else turns + 1
@@ -141,7 +146,7 @@ class Lane:
         log.info("%s: goes on at %d", self.name, ends.at)
         self._said = ""
 
-    def _lose(self, error: BusError | OSError) -> None:
+    def _lose(self, error: Exception) -> None:
         self._losses += 1
         self._problem = str(error) or type(error).__name__
         if self._said != self._problem:

@@ -284,7 +284,8 @@ class Link:
     ) -> dict[str, Any]:
         """A request of JetStream's API, such as `STREAM.INFO.orders`. Raises BusConnectionError as
         `request` does, and JetStreamError."""
-        return jetstream.answer(*await self.request(*jetstream.ask(subject, body), seconds=seconds))
+        headers, said = await self.request(*jetstream.ask(subject, body), seconds=seconds)
+        return jetstream.answer(headers, said, subject)
 
     # One connection ------------------------------------------------------------------------------
 

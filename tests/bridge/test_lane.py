@@ -362,6 +362,30 @@ def test_what_is_refused_and_gone_meanwhile_is_counted_as_missed(
     run(main)
 
 
+def test_a_fault_of_its_own_ends_no_lane(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    faults, find = iter([KeyError("state"), TypeError("odd")]), NearBus.find
+
+    async def faulty(end: NearBus, at: int) -> Any:
+        for fault in faults:
+            raise fault
+        return await find(end, at)
+
+    async def main() -> None:
+        near, far = MemoryBus(), MemoryBus()
+        async with near as here, far as there:
+            await here.publish_many(numbered(0, 10), class_id="orders")
+            monkeypatch.setattr(NearBus, "find", faulty)
+            copying = lane(near, far)
+            async with running(copying):
+                assert await payloads(there, "orders", 10) == numbered(0, 10)
+            assert copying.statistics().losses == 2
+            assert caplog.text.count("a fault of the bridge's own") == 2
+
+    run(main)
+
+
 @pytest.mark.parametrize("few", [False, True])
 def test_a_full_bus_is_waited_for_whatever_becomes_of_the_bridge(
     few: bool, request: pytest.FixtureRequest

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simplebus.core.errors import RemoteProtocolError
+from simplebus.engine import consumers
 from simplebus.nats.auth import is_signed
 from simplebus.nats.client import jetstream, writing
 from simplebus.nats.client.core import ClientCore, Ready, Replies
@@ -154,6 +155,57 @@ def test_why_something_is_not_stored_is_said() -> None:
         409,
         "Leadership Change",
     )
+
+
+STREAM = {"config": {"name": "S"}, "state": {"first_seq": 1, "last_seq": 0}}
+CONSUMER = {
+    "name": "c",
+    "config": {"opt_start_seq": 1, "metadata": {"a": "b"}},
+    "delivered": {"stream_seq": 0},
+    "ack_floor": {"stream_seq": 0},
+}
+ANSWERS = [
+    ("STREAM.INFO.S", STREAM),
+    ("STREAM.LIST", {"total": 1, "streams": [STREAM]}),
+    ("CONSUMER.CREATE.S.c", CONSUMER),
+    ("CONSUMER.LIST.S", {"total": 1, "consumers": [CONSUMER]}),
+]
+
+
+def variants(value: object) -> list[object]:
+    """It with one thing in it left out or replaced by something else, everywhere."""
+    odd: list[object] = [None, "a", -1, 1 << 70, [1], {"x": 1}, 1.5]
+    found = list(odd)
+    if isinstance(value, dict):
+        found += [{k: v for k, v in value.items() if k != key} for key in value]
+        found += [{**value, key: each} for key in value for each in variants(value[key])]
+    if isinstance(value, list):
+        found += [[each] for each in variants(value[0])]
+    return found
+
+
+@pytest.mark.parametrize(("subject", "said"), ANSWERS)
+def test_an_answer_is_of_its_shape_or_an_error(subject: str, said: dict[str, object]) -> None:
+    assert jetstream.answer(b"", json.dumps(said).encode(), subject) == said
+    refused, said_of_it = 0, set[str]()
+    for odd in variants(said):
+        try:
+            found = jetstream.answer(b"", json.dumps(odd).encode(), subject)
+        except jetstream.JetStreamError as error:
+            refused += 1
+            said_of_it.add(str(error))
+        else:  # What is left out of it is nothing that everybody needs.
+            for each in found.get("consumers") or [found] if "CONSUMER" in subject else []:
+                assert consumers.floor(each) >= 1
+    assert refused > 20
+    assert all("xpected" in each or "missing" in each for each in said_of_it)
+
+
+@pytest.mark.parametrize("code", ['"abc"', "[]", "1.5", "null"])
+def test_an_error_with_an_odd_code_is_an_error(code: str) -> None:
+    with pytest.raises(jetstream.JetStreamError, match="why") as caught:
+        jetstream.answer(b"", b'{"error":{"code":%b,"description":"why"}}' % code.encode())
+    assert caught.value.code == 0
 
 
 tokens = st.one_of(st.integers(0, 2**63 - 1).map(str), st.sampled_from(["x", "", "9" * 19, "-1"]))

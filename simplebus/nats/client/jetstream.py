@@ -25,6 +25,7 @@ import numpy as np
 
 from simplebus.core.errors import BusError
 from simplebus.core.frames import Flags, Integers
+from simplebus.nats.client import shapes
 from simplebus.nats.client.events import Messages
 from simplebus.nats.client.writing import Column, table
 from simplebus.nats.digits import numbers
@@ -37,6 +38,7 @@ NOT_FOUND = frozenset({404, 10014, 10059})
 """What is asked for is not there: as such, a consumer, a stream."""
 NO_RESPONDERS = 503
 
+_SENTENCE_CHARACTERS_MAX = 500
 _SAFE = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) != "%")
 _ACK_TOKENS, _LONG_ACK_TOKENS = 9, 11
 _DOT = np.uint8(ord("."))
@@ -65,8 +67,8 @@ def status(headers: bytes) -> tuple[int, str]:
     return (int(match[1]), (match[2] or b"").decode("latin-1")) if match else (0, "")
 
 
-def answer(headers: bytes, payload: bytes) -> dict[str, Any]:
-    """What the API answered. Raises JetStreamError."""
+def answer(headers: bytes, payload: bytes, subject: str = "") -> dict[str, Any]:
+    """What the API answered, to a request to this subject: see `shapes`. Raises JetStreamError."""
     code, words = status(headers)
     if code >= 400:
         if code == NO_RESPONDERS:
@@ -78,8 +80,13 @@ def answer(headers: bytes, payload: bytes) -> dict[str, Any]:
         raise JetStreamError(0, f"{payload[:60]!r} came, expected a JSON object") from None
     error = said.get("error")
     if isinstance(error, dict):
-        code = error.get("err_code") or error.get("code") or 0
-        raise JetStreamError(int(code), str(error.get("description", "")))
+        told = error.get("err_code") or error.get("code")
+        code = told if type(told) is int else 0
+        raise JetStreamError(code, str(error.get("description", ""))[:_SENTENCE_CHARACTERS_MAX])
+    try:
+        shapes.check(subject, said)
+    except ValueError as wrong:
+        raise JetStreamError(0, f"an odd answer to {subject}: {wrong}") from None
     return said
 
 

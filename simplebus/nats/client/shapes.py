@@ -1,0 +1,103 @@
+"""What the API of JetStream answers, as far as anybody here reads it.
+
+Rule 1: whoever asks gets an answer of its shape or a JetStreamError. Anybody who may hear what is
+asked can answer, so an answer is believed no more than any other bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, NotRequired, TypedDict
+
+import msgspec
+from msgspec import Meta
+
+Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class StreamState(TypedDict):
+    """Its messages. A stream that is empty has first_seq = last_seq + 1."""
+
+    messages: NotRequired[Count]
+    first_seq: Count
+    last_seq: Count
+    consumer_count: NotRequired[Count]
+
+
+class StreamConfig(TypedDict):
+    """Of it."""
+
+    name: str
+    description: NotRequired[str | None]
+
+
+class StreamInfo(TypedDict):
+    """STREAM.INFO, STREAM.CREATE and STREAM.UPDATE."""
+
+    created: NotRequired[str]
+    config: StreamConfig
+    state: StreamState
+
+
+class StreamList(TypedDict):
+    """STREAM.LIST: as many of all as fit into an answer."""
+
+    total: Count
+    streams: list[StreamInfo] | None
+    missing: NotRequired[list[str] | None]
+
+
+class ConsumerConfig(TypedDict, total=False):
+    """Of it."""
+
+    opt_start_seq: Count
+    ack_policy: str
+    metadata: dict[str, str] | None
+
+
+class Through(TypedDict):
+    """How far a consumer is."""
+
+    stream_seq: Count
+    consumer_seq: NotRequired[Count]
+
+
+class ConsumerInfo(TypedDict):
+    """CONSUMER.INFO and CONSUMER.CREATE."""
+
+    name: str
+    config: ConsumerConfig
+    delivered: Through
+    ack_floor: Through
+    num_pending: NotRequired[Count]
+
+
+class ConsumerList(TypedDict):
+    """CONSUMER.LIST, as STREAM.LIST."""
+
+    total: Count
+    consumers: list[ConsumerInfo] | None
+    missing: NotRequired[list[str] | None]
+
+
+_SHAPES: dict[str, Any] = {
+    "STREAM.INFO.": StreamInfo,
+    "STREAM.CREATE.": StreamInfo,
+    "STREAM.UPDATE.": StreamInfo,
+    "STREAM.LIST": StreamList,
+    "CONSUMER.INFO.": ConsumerInfo,
+    "CONSUMER.CREATE.": ConsumerInfo,
+    "CONSUMER.DURABLE.CREATE.": ConsumerInfo,
+    "CONSUMER.LIST.": ConsumerList,
+}
+
+
+def check(subject: str, said: dict[str, Any]) -> None:
+    """Raise ValueError, which says what is wrong, for an answer to this request (without the
+    prefix of the API) that is not as it should be."""
+    shape = next((kind for begins, kind in _SHAPES.items() if subject.startswith(begins)), None)
+    if shape is None:
+        return
+    try:
+        msgspec.convert(said, shape)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from None
