@@ -86,7 +86,9 @@ class Uplink(Module):
         self._heard = trio.Event()
         """Set when something was published that was not flushed."""
         self._count = 0
-        """Messages published."""
+        """Messages published here,"""
+        self._kept = 0
+        """and those of them that are where they are kept."""
         self.lane: Lane | None = None
         """What copies them, once that has begun."""
 
@@ -107,9 +109,11 @@ class Uplink(Module):
     def health(self) -> dict[str, str | int | float]:
         """Whether the other end is there, and how far it is with what was heard."""
         if self.lane is None:
-            return {"is_up": False}
+            return {"heard": self._count, "is_up": False}
         lane = self.lane.statistics()
         return {
+            "heard": self._count,
+            "kept": self._kept,
             "is_up": lane.is_up,
             "problem": lane.problem,
             "copied": lane.copied,
@@ -159,7 +163,9 @@ class Uplink(Module):
         while True:
             await self._heard.wait()
             self._heard = trio.Event()
+            count = self._count
             await local.flush()
+            self._kept = count
 
     def _lane(self, identity: str) -> Lane:
         settings: UplinkSettings = self.settings
