@@ -3,7 +3,8 @@
 Rule 1: nothing heavy is imported here. A command imports what it runs, so that help is instant.
 Rule 2: every option says what it bounds and what happens there, and has an environment variable.
 Rule 3: what goes wrong is one sentence on standard error and an exit status, never a traceback:
-2 for values that make no sense, 1 for everything else, 130 for Ctrl-C.
+2 for values that make no sense, 78 for files with mistakes, 130 for Ctrl-C, 1 for everything else;
+`serve` has some more, see complaints.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from simplebus import (
     user_command,
 )
 from simplebus.access_flags import with_access
-from simplebus.complaints import fail, sentence
+from simplebus.complaints import MEMORY_STATUS, fail, leaves, sentence
 from simplebus.core.errors import BusError
 from simplebus.core.limits import CLASS_ID_MAX, DELIVERIES_MAX
 from simplebus.options import (
@@ -513,25 +514,18 @@ app.command(
 # What goes wrong ---------------------------------------------------------------------------------
 
 
-def leaves(error: BaseException) -> list[BaseException]:
-    """The errors in a group of errors, or the error itself."""
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for part in error.exceptions for leaf in leaves(part)]
-    return [error]
-
-
 def main() -> None:
     """The entry point: `app`, with every foreseeable error as a sentence and an exit status."""
     try:
         app(prog_name="simplebus")
-    except (BaseExceptionGroup, BusError, OSError, KeyboardInterrupt) as error:
+    except (BaseExceptionGroup, BusError, OSError, MemoryError, KeyboardInterrupt) as error:
         causes = leaves(error)
         if any(isinstance(cause, KeyboardInterrupt) for cause in causes):
             sys.exit(130)
-        if not all(isinstance(cause, (BusError, OSError)) for cause in causes):
+        if not all(isinstance(cause, (BusError, OSError, MemoryError)) for cause in causes):
             raise  # A bug of ours: its traceback is wanted.
         if isinstance(causes[0], BrokenPipeError):  # Whoever read what we print has read enough.
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the flush at exit.
         else:
             typer.echo(f"simplebus: {sentence(causes[0])}", err=True)
-        sys.exit(1)
+        sys.exit(MEMORY_STATUS if isinstance(causes[0], MemoryError) else 1)

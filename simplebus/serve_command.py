@@ -18,9 +18,20 @@ from simplebus import engine_flags as flags
 from simplebus import http_flags as http
 from simplebus import nats_flags as nats
 from simplebus import tls_flags as tls
-from simplebus.complaints import CONFIG_STATUS, USAGE_STATUS, fail, sentence
+from simplebus.complaints import (
+    BUSY_STATUS,
+    CONFIG_STATUS,
+    JOURNAL_STATUS,
+    MEMORY_STATUS,
+    UNAVAILABLE_STATUS,
+    USAGE_STATUS,
+    fail,
+    leaves,
+    sentence,
+)
 from simplebus.config import Config, config_option
 from simplebus.config_mistakes import ConfigError
+from simplebus.core.errors import BusError, RemoteProtocolError
 from simplebus.core.limits import DELIVERIES, HEARTBEAT_SECONDS
 from simplebus.options import (
     ACKNOWLEDGEMENT,
@@ -395,19 +406,15 @@ def serve(
     ] = LogLevel.INFO,
 ) -> None:
     import logging
-    import socket
     from dataclasses import replace
     from functools import partial
 
     import trio
 
-    from simplebus.core.errors import RemoteProtocolError
-    from simplebus.engine.fitting import EngineError
     from simplebus.server import activation
     from simplebus.server.serve import configure_logging
     from simplebus.server.serve import serve as serve_until_stopped
     from simplebus.serving import again, changes, planned, taken_over
-    from simplebus.storage.errors import JournalError
 
     try:
         plan = planned(context)
@@ -447,14 +454,38 @@ def serve(
 
             run = partial(serve_with_bridges, run, plan.bridges)
         trio.run(run)
-    except RemoteProtocolError as error:
-        fail(error.sentence, status=2)
-    except JournalError as error:
-        fail(str(error))
-    except EngineError as error:
-        fail(str(error), status=CONFIG_STATUS)
-    except socket.gaierror as error:
-        fail(f"cannot listen on {' or '.join(options.hosts)}: {sentence(error)}")
+    except (BaseExceptionGroup, BusError, OSError, MemoryError) as error:
+        _end_for(error, options.hosts)
+
+
+def _end_for(error: BaseException, hosts: tuple[str, ...]) -> NoReturn:
+    """Say in a sentence why the server cannot go on, or has not begun."""
+    import socket
+
+    from simplebus.engine.fitting import EngineError
+    from simplebus.storage.errors import JournalError, JournalInUseError
+
+    causes = leaves(error)
+    if not all(isinstance(cause, (BusError, OSError, MemoryError)) for cause in causes):
+        raise error  # A bug of ours: its traceback is wanted.
+    cause, status = causes[0], 1
+    said = sentence(cause)
+    match cause:
+        case RemoteProtocolError():
+            said, status = cause.sentence, USAGE_STATUS
+        case EngineError():
+            status = CONFIG_STATUS
+        case JournalInUseError():
+            status = BUSY_STATUS
+        case JournalError():
+            status = JOURNAL_STATUS
+        case socket.gaierror():
+            said, status = f"cannot listen on {' or '.join(hosts)}: {said}", UNAVAILABLE_STATUS
+        case OSError() if said.startswith("cannot listen on"):
+            status = UNAVAILABLE_STATUS
+        case MemoryError():
+            status = MEMORY_STATUS
+    fail(said, status=status)
 
 
 def fail_for(error: ValueError) -> NoReturn:

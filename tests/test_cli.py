@@ -241,13 +241,13 @@ def test_a_port_that_is_taken_is_one_sentence() -> None:
         status, said, complained = run(
             "serve", "--host", "127.0.0.1", "--port", address.rpartition(":")[2]
         )
-    assert (status, said) == (1, "")
+    assert (status, said) == (69, "")
     assert complained == f"simplebus: cannot listen on {address}: Address already in use\n"
 
 
 def test_a_host_that_is_none_is_one_sentence() -> None:
     status, said, complained = run("serve", "--host", "256.0.0.1", "--port", "0")
-    assert (status, said) == (1, "")
+    assert (status, said) == (69, "")
     assert complained.startswith("simplebus: cannot listen on 256.0.0.1: ")
     assert len(complained.splitlines()) == 1
 

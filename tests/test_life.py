@@ -4,6 +4,7 @@ it cannot go on."""
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from needs import needed
-from programs import PATIENCE_SECONDS, ROOT, Program, environment, server
+from programs import PATIENCE_SECONDS, ROOT, Program, environment, program, server
 
 import simplebus
 
@@ -199,3 +200,105 @@ def test_an_upgrade_under_load_refuses_nobody_and_loses_nothing(tmp_path: Path) 
                 it.signal(signal.SIGTERM)
                 assert it.end()[0] == 0
     assert not failures
+
+
+# What it says when it cannot go on ---------------------------------------------------------------
+
+
+def ended(*arguments: str) -> tuple[int, str]:
+    """Its status, and what it says."""
+    with program("serve", "--port", "0", *ALONE, *arguments) as it:
+        status, said, complained = it.end()
+    assert said == ""
+    assert "Traceback" not in complained
+    return status, complained
+
+
+def test_a_data_directory_that_cannot_be_used_is_a_sentence(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with server(*ALONE, "--data-dir", str(data)) as (it, _):
+        assert ended("--data-dir", str(data)) == (
+            75,
+            f"simplebus: {data} is used by another server, process {it.process.pid}\n",
+        )
+    (tmp_path / "thesis.txt").touch()
+    status, said = ended("--data-dir", str(tmp_path))
+    assert status == 74
+    assert said.startswith(f"simplebus: {tmp_path} is no journal: it holds ")
+    status, said = ended("--data-dir", "/proc/nowhere")
+    assert (status, said) == (
+        74,
+        "simplebus: /proc/nowhere cannot be used as a journal: No such file or directory\n",
+    )
+
+
+def test_a_file_with_mistakes_is_a_sentence_each(tmp_path: Path) -> None:
+    file = tmp_path / "bus.toml"
+    file.write_text("[serve]\nprt = 1\n[nat]\n")
+    status, said = ended("--config", str(file))
+    assert status == 78
+    assert sorted(said.splitlines()) == [
+        f"simplebus: {file}:2: serve: 'prt' is unknown; did you mean 'port'?",
+        f"simplebus: {file}:3: 'nat' is unknown; did you mean 'nats'?",
+    ]
+
+
+def test_without_descriptors_who_is_inside_goes_on_and_who_comes_gets_in_later() -> None:
+    with ExitStack() as stack:
+        it, url = stack.enter_context(server(*ALONE))
+        host, _, port = url.removeprefix("simplebus://").rpartition(":")
+        bus = stack.enter_context(simplebus.connect_blocking(url))
+        resource.prlimit(it.process.pid, resource.RLIMIT_NOFILE, (64, 64))
+        others = [
+            stack.enter_context(socket.create_connection((host, int(port)), timeout=20))
+            for _ in range(80)
+        ]
+        bus.publish(b"all is well", class_id=1)
+        bus.flush()
+        for other in others:
+            other.close()
+        with simplebus.connect_blocking(url, timeout=20) as late, late.subscribe(1) as messages:
+            assert messages.get(20).payload == b"all is well"
+        it.signal(signal.SIGTERM)
+        status, _, said = it.end()
+    assert status == 0
+    # Of eighty that come and go: once for each time that it happens.
+    told = said.count("cannot accept: too many files are open; see LimitNOFILE")
+    assert 1 <= told <= 4
+    assert said.count("connections are accepted again") == told
+
+
+def test_without_memory_a_class_is_full_and_others_go_on() -> None:
+    count, payload = 100_000, b"x" * 1000
+    with server(*ALONE) as (it, url):
+        with simplebus.connect_blocking(url) as bus:
+            bus.publish(b"first", class_id=1)
+            bus.flush()
+        pages = int(Path(f"/proc/{it.process.pid}/statm").read_text().split()[0])
+        most = pages * os.sysconf("SC_PAGE_SIZE") + (60 << 20)
+        resource.prlimit(it.process.pid, resource.RLIMIT_AS, (most, most))
+
+        def fill() -> None:
+            with simplebus.connect_blocking(url) as bus:
+                bus.publish_many([payload] * count, class_id=1)
+                bus.flush()
+
+        filling = threading.Thread(target=fill)
+        filling.start()
+        with simplebus.connect_blocking(url) as bus:
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while not bus.explain(1).publishers:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            assert bus.explain(1).stored < count
+            bus.publish(b"y", class_id=2)
+            bus.flush()
+            with bus.subscribe(1) as messages:
+                got = 0
+                while got <= count:
+                    got += len(messages.take(10_000, timeout=PATIENCE_SECONDS))
+        filling.join(PATIENCE_SECONDS)
+        it.signal(signal.SIGTERM)
+        status, _, said = it.end()
+    assert (status, filling.is_alive(), got) == (0, False, count + 1)
+    assert "Traceback" not in said

@@ -14,7 +14,7 @@ business.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -64,6 +64,12 @@ class Row(NamedTuple):
     opens: float = AT_ONCE
 
 
+Blank: TypeAlias = tuple[
+    npt.NDArray[np.uint32] | None, npt.NDArray[np.float64] | None, npt.NDArray[np.float64] | None
+]
+"""Columns of channels and of times, each if there is one."""
+
+
 class Columns:
     """The columns that a ring has, each as long as the ring has slots."""
 
@@ -88,14 +94,17 @@ class Columns:
         return missing
 
     def add_for(self, rows: Rows, slots: int) -> None:
-        """Make the columns that these rows need."""
-        self.row_bytes += self.missing_bytes(rows)
-        if self.channels is None and not (isinstance(rows.channels, int) and rows.channels == 0):
-            self.channels = np.zeros(slots, np.uint32)
-        if self.expires is None and rows.expires is not None:
-            self.expires = np.full(slots, NEVER)
-        if self.opens is None and rows.opens is not None:
-            self.opens = np.full(slots, AT_ONCE)
+        """Make the columns that these rows need. Raises MemoryError, and makes none then."""
+        missing, columns = self.missing_bytes(rows), (self.channels, self.expires, self.opens)
+        channels, expires, opens = columns
+        if channels is None and not (isinstance(rows.channels, int) and rows.channels == 0):
+            channels = np.zeros(slots, np.uint32)
+        if expires is None and rows.expires is not None:
+            expires = np.full(slots, NEVER)
+        if opens is None and rows.opens is not None:
+            opens = np.full(slots, AT_ONCE)
+        self.channels, self.expires, self.opens = channels, expires, opens
+        self.row_bytes += missing
 
     def lacks(self, row: Row) -> bool:
         """Whether there is no place for something that is known of this message."""
@@ -179,13 +188,16 @@ class Columns:
             None if opens is None else opens[slots],
         )
 
-    def resize(self, rows: Rows, slots: int, pieces: list[tuple[int, int]]) -> None:
-        """Have so many slots, with these rows in the slot ranges `pieces` and nothing elsewhere."""
-        if self.channels is not None:
-            self.channels = np.zeros(slots, np.uint32)
-        if self.expires is not None:
-            self.expires = np.full(slots, NEVER)
-        if self.opens is not None:
-            self.opens = np.full(slots, AT_ONCE)
+    def blank(self, slots: int) -> Blank:
+        """The same columns with so many slots, and nothing in them. Raises MemoryError."""
+        return (
+            None if self.channels is None else np.zeros(slots, np.uint32),
+            None if self.expires is None else np.full(slots, NEVER),
+            None if self.opens is None else np.full(slots, AT_ONCE),
+        )
+
+    def resize(self, rows: Rows, blank: Blank, pieces: list[tuple[int, int]]) -> None:
+        """Go over to these columns, with these rows in the slot ranges `pieces`."""
+        self.channels, self.expires, self.opens = blank
         if rows.count:
             self.put(pieces, rows)

@@ -65,6 +65,7 @@ class Reason(enum.StrEnum):
     DISK_FULL = "disk_full"
     DISK_FAILED = "disk_failed"
     DAMAGED = "damaged"
+    DRAINING = "draining"
 
 
 class BusError(Exception):

@@ -210,7 +210,11 @@ class Ring:
             more = 0
         if self._memory() + more > self.bytes_max or not self.budget.take(more):
             return False
-        self.columns.add_for(rows, self._slots)
+        try:
+            self.columns.add_for(rows, self._slots)
+        except MemoryError:
+            self.budget.give(more)
+            return False
         return True
 
     def row(self, sequence: int) -> Row:
@@ -226,8 +230,7 @@ class Ring:
         return self.columns.get_at(self.slots(sequences))
 
     def _note_peak(self) -> None:
-        if self.head - self.floor > self._peak_messages:
-            self._peak_messages = self.head - self.floor
+        self._peak_messages = max(self._peak_messages, self.head - self.floor)
         self._peak_bytes = max(self._peak_bytes, self.frame_bytes)
 
     def _room(self, batch: FrameBatch) -> int:
@@ -527,9 +530,7 @@ class Ring:
         if self.floor == self.head:
             return self._size
         tail = self._begin(self.floor)
-        if self._write > tail:
-            return max(self._size - self._write, tail)
-        return tail - self._write
+        return max(self._size - self._write, tail) if self._write > tail else tail - self._write
 
     def _resize(self, slots: int, size: int) -> bool:
         """Move everything kept into new arrays, oldest frame first."""
@@ -539,6 +540,7 @@ class Ring:
             return False
         try:
             arena, position = allocate(size, _BYTE), allocate(slots, _POSITION)
+            blank = self.columns.blank(slots)
         except (OSError, MemoryError):  # The system has less than the budget promised.
             self.budget.give(more)
             return False
@@ -553,8 +555,7 @@ class Ring:
         give = max(0, self._memory() - memory)
         self._set_arrays(arena, position)
         self.budget.give(give)
-        at = 0
-        done = 0
+        at = done = 0
         for (first, last), (begin, end) in zip(segments, bounds, strict=False):
             self._arena[at : at + end - begin] = old_arena[begin:end]
             positions[done : done + last - first] += at - begin
@@ -563,7 +564,7 @@ class Ring:
         if positions.size:
             self._place(self.floor, positions, 0)
         if self.columns.row_bytes:
-            self.columns.resize(rows, slots, self._pieces(self.floor, self.head) if at else [])
+            self.columns.resize(rows, blank, self._pieces(self.floor, self.head) if at else [])
         self._write = at
         self._wrap = self.floor
         return True
@@ -585,8 +586,7 @@ class Ring:
             begin, end = self._begin(sequence), self._end(sequence)
             assert 0 <= begin < end <= self._size
             if at is not None:
-                wrapped = sequence == self._wrap
-                assert begin == (0 if wrapped else at), (sequence, begin, at, self._wrap)
+                assert begin == (0 if sequence == self._wrap else at), (sequence, begin, at)
             total += end - begin
             at = end
             assert end - begin >= FRAME_BYTES_MIN

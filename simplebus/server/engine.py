@@ -211,11 +211,8 @@ class Engine:
         self._said = counts
 
     async def drained(self) -> None:
-        """Stop reading from peers that only publish; wait until all that is stored for
-        subscribers is acknowledged, unless it is kept past the process."""
-        for connection in self.connections.values():
-            if not connection.session.subscriptions:
-                connection.cut()
+        """Wait until all that is stored for subscribers is acknowledged, unless it is kept past the
+        process."""
         while self.keeping is None and any(cls.is_awaited for cls in self.broker.classes.values()):
             self._settled = trio.Event()
             await self._settled.wait()

@@ -12,6 +12,8 @@ from collections.abc import Callable
 
 import trio
 
+from simplebus.server import memory
+
 log = logging.getLogger("simplebus.server")
 
 _BACKLOG = 1024
@@ -91,7 +93,12 @@ def host_of(peer: str) -> str:
 
 
 async def accept(listener: socket.socket, serve: Callable[[socket.socket, str], None]) -> None:
-    """Accept for ever, handing each connected, non-blocking socket over. Closes the listener."""
+    """Accept for ever, handing each connected, non-blocking socket over. Closes the listener.
+
+    Where descriptors or memory run out, who comes waits in the queue, and who is inside notices
+    nothing: some descriptors are left for what the server itself opens.
+    """
+    says_nothing = False
     try:
         while True:
             await trio.lowlevel.wait_readable(listener)
@@ -102,9 +109,21 @@ async def accept(listener: socket.socket, serve: Callable[[socket.socket, str], 
                     break
                 except OSError as error:
                     if error.errno in _EXHAUSTED:
-                        log.error("cannot accept: %s; trying again", error.strerror)
+                        if not says_nothing:
+                            log.error("cannot accept: %s; trying again", error.strerror)
+                        says_nothing = True
                         await trio.sleep(_EXHAUSTED_PAUSE_SECONDS)
                     break  # Otherwise the peer left before it was accepted.
+                if sock.fileno() >= memory.descriptors_for_peers():
+                    sock.close()
+                    if not says_nothing:
+                        log.error("cannot accept: too many files are open; see LimitNOFILE")
+                    says_nothing = True
+                    await trio.sleep(_EXHAUSTED_PAUSE_SECONDS)
+                    break
+                if says_nothing:
+                    log.warning("connections are accepted again")
+                    says_nothing = False
                 try:
                     _prepare(sock)
                 except OSError:  # It left meanwhile.

@@ -13,6 +13,8 @@ import resource
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 
+_SPARE_DESCRIPTORS = 64
+
 
 def keep_temporary_arrays_mapped() -> None:
     """Have the allocator keep what batches free, instead of returning and faulting it in again.
@@ -32,6 +34,12 @@ def give_back() -> None:
     """Return to the system what is free, wherever it lies. It takes milliseconds."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def descriptors_for_peers() -> int:
+    """Sockets of peers have descriptors below this one: some are left for the journal's files."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return most - min(_SPARE_DESCRIPTORS, most // 4)
 
 
 def allow_many_sockets() -> None:

@@ -34,6 +34,7 @@ from simplebus.engine.settings import EngineOptions, check_settings
 from simplebus.nats.settings import NatsSettings
 from simplebus.server import listeners, memory
 from simplebus.server.addresses import Addresses, is_loopback
+from simplebus.server.draining import drain
 from simplebus.server.engine import Engine, new_identity
 from simplebus.server.keeping import Keeping, load
 from simplebus.server.nats_door import NatsDoor
@@ -235,7 +236,7 @@ async def _serve(
             if watch is not None:
                 watch.is_draining = True
             notify("STOPPING=1", "STATUS=draining")
-            await _drain(up, options.drain_seconds, signals)
+            await drain(engine, nats_door, options.drain_seconds, signals)
             _say_farewell(engine)
             engines.cancel_scope.cancel()
 
@@ -433,31 +434,6 @@ def _hint(what: str) -> Iterator[None]:
         if error.errno != errno.EADDRINUSE:
             raise
         raise OSError(error.errno, f"{error.strerror}. That port {what}") from None
-
-
-async def _drain(up: Serving, seconds: float, signals: AsyncIterator[int]) -> None:
-    """Wait until every subscriber has acknowledged what is stored for it, and every NATS client
-    has taken what waits for it, up to the deadline or a second signal."""
-    with trio.move_on_after(seconds):
-        async with trio.open_nursery() as nursery:
-
-            async def stop_at_once() -> None:
-                async for number in signals:
-                    if number in STOPPING:
-                        log.info("%s: stopping at once", signal.Signals(number).name)
-                        nursery.cancel_scope.cancel()
-                    else:
-                        say_ignored(number)
-
-            nursery.start_soon(stop_at_once)
-            if up.nats_door is not None:
-                await up.nats_door.finish_publishers()
-            await up.engine.drained()
-            if up.engine.cluster is not None:
-                await up.engine.cluster.finish()
-            if up.nats_door is not None:
-                await up.nats_door.flushed()
-            nursery.cancel_scope.cancel()
 
 
 def _say_farewell(engine: Engine) -> None:

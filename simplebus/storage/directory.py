@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from simplebus.storage.appending import sync_folder
-from simplebus.storage.errors import JournalError
+from simplebus.storage.errors import JournalError, JournalInUseError
 from simplebus.storage.names import CLASSES, LOCK, STAMP, STATE
 
 FORMAT = "simplebus journal"
@@ -107,7 +107,7 @@ def _lock(path: Path) -> int:
     except BlockingIOError:
         holder = os.read(lock, 20).decode("ascii", "replace").strip()
         os.close(lock)
-        raise JournalError(
+        raise JournalInUseError(
             f"{path} is used by another server" + (f", process {holder}" if holder else "")
         ) from None
     os.pwrite(lock, b"%-10d\n" % os.getpid(), 0)

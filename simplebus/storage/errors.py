@@ -7,3 +7,7 @@ from simplebus.core.errors import BusError
 
 class JournalError(BusError):
     """A directory, or a file in it, cannot be used as a journal; says where and why."""
+
+
+class JournalInUseError(JournalError):
+    """Another server uses the directory."""

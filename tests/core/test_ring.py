@@ -443,3 +443,20 @@ def test_a_ring_that_was_tampered_with_is_noticed() -> None:
     ring.floor = 4
     with pytest.raises(AssertionError):
         ring.check()
+
+
+def test_a_ring_for_whose_growth_there_is_no_memory_is_full_and_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    ring = ring_of()
+    assert fill(ring, RING_SLOTS_MIN) == RING_SLOTS_MIN
+    used = ring.budget.used
+    for where in ("simplebus.core.ring.allocate", "simplebus.core.columns.Columns.blank"):
+        with monkeypatch.context() as patch:
+            patch.setattr(where, refuse)
+            assert append(ring, message("one more")) == 0
+        assert (len(ring), ring.budget.used) == (RING_SLOTS_MIN, used)
+    assert append(ring, message("one more")) == 1

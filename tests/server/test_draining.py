@@ -1,0 +1,63 @@
+"""How a server ends: who is told, what is finished, and when it gives up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+import trio
+from nats_peer import greeted
+from served import ack, class_statistics, connect, message, serving, subscribe, until
+
+from simplebus.core import frames
+from simplebus.server.draining import drain
+
+
+async def never() -> AsyncIterator[int]:
+    """No signal."""
+    await trio.sleep_forever()
+    yield 0
+
+
+async def test_peers_of_version_2_and_of_nats_are_told() -> None:
+    async with serving(nats_port=0) as server:
+        peer = await connect(server)
+        await peer.send(frames.encode(frames.CONNECT, content=b'{"version":2}'))
+        await peer.frame()
+        nats = await greeted(server, protocol=1)
+        with trio.fail_after(10):
+            await drain(server.engine, server.nats_door, 5, never())
+        told = await peer.frame()
+        assert told[0] == frames.ERROR
+        content = json.loads(told[frames.HEADER_BYTES : -len(frames.DELIMITER)])
+        assert (content["code"], content["count"]) == ("draining", 0)
+        assert not content.get("fatal")
+        assert await peer.frame() == b""
+        assert b'"ldm":true' in await nats.rest()
+
+
+async def test_what_publishers_have_sent_is_read_before_they_are_disconnected() -> None:
+    async with serving() as server:
+        publishers = [await connect(server, [1]) for _ in range(3)]
+        subscriber = await connect(server, [1])
+        await subscriber.send(subscribe())
+        await until(lambda: len(class_statistics(server).subscriptions) == 1)
+        for publisher in publishers:
+            await publisher.send(message(b"x" * 100) * 5000)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(drain, server.engine, None, 20, never())
+            assert len(await subscriber.messages(15_000)) == 15_000
+            await subscriber.send(ack(0, 15_000))
+        assert class_statistics(server).ring.messages == 0
+
+
+async def test_the_deadline_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving() as server:
+        peer = await connect(server, [1])
+        await peer.send(subscribe() + message(b"never acknowledged"))
+        await peer.messages(1)
+        with trio.fail_after(10):
+            await drain(server.engine, None, 0.2, never())
+        assert "the 0.2 s of the drain are over: stopping" in caplog.text
+        assert class_statistics(server).ring.messages == 1
