@@ -102,7 +102,7 @@ def test_systemd_s_own_activator_hands_over_two_doors() -> None:
         )
         stack.callback(activator.kill)
         wait_for(ports[0])
-        with simplebus.connect_blocking(f"simplebus://127.0.0.1:{ports[0]}") as bus:
+        with simplebus.connect_blocking(f"simplebus://127.0.0.1:{ports[0]}", timeout=60) as bus:
             bus.publish(b"x", class_id=1)
             bus.flush()
         it = Program(activator)
@@ -162,7 +162,7 @@ def test_an_upgrade_under_load_refuses_nobody_and_loses_nothing(tmp_path: Path) 
         def publish() -> None:
             nonlocal sent
             try:
-                with simplebus.connect_blocking(url, name="till") as bus:
+                with simplebus.connect_blocking(url, name="till", timeout=60) as bus:
                     while not over.is_set():
                         bus.publish(b"%d" % sent, class_id=7)
                         sent += 1
@@ -194,7 +194,7 @@ def test_an_upgrade_under_load_refuses_nobody_and_loses_nothing(tmp_path: Path) 
                     over.set()
                     for thread in threads:
                         thread.join(PATIENCE_SECONDS)
-                    with simplebus.connect_blocking(url) as bus, bus.subscribe(7) as messages:
+                    with simplebus.connect_blocking(url, timeout=60) as bus, bus.subscribe(7) as messages:
                         got = [int(messages.get(5).payload) for _ in range(sent)]
                         assert got == list(range(sent))
                 it.signal(signal.SIGTERM)
@@ -247,7 +247,7 @@ def test_without_descriptors_who_is_inside_goes_on_and_who_comes_gets_in_later()
     with ExitStack() as stack:
         it, url = stack.enter_context(server(*ALONE))
         host, _, port = url.removeprefix("simplebus://").rpartition(":")
-        bus = stack.enter_context(simplebus.connect_blocking(url))
+        bus = stack.enter_context(simplebus.connect_blocking(url, timeout=60))
         resource.prlimit(it.process.pid, resource.RLIMIT_NOFILE, (64, 64))
         others = [
             stack.enter_context(socket.create_connection((host, int(port)), timeout=20))
@@ -257,7 +257,7 @@ def test_without_descriptors_who_is_inside_goes_on_and_who_comes_gets_in_later()
         bus.flush()
         for other in others:
             other.close()
-        with simplebus.connect_blocking(url, timeout=20) as late, late.subscribe(1) as messages:
+        with simplebus.connect_blocking(url, timeout=60) as late, late.subscribe(1) as messages:
             assert messages.get(20).payload == b"all is well"
         it.signal(signal.SIGTERM)
         status, _, said = it.end()
@@ -271,7 +271,7 @@ def test_without_descriptors_who_is_inside_goes_on_and_who_comes_gets_in_later()
 def test_without_memory_a_class_is_full_and_others_go_on() -> None:
     count, payload = 100_000, b"x" * 1000
     with server(*ALONE) as (it, url):
-        with simplebus.connect_blocking(url) as bus:
+        with simplebus.connect_blocking(url, timeout=60) as bus:
             bus.publish(b"first", class_id=1)
             bus.flush()
         pages = int(Path(f"/proc/{it.process.pid}/statm").read_text().split()[0])
@@ -279,13 +279,13 @@ def test_without_memory_a_class_is_full_and_others_go_on() -> None:
         resource.prlimit(it.process.pid, resource.RLIMIT_AS, (most, most))
 
         def fill() -> None:
-            with simplebus.connect_blocking(url) as bus:
+            with simplebus.connect_blocking(url, timeout=60) as bus:
                 bus.publish_many([payload] * count, class_id=1)
                 bus.flush()
 
         filling = threading.Thread(target=fill)
         filling.start()
-        with simplebus.connect_blocking(url) as bus:
+        with simplebus.connect_blocking(url, timeout=60) as bus:
             deadline = time.monotonic() + PATIENCE_SECONDS
             while not bus.explain(1).publishers:
                 assert time.monotonic() < deadline

@@ -49,7 +49,7 @@ def test_a_port_that_is_taken_is_a_sentence() -> None:
         status, said, complained = run(
             "serve", "--host", "127.0.0.1", "--port", "0", "--nats-port", str(port)
         )
-    assert (status, said) == (1, "")
+    assert (status, said) == (69, "")
     assert complained == (
         f"simplebus: cannot listen on 127.0.0.1:{port}: Address already in use. That port is for "
         "NATS clients: --nats-port picks another one, --no-nats goes without\n"
