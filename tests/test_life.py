@@ -194,7 +194,10 @@ def test_an_upgrade_under_load_refuses_nobody_and_loses_nothing(tmp_path: Path) 
                     over.set()
                     for thread in threads:
                         thread.join(PATIENCE_SECONDS)
-                    with simplebus.connect_blocking(url, timeout=60) as bus, bus.subscribe(7) as messages:
+                    with (
+                        simplebus.connect_blocking(url, timeout=60) as bus,
+                        bus.subscribe(7) as messages,
+                    ):
                         got = [int(messages.get(5).payload) for _ in range(sent)]
                         assert got == list(range(sent))
                 it.signal(signal.SIGTERM)
