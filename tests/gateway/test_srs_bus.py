@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 import weakref
 
 import pytest
 
-from gateway.listening import Held, Listener, assert_no_threads_left, in_thread, said
+from gateway.listening import SOON, Held, Listener, assert_no_threads_left, in_thread, said
 from simplebus.gateway import ModuleBus, ModuleMessage, Result, plain
 
 
@@ -193,11 +194,23 @@ def test_17_023_after_publish_others_may_publish(bus: ModuleBus) -> None:
     assert bus.statistics().published == 3
 
 
-def test_13_037_publish_is_an_error_on_a_bus_that_is_freed() -> None:
+def test_13_037_publish_is_an_error_when_it_fails() -> None:
     bus = ModuleBus()
     assert plain.publish(bus, None, said("x")) is Result.OK
     bus.destroy()
     assert plain.publish(bus, None, said("x")) is Result.ERROR
+    bus, results, done = ModuleBus(), [], threading.Event()
+
+    def flood(message: ModuleMessage) -> None:
+        if message.content == b"go":
+            results.extend(plain.publish(bus, None, said("more")) for _ in range(3))
+            done.set()
+
+    with bus:
+        bus.add_module(flood, places=2)
+        bus.publish(said("go"))
+        assert done.wait(SOON)
+    assert results == [Result.OK, Result.OK, Result.ERROR], "there is no room, and never will be"
 
 
 # Destroy, DecRef

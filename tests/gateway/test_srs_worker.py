@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import deque
 
 import pytest
 
 from gateway.listening import SOON, Held, Listener, assert_no_threads_left, in_thread, said
 from simplebus.gateway import ModuleBus, ModuleMessage
+from simplebus.gateway.mailbox import Mailbox
 
 
 @pytest.fixture
@@ -108,15 +110,24 @@ def test_17_016_a_worker_that_cannot_leave_the_lock_in_order_ends(
     broken_mailbox(bus, monkeypatch, "ThreadGate")
 
 
-def test_17_005_a_worker_waits_for_messages_without_working(bus: ModuleBus) -> None:
+def test_17_005_a_worker_waits_for_messages_without_working(
+    bus: ModuleBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[int] = []
+    grab = Mailbox._grab
+
+    def counted(box: Mailbox) -> deque[ModuleMessage]:
+        looked.append(len(box.queue))
+        return grab(box)
+
+    monkeypatch.setattr(Mailbox, "_grab", counted)
     module = Listener()
     bus.add_module(module)
-    bus.publish(said("one"))
-    module.wait(1)
-    bus.publish(said("two"))
-    assert module.wait(2) == ["one", "two"]
-    ((_, statistics),) = bus.statistics().modules
-    assert statistics.delivered == 2
+    for text in "one", "two":
+        bus.publish(said(text))
+        bus.wait_quiet()
+    assert module.heard == ["one", "two"]
+    assert looked == [1, 1], "once for each, and not in between"
 
 
 def test_17_006_an_error_while_it_waits_ends_the_worker(

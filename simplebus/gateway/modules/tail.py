@@ -7,7 +7,8 @@ The line is the content, without its end; the properties `file` and `offset` say
 file that is moved away is read to its end, and then the new one of its name; one that is cut off is
 read from its beginning. A line without an end waits for it.
 With `remember` the place is written down after its lines were said: after a crash some may be said
-again, and none is left out while the file that was read is still there.
+again, and none is left out while the file that was read is still there. What was said and what no
+module had kept yet is gone with the crash.
 """
 
 from __future__ import annotations
