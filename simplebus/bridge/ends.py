@@ -110,6 +110,9 @@ class Near(Protocol):
         """These can never be copied: have them kept with the dead letters. Returns how many are not
         there any more."""
 
+    def left(self, at: int) -> int:
+        """How many messages from this sequence on are gone with this end."""
+
 
 class Far(Protocol):
     """Where they go."""

@@ -168,6 +168,9 @@ class Lane:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _GOODBYE_SECONDS):
                 await near.keep(self._at, now=True)
             raise
+        finally:
+            if gone := near.left(self._at):
+                self._miss(gone, self._at)
 
     async def _flow(self, near: Near, far: Far) -> None:
         """Copy from the cursor on."""

@@ -8,9 +8,10 @@ moved as one step, and is sent one message at a time.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,16 +22,27 @@ from simplebus.bridge.rewriting import Piece
 from simplebus.bridge.wires import check
 from simplebus.client.signal import Signal
 from simplebus.client.wire import Wire
-from simplebus.core import dead_letters
+from simplebus.core import dead_letters, envelope, frames
 from simplebus.core.client.asking import Request
 from simplebus.core.client.inbox import Inbox
 from simplebus.core.client.messages import Batch
 from simplebus.core.dead_letters import Dead, Death
 from simplebus.core.envelope_columns import Seconds
-from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.limits import FETCH_BYTES_MAX, FETCH_MESSAGES_MAX
+from simplebus.core.errors import Reason
+from simplebus.core.frames import DELIMITER
+from simplebus.core.limits import (
+    DELIMITER_BYTES,
+    FETCH_BYTES_MAX,
+    FETCH_MESSAGES_MAX,
+    HEADER_BYTES,
+)
 from simplebus.core.requests import FetchReply, NamedClass, Start, SubscribeReply, SubscribeRequest
 
+log = logging.getLogger("simplebus.bridge")
+
+_CUT_BYTES = 4096
+"""A payload that is too long for a dead letter loses so much, which is enough for all but odd
+headers."""
 _KEEP_SECONDS = 0.1
 """So often the bus is told how far the lane is, while it is busy."""
 _SAFE_SECONDS = 0.001, 0.05
@@ -234,20 +246,41 @@ class NearBus:
         death = Death(Reason.TERMINATED, name, 1, self._durable, "", self._clock())
         error = f"{refusal.code}: {refusal.sentence}"
         accepted = now - float(np.max(piece.ages))
-        found = dead_letters.write(
-            [Dead(refusal.sequence, bytes(piece.raw), accepted, error)],
-            death,
-            class_id=class_id,
-            frame_bytes_max=self._core.frame_bytes,
-        )
-        if found.batch is None:
-            raise RemoteProtocolError(
-                Reason.FRAME_TOO_LONG,
-                f"message {refusal.sequence} was refused ({error}), and is too long for a dead "
-                "letter",
+        for frame, why in _letters(bytes(piece.raw), error):
+            found = dead_letters.write(
+                [Dead(refusal.sequence, frame, accepted, why)],
+                death,
+                class_id=class_id,
+                frame_bytes_max=self._core.frame_bytes,
             )
-        raw = bytearray(b"<\r\n>") + found.batch.data.tobytes()
-        self._core.publisher.publish_frames(raw, found.batch.bounds, class_id)
+            if found.batch is not None:
+                raw = bytearray(DELIMITER) + found.batch.data.tobytes()
+                self._core.publisher.publish_frames(raw, found.batch.bounds, class_id)
+                return
+        log.error(
+            "%s: message %d is refused (%s), and its headers are too long for a dead letter",
+            self._durable,
+            refusal.sequence,
+            error,
+        )
+
+    def left(self, at: int) -> int:
+        return 0
+
+
+def _letters(frame: bytes, error: str) -> Iterator[tuple[bytes, str]]:
+    """A message as it may lie in a dead letter, and what is said of it: whole or, where that would
+    be too long with its reason, without the end of its payload."""
+    yield frame, error
+    for cut in _CUT_BYTES, len(frame):
+        content = frame[HEADER_BYTES:-DELIMITER_BYTES]
+        front = 0
+        if frame[0] == frames.ENVELOPE:
+            front = len(content) - len(envelope.decode(content)[1])
+        kept = content[: max(front, len(content) - cut)].rstrip(DELIMITER)
+        if len(kept) >= front:
+            said = f"cut: the last {len(content) - len(kept)} bytes are not here; {error}"
+            yield frame[:HEADER_BYTES] + kept + DELIMITER, said
 
 
 def _ages(reply: FetchReply, now: float) -> Seconds:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import re
 import secrets
+import zlib
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -48,6 +49,16 @@ _HEADER = frames.HEADER.pack(frames.ENVELOPE, 0, 0, 0)
 _RESERVED = np.frombuffer(b"$_", np.uint8)
 """What subjects begin with that may be the server's own."""
 _HEARTBEAT, _NO_MESSAGES, _TIMED_OUT = 100, 404, 408
+
+
+def consumer_name(lane: str) -> str:
+    """What a lane's consumer is called: words, and the class behind them; one with letters that no
+    consumer's name may have is told apart by a checksum."""
+    *words, class_ = lane.split(" ", 3)
+    plain = _ODD.sub("-", class_)
+    if plain != class_:
+        plain += f"-{zlib.crc32(class_.encode()):08x}"
+    return "-".join((*words, plain))
 
 
 class Framer:
@@ -161,6 +172,10 @@ class NearCore:
         """The log has said it; NATS has no place for them."""
         return 0
 
+    def left(self, at: int) -> int:
+        held = sum(messages.count for messages in self._held)
+        return self._next - at + held + self._missed
+
 
 class NearStream:
     """The messages of a stream."""
@@ -177,7 +192,7 @@ class NearStream:
     ) -> None:
         self._wire, self._core = wire, wire.core
         self._stream = stream
-        self._name = _ODD.sub("-", durable)
+        self._name = consumer_name(durable)
         self._subjects = list(subjects)
         self._start = start
         self._heartbeat = heartbeat
@@ -274,6 +289,8 @@ class NearStream:
         told = jetstream.deliveries(messages)
         for row in np.flatnonzero(~told.good).tolist():
             code, words = jetstream.status(messages.headers(row))
+            if code:  # There is nothing now: what was told to be behind the last one is gone.
+                self._pending = 0
             if code != _HEARTBEAT:
                 self._asked = 0  # What was asked for is over.
             if code not in (0, _HEARTBEAT, _NO_MESSAGES, _TIMED_OUT):
@@ -355,6 +372,9 @@ class NearStream:
                 self._core.write(jetstream.say(messages.pick(those), jetstream.TERMINATE))
         self._wire.link.flush()
         return 0  # The stream keeps them as long as it keeps anything.
+
+    def left(self, at: int) -> int:
+        return 0
 
 
 def check_lane(wire: NatsWire) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import shutil
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
+import simplebus
 from bridge.buses import (
     Breaking,
     hold,
@@ -27,7 +30,7 @@ from simplebus.bridge.far import FarTerms
 from simplebus.bridge.near import NearBus
 from simplebus.bridge.origin import PATH
 from simplebus.bridge.progress import Batch, Record
-from simplebus.core.errors import BusConnectionError
+from simplebus.core.errors import BusConnectionError, LocalProtocolError
 from simplebus.core.limits import Limits
 from simplebus.core.settings import ClassSettings, FullPolicy, Settings
 from simplebus.memory import MemoryBus
@@ -421,6 +424,35 @@ def test_what_is_too_long_for_the_far_bus_is_a_dead_letter() -> None:
             assert [len(each) for each in await payloads(there, "orders", 2)] == [10, 20]
             (letter,) = await read(here, "dead.orders", 1)
             assert "2000 are accepted there" in dict(letter.headers)["dead-error"]
+
+    run(main)
+
+
+@pytest.mark.parametrize("headers", [{}, {"h": "x" * 1000}])
+def test_what_is_too_long_for_a_dead_letter_is_cut_and_holds_up_nobody(
+    headers: dict[str, str],
+) -> None:
+    """The path makes each message longer, and so does the reason of a dead letter."""
+
+    async def longest(bus: simplebus.Bus) -> bytes:
+        for size in count(bus.wire.core.frame_bytes, -1):
+            with contextlib.suppress(LocalProtocolError):
+                await bus.publish(b"x" * size, class_id="orders", headers=headers)
+                return b"x" * size
+        raise AssertionError
+
+    async def main() -> None:
+        near, far = MemoryBus(), MemoryBus()
+        async with near as here, far as there:
+            await here.publish(b"a", class_id="orders")
+            whole = await longest(here)
+            await here.publish(b"b", class_id="orders")
+            copying = lane(near, far)
+            async with running(copying):
+                assert await payloads(there, "orders", 2) == [b"a", b"b"]
+                (letter,) = await payloads(here, "dead.orders", 1)
+                assert letter == whole[:-4096]
+            assert (copying.statistics().refused, copying.statistics().missed) == (1, 0)
 
     run(main)
 

@@ -12,11 +12,13 @@ import trio
 from engine.nats_servers import NatsServer, nats_server
 
 import simplebus
+from simplebus.bridge.ends import Found
 from simplebus.bridge.lane import Lane
 from simplebus.bridge.nats_wire import nats_wired
-from simplebus.bridge.near_nats import NearStream
+from simplebus.bridge.near_nats import NearCore, NearStream, consumer_name
 from simplebus.bridge.running import lanes, run
-from simplebus.bridge.settings import Bridge, Copied
+from simplebus.bridge.settings import Bridge, Copied, lane_name
+from simplebus.core.errors import BusConnectionError
 from simplebus.testing.server import BusServer, bus_server
 
 from .buses import numbered, payloads
@@ -131,3 +133,65 @@ async def test_what_a_stream_drops_while_the_lane_is_there_is_counted_as_missed(
         assert await payloads(bus, "short", 10) == numbered(90, 100)
         await until(lambda: lane.statistics().copied == 10)
         assert (lane.statistics().missed, lane.statistics().losses) == (90, 0)
+
+
+async def test_what_was_to_come_and_is_purged_is_not_waited_for(
+    nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("simplebus.bridge.near_nats._PULL_MESSAGES", 8)
+    await stream(nats, "PURGED")
+    async with nats_wired(nats.url, "test", {}) as wire, nats_wired(nats.url, "near", {}) as mine:
+        for number in range(20):
+            wire.core.publish("purged.x", b"%d" % number)
+        await wire.echoed()
+        near = NearStream(
+            mine, "PURGED", durable="bridge b there c", subjects=(), start="earliest", heartbeat=0.2
+        )
+        with trio.fail_after(PATIENCE_SECONDS):
+            at = await near.open()
+            while at < 9:
+                at = (await near.find(at)).next
+            await wire.link.ask("STREAM.PURGE.PURGED")
+            # Some may be here, and some on their way.
+            while at < 21 and (found := await near.find(at)).pieces:
+                at = found.next
+            wire.core.publish("purged.x", b"late")
+            wire.link.flush()
+            await near.wait(at)
+            assert (await near.find(at)).next == 22
+
+
+async def test_what_has_come_from_a_server_without_jetstream_goes_with_its_end_and_is_counted(
+    server: BusServer, nats: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    ends: list[NearCore] = []
+    with pytest.MonkeyPatch.context() as patch:
+        find = NearCore.find
+
+        async def lost(near: NearCore, at: int) -> Found:
+            found = await find(near, at)
+            ends.append(near)
+            if found.pieces:
+                raise BusConnectionError("the far end is gone")
+            return found
+
+        patch.setattr(NearCore, "find", lost)
+        async with (
+            nats_wired(nats.url, "test", {}) as wire,
+            copying(nats.url, server.address, "held", channels=("held.>",)) as lane,
+        ):
+            await until(lambda: bool(ends))
+            for number in range(100):
+                wire.core.publish("held.x", b"%d" % number)
+            await wire.echoed()
+            await until(lambda: lane.statistics().missed > 0)
+            assert lane.statistics().copied == 0
+    assert "were gone before they could be copied" in caplog.text
+
+
+def test_lanes_of_odd_class_names_have_consumers_of_their_own() -> None:
+    classes = ["orders.eu", "orders-eu", "orders eu", "日本", "中国", "--"]
+    names = [consumer_name(lane_name("b", each, back=False)) for each in classes]
+    assert len(set(names)) == len(classes)
+    assert names[1] == "bridge-b-there-orders-eu"
+    assert all(name.replace("-", "").isalnum() and name.isascii() for name in names)
