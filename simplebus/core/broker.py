@@ -390,7 +390,12 @@ class Broker:
                 case UnsubscriptionAsked():
                     self.answers.unsubscribe(session, event)
                 case FetchAsked():
-                    self._lookups.fetch(session, event)
+                    refuse = partial(self._refuse_asked, session, event)
+                    self._lookups.fetch(session, event, refuse)
+                case PurgeAsked() if self._lookups.purge_elsewhere(
+                    session, event, partial(self._refuse_asked, session, event)
+                ):
+                    pass
                 case PurgeAsked():
                     last = self._lookups.check_purge(session, event)
                     session.outbox.owe(partial(self._purge, session, event, last))

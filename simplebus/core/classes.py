@@ -33,6 +33,7 @@ from simplebus.core.statistics import ClassStatistics
 from simplebus.core.subscription import Subscription
 
 if TYPE_CHECKING:
+    from simplebus.core.elsewhere import Elsewhere
     from simplebus.core.spilling import Spill
 
 NO_PROBE = SEQUENCE_MAX
@@ -43,6 +44,9 @@ class MessageClass:
 
     is_remote = False
     """Whether its messages are kept elsewhere: what is stored here is on its way there."""
+
+    elsewhere: Elsewhere | None = None
+    """Where these are."""
 
     def __init__(self, ring: Ring, keep: Keep, policy: FullPolicy = FullPolicy.BLOCK) -> None:
         self.class_id = ring.class_id
@@ -135,6 +139,10 @@ class MessageClass:
         self.times.note(now, first)
         if self.probe == NO_PROBE:
             self.probe, self.probed_at = first, now
+
+    def accepted_at(self, position: Subscription, sequence: int) -> float:
+        """When a message that a position holds was accepted; 0.0 where nobody knows."""
+        return self.times.at(sequence)
 
     def release(self, now: float) -> None:
         """Let go of what nobody needs and what is not to be kept."""

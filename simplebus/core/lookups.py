@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from simplebus.core import frames
-from simplebus.core.classes import MessageClass
-from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.elsewhere import Asking, Elsewhere
+from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.events import FetchAsked, PurgeAsked
 from simplebus.core.fetching import Fetching
 from simplebus.core.outbox import Outbox
@@ -35,26 +35,41 @@ class Lookups:
         self._wake = wake
         """Called with positions that may have something new."""
 
-    def fetch(self, session: Session, asked: FetchAsked) -> None:
-        """See `Fetching`."""
-        cls = self._here(asked.class_id, "shows")
+    def fetch(
+        self, session: Session, asked: FetchAsked, refuse: Callable[[RemoteProtocolError], None]
+    ) -> None:
+        """See `Fetching`. `refuse` says why it cannot be answered, if that is known later."""
+        cls = self._store.class_of(asked.class_id)
         check_fetch(session, cls)
-        self._fetching.fetch(session, asked, cls)
+        if cls.elsewhere is None:
+            self._fetching.fetch(session, asked, cls)
+        else:
+            self._ask(cls.elsewhere, session, asked, refuse)
 
-    def _here(self, class_id: int, verb: str) -> MessageClass:
-        """A class whose messages are stored here."""
-        cls = self._store.class_of(class_id)
-        if cls.is_remote:
-            raise RemoteProtocolError(
-                Reason.BAD_REQUEST,
-                f"a door before a JetStream cluster {verb} no messages of class {class_id}: they "
-                "are in its stream",
-            )
-        return cls
+    def _ask(
+        self,
+        cls: Elsewhere,
+        session: Session,
+        asked: FetchAsked | PurgeAsked,
+        refuse: Callable[[RemoteProtocolError], None],
+    ) -> None:
+        session.outbox.owe(Asking(cls, session, asked, self._ready, refuse).answer)
+        self._ready(session.outbox)
+
+    def purge_elsewhere(
+        self, session: Session, asked: PurgeAsked, refuse: Callable[[RemoteProtocolError], None]
+    ) -> bool:
+        """Whether the messages of a class are not here; then they are purged where they are."""
+        cls = self._store.class_of(asked.class_id)
+        if cls.elsewhere is None:
+            return False
+        check_right(session, Right.PURGE, cls)
+        self._ask(cls.elsewhere, session, asked, refuse)
+        return True
 
     def check_purge(self, session: Session, asked: PurgeAsked) -> int:
         """Whether a session may have messages purged. Returns where those end that it means."""
-        cls = self._here(asked.class_id, "purges")
+        cls = self._store.class_of(asked.class_id)
         check_right(session, Right.PURGE, cls)
         head, last = cls.ring.head, asked.asked.last
         return head if last is None else min(last, head)

@@ -453,7 +453,7 @@ class Store:
                 Dead(
                     sequence,
                     ring.frame(sequence),
-                    cls.times.at(sequence),
+                    cls.accepted_at(position, sequence),
                     self.errors.of(position, sequence),
                 )
                 for each in there

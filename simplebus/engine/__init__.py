@@ -4,8 +4,10 @@
     content                         frames as messages of a stream, and the way back
     uplink                          lots of the ledger become publications; PubAcks become confirms
     classes  feed                   a position's own ring, filled from its consumer; acks go back
+    sole                            a consumer that is one door's alone: acks of all up to a message
     link                            a connection to one of several servers (trio)
     positions                       streams and consumers, made and found (trio)
+    stored  naming                  what lies in streams; what classes are called (trio)
     cluster                         between the broker and all of these (trio)
 
 Rule 1: the broker stays as it is. A class keeps nothing but what is on its way to the cluster; who

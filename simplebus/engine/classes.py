@@ -7,17 +7,22 @@ Rule 2: what the cluster cannot do is refused with a sentence, never left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
 
 from simplebus.core.acks import AckWindow
 from simplebus.core.channel_table import Wanted
 from simplebus.core.classes import MessageClass, TimeIndex
+from simplebus.core.elsewhere import Found, Purged
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.left import Left
-from simplebus.core.requests import Start, SubscribeRequest
+from simplebus.core.requests import FetchRequest, Start, SubscribeRequest
 from simplebus.core.ring import Ring
 from simplebus.core.settings import FullPolicy, Keep
 from simplebus.core.subscription import Subscription
+
+if TYPE_CHECKING:
+    from simplebus.engine.stored import Stored
 
 FEED_MESSAGES_MAX = 128 * 1024
 FEED_BYTES_MAX = 64 * 1024 * 1024
@@ -27,6 +32,11 @@ Begin = Callable[["RemoteClass", Subscription, "str | Start"], None]
 """Called with a position that is new, and where it begins if the cluster does not know it."""
 End = Callable[["RemoteClass", Subscription, bool], None]
 """Called with a position that nobody here has any more, and whether it is to be forgotten."""
+
+Ask = Callable[
+    ["RemoteClass", Callable[["Stored"], Awaitable[Found | Purged]], Callable[[Any], None]], None
+]
+"""Called with what finds an answer in the class's stream, and with whom to tell it."""
 
 
 class RemoteClass(MessageClass):
@@ -42,9 +52,20 @@ class RemoteClass(MessageClass):
         *,
         begin: Begin,
         end: End,
+        ask: Ask,
+        struck: Callable[[RemoteClass, int, int], None],
+        accepted_at: Callable[[Subscription, int], float],
+        frame_bytes: int,
     ) -> None:
+        """`struck` is called with messages of the stream that are purged, first..last-1;
+        `accepted_at` says when the stream took a message that a position holds."""
         super().__init__(ring, keep, policy)
         self.times = _NoTimes()
+        self.elsewhere = self
+        self._ask = ask
+        self._struck = struck
+        self._accepted_at = accepted_at
+        self._frame_bytes = frame_bytes
         self._begin = begin
         self._end = end
         self._start: str | Start = "waiting"
@@ -67,6 +88,9 @@ class RemoteClass(MessageClass):
         super().release(now)
         self.touched(self)
 
+    def accepted_at(self, position: Subscription, sequence: int) -> float:
+        return self._accepted_at(position, sequence)
+
     def floor(self) -> int:
         """What is to be handed over is copied when it comes."""
         return self.ring.head
@@ -80,6 +104,24 @@ class RemoteClass(MessageClass):
         )
         self.channels.lends[ring.columns] = None
         return ring
+
+    def look(self, wish: FetchRequest, tell: Callable[[Found], None]) -> None:
+        """See `Elsewhere`."""
+
+        async def find(stored: Stored) -> Found:
+            return await stored.look(self.class_id, wish, self._frame_bytes)
+
+        self._ask(self, find, tell)
+
+    def strike(self, first: int, last: int | None, tell: Callable[[Purged], None]) -> None:
+        """See `Elsewhere`."""
+
+        async def find(stored: Stored) -> Purged:
+            count, begin, end = await stored.strike(self.class_id, first, last)
+            self._struck(self, begin, end)
+            return count
+
+        self._ask(self, find, tell)
 
     def check_wish(self, asked: SubscribeRequest) -> None:
         """Raises RemoteProtocolError (bad_request) for what the cluster cannot do."""

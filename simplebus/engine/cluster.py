@@ -17,21 +17,24 @@ import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Any
 
-import msgspec
 import trio
 
 from simplebus.core.broker import Broker
+from simplebus.core.elsewhere import Found, Purged
 from simplebus.core.errors import BusConnectionError, RemoteProtocolError
 from simplebus.core.ledger import Ledger
-from simplebus.core.requests import NamedClass, Start
+from simplebus.core.requests import Start
 from simplebus.core.subscription import Subscription
 from simplebus.engine.classes import RemoteClass
 from simplebus.engine.feed import ALIVE_SECONDS, FETCH_BYTES, FETCH_SECONDS, Feed, Owed
 from simplebus.engine.link import Event, Link, Lost, new_inbox
+from simplebus.engine.naming import Naming
 from simplebus.engine.positions import Positions
 from simplebus.engine.settings import EngineOptions
 from simplebus.engine.sole import Sole
+from simplebus.engine.stored import Stored, found_of
 from simplebus.engine.uplink import Uplink
 from simplebus.nats.client import jetstream
 from simplebus.nats.client.core import Ready, Replies
@@ -63,7 +66,8 @@ class Cluster:
         self.door = secrets.token_hex(6)
         """What other doors know it by."""
         self._broker = broker
-        self._ledger: Ledger = _ledger_of(broker)
+        assert broker.ledger is not None, "a door's broker has a ledger"
+        self._ledger: Ledger = broker.ledger
         self._settle: Callable[[], None] = lambda: None
         self.link = Link(
             list(options.servers),
@@ -80,6 +84,7 @@ class Cluster:
             run=self.door,
         )
         self.positions = Positions(self.link, options, self.door)
+        self.stored = Stored(self.link, options)
         self.feeds: dict[Subscription, Feed] = {}
         self._by_sid: dict[int, Feed] = {}
         self._sids: dict[Subscription, int] = {}
@@ -91,7 +96,6 @@ class Cluster:
         self._feed_count = 0
         self._jobs: dict[int, deque[Job]] = {}
         """Of each class, what is to be asked; the first one is under way."""
-        self._known_names: dict[str, int] = {}
         self._alive_sid = core.subscribe(options.names.door(self.door))
         self._naming_sid = core.subscribe(options.names.naming)
         self._nursery: trio.Nursery | None = None
@@ -103,7 +107,16 @@ class Cluster:
         table = broker.store.table
         table.is_remote = True
         table.first_number = options.first_number
-        table.make = partial(RemoteClass, begin=self._begin, end=self._end)
+        table.make = partial(
+            RemoteClass,
+            begin=self._begin,
+            end=self._end,
+            ask=self._ask,
+            struck=self._struck,
+            accepted_at=self._accepted_at,
+            frame_bytes=broker.settings.limits.frame_bytes,
+        )
+        self._naming = Naming(broker.store.names, table.name_classes)
 
     @property
     def is_busy(self) -> bool:
@@ -116,7 +129,7 @@ class Cluster:
             self._nursery = nursery
             await nursery.start(self.link.run)
             await self.link.wait_ready()
-            await self._learn_names()
+            await self._naming.learn(self.positions)
             task_status.started()
             while True:
                 await trio.sleep(_BEAT_SECONDS)
@@ -233,7 +246,8 @@ class Cluster:
             acked, self._acked = self._acked, set()
             for class_id in acked:
                 self._do(class_id, partial(self._trim, class_id))
-        self._tell_names()
+        if ready and (fresh := self._naming.fresh()):
+            self.link.core.publish(self.options.names.naming, fresh)
         self._settle()
 
     # What comes ----------------------------------------------------------------------------------
@@ -259,7 +273,7 @@ class Cluster:
                     self._touched[feed] = None
                     if feed.sole is not None and feed.sole.is_broken:
                         self._renew(feed)
-                self._known_names.clear()
+                self._naming.tell_again()
                 if self._nursery is not None:
                     self._settle()
             case Lost():
@@ -270,7 +284,7 @@ class Cluster:
 
     def _reach(self, lot: int) -> None:
         self._broker.reach(lot)
-        self._reached.set()
+        self._has_reached()
         owed, self._owed = self._owed, []
         for mark, said in owed:
             if mark <= lot:
@@ -278,6 +292,10 @@ class Cluster:
             else:
                 self._owed.append((mark, said))
         self._settle()
+
+    def _has_reached(self) -> None:
+        self._reached.set()
+        self._reached = trio.Event()
 
     def _take(self, sid: int, messages: Messages) -> None:
         feed = self._by_sid.get(sid)
@@ -288,7 +306,10 @@ class Cluster:
                 self.link.core.publish(messages.reply(row).decode("latin-1"), b"")
         elif sid == self._naming_sid:
             for payload in messages.all_payloads():
-                self._hear_names(payload)
+                self._naming.hear(payload)
+        else:  # It was on its way when its position ended.
+            found = messages.pick(jetstream.deliveries(messages).good)
+            self.link.core.write(jetstream.say_in_order(found, jetstream.NAK))
 
     def _feed(self, feed: Feed, messages: Messages) -> None:
         """What a consumer has sent: messages, and what it says of the request."""
@@ -300,7 +321,7 @@ class Cluster:
                 if not code:
                     told[row] = False
                 elif code >= 400:
-                    feed.asked = max(0, feed.asked - _pending(messages.headers(row)))
+                    feed.asked = max(0, feed.asked - jetstream.pending(messages.headers(row)))
                 else:  # It is there; with a reply, it asks whether we are.
                     reply = messages.reply(row)
                     if reply:
@@ -516,47 +537,47 @@ class Cluster:
             await jobs[0]()
             jobs.popleft()
         del self._jobs[class_id]
-        self._reached.set()
+        self._has_reached()
 
-    # Names ---------------------------------------------------------------------------------------
+    # What lies in streams -----------------------------------------------------------------------
 
-    async def _learn_names(self) -> None:
-        """Which classes there are in the cluster, and what they are called."""
-        while True:
-            try:
-                found = await self.positions.classes()
-                break
-            except (BusConnectionError, JetStreamError) as error:
-                log.warning("the streams of the cluster: %s; trying on", error)
-                await trio.sleep(_PAUSE_SECONDS)
-        for class_id, name in found:
-            self._name(class_id, name)
+    def _ask(
+        self,
+        cls: RemoteClass,
+        find: Callable[[Stored], Awaitable[Found | Purged]],
+        tell: Callable[[Any], None],
+    ) -> None:
+        """Have something found out about a class's stream, and told."""
 
-    def _name(self, class_id: int, name: str) -> None:
-        try:
-            named = NamedClass(id=class_id, name=name) if name else class_id
-            self._broker.store.table.name_classes([named])
-        except RemoteProtocolError as error:
-            log.warning("class %d of the cluster: %s", class_id, error.sentence)
+        async def job() -> None:
+            tell(await found_of(self.stored, cls, find, self._has_stored))
+            self._settle()
 
-    def _tell_names(self) -> None:
-        """Other doors hear of names that are new here."""
-        names = self._broker.store.names
-        if len(names) == len(self._known_names) or not self.link.core.is_ready:
-            return
-        fresh = {name: id_ for name, id_ in names.items() if name not in self._known_names}
-        self._known_names = dict(names)
-        self.link.core.publish(self.options.names.naming, msgspec.json.encode(fresh))
+        self._do(cls.class_id, job)
 
-    def _hear_names(self, payload: bytes) -> None:
-        try:
-            told = msgspec.json.decode(payload, type=dict[str, int])
-        except (msgspec.MsgspecError, RecursionError):
-            return
-        for name, class_id in told.items():
-            self._known_names[name] = class_id
-            if self._broker.store.names.get(name) != class_id:
-                self._name(class_id, name)
+    async def _has_stored(self, cls: RemoteClass) -> None:
+        """Wait until what was accepted is in the stream, and what is done with is not. Raises
+        BusConnectionError and JetStreamError."""
+        await self.positions.open_stream(cls.class_id, cls.name)
+        self.uplink.open_classes.add(cls.class_id)
+        self._settle()
+        head = cls.ring.head
+        while self._ledger.safe(cls.class_id, cls.ring.head) < head:
+            await self._reached.wait()
+        if cls.class_id in self._acked:
+            await self.positions.trim(cls.class_id)
+
+    def _accepted_at(self, position: Subscription, sequence: int) -> float:
+        feed = self.feeds.get(position)
+        return 0.0 if feed is None else feed.accepted_at(sequence)
+
+    def _struck(self, cls: RemoteClass, first: int, last: int) -> None:
+        """Messages first..last-1 are purged: nobody here is to have them either."""
+        for feed in [feed for feed in self.feeds.values() if feed.cls is cls]:
+            feed.strike(first + 1, last + 1)
+            self._broker.answers.wake(feed.position)
+            self._touched[feed] = None
+        self._broker.store.release(cls)
 
     # Ending --------------------------------------------------------------------------------------
 
@@ -568,24 +589,8 @@ class Cluster:
             self._broker.close(session)
         self._settle()
         while not (self.uplink.is_empty and self._ledger.is_empty):
-            self._reached = trio.Event()
             await self._reached.wait()
         while self._jobs and self.link.is_ready:
-            self._reached = trio.Event()
             await self._reached.wait()
         if self.link.is_ready:  # What was said before is there when this is answered.
             await self.link.request(self.options.names.door(self.door))
-
-
-def _ledger_of(broker: Broker) -> Ledger:
-    assert broker.ledger is not None, "a door's broker has a ledger"
-    return broker.ledger
-
-
-def _pending(headers: bytes) -> int:
-    """How many messages of a request will not come, as the status that ends it says."""
-    for line in headers.split(b"\r\n"):
-        name, _, value = line.partition(b":")
-        if name == b"Nats-Pending-Messages" and value.strip().isdigit():
-            return int(value)
-    return 1 << 31

@@ -23,6 +23,7 @@ GROUP_SECONDS = 300.0
 ACK_PENDING_MAX = 500_000
 CLAIM_SECONDS = 10.0
 """How long nobody else may take up what a door has claimed."""
+ONCE_SECONDS = 5.0
 _CLAIM = "simplebus-claim"
 
 
@@ -96,6 +97,18 @@ def claim(name: str, door: str) -> dict[str, Any]:
         "deliver_policy": "new",
         "inactive_threshold": round(CLAIM_SECONDS * 1e9),
         "metadata": {_CLAIM: door},
+    }
+
+
+def once(name: str, start: dict[str, Any]) -> dict[str, Any]:
+    """One that is looked through once, and remembers nothing."""
+    return {
+        "name": name,
+        "ack_policy": "none",
+        "mem_storage": True,
+        "num_replicas": 1,
+        "inactive_threshold": round(ONCE_SECONDS * 1e9),
+        **start,
     }
 
 

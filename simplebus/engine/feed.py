@@ -53,6 +53,8 @@ class _Block:
     messages: Messages
     sequences: Integers
     """In the stream, from 1."""
+    times: Integers
+    """When the stream took them: nanoseconds since 1970."""
 
     @property
     def last(self) -> int:
@@ -280,7 +282,8 @@ class Feed:
                 taken = ring.append(batch, timer, rows) if rows is not None else 0
         if taken:
             rows_taken = np.flatnonzero(good)[:taken]
-            self._blocks.append(_Block(first, messages.pick(rows_taken), sequences[rows_taken]))
+            kept_here = messages.pick(rows_taken)
+            self._blocks.append(_Block(first, kept_here, sequences[rows_taken], times[rows_taken]))
             if attempts[0] > 1:
                 position.arrive_again(first, int(attempts[0]) - 1)
         return taken, good
@@ -335,6 +338,30 @@ class Feed:
             ring.release(floor)
         self._done_sequence = max(done, self._done_sequence)
         return sole.word(self._done_sequence)
+
+    def accepted_at(self, number: int) -> float:
+        """When the stream took a message of the ring: seconds since 1970; 0.0 if it is not here."""
+        for block in self._blocks:
+            if block.first <= number < block.last:
+                return float(block.times[number - block.first]) / 1e9
+        return 0.0
+
+    def strike(self, first: int, last: int) -> None:
+        """Messages first..last-1 of the stream are nobody's any more, sent or not."""
+        for block in self._blocks:
+            a, b = block.sequences.searchsorted(first), block.sequences.searchsorted(last)
+            if a < b and not (np.diff(block.sequences) > 0).all():  # Some came again meanwhile.
+                continue
+            if a < b:
+                self.position.purge(block.first + int(a), block.first + int(b))
+        waiting, self._waiting = self._waiting, deque()
+        self._waiting_count = 0
+        for messages, sequences, attempts, times in waiting:
+            kept = (sequences < first) | (sequences >= last)
+            if kept.any():
+                rest = messages.pick(kept), sequences[kept], attempts[kept], times[kept]
+                self._waiting.append(rest)
+                self._waiting_count += rest[0].count
 
     def left(self) -> list[Messages]:
         """What is here and not acknowledged."""

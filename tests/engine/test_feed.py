@@ -32,7 +32,15 @@ class Door:
         self.feeds: list[Feed] = []
         self.ended: list[bool] = []
         table = self.broker.store.table
-        table.make = partial(RemoteClass, begin=self._begin, end=self._end)
+        table.make = partial(
+            RemoteClass,
+            begin=self._begin,
+            end=self._end,
+            ask=lambda *_: None,
+            struck=lambda *_: None,
+            accepted_at=lambda *_: 0.0,
+            frame_bytes=1 << 20,
+        )
         table.open_classes([(7, "")])
         self.session = self.broker.open()
         self._buffer = ReceiveBuffer()

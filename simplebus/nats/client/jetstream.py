@@ -261,3 +261,12 @@ def next_request(
     if max_bytes:
         said["max_bytes"] = max_bytes
     return msgspec.json.encode(said)
+
+
+def pending(headers: bytes) -> int:
+    """How many messages of a request will not come, as the status that ends it says."""
+    for line in headers.split(b"\r\n"):
+        name, _, value = line.partition(b":")
+        if name == b"Nats-Pending-Messages" and value.strip().isdigit():
+            return int(value)
+    return 1 << 31

@@ -1,0 +1,141 @@
+"""What is asked of messages that a class keeps elsewhere: the same answers as of those that are
+here, when what was asked is known.
+
+Rule 1: who asks waits, and whoever asks behind him on the same connection; nobody else does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from simplebus.core import frames
+from simplebus.core.budget import MemoryBudget
+from simplebus.core.errors import RemoteProtocolError
+from simplebus.core.events import FetchAsked, PurgeAsked
+from simplebus.core.frames import FrameBatch
+from simplebus.core.limits import FETCH_BYTES_MAX, FETCH_TIMES_MAX
+from simplebus.core.outbox import Outbox
+from simplebus.core.requests import FetchReply, FetchRequest, PurgeReply
+from simplebus.core.ring import Ring
+from simplebus.core.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """Messages in a row, as they are stored elsewhere."""
+
+    first: int
+    """Sequence of the first one; where to ask on if there is none."""
+    batches: list[FrameBatch]
+    times: list[float]
+    """When each was accepted, in seconds since 1970."""
+    floor: int
+    head: int
+
+
+Found = Looked | RemoteProtocolError
+Purged = int | RemoteProtocolError
+
+
+class Elsewhere(Protocol):
+    """A class that is not here. Each calls back once, perhaps at once."""
+
+    class_id: int
+
+    def look(self, wish: FetchRequest, tell: Callable[[Found], None]) -> None:
+        """Which messages there are, from where on `wish` says."""
+
+    def strike(self, first: int, last: int | None, tell: Callable[[Purged], None]) -> None:
+        """Have messages first..last-1 be nobody's any more; None for all from `first` on. How many
+        there were."""
+
+
+class Asking:
+    """One question that is to be answered."""
+
+    def __init__(
+        self,
+        cls: Elsewhere,
+        session: Session,
+        asked: FetchAsked | PurgeAsked,
+        ready: Callable[[Outbox], None],
+        refuse: Callable[[RemoteProtocolError], None],
+    ) -> None:
+        self._cls = cls
+        self._session = session
+        self._asked = asked
+        self._ready = ready
+        self._refuse = refuse
+        self._is_asked = False
+        self._found: Found | int | None = None
+
+    def answer(self) -> bool:
+        """Say it. Returns False while it is not known."""
+        if not self._is_asked:
+            self._is_asked = True
+            self._ask()
+        match self._found:
+            case None:
+                return self._session.closed
+            case RemoteProtocolError() as error:
+                self._refuse(error)
+            case Looked() as found:
+                self._say(found)
+            case int(count):
+                self._session.outbox.reply(
+                    frames.encode(
+                        frames.PURGE,
+                        class_id=self._cls.class_id,
+                        message_id=self._asked.request,
+                        content=PurgeReply(purged=count).encode(),
+                    )
+                )
+        return True
+
+    def _ask(self) -> None:
+        wish = self._asked.asked
+        if isinstance(wish, FetchRequest):
+            self._cls.look(wish, self._hear)
+        else:
+            self._cls.strike(wish.first, wish.last, self._hear)
+
+    def _hear(self, found: Found | int) -> None:
+        self._found = found
+        self._session.outbox.go_on()
+        if not self._session.closed:
+            self._ready(self._session.outbox)
+
+    def _say(self, found: Looked) -> None:
+        wish = self._asked.asked
+        assert isinstance(wish, FetchRequest)
+        ring = Ring(
+            class_id=self._cls.class_id,
+            messages_max=1 << 30,
+            bytes_max=1 << 40,
+            budget=MemoryBudget(1 << 40),  # It is gone when it is answered.
+        )
+        ring.begin(found.first)
+        for batch in found.batches:
+            ring.append(batch, 0)
+        last = min(ring.head, found.first + wish.count)
+        if wish.times:
+            last = min(last, found.first + FETCH_TIMES_MAX)
+        pieces: list[memoryview] = []
+        at, space = found.first, FETCH_BYTES_MAX
+        while at < last and space > 0:
+            piece, at = ring.piece(at, last, space)
+            pieces.append(piece)
+            space -= len(piece)
+        times = enumerate(found.times[: at - found.first], found.first) if wish.times else ()
+        reply = FetchReply(
+            first=found.first, next=at, floor=found.floor, head=found.head, times=list(times)
+        )
+        frame = frames.encode(
+            frames.FETCH,
+            class_id=self._cls.class_id,
+            message_id=self._asked.request,
+            content=reply.encode(),
+        )
+        self._session.outbox.answer(self._cls.class_id, pieces, frame)

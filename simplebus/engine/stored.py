@@ -1,0 +1,180 @@
+"""What lies in the stream of a class: looked at, and purged (trio).
+
+Rule 1: to look changes nothing: it takes a consumer of its own, which acknowledges nothing and is
+gone behind it.
+Rule 2: a message's sequence is that of the stream, less 1.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable
+from itertools import pairwise
+
+import numpy as np
+import trio
+
+from simplebus.core import envelope
+from simplebus.core.elsewhere import Found, Looked, Purged
+from simplebus.core.errors import BusConnectionError, Reason, RemoteProtocolError
+from simplebus.core.frames import FrameBatch
+from simplebus.core.limits import FETCH_BYTES_MAX
+from simplebus.core.requests import FetchRequest, Start
+from simplebus.engine import consumers, content
+from simplebus.engine.classes import RemoteClass
+from simplebus.engine.link import Link
+from simplebus.engine.settings import EngineOptions
+from simplebus.nats.client import jetstream
+from simplebus.nats.client.events import Messages
+from simplebus.nats.client.jetstream import JetStreamError
+
+LOOK_MESSAGES_MAX = 4096
+STRIKE_MESSAGES_MAX = 10_000
+"""So many are purged behind others that stay: each is a request."""
+PATIENCE_SECONDS = 10.0
+_TRIES = 4
+_PAUSE_SECONDS = 0.05
+_NO_MESSAGE = frozenset({404, 10037, 10043, 10057})
+
+
+class Stored:
+    """Of one door."""
+
+    def __init__(self, link: Link, options: EngineOptions) -> None:
+        self._link = link
+        self._options = options
+
+    async def look(self, class_id: int, wish: FetchRequest, frame_bytes: int) -> Looked:
+        """Messages in a row from where on `wish` says. Raises BusConnectionError and
+        JetStreamError."""
+        for _ in range(_TRIES):
+            floor, head = await self._ends(class_id)
+            first = max(wish.first, floor) if wish.time is None else floor
+            if first >= head:
+                break
+            found = await self._read(class_id, wish, first, frame_bytes)
+            if found is not None:
+                at, batches, times = found
+                return Looked(at, batches, times, floor, head)
+            await trio.sleep(_PAUSE_SECONDS)  # A server may be a little behind the others.
+        return Looked(head, [], [], floor, head)
+
+    async def _ends(self, class_id: int) -> tuple[int, int]:
+        """The lowest sequence, and the next one."""
+        info = await self._link.ask(f"STREAM.INFO.{self._options.names.stream(class_id)}")
+        state = info.get("state", {})
+        head = int(state.get("last_seq", 0))
+        return min(max(0, int(state.get("first_seq", 1)) - 1), head), head
+
+    async def _read(
+        self, class_id: int, wish: FetchRequest, first: int, frame_bytes: int
+    ) -> tuple[int, list[FrameBatch], list[float]] | None:
+        """What a consumer for once sends: the first of them, frames, times; None for nothing."""
+        stream, name = self._options.names.stream(class_id), f"look-{secrets.token_hex(6)}"
+        start: Start = Start(sequence=first) if wish.time is None else Start(time=wish.time)
+        config = consumers.once(name, consumers.starting(start))
+        body = {"stream_name": stream, "config": config, "action": "create"}
+        await self._link.ask(f"CONSUMER.CREATE.{stream}.{name}", body)
+        batch = min(wish.count, LOOK_MESSAGES_MAX)
+        try:
+            found = await self._link.collect(
+                f"{jetstream.API}CONSUMER.MSG.NEXT.{stream}.{name}",
+                jetstream.next_request(batch=batch, max_bytes=2 * frame_bytes + FETCH_BYTES_MAX),
+                most=batch,
+            )
+        finally:
+            with trio.CancelScope(shield=True), trio.move_on_after(1.0):
+                await self._link.ask(f"CONSUMER.DELETE.{stream}.{name}")
+        at, batches, times = -1, list[FrameBatch](), list[float]()
+        for messages in found:
+            for some, sequences, stored_at in _rows(messages):
+                made, good = _framed(class_id, some, frame_bytes)
+                index = -1
+                for row in range(some.count):
+                    index += bool(good[row])
+                    sequence = int(sequences[row]) - 1
+                    if not good[row]:  # What can be no message of the bus is passed over.
+                        if at < 0:
+                            continue
+                        return at, batches, times
+                    if at < 0:
+                        at = sequence
+                    elif sequence != at + len(times):
+                        return at, batches, times
+                    batches.append(made.slice(index, index + 1))
+                    times.append(float(stored_at[row]) / 1e9)
+        return (at, batches, times) if at >= 0 else None
+
+    async def strike(self, class_id: int, first: int, last: int | None) -> tuple[int, int, int]:
+        """Have messages first..last-1 removed, those that are there. Returns how many these were,
+        and which. Raises RemoteProtocolError (bad_request) for too many behind others that stay,
+        BusConnectionError and JetStreamError."""
+        floor, head = await self._ends(class_id)
+        first, last = max(first, floor), head if last is None else min(last, head)
+        if first >= last:
+            return 0, first, first
+        stream = self._options.names.stream(class_id)
+        if first == floor:
+            said = await self._link.ask(f"STREAM.PURGE.{stream}", {"seq": last + 1})
+            return int(said.get("purged", 0)), first, last
+        if last - first > STRIKE_MESSAGES_MAX:
+            raise RemoteProtocolError(
+                Reason.BAD_REQUEST,
+                f"{last - first} messages of class {class_id} are to be purged behind others that "
+                f"stay: before a JetStream cluster these may be {STRIKE_MESSAGES_MAX} at once",
+            )
+        count = 0
+        for sequence in range(first, last):
+            try:
+                body = {"seq": sequence + 1, "no_erase": True}
+                await self._link.ask(f"STREAM.MSG.DELETE.{stream}", body)
+                count += 1
+            except JetStreamError as error:
+                if error.code not in _NO_MESSAGE:
+                    raise
+        return count, first, last
+
+
+async def found_of(
+    stored: Stored,
+    cls: RemoteClass,
+    find: Callable[[Stored], Awaitable[Found | Purged]],
+    wait_stored: Callable[[RemoteClass], Awaitable[None]],
+) -> Found | Purged:
+    """What `find` finds in a class's stream when all that was accepted is there, or why nothing."""
+    try:
+        with trio.fail_after(PATIENCE_SECONDS):
+            await wait_stored(cls)
+        return await find(stored)
+    except RemoteProtocolError as error:
+        return error
+    except (BusConnectionError, JetStreamError) as error:
+        why = str(error)
+    except trio.TooSlowError:
+        why = f"not all that was accepted is stored within {PATIENCE_SECONDS:g} s"
+    return RemoteProtocolError(Reason.BAD_REQUEST, f"the cluster does not answer: {why}")
+
+
+def _rows(messages: Messages) -> list[tuple[Messages, np.ndarray, np.ndarray]]:
+    """Runs of messages that are alike, with sequences and times."""
+    told = jetstream.deliveries(messages)
+    kinds = content.are_envelopes(messages)
+    edges = [0, *(np.flatnonzero(kinds[1:] != kinds[:-1]) + 1).tolist(), messages.count]
+    return [
+        (messages.pick(slice(a, b)), told.sequences[a:b], told.times[a:b])
+        for a, b in pairwise(edges)
+        if a < b
+    ]
+
+
+def _framed(class_id: int, messages: Messages, frame_bytes: int) -> tuple[FrameBatch, np.ndarray]:
+    """Messages that are alike as frames, and which of them can be any."""
+    is_envelope = bool(content.are_envelopes(messages)[0])
+    batch, good = content.framed(class_id, messages, is_envelope=is_envelope)
+    fits = batch.lengths <= frame_bytes
+    if is_envelope:
+        fits &= [bool(envelope.scan(batch.slice(r, r + 1)).count) for r in range(batch.count)]
+    if not fits.all():
+        good[np.flatnonzero(good)[~fits]] = False
+        batch = batch.take(np.flatnonzero(fits)) if fits.any() else batch.slice(0, 0)
+    return batch, good
