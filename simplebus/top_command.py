@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import time
 import urllib.error
 import urllib.request
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
+    from simplebus.client.access import Access
+
 HTTP = "http://127.0.0.1:8222"
 HELP = (
     "Watch a server, a bridge or a gateway in the terminal.\n\n\b\n"
@@ -30,9 +31,7 @@ HELP = (
     "  simplebus top http://bus:8222\n"
     "  simplebus top --once                a snapshot, for people\n"
     "  simplebus top --json                the same for scripts\n\n"
-    "It shows what the live page shows: rates, classes, who is slow and why. It ends with Ctrl-C. "
-    "Where the server asks who you are, SIMPLEBUS_USER and SIMPLEBUS_PASSWORD, or SIMPLEBUS_TOKEN, "
-    "say it."
+    "It shows what the live page shows: rates, classes, who is slow and why. It ends with Ctrl-C."
 )
 _PATIENCE_SECONDS = 5.0
 _ANSWER_BYTES_MAX = 16 * 1024 * 1024
@@ -45,18 +44,26 @@ class Facts:
     """What is asked for, again and again."""
 
     def __init__(self, url: str) -> None:
-        """Raises ValueError for what is no address of an HTTP door."""
+        """Raises ValueError for what is no address of an HTTP door, OSError for a certificate that
+        is no good."""
         url = url if "://" in url else f"http://{url}"
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"expected http://HOST:PORT, got {url!r}")
+        from simplebus.client.access import Access
+
+        access = Access.from_environment()
         self._url = url.rstrip("/")
+        self._headers = _credentials(access)
+        self._tls = access.tls() if url.startswith("https://") else None
         self._before: dict[str, tuple[float, dict[str, list[Any]]]] = {}
 
     def ask(self) -> dict[str, Any]:
         """Raises OSError with a sentence."""
-        asked = urllib.request.Request(f"{self._url}/facts", headers=_credentials())
+        asked = urllib.request.Request(f"{self._url}/facts", headers=self._headers)
         try:
-            with urllib.request.urlopen(asked, timeout=_PATIENCE_SECONDS) as answer:
+            with urllib.request.urlopen(
+                asked, timeout=_PATIENCE_SECONDS, context=self._tls
+            ) as answer:
                 said = json.loads(answer.read(_ANSWER_BYTES_MAX))
         except urllib.error.HTTPError as error:
             with error:
@@ -93,14 +100,12 @@ def _key(row: list[Any]) -> str:
     return "\n".join(cell for cell in row[:2] if isinstance(cell, str))
 
 
-def _credentials() -> dict[str, str]:
-    token = os.environ.get("SIMPLEBUS_TOKEN", "")
-    if token:
-        return {"Authorization": f"Bearer {token}"}
-    user, password = (os.environ.get(f"SIMPLEBUS_{each}", "") for each in ("USER", "PASSWORD"))
-    if not user:
+def _credentials(access: Access) -> dict[str, str]:
+    if access.token:
+        return {"Authorization": f"Bearer {access.token}"}
+    if not access.user:
         return {}
-    both = base64.b64encode(f"{user}:{password}".encode()).decode()
+    both = base64.b64encode(f"{access.user}:{access.password}".encode()).decode()
     return {"Authorization": f"Basic {both}"}
 
 

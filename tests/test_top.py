@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from programs import run, server
@@ -44,6 +45,20 @@ def test_or_for_scripts_and_then_it_is_what_the_door_says(at: str) -> None:
     told = json.loads(said)["facts"]
     assert [t["key"] for t in told["tables"]] == [t["key"] for t in asked["tables"]]
     assert told["tables"][0]["rows"] == asked["tables"][0]["rows"]
+
+
+def test_who_is_asked_says_who_it_is(tmp_path: Path) -> None:
+    users = tmp_path / "users.toml"
+    users.write_text('[[users]]\nname = "eye"\npassword = "a long password"\n')
+    with server("--no-nats", "--host", "127.0.0.1", "--users", str(users)) as (it, _):
+        status, said, complained = run("top", it.http, "--once")
+        assert (status, said) == (1, "")
+        assert complained == f"simplebus: http://{it.http} says 401 Unauthorized\n"
+        status, said, _ = run(
+            *("top", it.http, "--once", "--user", "eye"), SIMPLEBUS_PASSWORD="a long password"
+        )
+        assert status == 0
+        assert "● ready" in said
 
 
 def test_where_nobody_answers_is_one_sentence() -> None:

@@ -8,6 +8,7 @@ many, the one that has been silent longest is closed.
 
 from __future__ import annotations
 
+import http
 import logging
 import socket
 import ssl
@@ -322,7 +323,9 @@ class _HttpConnection:
         ]
         if is_last or self._talk.their_state is not h11.DONE:
             headers.append(("Connection", "close"))
-        events: list[h11.Event] = [h11.Response(status_code=response.status, headers=headers)]
+        phrase = http.HTTPStatus(response.status).phrase
+        head = h11.Response(status_code=response.status, reason=phrase, headers=headers)
+        events: list[h11.Event] = [head]
         if not without_body:
             events.append(h11.Data(data=response.body))
         data = b"".join(self._talk.send(event) or b"" for event in [*events, h11.EndOfMessage()])
