@@ -87,7 +87,7 @@ def test_a_port_that_is_taken_says_what_it_is_for() -> None:
         status, said, complained = run(
             *("serve", "--port", "0", "--http-port", port, "--http-host", "127.0.0.1")
         )
-    assert (status, said) == (1, "")
+    assert (status, said) == (69, "")
     assert complained == (
         f"simplebus: cannot listen on 127.0.0.1:{port}: Address already in use. That port is for "
         "operators, over HTTP: --http-port picks another one, --no-http goes without\n"
