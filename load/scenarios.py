@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from load import (
+    attack,
     bridge,
     durable,
     kills,
@@ -329,6 +330,7 @@ SCENARIOS = (
     Scenario("monitor", "what it costs to be watched", special=monitor.run),
     Scenario("tls", "128 B over TLS 1.3", special=security.tls),
     Scenario("permissions", "what permissions cost", special=security.permissions),
+    Scenario("attack", "an attack on a server under load", special=attack.run),
     Scenario("bridge", "from bus to bus, and to NATS", special=bridge.run),
     Scenario("sdk", "Python programs, beside those of nats-py", special=sdk.run),
     Scenario("modules", "modules of one process", special=modules.run),

@@ -2,6 +2,8 @@
 
 Rule 1: who makes no handshake in time is closed without a word: it waits for TLS, or does not speak
 it, and would not understand.
+Rule 2: a step of a handshake takes long, as other things go. One is taken at a time, and others
+have their turn between any two: a thousand that come at once hold up nobody who is inside.
 """
 
 from __future__ import annotations
@@ -18,12 +20,12 @@ from simplebus.server.tls import Certificates
 from simplebus.tls import TlsSocket
 
 
-async def shake_hands(tls: TlsSocket, seconds: float) -> str:
-    """Make a handshake as a server. Returns why there is none, in words behind "the TLS handshake";
-    empty when it is made."""
+async def shake_hands(tls: TlsSocket, seconds: float, turn: trio.Lock) -> str:
+    """Make a handshake as a server; each of its steps needs the lock. Returns why there is none, in
+    words behind "the TLS handshake"; empty when it is made."""
     try:
         with trio.move_on_after(seconds):
-            while not _is_done(tls):
+            while not await _is_done(tls, turn):
                 if tls.unsent:
                     await trio.lowlevel.wait_writable(tls.socket)
                     tls.flush()
@@ -35,12 +37,13 @@ async def shake_hands(tls: TlsSocket, seconds: float) -> str:
     return f"took longer than {seconds:g} s"
 
 
-def _is_done(tls: TlsSocket) -> bool:
-    try:
-        tls.handshake()
-    except BlockingIOError:
-        return False
-    return True
+async def _is_done(tls: TlsSocket, turn: trio.Lock) -> bool:
+    async with turn:
+        try:
+            tls.handshake()
+        except BlockingIOError:
+            return False
+        return True
 
 
 class SecureConnection(Connection[Session]):
@@ -62,7 +65,7 @@ class SecureConnection(Connection[Session]):
 
     async def begin(self) -> None:
         tls = TlsSocket(self.socket, self._certificates.context)
-        why = await shake_hands(tls, self._certificates.options.seconds)
+        why = await shake_hands(tls, self._certificates.options.seconds, self._certificates.turn)
         if why:
             raise RemoteProtocolError(Reason.TLS_HANDSHAKE, f"the TLS handshake {why}")
         self.session.certified = names(tls.certificate() or {})

@@ -17,7 +17,7 @@ from simplebus.server import memory
 log = logging.getLogger("simplebus.server")
 
 _BACKLOG = 1024
-_ACCEPTS_PER_TURN = 64
+_ACCEPTS_PER_TURN = 16
 # Out of file descriptors or memory: what is open must close first.
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _EXHAUSTED_PAUSE_SECONDS = 0.5

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+import trio
+
 HANDSHAKE_SECONDS = 5.0
 """How long one may take, unless told otherwise."""
 
@@ -106,6 +108,8 @@ class Certificates:
         self.options = options
         self.context = context(options)
         """For the next handshake."""
+        self.turn = trio.Lock()
+        """Held while a step of a handshake is worked out."""
 
     def reload(self) -> None:
         """Read the files again, for handshakes to come. Raises OSError when one is no good; then

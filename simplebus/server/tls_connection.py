@@ -78,7 +78,7 @@ class TlsConnection(Connection[NatsSession]):
         self._holds = True
         tls = TlsSocket(self.socket, self._certificates.context)
         await self._finish_info()
-        why = await shake_hands(tls, self._seconds)
+        why = await shake_hands(tls, self._seconds, self._certificates.turn)
         if why:
             self.session.forget_all()
             raise NatsError(Reason.TLS_HANDSHAKE, f"the TLS handshake {why}", closed=_CLOSED)
