@@ -33,6 +33,12 @@ class Found:
     missed: int = 0
     """How many were gone before they could be copied."""
 
+    @property
+    def age(self) -> float:
+        """Seconds since the first of them was accepted, where that is known."""
+        ages = self.pieces[0].ages if self.pieces else 0.0
+        return ages if isinstance(ages, float) else float(ages[0])
+
     def until(self, end: int) -> Found:
         """Those below this sequence."""
         counts = [int(np.searchsorted(piece.sequences, end)) for piece in self.pieces]
@@ -71,6 +77,10 @@ class Made:
     """What it is made of: of that is sent again what could not be taken yet."""
     ranges: list[tuple[int, int]] = field(default_factory=list)
     """The sequences, half-open, where the far end has to know them so."""
+
+    since: float = 0.0
+    """When the near end accepted the first of what was found, or of NATS, gave it, by the
+    monotonic clock."""
 
     @property
     def count(self) -> int:

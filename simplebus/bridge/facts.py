@@ -43,6 +43,12 @@ def _count(counted: Counted, lane: LaneStatistics) -> None:
     counted.gauge(
         "bridge_lag_messages", "Messages that are still to be copied.", lane.lag, lane=name
     )
+    counted.gauge(
+        "bridge_lag_seconds",
+        "How long ago the first of what is under way was accepted.",
+        lane.lag_seconds,
+        lane=name,
+    )
     for metric, help, value in (
         ("bridge_copied_messages", "Messages confirmed by the far end.", lane.copied),
         ("bridge_batches", "Batches of them.", lane.batches),
@@ -65,6 +71,9 @@ def _table(found: Sequence[LaneStatistics]) -> Table:
             Column("State"),
             Column("Copied", "count", "Messages confirmed by the far end.", is_flow=True),
             Column("Lag", "count", "Messages that are still to be copied."),
+            Column(
+                "Oldest", "seconds", "How long ago the first of what is under way was accepted."
+            ),
             Column("Refused", "count", "Refused by the far end: they are dead letters."),
             Column("Missed", "count", "Gone before they could be copied."),
             Column("Left", "count", "Messages that were not to be copied."),
@@ -76,6 +85,7 @@ def _table(found: Sequence[LaneStatistics]) -> Table:
                 "up" if lane.is_up else _problem(lane),
                 lane.copied,
                 lane.lag,
+                lane.lag_seconds,
                 lane.refused,
                 lane.missed,
                 sum(lane.left.values()),

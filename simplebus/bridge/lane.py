@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import random
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -59,6 +60,8 @@ class LaneStatistics:
     """Messages that were gone from the near end before they could be copied."""
     lag: int
     """Messages at the near end behind the last one that is through."""
+    lag_seconds: float
+    """How long ago the first of what is under way was accepted; of NATS, came; 0 for nothing."""
     at: int
     """The sequence behind that one."""
     losses: int
@@ -98,6 +101,9 @@ class Lane:
         self._at = self._head = 0
         self._cursor = 0
         """What is looked at next: from `at` to here it is under way."""
+        self._since: float | None = None
+        """When the first of what is under way was accepted; None for nothing. What a lane had when
+        it lost an end still is."""
 
     def statistics(self) -> LaneStatistics:
         return LaneStatistics(
@@ -110,6 +116,7 @@ class Lane:
             refused=self._refused,
             missed=self._missed,
             lag=max(0, self._head - self._at),
+            lag_seconds=0.0 if self._since is None else max(0.0, time.monotonic() - self._since),
             at=self._at,
             losses=self._losses,
         )
@@ -176,6 +183,8 @@ class Lane:
         """Copy from the cursor on."""
         under_way, planned = deque[Made](), deque[Made]()
         while True:
+            first = next(iter(under_way or planned), None)
+            self._since = None if first is None else first.since
             if not (planned or under_way):
                 planned.append(await self._next(near, far))
             # What is ahead is made while what is next must wait; and one in any case, to be told.
@@ -228,7 +237,9 @@ class Lane:
             made = far.make(found)
             self._cursor = made.next
             if made.count:
-                made.found = found
+                made.found, made.since = found, time.monotonic() - found.age
+                if self._since is None:
+                    self._since = made.since
                 return made
             self._left.update(made.left)
             await self._sort_out(near, _too_long(made))

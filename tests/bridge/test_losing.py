@@ -9,7 +9,7 @@ import trio
 
 from bridge.buses import Silent, hold, lane, numbered, payloads, run, running
 from simplebus.bridge import far as far_module
-from simplebus.bridge.ends import Refusal
+from simplebus.bridge.ends import Made, Refusal
 from simplebus.bridge.far import FarBus, FarTerms
 from simplebus.client.wire import Wire
 from simplebus.core.client.inbox import Inbox
@@ -150,5 +150,38 @@ def test_a_record_that_does_not_come_through_is_not_taken_for_none(
                 await here.publish_many(numbered(5, 7), class_id="orders")
                 assert await payloads(there, "orders", 7) == numbered(0, 7)
         assert "no good record" not in caplog.text
+
+    run(main)
+
+
+def test_how_long_the_oldest_message_waits_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    send = FarBus.send
+
+    async def main() -> None:
+        monkeypatch.setattr("time.monotonic", trio.current_time)
+        near, far = MemoryBus(), MemoryBus()
+        line = Silent(far)
+        async with near as here, far as there:
+            await hold(there)
+            await here.publish(b"0", class_id="orders")
+            await trio.sleep(100)
+            copying = lane(near, far, far_place=line)
+
+            def cut_first(end: FarBus, made: Made) -> None:
+                line.cut()
+                send(end, made)
+
+            monkeypatch.setattr(FarBus, "send", cut_first)
+            async with running(copying):
+                await trio.sleep(5)
+                assert round(copying.statistics().lag_seconds) == 105
+                await trio.sleep(60)
+                assert not copying.statistics().is_up
+                assert round(copying.statistics().lag_seconds) == 165
+                monkeypatch.setattr(FarBus, "send", send)
+                line.mend()
+                assert await payloads(there, "orders", 1) == [b"0"]
+                await trio.sleep(30)
+                assert (copying.statistics().lag, copying.statistics().lag_seconds) == (0, 0.0)
 
     run(main)
