@@ -99,8 +99,8 @@ def bridge(
     import trio
 
     from simplebus.bridge.running import lanes
+    from simplebus.logs import configure_logging
     from simplebus.server.memory import keep_temporary_arrays_mapped
-    from simplebus.server.serve import configure_logging
 
     given = classes or []
     try:

@@ -107,6 +107,13 @@ class LogLevel(enum.StrEnum):
     ERROR = "error"
 
 
+class LogFormat(enum.StrEnum):
+    """How it says it."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
 # Words -------------------------------------------------------------------------------------------
 
 _UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}

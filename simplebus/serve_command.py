@@ -42,6 +42,7 @@ from simplebus.options import (
     PATIENCE,
     Durability,
     Full,
+    LogFormat,
     LogLevel,
     option,
     parse_last_values,
@@ -404,6 +405,15 @@ def serve(
             metavar="LEVEL",
         ),
     ] = LogLevel.INFO,
+    log_format: Annotated[
+        LogFormat,
+        option(
+            "--log-format",
+            "How an event is logged: as a line of text, or as a JSON object on a line. What goes "
+            "straight to systemd's journal has its priority in front, and no time.",
+            metavar="FORMAT",
+        ),
+    ] = LogFormat.TEXT,
 ) -> None:
     import logging
     from dataclasses import replace
@@ -411,8 +421,8 @@ def serve(
 
     import trio
 
+    from simplebus.logs import configure_logging
     from simplebus.server import activation
-    from simplebus.server.serve import configure_logging
     from simplebus.server.serve import serve as serve_until_stopped
     from simplebus.serving import again, changes, planned, taken_over
 
@@ -420,7 +430,7 @@ def serve(
         plan = planned(context)
     except ValueError as error:
         fail_for(error)
-    configure_logging(plan.log_level)
+    configure_logging(plan.log_level, plan.log_format)
     log = logging.getLogger("simplebus")
     for warning in plan.warnings:
         log.warning(warning)
@@ -433,7 +443,7 @@ def serve(
             nonlocal plan
             found = changes(plan, fresh)
             plan = taken_over(plan, fresh)
-            configure_logging(fresh.log_level)
+            configure_logging(fresh.log_level, fresh.log_format)
             for change in found:
                 log.log(logging.INFO if change.is_reloaded else logging.WARNING, "%s", change)
             for warning in fresh.warnings:

@@ -49,6 +49,7 @@ class Plan:
     settings: Settings
     options: ServeOptions
     log_level: str
+    log_format: str
     bridges: tuple[Bridge, ...]
     warnings: tuple[str, ...]
     values: Mapping[str, Any]
@@ -117,6 +118,7 @@ def _planned(context: typer.Context) -> Plan:
         chosen,
         options,
         values["log_level"],
+        values["log_format"],
         config.bridges if config else (),
         config.warnings if config else (),
         _said(context, config) | {"users": found},

@@ -13,7 +13,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -449,13 +448,3 @@ def _say_farewell(engine: Engine) -> None:
                 "class %d: %d messages that waited for room are lost", cls.class_id, cls.parked
             )
     notify("STATUS=stopped")
-
-
-def configure_logging(level: str) -> None:
-    """Log to standard error, one line an event."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=level.upper(),
-        format="%(asctime)s %(levelname)s %(message)s",
-        force=True,
-    )

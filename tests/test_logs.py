@@ -1,0 +1,135 @@
+"""Logs: one event is one line, whatever is in it, and many alike are counted."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import sys
+import tempfile
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.logs import (
+    BURST,
+    KINDS_MAX,
+    JsonFormatter,
+    Limit,
+    TextFormatter,
+    is_journal,
+    plain,
+)
+
+
+def record(text: str, *args: object, level: int = logging.WARNING) -> logging.LogRecord:
+    return logging.LogRecord("simplebus.server", level, "", 0, text, args, None)
+
+
+def failed() -> logging.LogRecord:
+    """An event with a traceback, whose error has a line end in it."""
+    found = record("a beat failed")
+    try:
+        raise ValueError("one\ntwo\x1b[2J")
+    except ValueError:
+        found.exc_info = sys.exc_info()
+    return found
+
+
+@given(st.text())
+def test_nothing_that_a_peer_sends_makes_a_line_or_moves_a_cursor(text: str) -> None:
+    for formatter in (TextFormatter(), TextFormatter(for_journal=True), JsonFormatter()):
+        said = formatter.format(record("%s: disconnected", text))
+        assert len(said.splitlines()) == 1
+        assert not any(ord(sign) < 32 or 0x7F <= ord(sign) < 0xA0 for sign in said)
+    assert json.loads(said)["fields"] == [text]
+
+
+def test_what_is_harmless_stays_as_it_is() -> None:
+    assert plain("grün, 日本, \\n") == "grün, 日本, \\n"
+    assert plain("a\r\n\x00\u2028\u202e") == "a\\r\\n\\x00\\u2028\\u202e"
+
+
+def test_a_traceback_is_on_the_same_line() -> None:
+    said = TextFormatter().format(failed())
+    assert "WARNING a beat failed | Traceback (most recent call last): | File " in said
+    assert said.endswith("| ValueError: one | two\\x1b[2J")
+    assert json.loads(JsonFormatter().format(failed()))["traceback"][-1] == "two\x1b[2J"
+
+
+def test_the_journal_is_told_the_priority() -> None:
+    formatter = TextFormatter(for_journal=True)
+    assert formatter.format(record("x")) == "<4>x"
+    assert formatter.format(record("x", level=logging.ERROR)) == "<3>x"
+    assert formatter.format(record("x", level=logging.INFO)) == "<6>x"
+
+
+def test_a_stream_is_the_journal_s_if_systemd_says_so_of_just_that_one() -> None:
+    with tempfile.TemporaryFile("w") as file:
+        found = os.fstat(file.fileno())
+        named = {"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"}
+        assert is_journal(file, named)
+        assert not is_journal(file, {"JOURNAL_STREAM": "1:2"})
+        assert not is_journal(file, {})
+    assert not is_journal(io.StringIO(), named)
+
+
+def test_json_has_the_kind_and_what_differs_apart() -> None:
+    said = json.loads(JsonFormatter().format(record("%s: %d were dropped (%s)", "a:1", 3, "full")))
+    assert said.pop("ts").endswith("+00:00")
+    assert said == {
+        "level": "warning",
+        "logger": "simplebus.server",
+        "event": "%s: %d were dropped (%s)",
+        "message": "a:1: 3 were dropped (full)",
+        "fields": ["a:1", 3, "full"],
+    }
+
+
+class Kept(logging.Handler):
+    """What is logged, with the limit of ours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.said: list[str] = []
+        self.addFilter(Limit(self, clock=lambda: self.now))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+
+
+@pytest.fixture
+def log() -> Kept:
+    return Kept()
+
+
+def test_many_alike_are_counted_and_others_are_said(log: Kept) -> None:
+    for at in range(BURST + 7):
+        log.handle(record("%s: refused", at))
+    log.handle(record("something else"))
+    assert log.said == [f"{at}: refused" for at in range(BURST)] + ["something else"]
+    log.now = 1.0
+    log.handle(record("%s: refused", "next"))
+    assert log.said[-2:] == ["7 more events were left out: %s: refused", "next: refused"]
+
+
+def test_what_was_left_out_is_told_though_it_does_not_come_again(log: Kept) -> None:
+    for _ in range(BURST + 1):
+        log.handle(record("flood"))
+    log.now = 11.0
+    log.handle(record("quiet"))
+    assert log.said[BURST:] == ["1 more events were left out: flood", "quiet"]
+
+
+def test_kinds_without_end_take_no_memory_without_end(log: Kept) -> None:
+    limit = log.filters[0]
+    assert isinstance(limit, Limit)
+    for _ in range(BURST + 1):
+        log.handle(record("flood"))
+    for at in range(KINDS_MAX + 10):
+        log.handle(record(f"kind {at}"))
+    assert len(limit._kinds) <= KINDS_MAX
+    assert "1 more events were left out: flood" in log.said
