@@ -102,7 +102,6 @@ def of_class(cls: MessageClass) -> Generator[None, None, ClassFigures]:
     held = ring.statistics()
     figures.stored_bytes = held.frame_bytes + (spill.frame_bytes if spill is not None else 0)
     figures.memory_bytes = held.memory_bytes
-    head = floor = ring.head
     for count, position in enumerate(list(cls.subscriptions)):
         if count % _POSITIONS_AT_ONCE == _POSITIONS_AT_ONCE - 1:
             yield
@@ -111,12 +110,11 @@ def of_class(cls: MessageClass) -> Generator[None, None, ClassFigures]:
         figures.redelivered += position.redelivered
         figures.acknowledged += position.acknowledged
         figures.in_flight += window.in_flight
-        floor = min(floor, window.floor)
+        figures.lag = max(figures.lag, position.class_ring.head - window.floor)
         if position.undelivered:
             figures.dropped.update(position.undelivered)
-    figures.lag = head - floor
-    if not cls.subscriptions:
-        figures.lag = cls.waiting.in_flight + head - cls.waiting.cursor
+    if not cls.subscriptions and not cls.is_remote:
+        figures.lag = cls.waiting.in_flight + ring.head - cls.waiting.cursor
     return figures
 
 

@@ -93,10 +93,10 @@ def furthest_behind(classes: Iterable[MessageClass]) -> Generator[None, None, Po
     found: list[tuple[int, int, MessageClass, Subscription]] = []
     looked = 0
     for cls in list(classes):
-        head = cls.ring.head
         for position in list(cls.subscriptions):
             looked += 1
-            found.append((head - position.window.floor, -looked, cls, position))
+            lag = position.class_ring.head - position.window.floor
+            found.append((lag, -looked, cls, position))
             if looked % _POSITIONS_AT_ONCE == 0:
                 found = nlargest(POSITIONS_MAX, found, key=_lag)
                 yield

@@ -29,12 +29,15 @@ from simplebus.monitor.requests import (
 )
 from simplebus.nats.certificates import names
 from simplebus.server import listeners
+from simplebus.server.buckets import Buckets
 
 log = logging.getLogger("simplebus.server")
 
 CONNECTIONS_MAX = 64
 HEAD_BYTES_MAX = 16 * 1024
 HEADERS_MAX = 64
+COMERS_AT_ONCE, COMERS_PER_SECOND = 100, 20.0
+"""Connections of one address: more are closed before anything is read."""
 REQUESTS_MAX = 1000
 """Of one connection."""
 HEAD_SECONDS_MAX = 5.0
@@ -82,9 +85,11 @@ class HttpDoor:
         self.gate = gate
         self.tls = tls
         self.accepted = self.answered = self.turned_away = 0
-        """Connections; requests; connections that made place, and requests that made no sense."""
+        """Connections; requests; connections that made place or came too fast, and requests that
+        made no sense."""
         self._connections: dict[_HttpConnection, None] = {}
         """Who has been silent longest comes first."""
+        self._comers = Buckets(COMERS_AT_ONCE, COMERS_PER_SECOND)
         self._nursery: trio.Nursery | None = None
         self._turn = trio.Lock()
         self._free_at = 0.0
@@ -106,6 +111,10 @@ class HttpDoor:
         """Take over a connected, non-blocking socket."""
         assert self._nursery is not None, "the door is not running"
         self.accepted += 1
+        if not self._comers.take(peer.rpartition(":")[0], trio.current_time()):
+            self.turned_away += 1
+            sock.close()
+            return
         if len(self._connections) >= CONNECTIONS_MAX:
             self.turned_away += 1
             next(iter(self._connections)).scope.cancel()

@@ -221,6 +221,29 @@ async def test_of_too_many_connections_the_one_that_was_silent_longest_makes_pla
         nursery.cancel_scope.cancel()
 
 
+async def test_who_connects_too_often_is_closed_unheard(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with trio.open_nursery() as nursery:
+        door = HttpDoor(nothing())
+        await nursery.start(door.run)
+        for count in range(http_door.COMERS_AT_ONCE + 5):
+            ours, theirs = pair()
+            door.serve(theirs, f"10.0.0.1:{count}")
+            assert (theirs.fileno() < 0) is (count >= http_door.COMERS_AT_ONCE)
+            ours.close()
+        ours, theirs = pair()
+        door.serve(theirs, "10.0.0.2:1")
+        assert theirs.fileno() >= 0
+        await trio.sleep(1 / http_door.COMERS_PER_SECOND)
+        last, theirs = pair()
+        door.serve(theirs, "10.0.0.1:1")
+        assert theirs.fileno() >= 0
+        ours.close()
+        last.close()
+        nursery.cancel_scope.cancel()
+
+
 async def test_whoever_asks_for_how_much_the_bus_has_nine_tenths_of_the_time(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

@@ -1,0 +1,133 @@
+"""Figures of classes: those of the broker's own statistics, and never more than so many."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TypeVar
+
+import pytest
+
+from simplebus.core import frames
+from simplebus.core.broker import Broker, Settings
+from simplebus.core.explaining_positions import ExplainingPositions
+from simplebus.core.receive import ReceiveBuffer
+from simplebus.core.session import Session
+from simplebus.monitor import classes, waiters
+from simplebus.monitor.counted import Counted
+from simplebus.monitor.exposition import exposition
+
+T = TypeVar("T")
+
+
+def done(making: Generator[None, None, T]) -> tuple[T, int]:
+    """What is made, and in how many pieces."""
+    pieces = 0
+    while True:
+        try:
+            next(making)
+            pieces += 1
+        except StopIteration as made:
+            result: T = made.value
+            return result, pieces
+
+
+class Bus:
+    """A broker without a socket."""
+
+    def __init__(self) -> None:
+        self.broker = Broker(Settings())
+        self.buffer = ReceiveBuffer()
+
+    def peer(self, *class_ids: int) -> Session:
+        session = self.broker.open()
+        self.say(session, frames.encode(frames.CONNECT, content=str(list(class_ids)).encode()))
+        return session
+
+    def say(self, session: Session, data: bytes) -> None:
+        self.buffer.space[: len(data)] = data
+        self.broker.receive(session, self.buffer, len(data))
+        while self.broker.take_ready():
+            for each in self.broker.sessions.values():
+                while piece := each.outbox.peek(0):
+                    each.outbox.sent(len(piece), 0)
+
+
+def message(class_id: int) -> bytes:
+    return frames.encode(frames.MESSAGE, class_id=class_id, content=b"x")
+
+
+@pytest.fixture
+def bus() -> Bus:
+    """Class 1 has two subscribers, one of which has acknowledged; class 2 none."""
+    bus = Bus()
+    publisher, quick, slow = (bus.peer(1, 2) for _ in range(3))
+    for peer in (quick, slow):
+        bus.say(peer, frames.encode(frames.SUBSCRIBE, class_id=1))
+    bus.say(publisher, message(1) * 10 + message(2) * 3)
+    bus.say(quick, frames.encode_ack(class_id=1, timer_index=0, first=0, last=10))
+    return bus
+
+
+def test_they_are_those_of_the_broker(bus: Bus) -> None:
+    figures, _ = done(classes.of_bus(bus.broker.store))
+    for mine, theirs in zip(figures.classes, bus.broker.statistics().classes, strict=True):
+        for name in ("class_id", "published", "delivered", "redelivered", "acknowledged"):
+            assert getattr(mine, name) == getattr(theirs, name), name
+        assert mine.in_flight == theirs.in_flight
+        assert mine.stored == theirs.ring.messages
+        assert mine.positions == len(theirs.subscriptions)
+    assert [each.lag for each in figures.classes] == [10, 3]
+    assert figures.total.published == 13
+
+
+def test_classes_beyond_so_many_are_told_together(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(classes, "CLASSES_MAX", 2)
+    bus.peer(3, 4)
+    bus.say(bus.peer(3, 4), message(3) + message(4) * 2)
+    figures, _ = done(classes.of_bus(bus.broker.store))
+    assert [each.class_id for each in figures.classes] == [1, 2]
+    assert figures.others is not None
+    assert (figures.others.name, figures.others.classes, figures.others.stored) == (
+        "(others)",
+        2,
+        3,
+    )
+    assert figures.total.published == 16
+    counted = Counted()
+    classes.count(counted, [*figures.classes, figures.others])
+    text = "".join(exposition(counted.metrics()))
+    assert 'simplebus_stored_messages{class="(others)",class_id=""} 3\n' in text
+
+
+def test_a_class_with_many_positions_is_told_in_pieces(bus: Bus) -> None:
+    for _ in range(600):
+        bus.say(bus.peer(2), frames.encode(frames.SUBSCRIBE, class_id=2))
+    figures, pieces = done(classes.of_bus(bus.broker.store))
+    assert figures.classes[1].positions == 600
+    assert pieces >= 2 + 2
+
+
+def test_who_is_furthest_behind_is_shown_with_what_it_waits_for(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiters, "POSITIONS_MAX", 1)
+    explaining = ExplainingPositions(bus.broker.store, bus.broker.sessions)
+    (table, notes), _ = done(waiters.positions(bus.broker, explaining))
+    assert table.left_out == 1
+    (row,) = table.rows
+    titles = [column.title for column in table.columns]
+    shown = dict(zip(titles, row, strict=True))
+    assert (shown["Lag"], shown["In flight"]) == (10, 10)
+    assert str(shown["What it waits for"]).startswith("it waits for its acknowledgements: 10 ")
+    assert notes == []  # It has not waited for long.
+
+
+def test_sessions_are_shown_with_what_is_kept_for_them(bus: Bus) -> None:
+    explaining = ExplainingPositions(bus.broker.store, bus.broker.sessions)
+    (table, notes), _ = done(waiters.sessions(bus.broker, explaining))
+    assert [row[0] for row in table.rows] == ["0", "1", "2"]
+    assert {row[3] for row in table.rows} == {"version 1"}
+    assert [row[5] for row in table.rows] == [13, 0, 0]
+    assert notes == []
