@@ -36,7 +36,7 @@ log = logging.getLogger("simplebus.server")
 CONNECTIONS_MAX = 64
 HEAD_BYTES_MAX = 16 * 1024
 HEADERS_MAX = 64
-COMERS_AT_ONCE, COMERS_PER_SECOND = 100, 20.0
+COMERS_AT_ONCE, COMERS_PER_SECOND = 200, 50.0
 """Connections of one address: more are closed before anything is read."""
 REQUESTS_MAX = 1000
 """Of one connection."""
