@@ -13,6 +13,7 @@ from load import (
     attack,
     bridge,
     durable,
+    engine_kills,
     kills,
     memory,
     modules,
@@ -320,6 +321,12 @@ SCENARIOS = (
     Scenario("journal-latency", "how long a confirm takes", special=durable.latency),
     Scenario("backlog", "messages that nobody acknowledges", special=durable.backlog),
     Scenario("kills", "servers that are killed under load", special=kills.run, is_long=True),
+    Scenario(
+        "engine-kills",
+        "a JetStream cluster and its doors, killed under load",
+        special=engine_kills.run,
+        is_long=True,
+    ),
     Scenario(
         "partitions",
         "bridges over a bad line that is cut, and killed ends",
