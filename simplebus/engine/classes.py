@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from simplebus.core.acks import AckWindow
 from simplebus.core.channel_table import Wanted
 from simplebus.core.classes import MessageClass, TimeIndex
+from simplebus.core.dead_letters import PREFIX
 from simplebus.core.elsewhere import Found, Purged
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.left import Left
@@ -22,6 +23,7 @@ from simplebus.core.settings import FullPolicy, Keep
 from simplebus.core.subscription import Subscription
 
 if TYPE_CHECKING:
+    from simplebus.core.broker import Broker
     from simplebus.engine.stored import Stored
 
 FEED_MESSAGES_MAX = 128 * 1024
@@ -171,6 +173,17 @@ class RemoteClass(MessageClass):
 
     def check(self) -> None:
         pass
+
+
+def owes_letters(broker: Broker) -> bool:
+    """Whether there may be dead letters that have not reached the cluster."""
+    ledger, classes = broker.ledger, broker.classes
+    assert ledger is not None
+    return any(
+        name.startswith(PREFIX)
+        and ledger.safe(class_id, classes[class_id].ring.head) < classes[class_id].ring.head
+        for name, class_id in broker.store.names.items()
+    )
 
 
 class _NoTimes(TimeIndex):

@@ -27,7 +27,7 @@ from simplebus.core.errors import BusConnectionError, RemoteProtocolError
 from simplebus.core.ledger import Ledger
 from simplebus.core.requests import Start
 from simplebus.core.subscription import Subscription
-from simplebus.engine.classes import RemoteClass
+from simplebus.engine.classes import RemoteClass, owes_letters
 from simplebus.engine.feed import ALIVE_SECONDS, FETCH_BYTES, FETCH_SECONDS, Feed, Owed
 from simplebus.engine.link import Event, Link, Lost, new_inbox
 from simplebus.engine.naming import Naming
@@ -207,20 +207,10 @@ class Cluster:
         """What says that messages are done with; once what was made of them, dead letters for one,
         is safe."""
         mark = self._ledger.mark
-        if mark <= self._ledger.reached or not self._owes_letters():
+        if mark <= self._ledger.reached or not owes_letters(self._broker):
             self.link.core.write(said)
         else:
             self._owed.append((mark, said))
-
-    def _owes_letters(self) -> bool:
-        """Whether there may be dead letters that have not reached the cluster."""
-        classes = self._broker.classes
-        return any(
-            name.startswith("dead.")
-            and self._ledger.safe(class_id, classes[class_id].ring.head)
-            < classes[class_id].ring.head
-            for name, class_id in self._broker.store.names.items()
-        )
 
     def _beat(self) -> None:
         """What time brings: what is late is published or asked for again, what is here is said to
@@ -257,6 +247,9 @@ class Cluster:
         match event:
             case Replies():
                 lot = self.uplink.take(event, now)
+                for class_id in self.uplink.take_homeless():
+                    self.positions.doubt(class_id)
+                    self._do(class_id, partial(self._open_stream, class_id))
                 if lot is not None:
                     self._reach(lot)
                 else:
@@ -317,11 +310,13 @@ class Cluster:
         told = (messages.payloads == messages.ends) & (messages.bodies < messages.payloads)
         if told.any():
             for row in told.nonzero()[0].tolist():
-                code, _ = jetstream.status(messages.headers(row))
+                code, words = jetstream.status(messages.headers(row))
                 if not code:
                     told[row] = False
                 elif code >= 400:
                     feed.asked = max(0, feed.asked - jetstream.pending(messages.headers(row)))
+                    if jetstream.may_be_gone(code, words):
+                        self._renew(feed)
                 else:  # It is there; with a reply, it asks whether we are.
                     reply = messages.reply(row)
                     if reply:
@@ -405,6 +400,7 @@ class Cluster:
         self.uplink.open_classes.add(cls.class_id)
         feed = self.feeds[position]
         feed.sole = Sole(found.sent_to) if found.is_sole else None
+        feed.born = self.positions.born(cls.class_id)
         self._listen(feed, found.name)
         cls.begun[position] = found.was_there
         feed.is_open = True
@@ -423,7 +419,8 @@ class Cluster:
         self._consumers[position] = name
 
     def _renew(self, feed: Feed) -> None:
-        """Something of a sole consumer was lost: have what follows from another one."""
+        """Something of a sole consumer was lost, or a consumer may be gone: have what follows from
+        another one."""
         if not feed.is_renewing:
             feed.is_renewing = True
             self._do(feed.cls.class_id, partial(self._renew_consumer, feed))
@@ -435,19 +432,20 @@ class Cluster:
                 try:
                     await self.link.wait_ready()
                     name = self._consumers[position]
-                    found = await self.positions.renew(cls, position, name, feed.needed)
+                    found = await self.positions.renew(cls, position, name, feed)
                 except (BusConnectionError, JetStreamError) as error:
                     log.warning("a subscription to class %d: %s; trying on", cls.class_id, error)
                     await trio.sleep(_PAUSE_SECONDS)
                     continue
-                if position not in self._sids:  # It has gone meanwhile.
-                    await self._close(cls, position, found.name, forget=False)
-                    return
-                assert feed.sole is not None
-                feed.sole.begin_anew()
                 feed.asked = 0
-                self._listen(feed, found.name)
                 self._touched[feed] = None
+                if found is None:  # It is there, and was only silent.
+                    await trio.sleep(_PAUSE_SECONDS)
+                elif position not in self._sids:  # It has gone meanwhile.
+                    await self._close(cls, position, found.name, forget=False)
+                else:
+                    feed.begin_anew(found)
+                    self._listen(feed, found.name)
                 return
         finally:
             feed.is_renewing = False
@@ -487,7 +485,7 @@ class Cluster:
         for messages in feed.acked():
             self._say(jetstream.say(messages))
             self._acked.add(cls.class_id)
-            if not self._owes_letters():
+            if not owes_letters(self._broker):
                 last = messages.reply(-1).decode("latin-1"), jetstream.ACK
         core.unsubscribe(sid)
         del self._by_sid[sid]

@@ -62,6 +62,20 @@ class _Block:
 
 
 @dataclass(frozen=True, slots=True)
+class Found:
+    """A position's consumer."""
+
+    name: str
+    was_there: bool
+    is_sole: bool = False
+    """Whether it acknowledges all up to a message at once."""
+    sent_to: int = 0
+    """The last message of the stream that somebody was sent by one that it took over from."""
+    is_of_new_stream: bool = False
+    """Whether the stream is another one than the one before."""
+
+
+@dataclass(frozen=True, slots=True)
 class Owed:
     """What a door that goes gives back of a consumer that was its alone."""
 
@@ -103,6 +117,8 @@ class Feed:
         """When something came from it last."""
         self.sole: Sole | None = None
         """Of a consumer that is this door's alone."""
+        self.born = ""
+        """When the stream was made from which it is fed."""
         self.is_renewing = False
         """Whether another consumer is asked for."""
         self._blocks: deque[_Block] = deque()
@@ -117,6 +133,10 @@ class Feed:
         self._waiting: deque[tuple[Messages, Integers, Integers, Integers]] = deque()
         """What came and found no room: messages, sequences, attempts, times."""
         self._waiting_count = 0
+        self._highest = 0
+        """The last message of the stream that was taken; 0 for none."""
+        self._again_to = 0
+        """What lies before or at it may come again as if it was new."""
         self.fetched = self.repeated = self.odd = 0
 
     @property
@@ -129,13 +149,29 @@ class Feed:
     def needed(self) -> int:
         """The first message of the stream that is not acknowledged, as far as that is known here;
         0 if it is not."""
+        if self.sole is None:  # What came again may be behind what was sent later.
+            left = [jetstream.deliveries(each).sequences.min() for each in self.left()]
+            return int(min(left)) if left else self._highest and self._highest + 1
         floor = self.position.window.floor
         for block in self._blocks:
             if block.last > floor:
                 return int(block.sequences[max(0, floor - block.first)])
         if self._waiting:
             return int(self._waiting[0][1][0])
-        return self.sole.highest + 1 if self.sole is not None and self.sole.highest else 0
+        return self._highest + 1 if self._highest else 0
+
+    def begin_anew(self, found: Found) -> None:
+        """It has another consumer. What is here of the same stream comes again, with other ack
+        subjects; of another stream, its sequences are those of other messages."""
+        self.sole = Sole(found.sent_to) if found.is_sole and found.is_of_new_stream else self.sole
+        if self.sole is not None:
+            self.sole.begin_anew()
+        if found.is_of_new_stream:
+            self._blocks.clear()
+            self._waiting.clear()
+            self._waiting_count = self._done_sequence = self._highest = 0
+            self._done = SequenceSet()
+        self._again_to = self._highest
 
     def statistics(self) -> FeedStatistics:
         return FeedStatistics(self.outstanding, self.asked, self.fetched, self.repeated, self.odd)
@@ -184,7 +220,7 @@ class Feed:
             if not fresh.all():
                 messages, sequences = messages.pick(fresh), sequences[fresh]
                 attempts, times = attempts[fresh], times[fresh]
-        elif (attempts > 1).any():
+        elif (attempts > 1).any() or (sequences <= self._again_to).any():
             fresh, again = self._sort_out(messages, sequences)
             if again.any():
                 said.append(jetstream.say(messages.pick(again)))
@@ -195,6 +231,7 @@ class Feed:
             messages, times = messages.pick(at), times[at]
             sequences, attempts = sequences[at], attempts[at]
         if messages.count:
+            self._highest = max(self._highest, int(sequences.max()))
             self._waiting.append((messages, sequences, attempts, times))
             self._waiting_count += messages.count
             said.append(self.fill())

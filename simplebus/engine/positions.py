@@ -16,7 +16,7 @@ and the other one begins anew.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -28,7 +28,7 @@ from simplebus.core.requests import Start
 from simplebus.core.subscription import Subscription
 from simplebus.engine import consumers
 from simplebus.engine.classes import RemoteClass
-from simplebus.engine.feed import Owed
+from simplebus.engine.feed import Feed, Found, Owed
 from simplebus.engine.link import Link
 from simplebus.engine.names import WAITING, consumer
 from simplebus.engine.settings import EngineOptions
@@ -36,20 +36,10 @@ from simplebus.nats.client import jetstream
 from simplebus.nats.client.events import Messages
 from simplebus.nats.client.jetstream import JetStreamError
 
+log = logging.getLogger("simplebus.engine")
+
 _STREAM_SECONDS = 10.0
 _BATCH_MAX = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A position's consumer."""
-
-    name: str
-    was_there: bool
-    is_sole: bool = False
-    """Whether it acknowledges all up to a message at once."""
-    sent_to: int = 0
-    """The last message of the stream that somebody was sent by one that it took over from."""
 
 
 class Positions:
@@ -61,6 +51,8 @@ class Positions:
         self._door = door
         self._count = 0
         self._streams: set[int] = set()
+        self._born: dict[int, str] = {}
+        """When each class's stream was made."""
         self._trimmed: dict[int, int] = {}
         """Of each class, the first message of its stream that may be needed, as it was last."""
 
@@ -105,6 +97,19 @@ class Positions:
         if not state.get("consumer_count") and not state.get("last_seq"):
             await self._make(class_id, WAITING, "plain", {"deliver_policy": "all"}, door="")
         self._streams.add(class_id)
+        born = str(info.get("created", ""))
+        if self._born.setdefault(class_id, born) != born:
+            log.warning("the stream of class %d is a new one; what was in it is gone", class_id)
+            self._born[class_id] = born
+            self._trimmed.pop(class_id, None)
+
+    def born(self, class_id: int) -> str:
+        """When its stream was made, as far as that is known: another one has other messages."""
+        return self._born.get(class_id, "")
+
+    def doubt(self, class_id: int) -> None:
+        """A class's stream may be gone: it is looked for before it is used again."""
+        self._streams.discard(class_id)
 
     async def open(self, cls: RemoteClass, position: Subscription, start: str | Start) -> Found:
         """Have a position's consumer.
@@ -131,22 +136,40 @@ class Positions:
         return f"p-{self._door}-{self._count}"
 
     async def renew(
-        self, cls: RemoteClass, position: Subscription, name: str, needed: int
-    ) -> Found:
-        """Something that a sole consumer has sent was lost: have another one that goes on behind
-        what was acknowledged. `needed` is the first message that is, as far as this door knows; 0
-        for none."""
+        self, cls: RemoteClass, position: Subscription, name: str, feed: Feed
+    ) -> Found | None:
+        """Something that a consumer has sent was lost, or it may be gone: have one that goes on
+        with what was not acknowledged. None where it is there and lacks nothing."""
         class_id = cls.class_id
+        self.doubt(class_id)
+        await self.open_stream(class_id, cls.name)
+        is_new = feed.born != self.born(class_id)
         info = await self._info(class_id, name)
-        if info is not None:
-            at = consumers.floor(info)
-            needed = min(at, needed) if needed else at
-        start = consumers.from_sequence(needed) if needed else consumers.starting("new")
+        is_broken = feed.sole is not None and feed.sole.is_broken
+        if info is not None and not (is_new or is_broken):
+            return None
+        if info is None:
+            log.warning("the consumer %s of class %d is gone, and made again", name, class_id)
         patterns = tuple(position.wanted.patterns) if position.wanted else ()
-        fresh = self._new_name()
-        await self._make(class_id, fresh, "plain", start, channels=patterns, is_sole=True)
-        await self._delete(class_id, name)
-        return Found(fresh, False, True)
+        needed = 0 if is_new else feed.needed
+        kind = "durable" if position.durable else "group" if position.group else "plain"
+        start = consumers.starting("earliest" if is_new or kind != "plain" else "new")
+        if feed.sole is not None:
+            if info is not None and not is_new:
+                at = consumers.floor(info)
+                needed = min(at, needed) if needed else at
+            former, name = name, self._new_name()
+            start = consumers.from_sequence(needed) if needed else start
+            await self._make(class_id, name, kind, start, channels=patterns, is_sole=True)
+            await self._delete(class_id, former)
+        elif info is None:
+            # What other doors have of a group is not known here: all that is stored comes again.
+            start = consumers.from_sequence(needed) if needed and not position.group else start
+            await self._make(class_id, name, kind, start, channels=patterns)
+        if is_new:  # Nothing there is for whoever comes first.
+            await self._delete(class_id, WAITING)
+        feed.born = self.born(class_id)
+        return Found(name, True, feed.sole is not None, is_of_new_stream=is_new)
 
     async def _begin(
         self, class_id: int, name: str, kind: str, patterns: tuple[str, ...], start: str | Start

@@ -111,6 +111,7 @@ class Uplink:
         self._under_way = self._under_way_bytes = 0
         self.open_classes: set[int] = set()
         """Those that have a stream."""
+        self._homeless: set[int] = set()
         self._held: Counter[int] = Counter()
         self.stored = self.duplicates = self.refused = 0
         self.last_error: JetStreamError | None = None
@@ -220,6 +221,11 @@ class Uplink:
         """PubAcks have come. Returns what `reached` does."""
         acks = jetstream.pub_acks(replies.messages)
         if acks.errors:
+            for row, error in acks.errors.items():
+                piece = self._begun.get(int(replies.numbers[row]))
+                if error.code == jetstream.NO_RESPONDERS and piece is not None:
+                    self._homeless.add(piece.class_id)
+            self.open_classes -= self._homeless
             self.refused += len(acks.errors)
             self.last_error = next(iter(acks.errors.values()))
             self._again_at = min(self._again_at, now + PAUSE_SECONDS)
@@ -238,6 +244,11 @@ class Uplink:
         if not self._begun:
             self._again_at, self.last_error = float("inf"), None
         return self.reached()
+
+    def take_homeless(self) -> set[int]:
+        """Classes whose stream did not answer since this was asked last: it may be gone."""
+        homeless, self._homeless = self._homeless, set()
+        return homeless
 
     def reached(self) -> int | None:
         """The last lot that has reached the cluster, if that was not told before."""

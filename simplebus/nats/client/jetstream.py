@@ -263,6 +263,11 @@ def next_request(
     return msgspec.json.encode(said)
 
 
+def may_be_gone(code: int, words: str) -> bool:
+    """Whether a status says that who was asked for messages is not there: or has no leader now."""
+    return code == NO_RESPONDERS or (code == 409 and words.lower() == "consumer deleted")
+
+
 def pending(headers: bytes) -> int:
     """How many messages of a request will not come, as the status that ends it says."""
     for line in headers.split(b"\r\n"):

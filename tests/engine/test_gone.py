@@ -1,0 +1,79 @@
+"""What somebody deletes in the cluster under a door is made again, and said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+
+import simplebus
+from simplebus.nats.client.jetstream import JetStreamError
+
+from .doors import PATIENCE_SECONDS, address, door, options
+from .nats_servers import NatsServer
+from .test_doors import cluster_of, until
+
+KINDS: list[dict[str, Any]] = [{}, {"durable": "d"}, {"group": "g"}, {"durable": "d", "group": "g"}]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("what", ["CONSUMER", "STREAM"])
+async def test_what_is_deleted_is_made_again(
+    jetstream_server: NatsServer, caplog: pytest.LogCaptureFixture, what: str, kind: dict[str, Any]
+) -> None:
+    async with (
+        door(options(jetstream_server.url)) as up,
+        simplebus.connect(address(up)) as bus,
+        bus.subscribe(1, **kind) as messages,
+    ):
+        cluster = cluster_of(up)
+        stream = cluster.options.names.stream(1)
+        with trio.fail_after(PATIENCE_SECONDS):
+            for number in range(3):
+                await bus.publish(b"%d" % number, class_id=1)
+            held = [await messages.get() for _ in range(3)]
+            assert [message.payload for message in held] == [b"0", b"1", b"2"]
+            (consumer,) = cluster._consumers.values()
+            name = f"CONSUMER.DELETE.{stream}.{consumer}"
+            await cluster.link.ask(name if what == "CONSUMER" else f"STREAM.DELETE.{stream}")
+            got: list[bytes] = []
+            for number in range(3, 6):
+                await bus.publish(b"%d" % number, class_id=1)
+            while len(got) < 3:
+                payload = (await messages.get()).payload
+                if int(payload) > 2:  # What was held may come again.
+                    got.append(payload)
+            assert got == [b"3", b"4", b"5"]
+    assert f"consumer {consumer} of class 1 is gone" in caplog.text
+    assert ("the stream of class 1 is a new one" in caplog.text) == (what == "STREAM")
+
+
+async def test_a_consumer_that_is_gone_costs_nothing_where_its_stream_cannot_be_made(
+    jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked for a few times in a second, and had again when that is possible."""
+    async with (
+        door(options(jetstream_server.url)) as up,
+        simplebus.connect(address(up)) as bus,
+        bus.subscribe(1, durable="d") as messages,
+    ):
+        cluster = cluster_of(up)
+        asked = 0
+        ask = cluster.link.ask
+
+        async def refuses(subject: str, *given: Any, **more: Any) -> Any:
+            nonlocal asked
+            if subject.startswith("STREAM.CREATE"):
+                asked += 1
+                if asked < 3:
+                    raise JetStreamError(10028, "no room")
+            return await ask(subject, *given, **more)
+
+        with trio.fail_after(PATIENCE_SECONDS):
+            await until(lambda: bool(cluster._consumers))
+            monkeypatch.setattr(cluster.link, "ask", refuses)
+            await ask(f"STREAM.DELETE.{cluster.options.names.stream(1)}")
+            await bus.publish(b"late", class_id=1)
+            assert (await messages.get()).payload == b"late"
+        assert asked < 6
