@@ -140,11 +140,7 @@ def _rows(kind: Kind, found: Found) -> list[Row]:
     if kind.may_repeat:
         counts[2] = row("there twice, as may be", [found.repeated])
     return counts + [
-        row(
-            f"through again after a {what}" if "cut" in what else f"through again, {what}",
-            took,
-            "s",
-        )
+        row(f"through again after a {what.replace('kill', 'kill of the')}", took, "s")
         for what, took in found.recovered_s.items()
     ]
 
