@@ -12,6 +12,7 @@ import http
 import logging
 import socket
 import ssl
+from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
@@ -36,8 +37,10 @@ log = logging.getLogger("simplebus.server")
 CONNECTIONS_MAX = 64
 HEAD_BYTES_MAX = 16 * 1024
 HEADERS_MAX = 64
-COMERS_AT_ONCE, COMERS_PER_SECOND = 200, 50.0
-"""Connections of one address: more are closed before anything is read."""
+COMERS_AT_ONCE, COMERS_PER_SECOND = 100, 50.0
+"""Connections of one address: more wait before anything is read, so many of all;"""
+WAITING_MAX = 64
+"""of more, those that have waited longest are closed."""
 REQUESTS_MAX = 1000
 """Of one connection."""
 HEAD_SECONDS_MAX = 5.0
@@ -90,6 +93,9 @@ class HttpDoor:
         self._connections: dict[_HttpConnection, None] = {}
         """Who has been silent longest comes first."""
         self._comers = Buckets(COMERS_AT_ONCE, COMERS_PER_SECOND)
+        self._waiting: deque[tuple[socket.socket, str]] = deque()
+        """Who has come too fast."""
+        self._wake = trio.Event()
         self._nursery: trio.Nursery | None = None
         self._turn = trio.Lock()
         self._free_at = 0.0
@@ -104,6 +110,7 @@ class HttpDoor:
         """Answer until cancelled. Every connection is a task in here."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
+            nursery.start_soon(self._let_in)
             task_status.started()
             await self._tick()
 
@@ -111,10 +118,30 @@ class HttpDoor:
         """Take over a connected, non-blocking socket."""
         assert self._nursery is not None, "the door is not running"
         self.accepted += 1
-        if not self._comers.take(peer.rpartition(":")[0], trio.current_time()):
-            self.turned_away += 1
-            sock.close()
+        if self._comers.take(peer.rpartition(":")[0], trio.current_time()):
+            self._begin(sock, peer)
             return
+        self._waiting.append((sock, peer))
+        if len(self._waiting) > WAITING_MAX:
+            self.turned_away += 1
+            self._waiting.popleft()[0].close()
+        self._wake.set()
+
+    async def _let_in(self) -> None:
+        """Let those in who have come too fast, one after the other."""
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake = trio.Event()
+                while self._waiting:
+                    await trio.sleep(1 / COMERS_PER_SECOND)
+                    self._begin(*self._waiting.popleft())
+        finally:
+            for sock, _ in self._waiting:
+                sock.close()
+
+    def _begin(self, sock: socket.socket, peer: str) -> None:
+        assert self._nursery is not None
         if len(self._connections) >= CONNECTIONS_MAX:
             self.turned_away += 1
             next(iter(self._connections)).scope.cancel()

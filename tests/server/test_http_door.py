@@ -221,26 +221,29 @@ async def test_of_too_many_connections_the_one_that_was_silent_longest_makes_pla
         nursery.cancel_scope.cancel()
 
 
-async def test_who_connects_too_often_is_closed_unheard(
+async def test_who_connects_too_often_waits_and_those_who_wait_are_few(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with trio.open_nursery() as nursery:
         door = HttpDoor(nothing())
         await nursery.start(door.run)
-        for count in range(http_door.COMERS_AT_ONCE + 5):
-            ours, theirs = pair()
-            door.serve(theirs, f"10.0.0.1:{count}")
-            assert (theirs.fileno() < 0) is (count >= http_door.COMERS_AT_ONCE)
+        at_once, most = http_door.COMERS_AT_ONCE, http_door.WAITING_MAX
+        theirs = []
+        for count in range(at_once + most + 5):
+            ours, other = pair()
+            theirs.append(other)
+            door.serve(other, f"10.0.0.1:{count}")
             ours.close()
-        ours, theirs = pair()
-        door.serve(theirs, "10.0.0.2:1")
-        assert theirs.fileno() >= 0
-        await trio.sleep(1 / http_door.COMERS_PER_SECOND)
-        last, theirs = pair()
-        door.serve(theirs, "10.0.0.1:1")
-        assert theirs.fileno() >= 0
-        ours.close()
-        last.close()
+        assert door.turned_away == at_once - http_door.CONNECTIONS_MAX + 5
+        assert [other.fileno() < 0 for other in theirs[at_once:]] == [True] * 5 + [False] * most
+        await trio.sleep(1)  # Whoever had come and gone is heard out.
+        fine, other = pair()
+        door.serve(other, "10.0.0.2:1")
+        await trio.sleep(0.5 / http_door.COMERS_PER_SECOND)
+        assert door.connections == 1
+        await trio.sleep(most / http_door.COMERS_PER_SECOND)
+        assert all(other.fileno() < 0 for other in theirs)
+        fine.close()
         nursery.cancel_scope.cancel()
 
 
