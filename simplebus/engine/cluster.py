@@ -198,7 +198,7 @@ class Cluster:
                     batch=count,
                     expires_seconds=FETCH_SECONDS,
                     idle_seconds=ALIVE_SECONDS,
-                    max_bytes=FETCH_BYTES,
+                    max_bytes=FETCH_BYTES + self._broker.settings.limits.frame_bytes,
                 ),
                 reply=self._inbox_of(feed.position),
             )
@@ -236,7 +236,7 @@ class Cluster:
             acked, self._acked = self._acked, set()
             for class_id in acked:
                 self._do(class_id, partial(self._trim, class_id))
-        if ready and (fresh := self._naming.fresh()):
+        for fresh in self._naming.fresh() if ready else ():
             self.link.core.publish(self.options.names.naming, fresh)
         self._settle()
 
@@ -296,7 +296,8 @@ class Cluster:
             self._feed(feed, messages)
         elif sid == self._alive_sid:
             for row in range(messages.count):
-                self.link.core.publish(messages.reply(row).decode("latin-1"), b"")
+                if reply := messages.reply(row):
+                    self.link.core.publish(reply.decode("latin-1"), b"")
         elif sid == self._naming_sid:
             for payload in messages.all_payloads():
                 self._naming.hear(payload)

@@ -14,13 +14,15 @@ import msgspec
 import trio
 
 from simplebus.core.errors import BusConnectionError, RemoteProtocolError
-from simplebus.core.requests import NamedClass
+from simplebus.core.requests import ClassId, Name, NamedClass
 from simplebus.engine.positions import Positions
 from simplebus.nats.client.jetstream import JetStreamError
 
 log = logging.getLogger("simplebus.engine")
 
 _PAUSE_SECONDS = 0.25
+_TOLD_AT_ONCE = 4
+"""Names in a message: few, so that it is never too long."""
 
 
 class Naming:
@@ -52,13 +54,19 @@ class Naming:
         except RemoteProtocolError as error:
             log.warning("class %d of the cluster: %s", class_id, error.sentence)
 
-    def fresh(self) -> bytes:
-        """What other doors are to hear: names that are new here; empty for nothing."""
+    def fresh(self) -> list[bytes]:
+        """What other doors are to hear: names that are new here, in messages that any server
+        takes."""
         if len(self._names) == len(self._told):
-            return b""
+            return []
         fresh = {name: id_ for name, id_ in self._names.items() if name not in self._told}
         self._told = dict(self._names)
-        return msgspec.json.encode(fresh)
+        pieces: list[dict[str, int]] = [{}]
+        for name, class_id in fresh.items():
+            if len(pieces[-1]) == _TOLD_AT_ONCE:
+                pieces.append({})
+            pieces[-1][name] = class_id
+        return [msgspec.json.encode(piece) for piece in pieces if piece]
 
     def tell_again(self) -> None:
         """Nobody may have heard of any."""
@@ -67,10 +75,11 @@ class Naming:
     def hear(self, payload: bytes) -> None:
         """Another door has said something."""
         try:
-            told = msgspec.json.decode(payload, type=dict[str, int])
+            told = msgspec.json.decode(payload, type=dict[Name, ClassId])
         except (msgspec.MsgspecError, RecursionError):
             return
         for name, class_id in told.items():
-            self._told[name] = class_id
             if self._names.get(name) != class_id:
                 self._name(class_id, name)
+            if self._names.get(name) == class_id:
+                self._told[name] = class_id
