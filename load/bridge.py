@@ -3,12 +3,18 @@
 Rule 1: the rate is of verified messages from a publisher at the near end to a subscriber at the far
 end, from the first one sent to the last one acknowledged there.
 Rule 2: what NATS takes is measured in the same round with a publisher of its own: the same
-messages, the same subscriber.
+messages, the same subscriber. Once with the header that says where they have been, once without.
+Rule 3: as in other scenarios, what is measured has been done once before: memory is there then.
 """
 
 from __future__ import annotations
 
+import json
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from load.brokers import HOST, REPOSITORY, START_S, Broker, is_available, running
@@ -17,66 +23,89 @@ from load.measure import TIMEOUT_S, Manner, probe_nothing_in_flight
 from load.processes import Process
 from load.report import Row
 from simplebus.bridge.origin import PATH
+from simplebus.bridge.settings import is_nats
 from simplebus.client.blocking import connect_blocking
 
 COUNT = 2_000_000
-QUICK_PART = 10
+QUICK_PART = 4
 SIZE_BYTES = 128
 CLASS = 1
+APART, WITHIN = "the bridge alone", "part of a server"
 
 
 def run(manner: Manner) -> list[Row]:
     """The rows of the bridge scenario."""
     count = COUNT // (QUICK_PART if manner.quick else 1)
-    between, to_nats, raw = list[float](), list[float](), list[float]()
+    rows: dict[str, Row] = {}
+
+    def found(title: str, value: float, unit: str, wish: float | None) -> None:
+        rows.setdefault(title, Row("bridge", title, [], unit, wish)).values.append(value)
+
     for _ in range(manner.rounds):
-        between.append(_between_buses(manner, count))
-        if is_available("nats"):
-            with running("nats") as nats:
-                to_nats.append(_to_nats(manner, nats, count))
-                raw.append(_flow(nats, "nats", nats, "nats", count))
-    rows = [_row("128 B from bus to bus, acked end to end", between, "M/s", 0.7)]
-    rows[0].values[:] = [value / 1e6 for value in between]
-    if raw:
-        ratios = [a / b for a, b in zip(to_nats, raw, strict=True)]
-        rows.append(_row("128 B to NATS core against a publisher of its own", ratios, "x", 0.8))
-    return rows
+        for way in WITHIN, APART:
+            rate = _between_buses(manner, count, way)
+            found(f"from bus to bus, acked end to end, {way}", rate / 1e6, "M/s", 0.7)
+        if not is_available("nats"):
+            continue
+        with running("nats") as nats:
+            for way in WITHIN, APART:
+                marked, same = _to_nats(manner, nats, count, way, has_path=True)
+                bare, plain = _to_nats(manner, nats, count, way, has_path=False)
+                found(f"to NATS, against a publisher of the same, {way}", marked / same, "x", 0.8)
+                found(f"the same without the path, {way}", bare / plain, "x", 0.8)
+                found(f"with it, against one without, {way}", marked / plain, "x", None)
+    return list(rows.values())
 
 
-def _row(title: str, values: list[float], unit: str, wish: float) -> Row:
-    return Row("bridge", title, list(values), unit, wish, None)
-
-
-def _between_buses(manner: Manner, count: int) -> float:
-    args = manner.server_args
-    with (
-        running("simplebus", server_args=args) as near,
-        running("simplebus", server_args=args) as far,
-        _bridge(near, f"{HOST}:{far.port}"),
-    ):
-        path = f"{PATH}={_bus_id(near)}"
-        rate = _flow(near, "simplebus-2", far, "simplebus-2", count, header=path)
+def _between_buses(manner: Manner, count: int, way: str) -> float:
+    with running("simplebus", server_args=manner.server_args) as far:
+        with _bridged(manner, f"{HOST}:{far.port}", way) as near:
+            header = {"header": f"{PATH}={_bus_id(near)}"}
+            _flow(near, "simplebus-2", far, "simplebus-2", count, hears_more=header)
+            rate = _flow(near, "simplebus-2", far, "simplebus-2", count, hears_more=header)
         probe_nothing_in_flight(far, (CLASS,))
     return rate
 
 
-def _to_nats(manner: Manner, nats: Broker, count: int) -> float:
-    more = ("--rewrite", f"#=load.{CLASS}")
-    with (
-        running("simplebus", server_args=manner.server_args) as near,
-        _bridge(near, f"nats://{HOST}:{nats.port}", *more),
-    ):
-        return _flow(near, "simplebus-2", nats, "nats", count)
+def _to_nats(
+    manner: Manner, nats: Broker, count: int, way: str, *, has_path: bool
+) -> tuple[float, float]:
+    """The rate through a bridge, and that of a publisher of the same messages."""
+    with _bridged(manner, f"nats://{HOST}:{nats.port}", way, has_path=has_path) as near:
+        header = {"header": f"{PATH}={_bus_id(near)}"} if has_path else {}
+        _flow(near, "simplebus-2", nats, "nats", count, hears_more=header)
+        rate = _flow(near, "simplebus-2", nats, "nats", count, hears_more=header)
+    return rate, _flow(nats, "nats", nats, "nats", count, hears_more=header, says_more=header)
 
 
-def _bridge(near: Broker, far: str, *more: str) -> Process:
-    """A running bridge that has both ends."""
-    command = [sys.executable, "-m", "simplebus", "bridge", "--from", f"{HOST}:{near.port}"]
-    process = Process(
-        "the bridge", [*command, "--to", far, *more, str(CLASS)], directory=REPOSITORY
-    )
-    process.wait_for_line("goes on at", timeout_s=START_S)
-    return process
+@contextmanager
+def _bridged(manner: Manner, to: str, way: str, *, has_path: bool = True) -> Iterator[Broker]:
+    """A server that is copied from, once the bridge has both ends."""
+    rewrite = [["#", f"load.{CLASS}"]] if is_nats(to) else []
+    lines = [
+        "[[bridges]]",
+        'name = "load"',
+        "" if way == WITHIN else 'from = "FROM"',
+        f'to = "{to}"',
+        "" if has_path else "path = false",
+        "[[bridges.copy]]",
+        f"class = {CLASS}",
+        f"rewrite = {json.dumps(rewrite)}",
+    ]
+    with tempfile.TemporaryDirectory(prefix="simplebus-load-") as directory:
+        file = Path(directory) / "bridges.toml"
+        file.write_text("\n".join(lines) + "\n")
+        more = ["--config", str(file)] if way == WITHIN else []
+        with running("simplebus", server_args=[*manner.server_args, *more]) as near:
+            if way == WITHIN:
+                near.process.wait_for_line("goes on at", timeout_s=START_S)
+                yield near
+                return
+            file.write_text("\n".join(lines).replace("FROM", f"{HOST}:{near.port}"))
+            command = [sys.executable, "-m", "simplebus", "bridge", str(file)]
+            with Process("the bridge", command, directory=REPOSITORY) as bridge:
+                bridge.wait_for_line("goes on at", timeout_s=START_S)
+                yield near
 
 
 def _bus_id(broker: Broker) -> str:
@@ -85,16 +114,25 @@ def _bus_id(broker: Broker) -> str:
         return bus.wire.core.bus_id
 
 
-def _flow(near: Broker, says: str, far: Broker, hears: str, count: int, **more: str) -> float:
+def _flow(
+    near: Broker,
+    says: str,
+    far: Broker,
+    hears: str,
+    count: int,
+    *,
+    hears_more: dict[str, Any],
+    says_more: dict[str, Any] | None = None,
+) -> float:
     common: dict[str, Any] = {
         "timeout_s": TIMEOUT_S,
         "count": count,
         "size": SIZE_BYTES,
         "classes": CLASS,
     }
-    with Generator("subscribe", hears, far.port, **common, **more) as subscriber:
+    with Generator("subscribe", hears, far.port, **common, **hears_more) as subscriber:
         subscriber.wait_ready()
-        with Generator("publish", says, near.port, **common) as publisher:
+        with Generator("publish", says, near.port, **common, **(says_more or {})) as publisher:
             heard, sent = subscriber.result(), publisher.result()
     seconds = max(heard["settled"], sent["confirmed"]) - sent["started"]
     rate: float = count / seconds

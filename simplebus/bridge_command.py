@@ -86,6 +86,14 @@ def bridge(
         int,
         option("--hops", "Copy only what has come over so many buses at most.", metavar="N"),
     ] = 16,
+    no_path: Annotated[
+        bool,
+        option(
+            "--no-path",
+            "To NATS: leave out the header that says where a message has been. Only where nothing "
+            "that is copied there comes back.",
+        ),
+    ] = False,
     http: http_flags.At = None,
     log_level: Annotated[
         LogLevel,
@@ -117,6 +125,7 @@ def bridge(
                     given,
                     both=both,
                     hops=hops,
+                    path=not no_path,
                     channels=tuple(channel or ()),
                     rewrite=tuple(rewrite or ()),
                 )
@@ -139,6 +148,7 @@ def _simple(
     *,
     both: bool,
     hops: int,
+    path: bool,
     channels: tuple[str, ...],
     rewrite: tuple[tuple[str, str], ...],
 ) -> Bridge:
@@ -149,7 +159,7 @@ def _simple(
     copied = tuple(
         Copied(parse_class(each), channels=channels, rewrite=rewrite) for each in classes
     )
-    return Bridge(name, near, far, copied, both=both, hops=hops)
+    return Bridge(name, near, far, copied, both=both, hops=hops, path=path)
 
 
 def _with_environment(bridge: Bridge) -> Bridge:

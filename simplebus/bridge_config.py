@@ -27,7 +27,7 @@ import msgspec
 import typer
 
 from simplebus.bridge.origin import HOPS_MAX
-from simplebus.bridge.settings import Bridge, Copied, is_nats
+from simplebus.bridge.settings import Bridge, Copied, check_circles, is_nats
 from simplebus.client.access import Access
 from simplebus.client.dial import Address
 from simplebus.config_mistakes import ConfigError
@@ -86,6 +86,7 @@ class BridgeTable(Table, frozen=True):
     both: bool = False
     hops: int = HOPS_MAX
     heartbeat: float = 10.0
+    path: bool = True
     user: str = ""
     password: str = ""
     token: str = ""
@@ -114,6 +115,10 @@ def made(raw: Any, *, is_served: bool) -> tuple[list[Bridge], bool]:
         if any(other.name == bridge.name for other in found):
             raise ConfigError(f"{where}.name: there is another bridge {bridge.name!r}")
         found.append(bridge)
+    try:
+        check_circles(found)
+    except ValueError as error:
+        raise ConfigError(f"bridges: {error}") from None
     return found, has_secrets
 
 
@@ -143,6 +148,7 @@ def _bridge(read: BridgeTable, where: str, *, is_served: bool) -> Bridge:
             both=read.both,
             hops=read.hops,
             heartbeat=read.heartbeat,
+            path=read.path,
             credentials={name: value for name, value in given.items() if value},
             near_access=near_access,
             far_access=far_access,

@@ -64,6 +64,8 @@ class FarTerms:
     hops: int = HOPS_MAX
     """How many buses a message may have come over, this lane's near one included."""
     heartbeat: float = 10.0
+    path: bool = True
+    """Whether a message says there where it has been."""
     auth: Auth | None = field(default=None, repr=False)
     """Who the lane is there."""
 

@@ -84,6 +84,7 @@ class FarNats:
             renaming=terms.renaming,
             hops=terms.hops,
             frame_bytes_max=1 << 30,
+            path=terms.path,
         )
         self._sent: deque[Made] = deque()
         """What is not settled."""
@@ -119,7 +120,7 @@ class FarNats:
             return True
         payloads = piece.cut(alike.skip, piece.stride - DELIMITER_BYTES - alike.skip)
         block = self._block(dressed)
-        headers: list[writing.Column] = [block]
+        headers: list[writing.Column] = [block] if block else []
         reply: list[writing.Column] = []
         if self._stream:
             headers = [*self._ids(block, piece.sequences), b"\r\n\r\n"]
@@ -153,9 +154,9 @@ class FarNats:
         return [start, writing.digits(sequences, _SEQUENCE_DIGITS)]
 
     def _block(self, dressed: Envelope) -> bytes:
-        """Its headers."""
+        """Its headers; empty for none."""
         headers = (*without_words(dressed.headers), *key_headers(dressed.key))
-        return block_of(headers) or writing.block()
+        return block_of(headers) or (writing.block() if self._stream else b"")
 
     # One by one ----------------------------------------------------------------------------------
 

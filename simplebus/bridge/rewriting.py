@@ -160,14 +160,17 @@ class Rewriter:
         renaming: Renaming | None = None,
         hops: int = HOPS_MAX,
         frame_bytes_max: int = Limits().frame_bytes,
+        path: bool = True,
     ) -> None:
         """`class_id` is the class there; `here` and `there` are the identities of the two buses.
-        Only what one of the `channels` matches is copied; none: everything."""
+        Only what one of the `channels` matches is copied; none: everything. Without `path` the step
+        from here to there is not added to what a message says of its way."""
         self._class_id = class_id
         self._here, self._there = here, there
         self._channels = channels
         self._renaming = renaming or Renaming()
         self._hops = hops
+        self._path = path
         self._content_bytes_max = frame_bytes_max - FRAME_BYTES_MIN
         self._header = frames.HEADER.pack(frames.ENVELOPE, class_id, 0, 0)
 
@@ -213,7 +216,7 @@ class Rewriter:
                 not_before_ms = max(0, not_before_ms - passed)
         return envelope._replace(
             channel=self._renaming.name(channel),
-            headers=headers,
+            headers=headers if self._path else envelope.headers,
             expires_ms=expires_ms,
             not_before_ms=not_before_ms,
         )

@@ -56,6 +56,7 @@ def _lane(bridge: Bridge, copied: Copied, near: str, far: str, *, back: bool) ->
         channels=copied.channels,
         renaming=Renaming(copied.rewrite),
         hops=bridge.hops,
+        path=bridge.path,
         heartbeat=bridge.heartbeat,
         auth=far_access.auth,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from simplebus.bridge.channels import Renaming
@@ -65,6 +66,9 @@ class Bridge:
     end."""
     heartbeat: float = 10.0
     """Seconds of silence after which an end is looked after; at three times as many it is lost."""
+    path: bool = True
+    """Whether messages say where they have been. Only to a NATS server can that be left out, where
+    nothing that is copied there comes back: there is nothing else that ends a circle."""
     credentials: dict[str, str] = field(default_factory=dict, repr=False)
     """For a NATS server: user and password, token, or seed; before what its access says."""
     near_access: Access = field(default_factory=Access)
@@ -89,8 +93,24 @@ class Bridge:
             raise ValueError(f"{self.near or 'a server'} is copied to itself")
         if self.both and any(each.rewrite for each in self.copied):
             raise ValueError("a bridge in both directions renames no channels; make it two bridges")
+        if not self.path and (self.both or not is_nats(self.far)):
+            raise ValueError(
+                "path can be left out to a NATS server, in one direction: from bus to bus it is "
+                "what keeps a ring from copying a message for ever"
+            )
         if is_nats(self.near) and (is_nats(self.far) or self.both):
             raise ValueError("one end of a bridge is a bus, and the way back another bridge")
+
+
+def check_circles(bridges: Sequence[Bridge]) -> None:
+    """Raise ValueError where messages that do not say where they have been could come back."""
+    silent = next((each.name for each in bridges if not each.path), None)
+    for bridge in bridges:
+        if silent and (is_nats(bridge.near) or (bridge.both and is_nats(bridge.far))):
+            raise ValueError(
+                f"bridge {silent!r} leaves out the path, and bridge {bridge.name!r} reads from a "
+                "NATS server: what came back would be copied for ever"
+            )
 
 
 def is_nats(address: str) -> bool:

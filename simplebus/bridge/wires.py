@@ -21,6 +21,8 @@ from simplebus.core.limits import NAME_CHARACTERS_MAX
 from simplebus.core.requests import Auth
 
 CONNECT_SECONDS = 5.0
+READ_BYTES = 1024 * 1024
+"""What is copied is read by much at a time: each time costs something, however little came."""
 _GOODBYE_SECONDS = 1.0
 INSTANCE = "bridge"
 """The one instance of its names: who comes again takes over what is left of its connection."""
@@ -52,7 +54,12 @@ async def wired(place: Place, core: ClientCore) -> AsyncIterator[Wire]:
     """A connection on which the bus has answered. Raises BusConnectionError, also as soon as the
     connection is lost: the block is cancelled then."""
     now = trio.current_time()
-    wire = Wire(core, [place], Schedule(1, timeout=CONNECT_SECONDS, reconnect=None, now=now))
+    wire = Wire(
+        core,
+        [place],
+        Schedule(1, timeout=CONNECT_SECONDS, reconnect=None, now=now),
+        read_bytes=READ_BYTES,
+    )
     await wire.open()
     using = trio.CancelScope()
     failure: BaseException | None = None

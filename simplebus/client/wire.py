@@ -32,7 +32,15 @@ log = logging.getLogger("simplebus.client")
 class Wire(Waits):
     """Whoever makes it calls `open`, then runs `run`, and ends that by `close`."""
 
-    def __init__(self, core: ClientCore, places: Sequence[Place], schedule: Schedule) -> None:
+    def __init__(
+        self,
+        core: ClientCore,
+        places: Sequence[Place],
+        schedule: Schedule,
+        *,
+        read_bytes: int = READ_BYTES,
+    ) -> None:
+        """Reads so much at most at a time."""
         super().__init__(core)
         self._arrivals: dict[Inbox, Signal] = {}
         self._places, self._schedule = places, schedule
@@ -48,7 +56,7 @@ class Wire(Waits):
         """Around all tasks: a program that is cancelled still says goodbye."""
         self._serving = anyio.CancelScope()
         """Around the tasks of one connection."""
-        self._buffer = ReceiveBuffer(READ_BYTES)
+        self._buffer = ReceiveBuffer(read_bytes)
         self._beating = False
         """Whether a consumer holds messages that it may process any time."""
         self._beat_wanted = Signal()

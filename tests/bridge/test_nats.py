@@ -39,9 +39,9 @@ def server() -> Iterator[BusServer]:
         yield running
 
 
-def lane(near: str, far: str, class_: str, **more: Any) -> Lane:
+def lane(near: str, far: str, class_: str, *, path: bool = True, **more: Any) -> Lane:
     options = {"start": more.pop("start", "earliest"), **more}
-    bridge = Bridge(f"b{next(NAMES)}", near, far, (Copied(class_, **options),))
+    bridge = Bridge(f"b{next(NAMES)}", near, far, (Copied(class_, **options),), path=path)
     (made,) = lanes([bridge])
     return made
 
@@ -104,6 +104,26 @@ async def test_a_class_is_heard_by_nats_clients(server: BusServer, nats: NatsSer
         ]
         headers = b"NATS/1.0\r\nh: 1\r\n" + path + f"{KEY}: k\r\n\r\n".encode()
         assert got[100:] == [(b"eu.orders", headers, b"one")]
+
+
+async def test_where_nothing_comes_back_the_path_can_be_left_out(
+    server: BusServer, nats: NatsServer
+) -> None:
+    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+        wire.core.subscribe("class.bare")
+        await wire.echoed()
+        await bus.publish_many([b"%03d" % n for n in range(100)], class_id="bare")
+        here = bus.wire.core.bus_id
+        for path in "a", f"a {here}":  # What came over other bridges says so, and makes no circle.
+            await bus.publish(path.encode(), class_id="bare", headers={PATH: path})
+        await bus.publish(b"last", class_id="bare")
+        copied = lane(server.address, nats.url, "bare", path=False)
+        async with copying(copied):
+            got = await heard(wire, 102)
+            await until(lambda: copied.statistics().left == {"looped": 1})
+        assert got[:100] == [(b"class.bare", b"", b"%03d" % n) for n in range(100)]
+        headers = f"NATS/1.0\r\n{PATH}: a\r\n\r\n".encode()
+        assert got[100:] == [(b"class.bare", headers, b"a"), (b"class.bare", b"", b"last")]
 
 
 async def test_what_jetstream_has_it_has_once(server: BusServer, nats: NatsServer) -> None:

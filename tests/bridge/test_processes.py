@@ -170,6 +170,8 @@ async def test_a_server_brings_its_bridges() -> None:
         (["--from", "a", "--to", "b", "70000"], "a class id is from 0"),
         (["--from", "a", "--to", "b", "--rewrite", "x=y.*", "1"], "1 times '*'"),
         (["--from", "a", "--to", "b", "--name", "a b", "1"], "letters, digits"),
+        (["--from", "a", "--to", "b", "--no-path", "1"], "copying a message for ever"),
+        (["--from", "a", "--to", "nats://b", "--both", "--no-path", "1"], "for ever"),
         (["nothing.toml"], "nothing.toml cannot be read"),
     ],
 )
@@ -189,6 +191,11 @@ def test_what_makes_no_sense_is_one_sentence(words: list[str], problem: str) -> 
         ('from = "a"\nto = "b"\nclasses = ["x"]\nhops = 0', "hops is from 1"),
         ('from = "a"\nto = "b"\n[[bridges.copy]]\nclass = 7\nchannels = ["a..b"]', "is empty"),
         ('from = "nats://a"\nto = "b"\nboth = true\nclasses = ["x"]', "another bridge"),
+        (
+            'from = "a"\nto = "nats://b"\npath = false\nclasses = ["x"]\n'
+            '[[bridges]]\nname = "y"\nfrom = "nats://b"\nto = "c"\nclasses = ["x"]',
+            "bridge 'x' leaves out the path, and bridge 'y' reads from a NATS server",
+        ),
     ],
 )
 def test_a_file_that_makes_no_sense_says_where(text: str, problem: str, tmp_path: Path) -> None:
