@@ -49,8 +49,8 @@ _SAFE_SECONDS = 0.001, 0.05
 """How long what is delivered may take until it is safe: looked at so soon, and then ever later."""
 _AGAIN_SECONDS = 86_400.0
 _GUESSES = 3
-_GUESSED_BYTES = FETCH_BYTES_MAX // 2
-"""A guess is right while messages are not suddenly twice as long."""
+_GUESSED_BYTES = FETCH_BYTES_MAX * 3 // 4
+"""A guess is right while messages are not suddenly longer by a third."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,8 +37,10 @@ _ARRAYS_BYTES_MIN = 16 * 1024
 
 # From this many frames of one length on, looking for nothing else beats searching.
 _UNIFORM_FRAMES_MIN = 16
-# A run this long is worth a call of its own, however much follows it.
+# A run this long is worth a call of its own, however much follows it, and a look for its beginning
+# behind the first few frames.
 _UNIFORM_FRAMES_ENOUGH = 256
+_OTHERS_BEFORE_MAX = 4
 
 # From this length on, searching each frame is cheaper than looking at all bytes at once.
 _LONG_FRAME_BYTES = 192
@@ -87,7 +89,9 @@ def split(buffer: bytearray, first: int, last: int, scratch: Scratch) -> FrameBa
         if uniform is not None:
             return uniform
     if likely > _ARRAYS_FRAMES_MIN or last - first > _ARRAYS_BYTES_MIN:
-        return _split_arrays(buffer, first, last, scratch)
+        return _before_uniform(buffer, first, end, last) or _split_arrays(
+            buffer, first, last, scratch
+        )
     bounds = [0]
     while end >= 0:
         at = end + DELIMITER_BYTES
@@ -118,6 +122,25 @@ def _split_uniform(
         if (unaligned(block, _HALF_WORD)[candidates] == _DELIMITER_HALF).any():
             return None
     return FrameBatch(block, np.arange(0, block.size + 1, stride, dtype=np.int64), stride)
+
+
+def _before_uniform(buffer: bytearray, first: int, end: int, last: int) -> FrameBatch | None:
+    """The few frames before many that look as if they were of one length; None where none do. The
+    first one's delimiter is at `end`."""
+    bounds = [0]
+    while len(bounds) <= _OTHERS_BEFORE_MAX:
+        at = end + DELIMITER_BYTES
+        bounds.append(at - first)
+        end = buffer.find(DELIMITER, at + HEADER_BYTES, last)
+        if end < 0:
+            return None
+        stride = end + DELIMITER_BYTES - at
+        if (last - at) // stride >= _UNIFORM_FRAMES_ENOUGH and all(
+            buffer.startswith(DELIMITER, end + frame * stride) for frame in (1, 2, 3)
+        ):
+            data = np.frombuffer(buffer, np.uint8, bounds[-1], first)
+            return FrameBatch(data, np.array(bounds, np.int64), 0 if len(bounds) > 2 else data.size)
+    return None
 
 
 def _is_plain(block: Bytes, stride: int, scratch: Scratch) -> bool:

@@ -103,6 +103,23 @@ def test_frames_of_one_length_engage_the_uniform_path() -> None:
     assert [(batch.stride, batch.count) for batch in batches] == [(len(frame), MANY)]
 
 
+@given(st.lists(frames(), min_size=1, max_size=6), frames(), st.integers(0, 12))
+def test_a_few_others_before_frames_of_one_length_change_nothing(
+    others: list[bytes], usual: bytes, tail: int
+) -> None:
+    assert_splits(b"".join(others) + usual * 300 + others[0][:tail])
+
+
+@pytest.mark.parametrize(("count", "engages"), [(1, True), (4, True), (5, False)])
+def test_a_few_others_before_frames_of_one_length_keep_them_not_from_the_uniform_path(
+    count: int, engages: bool
+) -> None:
+    others = [build_frame(MESSAGE, content=bytes(n)) for n in range(count)]
+    frame = build_frame(MESSAGE, content=bytes(150))
+    batches, _ = split_all(b"".join(others) + frame * 300)
+    assert ((163, 300) in [(batch.stride, batch.count) for batch in batches]) == engages
+
+
 def test_frames_of_many_lengths_engage_the_array_path() -> None:
     data = b"".join(build_frame(MESSAGE, content=b"x" * (i % 7)) for i in range(MANY))
     batches, _ = split_all(data)

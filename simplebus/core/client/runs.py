@@ -175,7 +175,11 @@ def _runs_in_stretch(stretch: FrameBatch) -> Iterator[Run]:
             raw = stretch.slice(at, at + 1).data.tobytes()
             yield Run(raw, count=1, stride=len(raw))
         return
-    ids = frames.unaligned(stretch.data, _ID)[stretch.starts + _ID_OFFSET].astype(np.int64)
+    if stretch.stride:
+        words = frames.strided(stretch.data, _ID, _ID_OFFSET, stretch.stride, stretch.count)
+    else:
+        words = frames.unaligned(stretch.data, _ID)[stretch.starts + _ID_OFFSET]
+    ids = words.astype(np.int64)
     first = 0
     for last in (*(np.flatnonzero(ids[1:] <= ids[:-1]) + 1).tolist(), stretch.count):
         part, numbers, count = stretch.slice(first, last), ids[first:last], last - first

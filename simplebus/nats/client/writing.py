@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from simplebus.core.frames import Bytes, Integers
+from simplebus.core.frames import Bytes, Integers, wide
 
 PING = b"PING\r\n"
 PONG = b"PONG\r\n"
@@ -90,9 +90,10 @@ def table(count: int, columns: Sequence[Column]) -> memoryview:
     rows = np.empty((count, sum(widths)), np.uint8)
     at = 0
     for column, width in zip(columns, widths, strict=True):
-        is_same = isinstance(column, bytes)
-        rows[:, at : at + width] = np.frombuffer(column, np.uint8) if is_same else column
-        at += width
+        if width:
+            given = np.frombuffer(column, np.uint8)[None] if isinstance(column, bytes) else column
+            wide(rows, at, width)[:] = wide(given, 0, width)
+            at += width
     return rows.reshape(-1).data
 
 
