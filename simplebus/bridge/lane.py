@@ -237,7 +237,8 @@ class Lane:
             made = far.make(found)
             self._cursor = made.next
             if made.count:
-                made.found, made.since = found, time.monotonic() - found.age
+                made.found = found if made.next == found.next else found.until(made.next)
+                made.since = time.monotonic() - found.age
                 if self._since is None:
                     self._since = made.since
                 return made

@@ -250,7 +250,12 @@ def test_both_directions_between_two() -> None:
     run(main)
 
 
-def test_a_lane_of_some_channels_goes_past_the_others() -> None:
+@pytest.mark.parametrize("ranges", [1, 2, 3, 16_384])
+def test_a_lane_of_some_channels_goes_past_the_others(
+    ranges: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("simplebus.bridge.far._RANGES_MAX", ranges)
+
     async def main() -> None:
         near, far = MemoryBus(), MemoryBus()
         some = lane(near, far, channels=("eu.#",), renaming=Renaming([("eu.#", "#")]))
@@ -411,6 +416,30 @@ def test_a_full_bus_is_waited_for_whatever_becomes_of_the_bridge(
                 assert copying.statistics().refused == 0
             # What was under way behind what was refused may come first.
             assert (sorted(got, key=int) if few else got) == numbered(0, 40)
+
+    run(main)
+
+
+def test_what_waits_for_a_full_bus_may_be_more_than_a_record_tells(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("simplebus.bridge.far._RANGES_MAX", 2)
+
+    async def main() -> None:
+        near, far = MemoryBus(), MemoryBus(FULL)
+        async with near as here, far as there:
+            await hold(there)
+            for number in range(40):
+                where = "eu.x" if number % 2 == 0 else "us.x"
+                await here.publish(b"%d" % number, class_id="orders", channel=where)
+            got: set[int] = set()
+            while len(got) < 20:
+                async with running(lane(near, far, channels=("eu.#",))):  # Killed each time.
+                    await trio.sleep(5)
+                    for message in await read(there, "orders", min(3, 20 - len(got))):
+                        got.add(int(message.payload))
+                    await trio.sleep(5)
+            assert sorted(got) == list(range(0, 40, 2))
 
     run(main)
 
