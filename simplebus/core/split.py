@@ -84,14 +84,16 @@ def split(buffer: bytearray, first: int, last: int, scratch: Scratch) -> FrameBa
         return None
     stride = end + DELIMITER_BYTES - first
     likely = (last - first) // stride
+    is_many = likely > _ARRAYS_FRAMES_MIN or last - first > _ARRAYS_BYTES_MIN
+    found = None
     if likely >= _UNIFORM_FRAMES_MIN and buffer.startswith(DELIMITER, end + stride):
-        uniform = _split_uniform(buffer, first, stride, likely, scratch)
-        if uniform is not None:
-            return uniform
-    if likely > _ARRAYS_FRAMES_MIN or last - first > _ARRAYS_BYTES_MIN:
-        return _before_uniform(buffer, first, end, last) or _split_arrays(
-            buffer, first, last, scratch
-        )
+        found = _split_uniform(buffer, first, stride, likely, scratch)
+    elif is_many:  # Never behind what only looked so: it would be looked at again for each frame.
+        found = _before_uniform(buffer, first, end, last)
+    if found is not None:
+        return found
+    if is_many:
+        return _split_arrays(buffer, first, last, scratch)
     bounds = [0]
     while end >= 0:
         at = end + DELIMITER_BYTES
