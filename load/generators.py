@@ -17,6 +17,7 @@ from load.processes import LoadError, Process
 
 SOURCES = Path(__file__).resolve().parent / "generator"
 DISK = Path(__file__).resolve().parent / "disk"
+TLS = Path(__file__).resolve().parent / "tls"
 BUILD = Path(__file__).resolve().parent / ".build"
 FLAGS = ("-O2", "-march=native", "-std=gnu11", "-Wall", "-Wextra")
 READY_S = 20.0
@@ -32,6 +33,12 @@ def disk() -> Path:
     """A library that, preloaded, makes a disk slower, or keeps what a power cut would leave of it:
     see disk/sync.c."""
     return _built("disk", DISK, (*FLAGS, "-shared", "-fPIC"))
+
+
+def tls() -> Path:
+    """A library that, preloaded, makes a generator speak TLS: see tls/shim.c."""
+    libraries = ("-Wl,--no-as-needed", "-lssl", "-lcrypto", "-ldl")
+    return _built("tls", TLS, (*FLAGS, "-shared", "-fPIC", *libraries))
 
 
 def _built(name: str, folder: Path, flags: tuple[str, ...]) -> Path:

@@ -1,30 +1,32 @@
 """What TLS and permissions cost, beside the same without, and beside nats-server with TLS.
 
-Rule 1: the generators speak in clear: each connection of theirs goes through a relay of its own,
-which speaks TLS with the server. What the relays cost counts against TLS, ours and theirs.
+Rule 1: the generators speak TLS by themselves, by the same library as the servers of ours: what it
+costs them counts against TLS, on machines with few cores most of all.
 Rule 2: within a round everything is measured once.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import select
-import socket
-import ssl
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 
-from load.brokers import HOST, REPOSITORY, START_S, Broker, find_program, is_available, running
+from load.brokers import (
+    HOST,
+    START_S,
+    Broker,
+    environment,
+    find_program,
+    is_available,
+    running,
+)
 from load.certificates import Certificate, make
+from load.generators import tls as preloaded
 from load.measure import Flow, Manner, Sample, measure
 from load.processes import Process
 from load.report import Row
-from simplebus.tls import TlsSocket
 
 SECONDS = 2.0
 QUICK_SECONDS = 1.0
@@ -54,13 +56,14 @@ def tls(manner: Manner) -> list[Row]:
         secret = stack.enter_context(running("simplebus", server_args=(*manner.server_args, *args)))
         brokers = {
             "plain": (plain, "simplebus"),
-            "TLS": (stack.enter_context(_relayed(secret, shown)), "simplebus"),
+            "TLS": (secret, "simplebus"),
         }
         if is_available("nats"):
             brokers["nats"] = (stack.enter_context(running("nats")), "nats")
             theirs = stack.enter_context(_nats_with_tls(Path(folder), shown))
-            brokers["nats, TLS"] = (stack.enter_context(_relayed(theirs, shown)), "nats")
-        found = _rounds(brokers, dict.fromkeys(brokers, flow), manner)
+            brokers["nats, TLS"] = (theirs, "nats")
+        trusting = {"LD_PRELOAD": str(preloaded()), "LOAD_TLS_CA": str(shown.cert)}
+        found = _rounds(brokers, dict.fromkeys(brokers, flow), manner, trusting)
     rows = [_row("tls", "128 B, TLS 1.3 against plain", found, "TLS", "plain", 0.35)]
     if "nats" in found:
         rows += [
@@ -75,18 +78,27 @@ def tls(manner: Manner) -> list[Row]:
 
 
 def _rounds(
-    brokers: dict[str, tuple[Broker, str]], flows: dict[str, Flow], manner: Manner
+    brokers: dict[str, tuple[Broker, str]],
+    flows: dict[str, Flow],
+    manner: Manner,
+    trusting: dict[str, str] | None = None,
 ) -> dict[str, list[Sample]]:
+    """Samples of each round, by name; whose name ends with TLS has it spoken with these variables
+    in the environment."""
     seconds = QUICK_SECONDS if manner.quick else SECONDS
-    rates = {}
-    for name, (broker, protocol) in brokers.items():
-        first = measure(broker, protocol, flows[name], count=100_000)
-        rates[name] = measure(broker, protocol, flows[name], count=int(first.rate * 0.3)).rate
+    rates: dict[str, float] = {}
+
+    def one(name: str, count: int) -> Sample:
+        broker, protocol = brokers[name]
+        with environment(trusting if trusting and name.endswith("TLS") else {}):
+            return measure(broker, protocol, flows[name], count=count)
+
+    for name in brokers:
+        rates[name] = one(name, int(one(name, 100_000).rate * 0.3)).rate
     found: dict[str, list[Sample]] = {name: [] for name in brokers}
     for _ in range(manner.rounds):
-        for name, (broker, protocol) in brokers.items():
-            count = int(rates[name] * seconds)
-            sample = measure(broker, protocol, flows[name], count=count)
+        for name in brokers:
+            sample = one(name, int(rates[name] * seconds))
             found[name].append(sample)
             rates[name] = sample.rate
     return found
@@ -105,18 +117,6 @@ def _row(
 
 
 @contextmanager
-def _relayed(broker: Broker, shown: Certificate) -> Iterator[Broker]:
-    """The same broker, to be spoken to in clear."""
-    where = (HOST, str(broker.port), str(shown.cert))
-    process = Process(
-        "the TLS relay", [sys.executable, "-m", "load.security", *where], directory=REPOSITORY
-    )
-    with process:
-        port = process.wait_for_line("relaying on ", timeout_s=START_S).rpartition(" ")[2]
-        yield replace(broker, port=int(port))
-
-
-@contextmanager
 def _nats_with_tls(folder: Path, shown: Certificate) -> Iterator[Broker]:
     config = folder / "tls.conf"
     config.write_text(
@@ -128,91 +128,6 @@ def _nats_with_tls(folder: Path, shown: Certificate) -> Iterator[Broker]:
         found = re.search(rf"{re.escape(HOST)}:(\d+)", line)
         assert found is not None, line
         yield Broker("nats", int(found[1]), process)
-
-
-def relay(host: str, port: int, ca: str) -> None:
-    """Take connections in clear, and speak TLS with a server for each, in a process of its own."""
-    trusting = ssl.create_default_context(cafile=ca)
-    trusting.minimum_version = ssl.TLSVersion.TLSv1_3
-    with socket.create_server((HOST, 0)) as listener:
-        print(f"relaying on {listener.getsockname()[1]}", flush=True)
-        while True:
-            client, _ = listener.accept()
-            if os.fork():
-                client.close()
-                while os.waitpid(-1, os.WNOHANG)[0] if _has_children() else False:
-                    pass
-                continue
-            listener.close()
-            server = socket.create_connection((host, port))
-            for sock in (client, server):
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                sock.setblocking(False)
-            _shuttle(client, TlsSocket(server, trusting, server_name="localhost"))
-            os._exit(0)
-
-
-def _has_children() -> bool:
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
-
-
-def _shuttle(client: socket.socket, server: TlsSocket) -> None:
-    """Move bytes both ways until either side ends."""
-    poll = select.poll()
-    while True:
-        try:
-            server.handshake()
-            break
-        except BlockingIOError:
-            select.select([server.socket], [], [])
-    spaces = memoryview(bytearray(PIECE)), memoryview(bytearray(PIECE))
-    up, down = spaces[0][:0], spaces[1][:0]
-    is_up = True
-    while True:
-        moved = False
-        try:
-            if not up and is_up:
-                count = client.recv_into(spaces[0])
-                up, moved = spaces[0][:count], True
-                if not count:
-                    is_up = False
-                    server.shutdown(socket.SHUT_WR)
-        except BlockingIOError:
-            pass
-        try:
-            if up:
-                up, moved = up[server.send(up) :], True
-            server.flush()
-        except BlockingIOError:
-            pass
-        try:
-            if not down:
-                count = server.recv_into(spaces[1])
-                down, moved = spaces[1][:count], True
-                if not count:
-                    return
-        except BlockingIOError:
-            pass
-        except OSError:
-            return
-        try:
-            if down:
-                down, moved = down[client.send(down) :], True
-        except BlockingIOError:
-            pass
-        if not moved:
-            poll.register(
-                client, (select.POLLOUT if down else 0) | (select.POLLIN * (is_up and not up))
-            )
-            poll.register(
-                server.socket,
-                (select.POLLOUT if up or server.unsent else 0) | (0 if down else select.POLLIN),
-            )
-            poll.poll()
 
 
 # Permissions -------------------------------------------------------------------------------------
@@ -260,7 +175,3 @@ def permissions(manner: Manner) -> list[Row]:
 
 def _listed(rules: list[str]) -> str:
     return ", ".join(f'"{rule}"' for rule in rules)
-
-
-if __name__ == "__main__":
-    relay(sys.argv[1], int(sys.argv[2]), sys.argv[3])

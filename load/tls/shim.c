@@ -1,0 +1,121 @@
+/* Preloaded, makes the one connection of a load generator speak TLS 1.3 (python load/run.py tls).
+ *
+ * Rule 1: the verbs mean what they meant: what would block says EAGAIN, what was taken is sent.
+ * Rule 2: whom to trust is the file in LOAD_TLS_CA; without it nothing is different.
+ */
+#define _GNU_SOURCE
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <openssl/ssl.h>
+#include <poll.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+
+enum { WRITE_MAX = 1 << 16, BUFFER = 1 << 18, PATIENCE_MS = 60000 };
+
+static SSL *tls;
+static int handle = -1;
+static bool unread; /* Whether there may be more to read though nothing comes from the network. */
+
+#define REAL(name) ((typeof(&name))dlsym(RTLD_NEXT, #name))
+
+static void fail(const char *what) {
+    fprintf(stderr, "generator: TLS: %s\n", what);
+    exit(4);
+}
+
+static void begin(int fd, const char *ca) {
+    SSL_CTX *made = SSL_CTX_new(TLS_client_method());
+    if (!made || !SSL_CTX_set_min_proto_version(made, TLS1_3_VERSION)) fail("no context");
+    if (!SSL_CTX_load_verify_locations(made, ca, NULL)) fail("no authority in LOAD_TLS_CA");
+    SSL_CTX_set_verify(made, SSL_VERIFY_PEER, NULL);
+    SSL_CTX_set_mode(made, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
+    SSL_CTX_set_read_ahead(made, 1);
+    SSL_CTX_set_default_read_buffer_len(made, BUFFER);
+    tls = SSL_new(made);
+    if (!tls || !SSL_set_fd(tls, fd) || !SSL_set_tlsext_host_name(tls, "localhost") ||
+        !SSL_set1_host(tls, "localhost"))
+        fail("no connection");
+    if (SSL_connect(tls) != 1) fail("no handshake");
+    fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+    handle = fd;
+}
+
+int connect(int fd, const struct sockaddr *address, socklen_t size) {
+    int done = REAL(connect)(fd, address, size);
+    const char *ca = getenv("LOAD_TLS_CA");
+    if (done == 0 && ca && !tls && address->sa_family == AF_INET) begin(fd, ca);
+    return done;
+}
+
+/* What SSL says, as the system would: -1 with errno, or 0 at the end. */
+static ssize_t said(int result) {
+    switch (SSL_get_error(tls, result)) {
+    case SSL_ERROR_WANT_READ:
+    case SSL_ERROR_WANT_WRITE: errno = EAGAIN; return -1;
+    case SSL_ERROR_ZERO_RETURN: return 0;
+    default:
+        if (result == 0 || errno == 0) return 0;
+        return -1;
+    }
+}
+
+ssize_t recv(int fd, void *data, size_t size, int flags) {
+    if (fd != handle) return REAL(recv)(fd, data, size, flags);
+    size_t got = 0;
+    for (;;) {
+        errno = 0;
+        int count = SSL_read(tls, (char *)data + got, (int)(size - got));
+        if (count > 0) {
+            got += (size_t)count;
+            unread = got == size;
+            if (unread) return (ssize_t)got;
+            continue;
+        }
+        unread = false;
+        ssize_t end = said(count);
+        if (got) return (ssize_t)got;
+        if (end == 0 || errno != EAGAIN || (flags & MSG_DONTWAIT)) return end;
+        struct pollfd wish = {.fd = fd, .events = POLLIN};
+        if (REAL(poll)(&wish, 1, PATIENCE_MS) == 0) return errno = EAGAIN, -1;
+    }
+}
+
+ssize_t send(int fd, const void *data, size_t size, int flags) {
+    if (fd != handle) return REAL(send)(fd, data, size, flags);
+    errno = 0;
+    int count = SSL_write(tls, data, (int)(size < WRITE_MAX ? size : WRITE_MAX));
+    return count > 0 ? count : said(count);
+}
+
+ssize_t sendmsg(int fd, const struct msghdr *message, int flags) {
+    if (fd != handle) return REAL(sendmsg)(fd, message, flags);
+    ssize_t taken = 0;
+    for (size_t i = 0; i < message->msg_iovlen; i++) {
+        const char *data = message->msg_iov[i].iov_base;
+        size_t left = message->msg_iov[i].iov_len;
+        while (left > 0) {
+            ssize_t count = send(fd, data, left, flags);
+            if (count < 0) return taken > 0 ? taken : count;
+            taken += count, data += count, left -= (size_t)count;
+        }
+    }
+    return taken;
+}
+
+int poll(struct pollfd *wishes, nfds_t count, int timeout) {
+    if (count == 1 && wishes->fd == handle && unread && (wishes->events & POLLIN)) {
+        wishes->revents = POLLIN;
+        return 1;
+    }
+    return REAL(poll)(wishes, count, timeout);
+}
+
+int shutdown(int fd, int how) {
+    if (fd == handle) SSL_shutdown(tls);
+    return REAL(shutdown)(fd, how);
+}
