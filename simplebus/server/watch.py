@@ -143,12 +143,12 @@ class Watch:
             Tile("Memory of the process", process.resident_bytes(), "bytes"),
             Tile("Connections", sum(count for _, count, _ in self._doors())),
             Tile("Dead letters", figures.dead_letters),
-            Tile("Publish to confirm, 99 %", confirmed.quantile(0.99), "seconds"),
-            Tile("Publish to ack, 99 %", acked.quantile(0.99), "seconds"),
+            Tile("Publish to confirm, p99", confirmed.quantile(0.99), "seconds"),
+            Tile("Publish to ack, p99", acked.quantile(0.99), "seconds"),
         ]
         if (keeping := self._engine.keeping) is not None:
             synced = keeping.statistics().synced_after
-            tiles.append(Tile("Journal write, 99 %", synced.quantile(0.99), "seconds"))
+            tiles.append(Tile("Journal write, p99", synced.quantile(0.99), "seconds"))
         return tiles
 
     def _doors(self) -> list[tuple[str, int, int]]:
