@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from load import (
     attack,
     bridge,
+    connections,
     durable,
     engine_kills,
     kills,
@@ -334,6 +335,7 @@ SCENARIOS = (
         is_long=True,
     ),
     Scenario("soak", "random work, and what memory stays", special=soak.run, is_long=True),
+    Scenario("connections", "ten thousand connections", special=connections.run),
     Scenario("monitor", "what it costs to be watched", special=monitor.run),
     Scenario("tls", "128 B over TLS 1.3", special=security.tls),
     Scenario("permissions", "what permissions cost", special=security.permissions),

@@ -79,6 +79,24 @@ def number(message: Msg) -> int:
 
 
 @on_asyncio
+async def test_a_trace_goes_from_door_to_door_as_it_is(both: Both) -> None:
+    """The context of OpenTelemetry: headers that nobody here knows anything of."""
+    trace = {
+        "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+        "tracestate": "rojo=00f067aa0ba902b7,congo=t61rcWkgMzE",
+    }
+    async with (
+        connected(both) as client,
+        simplebus.connect(both.bus) as bus,
+        bus.subscribe("asked", "ask.trace") as kept,
+    ):
+        heard = await client.subscribe("ask.trace")
+        await client.publish("ask.trace", b"from nats", headers=trace)
+        await bus.publish(b"from the sdk", class_id="asked", channel="ask.trace", headers=trace)
+        assert [dict((await kept.get(10)).headers) for _ in range(2)] == [trace, trace]
+        assert [message.headers for message in await take(heard, 2)] == [trace, trace]
+
+
 async def test_what_one_door_is_told_the_other_one_tells(both: Both) -> None:
     async with (
         connected(both) as client,

@@ -1,0 +1,150 @@
+"""Ten thousand connections to one server: what each takes, and whether the others notice.
+
+Rule 1: every connection has said Connect and heard its answer before anything is counted.
+Rule 2: a hundred of them, spread over all, get every message of a flow, and verify it; while it
+runs the server is told to read its configuration again, and nobody loses a connection.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from load.brokers import HOST, Broker, running
+from load.measure import Manner
+from load.memory import CONNECT, CONNECT_REPLY_BYTES, KB, TIMEOUT_S, raise_descriptor_limit
+from load.processes import LoadError
+from load.report import Row
+from simplebus.core import frames
+
+CONNECTIONS = 10_000
+QUICK_PART = 5
+SAMPLE = 100
+MESSAGES = 2_000
+AT_ONCE = 200  # Connections that are made before the answers of all of them are read.
+
+
+def run(manner: Manner) -> list[Row]:
+    """The rows of the scenario. Quick makes a fifth of the connections."""
+    count = CONNECTIONS // (QUICK_PART if manner.quick else 1)
+    raise_descriptor_limit(count + 1_000)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="simplebus-load-")))
+        config = folder / "bus.toml"
+        config.write_text(f"[serve]\nmax-connections = {count + 100}\n")
+        args = ("--config", str(config), *manner.server_args)
+        broker = stack.enter_context(running("simplebus", server_args=args))
+        first = _connect(stack, broker, SAMPLE)
+        _delivered_rate(stack, broker, first, 0)  # What the first flow loads is no one's own.
+        alone = _delivered_rate(stack, broker, first, 1)
+        before = broker.process.memory_bytes()
+        begin = time.perf_counter()
+        peers = first + _connect(stack, broker, count - SAMPLE)
+        took = time.perf_counter() - begin
+        each = (broker.process.memory_bytes() - before) / (count - SAMPLE)
+        config.write_text(f"[serve]\nmax-connections = {count + 200}\n")
+        among = _delivered_rate(stack, broker, peers[:: count // SAMPLE][:SAMPLE], 2, again=True)
+        _check_open(peers)
+        if "the configuration is read again" not in broker.process.errors():
+            raise LoadError("the server has not read its configuration again")
+    note = f"of {count:,}"
+    return [
+        Row("connections", "connected a second", [(count - SAMPLE) / took], "", 1_000, 5_000),
+        Row("connections", "one idle connection", [each / KB], "kB", 30, 12, True, note=note),
+        Row("connections", "deliveries to a hundred among them, against alone", [among / alone],
+            "x", 0.5, 0.9, note=note),
+    ]  # fmt: skip
+
+
+def _connect(stack: ExitStack, broker: Broker, count: int) -> list[socket.socket]:
+    """So many peers that have heard their session's id."""
+    peers: list[socket.socket] = []
+    while len(peers) < count:
+        fresh = [
+            stack.enter_context(socket.create_connection((HOST, broker.port), timeout=TIMEOUT_S))
+            for _ in range(min(AT_ONCE, count - len(peers)))
+        ]
+        for peer in fresh:
+            peer.sendall(CONNECT)
+        for peer in fresh:
+            _read(peer, CONNECT_REPLY_BYTES)
+        peers += fresh
+    return peers
+
+
+def _read(peer: socket.socket, count: int) -> bytes:
+    got = b""
+    while len(got) < count:
+        more = peer.recv(count - len(got))
+        if not more:
+            raise LoadError(f"a connection was closed after {len(got)} of {count} bytes")
+        got += more
+    return got
+
+
+def _delivered_rate(
+    stack: ExitStack, broker: Broker, peers: list[socket.socket], turn: int, *, again: bool = False
+) -> float:
+    """Messages a second that arrive at all of these together, each message at each of them. With
+    `again` the server reads its configuration meanwhile."""
+    class_id = 2 + turn
+    (publisher,) = _connect(stack, broker, 1)
+    connect = frames.encode(frames.CONNECT, content=f"[{class_id}]".encode())
+    for peer in (publisher, *peers):
+        peer.sendall(connect)
+        _read(peer, CONNECT_REPLY_BYTES)
+    for peer in peers:
+        peer.sendall(frames.encode(frames.SUBSCRIBE, class_id=class_id))
+    time.sleep(1.0)  # Nothing answers a Subscribe of version 1.
+    contents = [b"%016d" % number for number in range(MESSAGES)]
+    flow = b"".join(
+        frames.encode(frames.MESSAGE, class_id=class_id, content=content) for content in contents
+    )
+    waits = {peer: bytearray() for peer in peers}
+    begin = time.perf_counter()
+    publisher.sendall(flow)
+    if again:
+        os.kill(broker.process.pid, signal.SIGHUP)
+    with selectors.DefaultSelector() as selector:
+        for peer in peers:
+            selector.register(peer, selectors.EVENT_READ)
+        while waits:
+            ready = selector.select(TIMEOUT_S)
+            if not ready:
+                raise LoadError(f"{len(waits)} of {len(peers)} subscribers wait for messages")
+            for key, _ in ready:
+                peer = key.fileobj
+                assert isinstance(peer, socket.socket)
+                waits[peer] += peer.recv(1 << 16)
+                if len(waits[peer]) >= len(flow):
+                    selector.unregister(peer)
+                    _verify(bytes(waits.pop(peer)), contents, class_id)
+    took = time.perf_counter() - begin
+    ack = frames.encode_ack(class_id=class_id, timer_index=0, first=0, last=MESSAGES)
+    for peer in peers:
+        peer.sendall(ack)
+    return len(peers) * MESSAGES / took
+
+
+def _verify(got: bytes, contents: list[bytes], class_id: int) -> None:
+    parts = got.split(frames.DELIMITER)
+    if parts.pop() or [part[frames.HEADER_BYTES :] for part in parts] != contents:
+        raise LoadError(f"a subscriber of class {class_id} got other messages than were published")
+
+
+def _check_open(peers: list[socket.socket]) -> None:
+    """Raise LoadError if the server has hung up on anybody."""
+    for peer in peers:
+        peer.setblocking(False)
+        try:
+            closed = peer.recv(1, socket.MSG_PEEK) == b""
+        except BlockingIOError:
+            closed = False
+        if closed:
+            raise LoadError("the server has closed an idle connection")
