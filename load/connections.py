@@ -26,7 +26,7 @@ from simplebus.core import frames
 CONNECTIONS = 10_000
 QUICK_PART = 5
 SAMPLE = 100
-MESSAGES = 2_000
+MESSAGES = 30_000
 AT_ONCE = 200  # Connections that are made before the answers of all of them are read.
 
 
