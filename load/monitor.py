@@ -55,6 +55,11 @@ def run(manner: Manner) -> list[Row]:
         pairs = zip(samples[of], samples[to], strict=True)
         return Row("monitor", title, [a.rate / b.rate for a, b in pairs], "x", wish)
 
+    def cpu(title: str, of: str, to: str) -> Row:
+        pairs = zip(samples[of], samples[to], strict=True)
+        values = [a.cpu_us / b.cpu_us for a, b in pairs]
+        return Row("monitor", title, values, "x", less_is_better=True)
+
     def cost(title: str, values: list[float], wish: float) -> Row:
         return Row("monitor", title, values, "%", wish, less_is_better=True)
 
@@ -62,6 +67,9 @@ def run(manner: Manner) -> list[Row]:
         ratio("the door open, against closed", "open", "closed", None),
         ratio("a scrape every second, against none", "scrape", "open", SCRAPE_AT_LEAST),
         ratio("the live page open, against none", "page", "open", PAGE_AT_LEAST),
+        cpu("processor time a message, the door open against closed", "open", "closed"),
+        cpu("processor time a message, scraped against not", "scrape", "open"),
+        cpu("processor time a message, the page open against not", "page", "open"),
         cost("of a processor, a scrape every second", scrape, SCRAPE_PERCENT),
         cost("of a processor, the live page open", page, PAGE_PERCENT),
     ]
