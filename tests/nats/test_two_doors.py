@@ -98,6 +98,7 @@ async def test_a_trace_goes_from_door_to_door_as_it_is(both: Both) -> None:
         assert [message.headers for message in await take(heard, 2)] == [trace, trace]
 
 
+@on_asyncio
 async def test_what_one_door_is_told_the_other_one_tells(both: Both) -> None:
     async with (
         connected(both) as client,
