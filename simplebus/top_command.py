@@ -9,8 +9,6 @@ from __future__ import annotations
 import base64
 import json
 import time
-import urllib.error
-import urllib.request
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -59,6 +57,9 @@ class Facts:
 
     def ask(self) -> dict[str, Any]:
         """Raises OSError with a sentence."""
+        import urllib.error  # They bring TLS and more, which help does without.
+        import urllib.request
+
         asked = urllib.request.Request(f"{self._url}/facts", headers=self._headers)
         try:
             with urllib.request.urlopen(
