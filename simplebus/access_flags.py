@@ -114,7 +114,7 @@ def _say(given: dict[str, Any]) -> None:
     """Have the environment say what the options do, and fail if that makes no sense."""
     from simplebus.client.access import FILE_VARIABLE, VARIABLES, Access
 
-    variables = {name: VARIABLES.get(name, FILE_VARIABLE) for name in given}
+    variables = {name: VARIABLES.get(name.removeprefix("tls_"), FILE_VARIABLE) for name in given}
     for name, value in given.items():
         if value is not None:
             os.environ[variables[name]] = str(value)

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from simplebus.access_flags import with_access
 from simplebus.cli import app
+from simplebus.client.access import FILE_VARIABLE, VARIABLES, Access
 from simplebus.config_mistakes import ConfigError
 from simplebus.config_users import read_users, users_of
 from simplebus.core.access import Permissions, Right, Rule, Rules
@@ -172,3 +174,21 @@ def test_addresses_are_counted_while_there_is_a_connection() -> None:
 def test_which_hosts_are_this_machine() -> None:
     assert all(map(is_loopback, ("127.0.0.1", "127.1.2.3", "::1", "localhost")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "bus.example", "10.0.0.1")))
+
+
+def test_options_of_commands_say_what_the_environment_would(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (*VARIABLES.values(), FILE_VARIABLE):
+        monkeypatch.setenv(name, "")
+    found: list[Access] = []
+
+    def look() -> None:
+        found.append(Access.from_environment())
+
+    monkeypatch.setenv("SIMPLEBUS_PASSWORD", "x")
+    files = {name: file.with_name(f"{name}.pem") for name in ("ca", "cert", "key")}
+    options = {f"tls_{name}": path for name, path in files.items()}
+    with_access(look)(user="ada", credentials=None, **options)
+    shown = {name: str(path) for name, path in files.items()}
+    assert found == [Access(user="ada", password="x", **shown)]
