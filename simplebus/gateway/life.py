@@ -3,7 +3,8 @@ when it has failed.
 
 Rule 1: everything that is the module's is called from here, one call at a time, beside `run` alone.
 Rule 2: a failure is one module's: it is reported, the module is ended and made again after a pause
-that grows. Its messages wait meanwhile; only the one on which it failed is gone.
+that grows, or once it has another plan. Its messages wait meanwhile; only the one on which it
+failed is gone.
 Rule 3: a call that does not return is waited for, and given up after the grace alone.
 
     CREATING ──► STARTING ──► RUNNING ──► ENDED
@@ -118,6 +119,8 @@ class Life:
         self._ending = trio.Event()
         self._ended = trio.Event()
         self._scope = trio.CancelScope()
+        self._pause = trio.CancelScope()
+        """Around the pause after a failure."""
         self._run_scope = trio.CancelScope()
         self._keeps_running = False
 
@@ -159,8 +162,9 @@ class Life:
             await self._ended.wait()
 
     def become(self, plan: ModulePlan) -> None:
-        """Be made again, by another plan, between two messages."""
+        """Be made again, by another plan, between two messages; at once if it has failed."""
         self.plan = plan
+        self._pause.cancel()
         self._interrupt(_Again())
 
     def tell(self, names: tuple[str, ...]) -> None:
@@ -210,6 +214,7 @@ class Life:
         try:
             with self._scope:
                 while not self._ending.is_set():
+                    plan = self.plan
                     try:
                         await self._live_once(box)
                     except _Again:
@@ -218,8 +223,10 @@ class Life:
                     except Exception as error:
                         if trio.current_time() - since > PAUSE_MAX_S:
                             pause = PAUSE_S
-                        await self._fail(box, error, pause)
+                        await self._fail(box, error, pause if self.plan is plan else 0.0)
                         pause, since = min(2 * pause, PAUSE_MAX_S), trio.current_time()
+                        if self.plan is not plan:  # It may be mended.
+                            pause = PAUSE_S
         finally:
             box.lost += len(self._batch)
             self._batch.clear()
@@ -239,7 +246,7 @@ class Life:
         self.started.set()
         if not self._batch:  # What it has in its hands is still to be heard.
             box.rest()
-        with trio.move_on_after(pause):
+        with trio.move_on_after(pause) as self._pause:
             await self._ending.wait()
 
     async def _live_once(self, box: Mailbox) -> None:

@@ -202,6 +202,26 @@ async def test_pauses_grow_and_begin_again_after_a_long_while(
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 101]
 
 
+async def test_a_failed_module_that_has_another_plan_is_made_again_at_once(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    broken, mended = module("a", fails="start", times=99), module("a")
+    async with open_gateway(GatewayPlan((broken,), (("*", "a"),))) as gateway:
+        await trio.sleep(40)  # It pauses until 63.
+        assert gateway.statistics().modules[0].failures == 6
+        await gateway.publish(said("waits"))
+        await gateway.apply(GatewayPlan((module("a", fails="create", times=98),), (("*", "a"),)))
+        await trio.testing.wait_all_tasks_blocked()
+        assert gateway.statistics().modules[0].failures == 7
+        await trio.sleep(1.5)
+        assert gateway.statistics().modules[0].failures == 8, "pauses begin again"
+        at = trio.current_time()
+        await gateway.apply(GatewayPlan((mended,), (("*", "a"),)))
+        await quiet(gateway)
+        assert gateway.statistics().modules[0].state == State.RUNNING
+        assert (trio.current_time(), heard("a")) == (at, ["waits"])
+
+
 async def test_a_failed_module_is_reported(
     autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -399,6 +419,7 @@ async def test_one_that_does_not_end_is_given_up(
     autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     parts.Stuck.go.clear()
+    parts.Stuck.entered.clear()
     plan = GatewayPlan((module("a", "Stuck"), module("b")), (("*", "a"),))
     async with open_gateway(plan, drain=1, grace=2) as gateway:
         for _ in range(3):

@@ -4,16 +4,25 @@
     settings = { path = "/var/log/app.log", start = "end", remember = "/var/lib/gateway/app.place" }
 
 The line is the content, without its end; the properties `file` and `offset` say where it stood. A
-file that is moved away is read to its end, and then the new one of its name; one that is cut off is
-read from its beginning. A line without an end waits for it.
+line without an end waits for it.
+A file that is moved away is read on until QUIET_POLLS bring nothing new, for whoever wrote it may
+still; then the new one of its name is read. If that has changed more than once meanwhile, those
+between are looked for beside it: its name and a number or a date, `app.log.1`, `app.log-20260131`,
+written to later than the one that was read.
+A file that is cut off is read from its beginning, and the log says so.
 With `remember` the place is written down after its lines were said: after a crash some may be said
-again, and none is left out while the file that was read is still there. What was said and what no
-module had kept yet is gone with the crash.
+again, and none is left out while the file that was read is still there, or beside it by a name that
+begins with its own; if it is not, the log says so. What was said and what no module had kept yet is
+gone with the crash.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import re
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, BinaryIO, Literal
@@ -23,9 +32,20 @@ import msgspec
 from simplebus.gateway.messages import ModuleMessage
 from simplebus.gateway.module import BlockingModule, BlockingPort
 
+log = logging.getLogger("simplebus.gateway.tail")
+
 LINE_BYTES_MAX = 1 << 20
 """A longer line is said in pieces."""
 READ_BYTES = 1 << 18
+QUIET_POLLS = 8
+"""How often there must be nothing new in a file that was moved away, before it is done with: two
+seconds, of `poll_seconds` as it is."""
+HELD_MAX = 8
+"""Files open at a time; when there are so many, the first is done with at its end."""
+DONE_MAX = 64
+"""Of so many files that were read it is known that they were."""
+ROTATED = re.compile(r"[-._]\d[-._:T\d]*")
+"""What a name has more once a file is moved away."""
 
 
 class TailSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,82 +76,54 @@ class Line:
     """Where it begins."""
 
 
-class Follower:
-    """Reads what is new in a file whenever it is asked. Opens nothing but the file."""
+class _Source:
+    """A file that is open, and how far it is read."""
 
-    def __init__(self, path: Path, *, at_end: bool, place: bytes = b"") -> None:
-        self._path = path
-        self._at_end = at_end
-        """Whether the first file begins at its end."""
-        self._file: BinaryIO | None = None
-        self._inode = (0, 0)
-        self._read = 0
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        stat = os.fstat(file.fileno())
+        self.key = (stat.st_dev, stat.st_ino)
+        self.size = stat.st_size
+        """When it was opened."""
+        self.read = 0
         """How far it is read,"""
-        self._rest = b""
+        self.rest = b""
         """the last bytes of which are a line without an end."""
-        self._place = _kept(place)
+        self._path = path
+        self._file = file
+
+    def go_to(self, offset: int) -> None:
+        """Read on from there."""
+        self._file.seek(offset)
+        self.read, self.rest = offset, b""
 
     def close(self) -> None:
         """Close the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._file.close()
 
     @property
-    def place(self) -> bytes:
-        """How far lines were given, for another follower."""
-        device, inode = self._inode
-        return msgspec.json.encode(_Place(device, inode, self._read - len(self._rest)))
+    def written_at(self) -> int:
+        """When it was written to, in nanoseconds."""
+        return os.fstat(self._file.fileno()).st_mtime_ns
+
+    @property
+    def at(self) -> int:
+        """Where the first line begins that was not given."""
+        return self.read - len(self.rest)
 
     def lines(self) -> list[Line]:
-        """Lines that are new, some of them if there are many; none if there is nothing new.
-        Raises OSError, except for a file that is not there."""
-        if self._file is None and not self._open():
-            return []
-        assert self._file is not None
-        if os.fstat(self._file.fileno()).st_size < self._read:  # It was cut off.
-            self._file.seek(0)
-            self._read, self._rest = 0, b""
+        """Lines that are new, some of them if there are many."""
+        if os.fstat(self._file.fileno()).st_size < self.read:
+            _say_cut(self._path, self.read)
+            self.go_to(0)
         while data := self._file.read(READ_BYTES):
             if lines := self._split(data):
                 return lines
-        if not self._is_moved():
-            return []
-        last, at = self._rest, self._read - len(self._rest)
-        self.close()
-        self._read, self._rest = 0, b""
-        self._open()
-        return [Line(last, at)] if last else []
-
-    def _open(self) -> bool:
-        try:
-            self._file = open(self._path, "rb", buffering=0)  # noqa: SIM115 - kept open.
-        except FileNotFoundError:
-            self._at_end = False  # What comes is new.
-            return False
-        stat = os.fstat(self._file.fileno())
-        self._inode = (stat.st_dev, stat.st_ino)
-        place, self._place = self._place, None
-        if place is not None:
-            known = self._inode == (place.device, place.inode) and place.offset <= stat.st_size
-            self._read = place.offset if known else 0
-        else:
-            self._read = stat.st_size if self._at_end else 0
-        self._at_end = False
-        self._file.seek(self._read)
-        return True
-
-    def _is_moved(self) -> bool:
-        try:
-            stat = os.stat(self._path)
-        except FileNotFoundError:
-            return False  # It may come again.
-        return (stat.st_dev, stat.st_ino) != self._inode
+        return []
 
     def _split(self, data: bytes) -> list[Line]:
-        at = self._read - len(self._rest)
-        self._read += len(data)
-        *whole, rest = (self._rest + data).split(b"\n")
+        at = self.at
+        self.read += len(data)
+        *whole, rest = (self.rest + data).split(b"\n")
         lines = []
         for text in whole:
             lines += _pieces(text, at)
@@ -139,8 +131,150 @@ class Follower:
         while len(rest) >= LINE_BYTES_MAX:
             lines.append(Line(rest[:LINE_BYTES_MAX], at))
             rest, at = rest[LINE_BYTES_MAX:], at + LINE_BYTES_MAX
-        self._rest = rest
+        self.rest = rest
         return lines
+
+
+class Follower:
+    """Reads what is new in a file whenever it is asked. Opens nothing but the file, and what was
+    moved away from its path.
+
+    Invariant: the files are in the order in which they were at the path; only the first is read.
+    """
+
+    def __init__(self, path: Path, *, at_end: bool, place: bytes = b"") -> None:
+        self._path = path
+        self._at_end = at_end
+        """Whether the first file begins at its end."""
+        self._files: deque[_Source] = deque()
+        self._quiet = 0
+        """How often there was nothing new in the first, since there is another."""
+        self._done: deque[tuple[int, int]] = deque(maxlen=DONE_MAX)
+        self._given = place
+        self._place = _kept(place)
+        """Where to go on, until that is found."""
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files:
+            file.close()
+
+    @property
+    def place(self) -> bytes:
+        """How far lines were given, for another follower; empty if there was no file yet."""
+        if not self._files:
+            return self._given
+        first = self._files[0]
+        return msgspec.json.encode(_Place(*first.key, first.at))
+
+    def lines(self) -> list[Line]:
+        """Lines that are new, some of them if there are many; none if there is nothing new.
+        Raises OSError, except for a file that is not there."""
+        self._look()
+        if not self._files:
+            return []
+        first = self._files[0]
+        before = first.read
+        lines = first.lines()
+        if len(self._files) == 1 or first.read != before:
+            self._quiet = 0
+            return lines
+        self._quiet += 1
+        if self._quiet < QUIET_POLLS and len(self._files) < HELD_MAX:
+            return []
+        self._quiet = 0
+        first.close()
+        self._done.append(first.key)
+        self._files.popleft()
+        return [Line(first.rest, first.at)] if first.rest else []
+
+    def _look(self) -> None:
+        """Open what is at the path now, and whatever was there since the last that is open."""
+        try:
+            key = _key(os.stat(self._path))
+        except FileNotFoundError:
+            key = None  # It may come again.
+        try:
+            if self._place is not None:
+                self._go_on(self._place, key)
+            is_known = key is None or key in (file.key for file in self._files)
+            if key is not None and not is_known and len(self._files) < HELD_MAX:
+                self._open_new(key)
+        except FileNotFoundError:
+            return  # Names are changing just now: the next time, then.
+        self._at_end = False  # What comes is new.
+
+    def _go_on(self, place: _Place, key: tuple[int, int] | None) -> None:
+        wanted = (place.device, place.inode)
+        source = None
+        if key == wanted:
+            source = _open(self._path, wanted)
+            if source.size < place.offset:
+                _say_cut(self._path, place.offset)
+        else:
+            for path, stat in self._beside():
+                if _key(stat) == wanted and stat.st_size >= place.offset:
+                    source = _open(path, wanted)
+                    break
+            else:
+                log.warning(
+                    "%s: the file that was read last is gone: lines may have been missed",
+                    self._path,
+                )
+        self._place, self._at_end = None, False
+        if source is not None:
+            source.go_to(place.offset if source.size >= place.offset else 0)
+            self._files.append(source)
+
+    def _open_new(self, key: tuple[int, int]) -> None:
+        news = [(self._path, key)]
+        if self._files:
+            known = {key, *self._done, *(file.key for file in self._files)}
+            since = self._files[-1].written_at
+            between = [
+                (stat.st_mtime_ns, path, _key(stat))
+                for path, stat in self._beside()
+                if stat.st_mtime_ns > since and _key(stat) not in known
+                if ROTATED.fullmatch(path.name.removeprefix(self._path.name))
+            ]
+            news = [(path, key) for _, path, key in sorted(between)] + news
+        for path, each in news[: HELD_MAX - len(self._files)]:
+            source = _open(path, each)
+            if self._at_end:
+                source.go_to(source.size)
+            self._files.append(source)
+
+    def _beside(self) -> Iterator[tuple[Path, os.stat_result]]:
+        """The files of its folder the names of which begin with its own. None if it cannot be
+        looked into."""
+        try:
+            found = list(os.scandir(self._path.parent))
+        except PermissionError:
+            return
+        for entry in found:
+            if entry.name.startswith(self._path.name) and entry.is_file(follow_symlinks=False):
+                yield Path(entry.path), entry.stat()
+
+
+def _open(path: Path, key: tuple[int, int]) -> _Source:
+    """Raises FileNotFoundError if it is another one by now."""
+    file = open(path, "rb", buffering=0)  # noqa: SIM115 - kept open.
+    source = _Source(path, file)
+    if source.key != key:
+        file.close()
+        raise FileNotFoundError(f"{path} is another file by now")
+    return source
+
+
+def _key(stat: os.stat_result) -> tuple[int, int]:
+    return (stat.st_dev, stat.st_ino)
+
+
+def _say_cut(path: Path, read: int) -> None:
+    log.warning(
+        "%s was cut off, it is shorter than the %d bytes that were read: it is read from its "
+        "beginning, and lines may have been missed", path, read,
+    )  # fmt: skip
 
 
 def _pieces(text: bytes, at: int) -> list[Line]:
@@ -170,6 +304,7 @@ class Tail(BlockingModule):
         place = b""
         if self._place is not None and self._place.exists():
             place = self._place.read_bytes()
+        self._written = place
         self._follower = Follower(Path(settings.path), at_end=settings.start == "end", place=place)
 
     def run(self) -> None:
@@ -181,16 +316,16 @@ class Tail(BlockingModule):
                 self.bus.publish(
                     ModuleMessage(line.content, {"file": settings.path, "offset": str(line.offset)})
                 )
-            if lines:
-                self._remember()
-            else:
+            self._remember()
+            if not lines:
                 self.bus.wait(settings.poll_seconds)
 
     def _remember(self) -> None:
-        if self._place is not None:
+        if self._place is not None and (place := self._follower.place) != self._written:
             new = self._place.with_name(self._place.name + ".new")
-            new.write_bytes(self._follower.place)
+            new.write_bytes(place)
             new.replace(self._place)
+            self._written = place
 
     def destroy(self) -> None:
         """Close the file."""

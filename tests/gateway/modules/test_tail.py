@@ -12,16 +12,36 @@ from hypothesis import strategies as st
 
 from gateway import parts
 from simplebus.gateway.gateway import open_gateway
-from simplebus.gateway.modules.tail import LINE_BYTES_MAX, Follower, Line
+from simplebus.gateway.modules.tail import (
+    HELD_MAX,
+    LINE_BYTES_MAX,
+    QUIET_POLLS,
+    Follower,
+    Line,
+)
 from simplebus.gateway.plan import GatewayPlan, ModulePlan
 
 
 def said(follower: Follower) -> list[bytes]:
-    """All that is new."""
+    """All that is new, and what waits for a file that was moved away."""
     found: list[bytes] = []
-    while lines := follower.lines():
+    quiet = 0
+    while quiet <= 20 * QUIET_POLLS:  # There may be empty ones, one after the other.
+        lines = follower.lines()
         found += [line.content for line in lines]
+        quiet = 0 if lines else quiet + 1
     return found
+
+
+def poll(follower: Follower, times: int) -> None:
+    """Ask so often, for nothing."""
+    assert [follower.lines() for _ in range(times)] == [[]] * times
+
+
+def move(path: Path, number: int) -> None:
+    """Away, as `app.log.NUMBER`, written to at that time."""
+    os.utime(path, ns=(0, number))
+    path.rename(path.with_name(f"{path.name}.{number}"))
 
 
 def add(path: Path, data: bytes) -> None:
@@ -73,13 +93,74 @@ def test_a_file_that_is_moved_away_is_read_to_its_end(path: Path) -> None:
     follower.close()
 
 
-def test_a_file_that_is_cut_off_is_read_from_its_beginning(path: Path) -> None:
+def test_a_file_that_was_moved_away_is_read_on_while_there_is_something_new(path: Path) -> None:
+    add(path, b"one\n")
+    follower = Follower(path, at_end=False)
+    assert said(follower) == [b"one"]
+    old = path.with_name("app.log.1")
+    path.rename(old)
+    add(path, b"new\n")
+    for _ in range(3):
+        poll(follower, QUIET_POLLS - 1)
+        add(old, b"late\n")
+        assert follower.lines() == [Line(b"late", old.stat().st_size - 5)]
+    add(old, b"part")
+    poll(follower, QUIET_POLLS)  # Of a line without an end there was something new.
+    assert follower.lines() == [Line(b"part", old.stat().st_size - 4)]
+    assert follower.lines() == [Line(b"new", 0)]
+    follower.close()
+
+
+def test_files_that_were_at_the_path_between_two_polls_are_read_in_their_order(path: Path) -> None:
+    for number, name in enumerate(("app.log.0", "app.log.gz", "app.log.err", "other.1"), 1):
+        path.with_name(name).write_bytes(b"not its own\n")
+        os.utime(path.with_name(name), ns=(0, number if name == "app.log.0" else 10**6))
+    follower = Follower(path, at_end=False)
+    expected = []
+    for number in range(10, 10 + HELD_MAX + 4):
+        add(path, b"%d\n" % number)
+        if number == 10:
+            assert said(follower) == [b"10"]
+        else:
+            expected.append(b"%d" % number)
+        move(path, number)
+    add(path, b"new\n")
+    assert said(follower) == [*expected, b"new"]
+    follower.close()
+
+
+def test_no_more_than_so_many_files_are_held(path: Path) -> None:
+    path.touch()
+    follower = Follower(path, at_end=False)
+    before = len(os.listdir("/proc/self/fd"))
+    poll(follower, 1)
+    for number in range(1, 4 * HELD_MAX):
+        move(path, number)
+        path.touch()
+        poll(follower, 1)
+        assert len(os.listdir("/proc/self/fd")) <= before + HELD_MAX
+    add(path, b"new\n")
+    assert said(follower) == [b"new"]
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    follower.close()
+
+
+def test_a_file_that_is_cut_off_is_read_from_its_beginning(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     add(path, b"one\ntwo\nthr")
     follower = Follower(path, at_end=False)
     assert said(follower) == [b"one", b"two"]
     path.write_bytes(b"new\n")
     assert said(follower) == [b"new"]
+    assert "shorter than the 11 bytes that were read" in caplog.text
+    caplog.clear()
     follower.close()
+    path.write_bytes(b"ab\n")
+    again = Follower(path, at_end=True, place=follower.place)
+    assert said(again) == [b"ab"]
+    assert "shorter than the 4 bytes that were read" in caplog.text
+    again.close()
 
 
 def test_a_line_without_end_is_said_in_pieces(path: Path) -> None:
@@ -93,33 +174,33 @@ def test_a_line_without_end_is_said_in_pieces(path: Path) -> None:
 
 @given(
     st.lists(
-        st.one_of(st.binary(max_size=8), st.sampled_from(["rotate", "again", "say"])), max_size=12
+        st.one_of(st.binary(max_size=8), st.sampled_from(["rotate", "again", "say", "poll"])),
+        max_size=16,
     )
 )
 def test_whatever_happens_lines_are_said_once_and_in_order(
     tmp_path_factory: pytest.TempPathFactory, steps: list[bytes | str]
 ) -> None:
     """Against the bytes that were written: as lines, of one file after the other. With `again` the
-    follower is lost and another goes on at its place."""
+    follower is lost and another goes on at its place. Files may come and go without being seen."""
     path = tmp_path_factory.mktemp("tail") / "app.log"
     path.touch()
     follower = Follower(path, at_end=False)
     files: list[bytearray] = [bytearray()]
     found: list[bytes] = said(follower)
-    for number, step in enumerate(steps):
+    for number, step in enumerate(steps, 1):
         if isinstance(step, bytes):
             add(path, step)
             files[-1] += step
         elif step == "rotate":
-            found += said(follower)
-            path.rename(path.with_suffix(f".{number}"))
+            move(path, number)
             path.touch()
             files.append(bytearray())
-            found += said(follower)
         elif step == "again":
-            found += said(follower)
             follower.close()
             follower = Follower(path, at_end=True, place=follower.place)
+        elif step == "poll":
+            found += [line.content for line in follower.lines()]
         else:
             found += said(follower)
     found += said(follower)
@@ -133,7 +214,27 @@ def test_whatever_happens_lines_are_said_once_and_in_order(
     assert found == expected
 
 
-def test_a_place_in_another_file_is_not_believed(path: Path) -> None:
+def test_what_is_left_in_a_file_that_was_moved_while_nobody_read_is_said_first(path: Path) -> None:
+    add(path, b"one\n")
+    follower = Follower(path, at_end=False)
+    assert said(follower) == [b"one"]
+    follower.close()
+    add(path, b"while away\n")
+    move(path, 1)
+    again = Follower(path, at_end=True, place=follower.place)
+    assert said(again) == [b"while away"]  # Also while there is no new one.
+    again.close()
+    add(path, b"between\n")
+    move(path, 2)
+    add(path, b"new\n")
+    third = Follower(path, at_end=True, place=again.place)
+    assert said(third) == [b"between", b"new"]
+    third.close()
+
+
+def test_a_place_in_another_file_is_not_believed(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     add(path, b"one\ntwo\n")
     follower = Follower(path, at_end=False)
     said(follower)
@@ -143,6 +244,7 @@ def test_a_place_in_another_file_is_not_believed(path: Path) -> None:
     add(path, b"new\nnewer\nnewest\n")
     again = Follower(path, at_end=True, place=place)
     assert said(again) == [b"new", b"newer", b"newest"]
+    assert "the file that was read last is gone: lines may have been missed" in caplog.text
     again.close()
     broken = Follower(path, at_end=False, place=b"{not json")
     assert said(broken) == [b"new", b"newer", b"newest"]
