@@ -15,23 +15,21 @@ from typing import Annotated, Any
 
 import typer
 
-from simplebus import (
-    bridge_command,
-    config_command,
-    dlq_command,
-    explain_command,
-    gateway_command,
-    journal_command,
-    serve_command,
-    top_command,
-    unit_command,
-    user_command,
+from simplebus.commands import (
+    bridge,
+    config,
+    dlq,
+    explain,
+    gateway,
+    journal,
+    serve,
+    systemd_unit,
+    top,
+    user,
 )
-from simplebus.access_flags import with_access
+from simplebus.commands.access_flags import with_access
 from simplebus.complaints import MEMORY_STATUS, fail, leaves, sentence
-from simplebus.core.errors import BusError
-from simplebus.core.limits import CLASS_ID_MAX, DELIVERIES_MAX
-from simplebus.options import (
+from simplebus.config.options import (
     URL,
     URL_OPTION,
     parse_channel,
@@ -44,6 +42,8 @@ from simplebus.options import (
     parse_start,
     parse_url,
 )
+from simplebus.core.errors import BusError
+from simplebus.core.limits import CLASS_ID_MAX, DELIVERIES_MAX
 from simplebus.spark import commands as pipeline
 
 _FROM_ENVIRONMENT = (
@@ -139,7 +139,7 @@ def demo() -> None:
         raise typer.Exit(1)
 
 
-app.command(rich_help_panel=_USE, help=serve_command.HELP)(serve_command.serve)
+app.command(rich_help_panel=_USE, help=serve.HELP)(serve.serve)
 
 
 @app.command(
@@ -235,7 +235,7 @@ def pub(
 
     import trio
 
-    from simplebus import pipes
+    from simplebus.commands import pipes
 
     about = pipes.said(channel=channel, key=key, headers=header, expires=expires)
     if count is not None:
@@ -386,7 +386,7 @@ def sub(
 
     import trio
 
-    from simplebus import pipes
+    from simplebus.commands import pipes
 
     if by_key and group is None:
         raise typer.BadParameter("--by-key is about a group; expected --group NAME, too")
@@ -414,14 +414,12 @@ def sub(
 
 
 app.add_typer(pipeline.app, name="pipeline", rich_help_panel=_USE)
-app.command(rich_help_panel=_LOOK_AFTER, help=top_command.HELP)(with_access(top_command.top))
-app.command(rich_help_panel=_LOOK_AFTER, help=explain_command.HELP)(
-    with_access(explain_command.explain)
-)
-app.add_typer(dlq_command.app, name="dlq", rich_help_panel=_LOOK_AFTER)
-app.add_typer(journal_command.app, name="journal", rich_help_panel=_LOOK_AFTER)
-app.command(rich_help_panel=_JOIN, help=bridge_command.HELP)(bridge_command.bridge)
-app.command(rich_help_panel=_JOIN, help=gateway_command.HELP)(gateway_command.gateway)
+app.command(rich_help_panel=_LOOK_AFTER, help=top.HELP)(with_access(top.top))
+app.command(rich_help_panel=_LOOK_AFTER, help=explain.HELP)(with_access(explain.explain))
+app.add_typer(dlq.app, name="dlq", rich_help_panel=_LOOK_AFTER)
+app.add_typer(journal.app, name="journal", rich_help_panel=_LOOK_AFTER)
+app.command(rich_help_panel=_JOIN, help=bridge.HELP)(bridge.bridge)
+app.command(rich_help_panel=_JOIN, help=gateway.HELP)(gateway.gateway)
 
 
 @app.command(
@@ -496,19 +494,17 @@ def bench(
         typer.echo(line)
 
 
-app.command("check-config", rich_help_panel=_SET_UP, help=config_command.CHECK_HELP)(
-    config_command.check_config
-)
-app.add_typer(config_command.app, name="config", rich_help_panel=_SET_UP)
-app.add_typer(user_command.app, name="user", rich_help_panel=_SET_UP)
+app.command("check-config", rich_help_panel=_SET_UP, help=config.CHECK_HELP)(config.check_config)
+app.add_typer(config.app, name="config", rich_help_panel=_SET_UP)
+app.add_typer(user.app, name="user", rich_help_panel=_SET_UP)
 
 
 app.command(
     "systemd-unit",
     rich_help_panel=_SET_UP,
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    help=unit_command.HELP,
-)(unit_command.systemd_unit)
+    help=systemd_unit.HELP,
+)(systemd_unit.systemd_unit)
 
 
 # What goes wrong ---------------------------------------------------------------------------------

@@ -11,14 +11,14 @@ import typer
 from typer.testing import CliRunner
 
 from simplebus import cli, options
-from simplebus.config import Config
-from simplebus.config_mistakes import ConfigError
+from simplebus.commands.nats_flags import NatsOptions
+from simplebus.commands.serve import nats_door
+from simplebus.commands.serving import RELOADED, again, changes, planned, taken_over
+from simplebus.config.file import Config
+from simplebus.config.mistakes import ConfigError
 from simplebus.core.settings import ClassSettings, FullPolicy, Keep
 from simplebus.nats.auth import NatsAuth, User
 from simplebus.nats.permissions import Permissions, Responses
-from simplebus.nats_flags import NatsOptions
-from simplebus.serve_command import nats_door
-from simplebus.serving import RELOADED, again, changes, planned, taken_over
 
 SERVE = typer.main.get_group(cli.app).commands["serve"]
 

@@ -10,7 +10,7 @@ from core.talk2 import ack, enveloped, on_channel, peer2, publish, subscribe
 from storage.kept_bus import KeptBus
 from typer.testing import CliRunner, Result
 
-from simplebus.journal_command import app
+from simplebus.commands.journal import app
 from simplebus.storage.errors import JournalError
 
 

@@ -14,9 +14,9 @@ import simplebus
 from simplebus import dead
 from simplebus.cli import app
 from simplebus.client.bus import Bus
+from simplebus.commands.explain import lines
 from simplebus.core.errors import BusError
 from simplebus.core.settings import Settings
-from simplebus.explain_command import lines
 from simplebus.testing.server import BusServer, bus_server
 
 SETTINGS = Settings(ack_timeout=1, tick_seconds=86_400.0)

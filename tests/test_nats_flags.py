@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 import typer
 
-from simplebus import cli, nats_flags
+from simplebus import cli
+from simplebus.commands import nats_flags
+from simplebus.commands.nats_flags import NatsOptions
+from simplebus.commands.serve import nats_door
 from simplebus.core.requests import NamedClass
 from simplebus.nats.auth import NatsAuth, User
 from simplebus.nats.limits import NatsLimits
 from simplebus.nats.settings import NatsSettings
-from simplebus.nats_flags import NatsOptions
-from simplebus.serve_command import nats_door
 from simplebus.server.tls import TlsOptions
 
 SERVE = typer.main.get_group(cli.app).commands["serve"]

@@ -38,7 +38,7 @@ LAYERS = {
     "monitor": {"core", "monitor", "nats"},
     "server": {"core", "engine", "monitor", "nats", "server", "storage", "tls"},
     "client": {"core", "client", "tls"},
-    "gateway": {"bridge", "client", "config_mistakes", "core", "gateway", "memory", "monitor"},
+    "gateway": {"bridge", "client", "config", "core", "gateway", "memory", "monitor"},
 }
 LINES_MAX = 600
 TOP_LEVEL = {"pyproject.toml", "simplebus", "protocol", "tests", "load", "README.md", "rps.png"}

@@ -11,7 +11,7 @@ import pytest
 from programs import run, server
 
 import simplebus
-from simplebus.top_command import figure, plain, sparkline
+from simplebus.commands.top import figure, plain, sparkline
 
 HOSTILE = "evil\x1b[31m[bold]name"
 

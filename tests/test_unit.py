@@ -12,7 +12,7 @@ from needs import needed
 from typer.testing import CliRunner
 
 from simplebus.cli import app
-from simplebus.unit import complaints, installation, quoted, socket_unit, unit, unreadable
+from simplebus.commands.unit import complaints, installation, quoted, socket_unit, unit, unreadable
 
 
 def made(*arguments: str, installed_in: str = "/opt/x", port: int = 8888) -> dict[str, str]:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from simplebus.access_flags import with_access
 from simplebus.cli import app
 from simplebus.client.access import FILE_VARIABLE, VARIABLES, Access
-from simplebus.config_mistakes import ConfigError
-from simplebus.config_users import read_users, users_of
+from simplebus.commands.access_flags import with_access
+from simplebus.config.mistakes import ConfigError
+from simplebus.config.users import read_users, users_of
 from simplebus.core.access import Permissions, Right, Rule, Rules
 from simplebus.core.passwords import quick_hash
 from simplebus.server.addresses import Addresses, is_loopback

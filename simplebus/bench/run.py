@@ -23,8 +23,8 @@ from rich.progress import Progress
 
 import simplebus
 from simplebus.bench.traffic import PAYLOAD_BYTES_MIN, RUNS, payloads, quantiles
+from simplebus.commands.pipes import progress
 from simplebus.lines import Lines
-from simplebus.pipes import progress
 from simplebus.workers import Worker, WorkerError, Workers, open_workers, sentences
 
 _SERVE = (

@@ -16,7 +16,7 @@ from typing import Any
 
 import trio
 
-from simplebus.config_mistakes import ConfigError, unknown
+from simplebus.config.mistakes import ConfigError, unknown
 from simplebus.gateway.bus import ModuleBus
 from simplebus.gateway.life import GRACE_S, Life, LifeStatistics, State
 from simplebus.gateway.messages import ModuleMessage

@@ -27,7 +27,7 @@ from typing import Any
 
 import msgspec
 
-from simplebus.config_mistakes import ConfigError, once, unknown
+from simplebus.config.mistakes import ConfigError, once, unknown
 from simplebus.gateway.mailbox import QUEUE_PLACES, Full
 from simplebus.gateway.modules import SHIPPED
 

@@ -20,11 +20,11 @@ from simplebus.bridge.lane import Lane
 from simplebus.bridge.nats_wire import nats_wired
 from simplebus.bridge.running import lanes, run
 from simplebus.bridge.settings import Bridge, Copied
-from simplebus.bridge_command import _with_environment
-from simplebus.bridge_config import made as read_bridges
 from simplebus.cli import app
 from simplebus.client.access import Access
-from simplebus.config_mistakes import ConfigError
+from simplebus.commands.bridge import _with_environment
+from simplebus.config.bridges import made as read_bridges
+from simplebus.config.mistakes import ConfigError
 from simplebus.core.access import Permissions, Right, Rule, Rules
 from simplebus.core.passwords import Passwords, quick_hash
 from simplebus.core.users import User, Users

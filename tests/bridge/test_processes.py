@@ -21,8 +21,8 @@ from simplebus import Bus
 from simplebus.bridge.running import lanes
 from simplebus.bridge.serving import serve_with_bridges
 from simplebus.bridge.settings import Bridge, Copied
-from simplebus.bridge_config import made as read_bridges
 from simplebus.cli import app
+from simplebus.config.bridges import made as read_bridges
 from simplebus.core.settings import Settings
 from simplebus.server.serve import ServeOptions, serve
 from simplebus.testing.server import bus_server

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import typer
 
+from simplebus.commands.engine_flags import engine_options, parse_servers
 from simplebus.core.settings import FullPolicy, Settings
 from simplebus.engine.link import NatsAddress
 from simplebus.engine.settings import EngineOptions
-from simplebus.engine_flags import engine_options, parse_servers
 
 
 def chosen(

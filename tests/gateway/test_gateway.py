@@ -13,7 +13,7 @@ import trio.testing
 
 from gateway import parts
 from gateway.listening import assert_no_threads_left, said
-from simplebus.config_mistakes import ConfigError
+from simplebus.config.mistakes import ConfigError
 from simplebus.gateway import ModuleMessage
 from simplebus.gateway.gateway import Gateway, open_gateway
 from simplebus.gateway.life import State

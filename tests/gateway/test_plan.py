@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simplebus.config_mistakes import ConfigError
+from simplebus.config.mistakes import ConfigError
 from simplebus.gateway.mailbox import Full
 from simplebus.gateway.modules.timer import TimerSettings
 from simplebus.gateway.plan import ModulePlan, parse, read

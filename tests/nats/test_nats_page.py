@@ -10,8 +10,8 @@ import typer
 from nats_running import IS_REFERENCE, Door, Raw
 
 from simplebus import cli
+from simplebus.commands.serve import nats_door
 from simplebus.nats.limits import NatsLimits
-from simplebus.serve_command import nats_door
 
 TESTS = Path(__file__).parents[1]
 PAGE = (TESTS.parent / "protocol" / "nats.md").read_text()

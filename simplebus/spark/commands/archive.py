@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from simplebus.options import option
+from simplebus.config.options import option
 from simplebus.spark.commands.shared import (
     INTERRUPTED,
     SERVERS,

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from simplebus.options import option, parse_size
+from simplebus.config.options import option, parse_size
 from simplebus.spark.commands.shared import Master, Set, spark_session
 from simplebus.spark.jobs.session import LOCAL
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simplebus.options import option
+from simplebus.config.options import option
 from simplebus.spark.commands.shared import SERVERS, Master, Servers, Set, spark_session
 from simplebus.spark.jobs.session import LOCAL
 

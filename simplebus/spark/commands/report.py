@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simplebus.complaints import fail
-from simplebus.options import option
+from simplebus.config.options import option
 from simplebus.spark.commands.shared import Master, Set, spark_session
 from simplebus.spark.jobs.session import LOCAL
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simplebus.complaints import fail, sentence
-from simplebus.options import option, parse_pattern
+from simplebus.config.options import option, parse_pattern
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from gateway import parts
-from simplebus.config_mistakes import ConfigError
+from simplebus.config.mistakes import ConfigError
 from simplebus.gateway import ModuleMessage
 from simplebus.gateway.gateway import open_gateway
 from simplebus.gateway.modules import SHIPPED

@@ -12,7 +12,7 @@ from served import serving
 
 import simplebus
 from simplebus.bridge.nats_wire import NatsWire, nats_wired
-from simplebus.config_mistakes import ConfigError
+from simplebus.config.mistakes import ConfigError
 from simplebus.core.client.messages import Message
 from simplebus.gateway import ModuleMessage
 from simplebus.gateway.gateway import Gateway, open_gateway

@@ -17,9 +17,9 @@ from typing import Annotated, Any, cast
 import typer
 
 from simplebus.complaints import CONFIG_STATUS, fail, sentence
-from simplebus.config import Check, Config, in_keys, options_in
-from simplebus.config_mistakes import MISTAKES_MAX
-from simplebus.options import settings
+from simplebus.config.file import Check, Config, in_keys, options_in
+from simplebus.config.mistakes import MISTAKES_MAX
+from simplebus.config.options import settings
 
 CHECK_HELP = (
     "Say what is wrong with a configuration file, if anything is.\n\n"
@@ -61,7 +61,7 @@ def check_config(
     )
 )
 def sample() -> None:
-    from simplebus.config_sample import text
+    from simplebus.config.sample import text
 
     typer.echo(text(serve_command_of().params), nl=False)
 
@@ -100,9 +100,10 @@ def _line(mistake: str) -> int:
 def _contradictions(context: typer.Context) -> dict[str, list[str]]:
     """What of a file that is good key by key does not fit together, and which files that it names
     are no good: each with the options that it names."""
-    from simplebus import engine_flags, serve_command
+    from simplebus.commands import engine_flags
+    from simplebus.commands import serve as serve_command
+    from simplebus.commands.tls_flags import configured_users, tls_options
     from simplebus.server.tls import context as tls_context
-    from simplebus.tls_flags import configured_users, tls_options
 
     found: dict[str, list[str]] = {}
     config: Config = context.params["config"]

@@ -19,7 +19,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from simplebus.complaints import fail
-from simplebus.options import option
+from simplebus.config.options import option
 
 R = TypeVar("R")
 

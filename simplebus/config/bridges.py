@@ -30,9 +30,9 @@ from simplebus.bridge.origin import HOPS_MAX
 from simplebus.bridge.settings import Bridge, Copied, check_circles, is_nats
 from simplebus.client.access import Access
 from simplebus.client.dial import Address
-from simplebus.config_mistakes import ConfigError
-from simplebus.config_tables import Table, table
-from simplebus.options import parse_class
+from simplebus.config.mistakes import ConfigError
+from simplebus.config.options import parse_class
+from simplebus.config.tables import Table, table
 
 
 class CopyTable(Table, frozen=True):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from simplebus.complaints import fail
-from simplebus.options import URL, URL_OPTION, parse_class
+from simplebus.config.options import URL, URL_OPTION, parse_class
 
 if TYPE_CHECKING:
     import msgspec

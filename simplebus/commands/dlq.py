@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from simplebus.access_flags import with_access
+from simplebus.commands.access_flags import with_access
+from simplebus.commands.explain import printable
 from simplebus.complaints import fail
-from simplebus.explain_command import printable
-from simplebus.options import URL, URL_OPTION, parse_class
+from simplebus.config.options import URL, URL_OPTION, parse_class
 
 if TYPE_CHECKING:
     from simplebus.client.bus import Bus

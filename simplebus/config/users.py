@@ -33,8 +33,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from simplebus.config_mistakes import ConfigError
-from simplebus.config_tables import PermissionsTable, Table, nats_permissions, or_complaint, table
+from simplebus.config.mistakes import ConfigError
+from simplebus.config.tables import PermissionsTable, Table, nats_permissions, or_complaint, table
 from simplebus.core.access import Permissions, Rule, Rules
 from simplebus.core.users import User, Users
 from simplebus.nats.auth import decode_user_key

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simplebus.complaints import fail
-from simplebus.options import option, parse_seconds
+from simplebus.config.options import option, parse_seconds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

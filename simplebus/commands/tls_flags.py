@@ -9,11 +9,11 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from simplebus.options import option, parse_seconds
+from simplebus.config.options import option, parse_seconds
 
 if TYPE_CHECKING:
-    from simplebus.config import Config
-    from simplebus.config_users import ConfiguredUsers
+    from simplebus.config.file import Config
+    from simplebus.config.users import ConfiguredUsers
     from simplebus.server.tls import TlsOptions
 
 TLS, USERS = "TLS", "Users"
@@ -95,7 +95,7 @@ Rate = Annotated[
 
 def configured_users(users: Path | None, config: Config | None) -> ConfiguredUsers:
     """Those of both files. Raises ValueError."""
-    from simplebus.config_users import ConfiguredUsers, read_users, together
+    from simplebus.config.users import ConfiguredUsers, read_users, together
 
     groups = [] if config is None else [config.users]
     if users is not None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from simplebus.options import HOSTS, option
+from simplebus.config.options import HOSTS, option
 
 HTTP_PORT = 8222
 HTTP = "HTTP: health, metrics, the live page"

@@ -31,13 +31,13 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from simplebus.complaints import CONFIG_STATUS, fail
-from simplebus.config_lines import line_of, places
-from simplebus.config_mistakes import MISTAKES_MAX, ConfigError, Mistakes, once, unknown
-from simplebus.options import option
+from simplebus.config.lines import line_of, places
+from simplebus.config.mistakes import MISTAKES_MAX, ConfigError, Mistakes, once, unknown
+from simplebus.config.options import option
 
 if TYPE_CHECKING:
     from simplebus.bridge.settings import Bridge
-    from simplebus.config_users import ConfiguredUsers
+    from simplebus.config.users import ConfiguredUsers
     from simplebus.core.requests import NamedClass
     from simplebus.core.settings import ClassSettings
     from simplebus.nats.auth import NatsAuth
@@ -49,7 +49,7 @@ _FLAG = re.compile(r"--[a-z][a-z-]*")
 
 
 def _nobody() -> ConfiguredUsers:
-    from simplebus.config_users import ConfiguredUsers
+    from simplebus.config.users import ConfiguredUsers
 
     return ConfiguredUsers()
 
@@ -133,8 +133,8 @@ def _read_for(context: typer.Context, path: Path | None) -> Config | None:
 def read(path: Path, context: typer.Context) -> tuple[Config, tuple[str, ...]]:
     """Read and check a file. `context` is that of `serve`. Returns what is good of it, and what is
     not. Raises ConfigError for one that cannot be read, or is no TOML."""
-    from simplebus.config_tables import ClassTable, NatsTable, table  # It takes a while.
-    from simplebus.config_users import users_of
+    from simplebus.config.tables import ClassTable, NatsTable, table  # It takes a while.
+    from simplebus.config.users import users_of
 
     text, mode = _text(path)
     try:
@@ -219,7 +219,7 @@ def _bridges(raw: dict[str, Any]) -> tuple[tuple[Bridge, ...], bool]:
     """The bridges of the file, and whether they hold secrets."""
     if "bridges" not in raw:
         return (), False
-    from simplebus.bridge_config import made  # It brings the client, which few servers need.
+    from simplebus.config.bridges import made  # It brings the client, which few servers need.
 
     bridges, has_secrets = made(raw["bridges"], is_served=True)
     return tuple(bridges), has_secrets

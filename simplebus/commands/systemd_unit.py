@@ -11,9 +11,9 @@ from typing import Annotated, cast
 
 import typer
 
+from simplebus.commands.config import serve_command_of
+from simplebus.commands.serve import fail_for
 from simplebus.complaints import USAGE_STATUS, fail
-from simplebus.config_command import serve_command_of
-from simplebus.serve_command import fail_for
 
 HELP = (
     "Print a systemd unit that runs this installation.\n\n"
@@ -32,8 +32,8 @@ def systemd_unit(
         bool, typer.Option("--socket", help="Print the socket unit, not the service.")
     ] = False,
 ) -> None:
-    from simplebus.serving import planned
-    from simplebus.unit import complaints, installation, socket_unit, unit
+    from simplebus.commands.serving import planned
+    from simplebus.commands.unit import complaints, installation, socket_unit, unit
 
     with serve_command_of().make_context("simplebus serve", list(context.args)) as given:
         try:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simplebus.options import option, parse_seconds, parse_size
+from simplebus.config.options import option, parse_seconds, parse_size
 
 if TYPE_CHECKING:
     import ssl

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simplebus import http_flags
+from simplebus.commands import http_flags
 from simplebus.complaints import fail, sentence
-from simplebus.config_mistakes import ConfigError, unknown
-from simplebus.options import LogLevel, option, parse_class, parse_pattern
+from simplebus.config.mistakes import ConfigError, unknown
+from simplebus.config.options import LogLevel, option, parse_class, parse_pattern
 
 if TYPE_CHECKING:
     from simplebus.bridge.settings import Bridge
@@ -184,7 +184,7 @@ def _with_environment(bridge: Bridge) -> Bridge:
 
 def _read(path: Path) -> list[Bridge]:
     """The bridges of a file. Raises ConfigError."""
-    from simplebus.bridge_config import made
+    from simplebus.config.bridges import made
 
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simplebus.nats.limits import NatsLimits
-from simplebus.options import (
+from simplebus.config.options import (
     NATS_PORT,
     option,
     parse_class,
@@ -24,6 +23,7 @@ from simplebus.options import (
     parse_size,
     show_size,
 )
+from simplebus.nats.limits import NatsLimits
 
 if TYPE_CHECKING:
     from simplebus.core.requests import NamedClass

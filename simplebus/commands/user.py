@@ -19,8 +19,8 @@ from typing import Annotated, Any
 import typer
 
 from simplebus.complaints import fail
-from simplebus.config_mistakes import ConfigError
-from simplebus.options import option
+from simplebus.config.mistakes import ConfigError
+from simplebus.config.options import option
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -132,7 +132,7 @@ def remove(name: Name, users: File = _FILE) -> None:
 
 @app.command("ls", help="List the users, how each shows who it is, and whether it is restricted.")
 def list_users(users: File = _FILE) -> None:
-    from simplebus.config_users import read_users
+    from simplebus.config.users import read_users
 
     if not users.exists():
         fail(f"{users}: there is no such file; simplebus user add makes it")
@@ -229,7 +229,7 @@ def _check(path: Path, text: str) -> None:
     """Fail unless this is a file of users."""
     import tomllib
 
-    from simplebus.config_users import users_of
+    from simplebus.config.users import users_of
 
     try:
         raw: dict[str, Any] = tomllib.loads(text)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from simplebus import engine_flags as flags
-from simplebus import http_flags as http
-from simplebus import nats_flags as nats
-from simplebus import tls_flags as tls
+from simplebus.commands import engine_flags as flags
+from simplebus.commands import http_flags as http
+from simplebus.commands import nats_flags as nats
+from simplebus.commands import tls_flags as tls
 from simplebus.complaints import (
     BUSY_STATUS,
     CONFIG_STATUS,
@@ -29,11 +29,9 @@ from simplebus.complaints import (
     leaves,
     sentence,
 )
-from simplebus.config import Config, config_option
-from simplebus.config_mistakes import ConfigError
-from simplebus.core.errors import BusError, RemoteProtocolError
-from simplebus.core.limits import DELIVERIES, HEARTBEAT_SECONDS
-from simplebus.options import (
+from simplebus.config.file import Config, config_option
+from simplebus.config.mistakes import ConfigError
+from simplebus.config.options import (
     ACKNOWLEDGEMENT,
     DEFAULT,
     DRAIN_SECONDS,
@@ -50,9 +48,11 @@ from simplebus.options import (
     show_size,
     size_option,
 )
+from simplebus.core.errors import BusError, RemoteProtocolError
+from simplebus.core.limits import DELIVERIES, HEARTBEAT_SECONDS
 
 if TYPE_CHECKING:
-    from simplebus.config_users import ConfiguredUsers
+    from simplebus.config.users import ConfiguredUsers
     from simplebus.core.settings import Settings
     from simplebus.core.users import Users
     from simplebus.server.serve import ServeOptions
@@ -421,10 +421,10 @@ def serve(
 
     import trio
 
+    from simplebus.commands.serving import again, changes, planned, taken_over
     from simplebus.logs import configure_logging
     from simplebus.server import activation
     from simplebus.server.serve import serve as serve_until_stopped
-    from simplebus.serving import again, changes, planned, taken_over
 
     try:
         plan = planned(context)

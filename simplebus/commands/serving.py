@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
-from simplebus import engine_flags, tls_flags
-from simplebus.config import Check, Config, in_keys
-from simplebus.config_mistakes import ConfigError
-from simplebus.options import HOSTS, settings, show_size
+from simplebus.commands import engine_flags, tls_flags
+from simplebus.config.file import Check, Config, in_keys
+from simplebus.config.mistakes import ConfigError
+from simplebus.config.options import HOSTS, settings, show_size
 
 if TYPE_CHECKING:
     from simplebus.bridge.settings import Bridge
@@ -84,7 +84,7 @@ def planned(context: typer.Context) -> Plan:
 
 
 def _planned(context: typer.Context) -> Plan:
-    from simplebus import serve_command
+    from simplebus.commands import serve as serve_command
     from simplebus.core.ledger import Level
     from simplebus.server.serve import ServeOptions
 

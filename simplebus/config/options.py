@@ -29,7 +29,7 @@ from simplebus.core.limits import (
 )
 
 if TYPE_CHECKING:
-    from simplebus.config import Config
+    from simplebus.config.file import Config
     from simplebus.core.requests import NamedClass
     from simplebus.core.settings import Settings
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simplebus import http_flags
+from simplebus.commands import http_flags
 from simplebus.complaints import fail
-from simplebus.config_mistakes import ConfigError
-from simplebus.options import DRAIN_SECONDS
+from simplebus.config.mistakes import ConfigError
+from simplebus.config.options import DRAIN_SECONDS
 
 if TYPE_CHECKING:
     import trio

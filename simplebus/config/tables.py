@@ -13,7 +13,8 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 import msgspec
 import typer
 
-from simplebus.config_mistakes import MISTAKES_MAX, ConfigError, Mistakes, once, unknown
+from simplebus.config.mistakes import MISTAKES_MAX, ConfigError, Mistakes, once, unknown
+from simplebus.config.options import Full, parse_class, parse_size
 from simplebus.core.bound import check_subject
 from simplebus.core.dead_letters import are_kept_in
 from simplebus.core.errors import RemoteProtocolError
@@ -22,7 +23,6 @@ from simplebus.core.requests import NamedClass
 from simplebus.core.settings import ClassSettings, FullPolicy, Keep
 from simplebus.nats.auth import NatsAuth, User
 from simplebus.nats.permissions import Permissions, Responses
-from simplebus.options import Full, parse_class, parse_size
 
 R = TypeVar("R")
 T = TypeVar("T", bound="Table")

@@ -1,0 +1,1 @@
+"""The commands of `simplebus`, a file each, and the flags that several of them share."""
