@@ -10,10 +10,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from simplebus import cli, options
+from simplebus import cli
 from simplebus.commands.nats_flags import NatsOptions
 from simplebus.commands.serve import nats_door
 from simplebus.commands.serving import RELOADED, again, changes, planned, taken_over
+from simplebus.config import options
 from simplebus.config.file import Config
 from simplebus.config.mistakes import ConfigError
 from simplebus.core.settings import ClassSettings, FullPolicy, Keep

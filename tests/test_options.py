@@ -11,7 +11,8 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus import cli, options
+from simplebus import cli
+from simplebus.config import options
 from simplebus.core.broker import FullPolicy, Settings
 from simplebus.core.limits import RECEIVE_BYTES, Limits
 from simplebus.core.requests import NamedClass
