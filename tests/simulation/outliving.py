@@ -120,6 +120,20 @@ class Outliving:
         one when they are read back."""
         self.times = {message: time for message, time in self.times.items() if time <= now}
 
+    def _is_another(self, class_id: int, sequence: int, there: bytes) -> None:
+        """A message that was gone is back instead of the one that had its sequence since."""
+        log = self.log[class_id]
+        if not log[sequence]:
+            return
+        token = token_of(log[sequence])
+        if self.at.get(token) == (class_id, sequence):
+            del self.at[token]
+            self.taken.add(token)
+            self.confirmed.discard(token)
+            self.may_be_twice.add(token)
+        log[sequence] = there
+        self.times.pop((class_id, sequence), None)
+
     def _recovered(self, class_id: int, lossy: bool) -> None:
         log = self.log[class_id]
         cls = self.broker.classes.get(class_id)
@@ -138,15 +152,11 @@ class Outliving:
                     "messages keep their sequences",
                     f"class {class_id}, {sequence}: {there!r}, was {log[sequence]!r}",
                 )
-                if log[sequence] and there != log[sequence]:  # One that was gone is back instead.
-                    token = token_of(log[sequence])
-                    if self.at.get(token) == (class_id, sequence):
-                        del self.at[token]
-                        self.taken.add(token)
-                        self.confirmed.discard(token)
-                        self.may_be_twice.add(token)
-                    log[sequence] = there
-                    self.times.pop((class_id, sequence), None)
+                if there != log[sequence]:
+                    self._is_another(class_id, sequence, there)
+            if lossy:  # What is on disk alone may be such a one, too: nobody has looked.
+                for sequence in range(min(cls.first, len(log)), cls.ring.floor):
+                    self._is_another(class_id, sequence, b"")
         floor = self._floors.get(class_id, 0)
         for sequence in range(head, len(log)):
             if not log[sequence]:
