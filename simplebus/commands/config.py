@@ -68,9 +68,11 @@ def sample() -> None:
 
 def serve_command_of() -> Any:
     """The command that a file is for."""
-    from simplebus import cli
+    from simplebus.commands.serve import serve
 
-    return typer.main.get_group(cli.app).commands["serve"]
+    alone = typer.Typer(add_completion=False)
+    alone.command()(serve)
+    return typer.main.get_command(alone)
 
 
 def looked_over(file: str) -> tuple[Config, list[str]]:
