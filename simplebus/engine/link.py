@@ -227,16 +227,8 @@ class Link:
         self._waiting[number] = send
         self.flush()
         try:
-            with trio.fail_after(seconds):
+            with self._answered(subject, seconds):
                 return await receive.receive()
-        except trio.TooSlowError:
-            raise BusConnectionError(
-                f"{subject} was not answered within {seconds:g} s by NATS at {self.server}"
-            ) from None
-        except trio.EndOfChannel:
-            raise BusConnectionError(
-                f"the connection to NATS at {self.server} was lost while {subject} was asked"
-            ) from None
         finally:
             self._waiting.pop(number, None)
 
@@ -257,7 +249,7 @@ class Link:
         found: list[Messages] = []
         count = 0
         try:
-            with trio.fail_after(seconds):
+            with self._answered(subject, seconds):
                 while count < most:
                     messages, ended = _without_status(await receive.receive())
                     if messages.count:
@@ -265,6 +257,18 @@ class Link:
                         count += messages.count
                     if ended:
                         break
+        finally:
+            self._collecting.pop(sid, None)
+            core.unsubscribe(sid)
+            self.flush()
+        return found
+
+    @contextmanager
+    def _answered(self, subject: str, seconds: float) -> Iterator[None]:
+        """Wait for answers. Raises BusConnectionError where they do not come."""
+        try:
+            with trio.fail_after(seconds):
+                yield
         except trio.TooSlowError:
             raise BusConnectionError(
                 f"{subject} was not answered within {seconds:g} s by NATS at {self.server}"
@@ -273,11 +277,6 @@ class Link:
             raise BusConnectionError(
                 f"the connection to NATS at {self.server} was lost while {subject} was asked"
             ) from None
-        finally:
-            self._collecting.pop(sid, None)
-            core.unsubscribe(sid)
-            self.flush()
-        return found
 
     async def ask(
         self, subject: str, body: dict[str, Any] | None = None, *, seconds: float = REQUEST_SECONDS
