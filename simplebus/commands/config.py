@@ -20,6 +20,7 @@ from simplebus.complaints import CONFIG_STATUS, fail, sentence
 from simplebus.config.file import Check, Config, in_keys, options_in
 from simplebus.config.mistakes import MISTAKES_MAX
 from simplebus.config.options import settings
+from simplebus.config.variables import unread
 
 CHECK_HELP = (
     "Say what is wrong with a configuration file, if anything is.\n\n"
@@ -46,7 +47,7 @@ def check_config(
     ],
 ) -> None:
     config, mistakes = looked_over(file)
-    for warning in config.warnings:
+    for warning in (*config.warnings, *unread(os.environ, serve_command_of())):
         typer.echo(f"simplebus: {warning}", err=True)
     if mistakes:
         fail("\n".join(mistakes[:MISTAKES_MAX]), status=CONFIG_STATUS)

@@ -422,6 +422,7 @@ def serve(
     import trio
 
     from simplebus.commands.serving import again, changes, planned, taken_over
+    from simplebus.config.variables import unread
     from simplebus.logs import configure_logging
     from simplebus.server import activation
     from simplebus.server.serve import serve as serve_until_stopped
@@ -432,8 +433,8 @@ def serve(
         fail_for(error)
     configure_logging(plan.log_level, plan.log_format)
     log = logging.getLogger("simplebus")
-    for warning in plan.warnings:
-        log.warning(warning)
+    for warning in (*plan.warnings, *unread(os.environ, context.command)):
+        log.warning("%s", warning)
 
     def reload() -> tuple[Settings, ServeOptions, Callable[[], None]]:
         """See `ServeOptions.reload`."""
@@ -447,7 +448,7 @@ def serve(
             for change in found:
                 log.log(logging.INFO if change.is_reloaded else logging.WARNING, "%s", change)
             for warning in fresh.warnings:
-                log.warning(warning)
+                log.warning("%s", warning)
             log.info("the configuration is read again: %d changes", len(found))
 
         return fresh.settings, fresh.options, say
