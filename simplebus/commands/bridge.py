@@ -211,21 +211,20 @@ async def _run(lanes: list[Any], http: tuple[str, int] | None) -> None:
     from simplebus.server.signals import STOPPING, listen
 
     log = logging.getLogger("simplebus.bridge")
-    with listen() as signals:
-        async with trio.open_nursery() as nursery:
-            if http is not None:
-                from simplebus.bridge.facts import facts_of
-                from simplebus.monitor.board import Board
-                from simplebus.server.http_door import open_door
+    async with listen() as signals, trio.open_nursery() as nursery:
+        if http is not None:
+            from simplebus.bridge.facts import facts_of
+            from simplebus.monitor.board import Board
+            from simplebus.server.http_door import open_door
 
-                board = Board(lambda detailed: facts_of(lanes))
-                at = await open_door(board, [http[0]], http[1], nursery)
-                typer.echo(f"simplebus bridge ready http={at[0]}")
-            nursery.start_soon(run, lanes)
-            notify("READY=1", f"STATUS=copying on {len(lanes)} lanes")
-            async for number in signals:
-                if number in STOPPING:
-                    break
-            nursery.cancel_scope.cancel()
+            board = Board(lambda detailed: facts_of(lanes))
+            at = await open_door(board, [http[0]], http[1], nursery)
+            typer.echo(f"simplebus bridge ready http={at[0]}")
+        nursery.start_soon(run, lanes)
+        notify("READY=1", f"STATUS=copying on {len(lanes)} lanes")
+        async for number in signals:
+            if number in STOPPING:
+                break
+        nursery.cancel_scope.cancel()
     for lane in lanes:
         log.info("%s", line_of(lane.statistics()))

@@ -109,6 +109,8 @@ async def _run(
 
     from simplebus.gateway.gateway import log, open_gateway
     from simplebus.server.notify import notify
+    from simplebus.server.signals import STOPPING, say_ignored
+    from simplebus.server.signals import listen as signals_of_process
 
     changing = trio.CancelScope()  # All changes: the first one begins all modules.
     read_again = trio.Event()
@@ -119,33 +121,33 @@ async def _run(
         async for number in signals:
             if number == signal.SIGHUP:
                 read_again.set()
+            elif number not in STOPPING:
+                say_ignored(number)
             elif not changing.cancel_called:
                 changing.cancel()
             else:
                 log.warning("ends at once")
                 nursery.cancel_scope.cancel()
 
-    heard = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    with trio.open_signal_receiver(*heard) as signals:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(listen, nursery)
-            async with open_gateway(drain=drain, grace=drain) as running:
-                where = await _open_http(running, file, http, nursery) if http else ""
-                with changing:
-                    await running.apply(plan)
-                    nursery.start_soon(_say_status, running, status_seconds)
-                    typer.echo(f"simplebus gateway ready modules={len(running.names)}{where}")
-                    sys.stdout.flush()
-                    notify("READY=1", f"STATUS={running.statistics()}")
-                    while True:
-                        await read_again.wait()
-                        read_again = trio.Event()
-                        await _read_again(file, running)
-                notify("STOPPING=1")
-                log.info("ends: %s", running.statistics())
-            if lost := running.statistics().lost:
-                log.warning("%s messages were not heard out", f"{lost:,}")
-            nursery.cancel_scope.cancel()
+    async with signals_of_process() as signals, trio.open_nursery() as nursery:
+        nursery.start_soon(listen, nursery)
+        async with open_gateway(drain=drain, grace=drain) as running:
+            where = await _open_http(running, file, http, nursery) if http else ""
+            with changing:
+                await running.apply(plan)
+                nursery.start_soon(_say_status, running, status_seconds)
+                typer.echo(f"simplebus gateway ready modules={len(running.names)}{where}")
+                sys.stdout.flush()
+                notify("READY=1", f"STATUS={running.statistics()}")
+                while True:
+                    await read_again.wait()
+                    read_again = trio.Event()
+                    await _read_again(file, running)
+            notify("STOPPING=1")
+            log.info("ends: %s", running.statistics())
+        if lost := running.statistics().lost:
+            log.warning("%s messages were not heard out", f"{lost:,}")
+        nursery.cancel_scope.cancel()
 
 
 async def _read_again(file: Path, running: Gateway) -> None:

@@ -202,11 +202,8 @@ async def _serve(
     memory.allow_many_sockets()
     # Signals are caught before anything is announced: who reads that we are ready may stop us.
     stalls = Stalls()
-    with (
-        listen() as signals,
-        stalls.watched() if options.names_stalls else contextlib.nullcontext(),
-    ):
-        async with trio.open_nursery() as engines:
+    with stalls.watched() if options.names_stalls else contextlib.nullcontext():
+        async with listen() as signals, trio.open_nursery() as engines:
             engines.start_soon(stalls.run)
             await engines.start(engine.run)
             if engine.cluster is not None:

@@ -1,6 +1,7 @@
 """Signals that the server hears.
 
 Rule 1: none of them kills it without its own doing; what it has no use for is said in the log.
+Rule 2: what nobody has taken when the server has ended asked for nothing else, and has no effect.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import contextlib
 import logging
 import signal
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import trio
 
@@ -25,14 +26,26 @@ _USELESS = {
 }
 
 
-@contextlib.contextmanager
-def listen() -> Iterator[AsyncIterator[int]]:
+@contextlib.asynccontextmanager
+async def listen() -> AsyncIterator[AsyncIterator[int]]:
     """The signals that come. Behind the block they mean again what they did before."""
-    if threading.current_thread() is threading.main_thread():
-        with trio.open_signal_receiver(*_HEARD) as signals:
-            yield signals
-    else:  # Only the main thread hears signals.
+    if threading.current_thread() is not threading.main_thread():  # That one alone hears signals.
         yield _no_signals()
+        return
+    # None is lost between their being ignored and their being heard.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in _HEARD}
+    try:
+        # Those that are left over trio raises again, and then they are ignored.
+        with trio.open_signal_receiver(*_HEARD) as signals:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            yield signals
+        for _ in range(2):  # One may be on its way through the event loop.
+            await trio.lowlevel.cancel_shielded_checkpoint()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 async def _no_signals() -> AsyncIterator[int]:

@@ -1,0 +1,56 @@
+"""Signals: what is heard, and what becomes of what nobody hears any more."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+import trio
+
+from simplebus.server.signals import listen
+
+
+@pytest.fixture
+def outside() -> Iterator[list[int]]:
+    """What comes to whoever had the signals before."""
+    heard: list[int] = []
+    numbers = (signal.SIGTERM, signal.SIGUSR2)
+    before = {each: signal.signal(each, lambda number, _: heard.append(number)) for each in numbers}
+    yield heard
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+async def test_what_comes_is_heard(outside: list[int]) -> None:
+    async with listen() as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        with trio.fail_after(30):
+            assert await anext(signals) == signal.SIGTERM
+    assert outside == []
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2])
+async def test_what_nobody_has_taken_in_the_end_does_nothing(
+    outside: list[int], turns: int
+) -> None:
+    """However far it has come through the event loop."""
+    async with listen():
+        os.kill(os.getpid(), signal.SIGUSR2)
+        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in range(turns):
+            await trio.lowlevel.checkpoint()
+    await trio.testing.wait_all_tasks_blocked()
+    assert outside == []
+
+
+async def test_behind_it_signals_are_whose_they_were(outside: list[int]) -> None:
+    async with listen():
+        pass
+    os.kill(os.getpid(), signal.SIGUSR2)
+    with trio.fail_after(30):
+        while not outside:
+            await trio.lowlevel.checkpoint()
+    assert outside == [signal.SIGUSR2]
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
