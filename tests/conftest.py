@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
+import sys
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -47,6 +50,27 @@ def _loggers_are_left_as_they_were() -> Iterator[None]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, help="one life of tests/simulation, told as it happens")
     parser.addoption("--seeds", type=int, default=SEEDS, help="how many lives there")
+
+
+_COMPILED = pytest.StashKey[str]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile each file once in a run, even where Python is told to keep nothing it compiles.
+
+    Else every worker and each of the hundreds of programs that tests start would do it again,
+    which is a third of their time. The folder is the run's own and goes with it.
+    """
+    if sys.dont_write_bytecode:
+        place = config.stash[_COMPILED] = tempfile.mkdtemp(prefix="simplebus-compiled-")
+        sys.dont_write_bytecode, sys.pycache_prefix = False, place
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        os.environ["PYTHONPYCACHEPREFIX"] = place
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if place := config.stash.get(_COMPILED, None):
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def pytest_xdist_auto_num_workers() -> int:

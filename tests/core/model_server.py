@@ -263,3 +263,22 @@ def connected(**options: object) -> Line:
     line.connect()
     line.exchange()
     return line
+
+
+def subscribed(line: Line, options: SubscribeRequest | None = None, **keys: bool) -> Inbox:
+    """A subscription to class 1 that the bus has begun."""
+    inbox = line.core.subscribe(1, options or SubscribeRequest(), **keys)
+    line.exchange()
+    assert inbox.request.done
+    return inbox
+
+
+def settle(line: Line, inbox: Inbox) -> None:
+    """All that was handed out is processed, and said to be."""
+    inbox.settle(current=True)
+    line.exchange()
+
+
+def numbered(*sequences: int) -> list[tuple[int, bytes]]:
+    """Messages of these sequences: what `ModelServer.deliver` takes."""
+    return [(sequence, b"%d" % sequence) for sequence in sequences]

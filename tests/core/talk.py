@@ -11,16 +11,20 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from oracles import build_frame, parse_frame, split_frames
+from oracles import AckOracle, build_frame, parse_frame, split_frames
 from strategies import ACK, CONNECT, HEARTBEAT, MESSAGE, SUBSCRIBE
 
+from simplebus.core.acks import AckWindow
 from simplebus.core.broker import Broker, Settings
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.frames import FrameBatch
-from simplebus.core.limits import Limits
+from simplebus.core.limits import PLAIN_FRAMES_MAX, Limits
 from simplebus.core.receive import ReceiveBuffer
 from simplebus.core.session import Session
 from simplebus.core.statistics import ClassStatistics
+
+MANY = 4 * PLAIN_FRAMES_MAX
+"""Frames in a batch that takes the arrays' paths for certain."""
 
 
 def connect(*class_ids: int) -> bytes:
@@ -55,6 +59,11 @@ def batch_of(*whole: bytes) -> FrameBatch:
     stride = lengths[0] if len(set(lengths)) == 1 else 0
     bounds = np.cumsum([0, *lengths], dtype=np.int64)
     return FrameBatch(np.frombuffer(data, np.uint8), bounds, stride)
+
+
+def state_of(window: AckWindow | AckOracle) -> tuple[int, list[tuple[int, int]]]:
+    """Where a window stands: its floor, and what is not acknowledged."""
+    return window.floor, window.unacked(window.floor, window.cursor)
 
 
 class Delivered(NamedTuple):
@@ -149,6 +158,9 @@ class Peer:
         assert self.partial == b"", "the last frame is not whole"
         assert {fields[0] for fields in parsed} <= {MESSAGE, CONNECT}
         return [Delivered(*fields[1:]) for fields in parsed if fields[0] == MESSAGE]
+
+    def payloads(self) -> list[bytes]:
+        return [message.payload for message in self.hear()]
 
     def hear_ids(self, class_id: int) -> list[int]:
         """The ids of every message of this class that there is to hear, and of no other class."""

@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from oracles import ID_COUNT, build_frame
 from strategies import ack_frame
 
-from core.model import FRAME_BYTES, Talker, World
+from core.model import World
+from core.model_state import FRAME_BYTES, Talker
 from simplebus.core.broker import FullPolicy
 from simplebus.core.errors import Reason
 

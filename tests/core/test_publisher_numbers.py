@@ -8,15 +8,13 @@ import pytest
 from oracles import ID_COUNT, build_frame, parse_frame
 
 from core import talk2
-from core.talk import Bus, numbered
+from core.talk import MANY, Bus, numbered
 from core.talk2 import MESSAGE, Peer2, ack, enveloped, hello, on_channel, peer2, publish, subscribe
 from simplebus.core.broker import Broker, FullPolicy, Settings
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.frames import Flags, Integers
-from simplebus.core.limits import PLAIN_FRAMES_MAX, PUBLISHER_SECONDS, RECEIVE_BYTES, Limits
+from simplebus.core.limits import PUBLISHER_SECONDS, RECEIVE_BYTES, Limits
 from simplebus.core.publishers import Ahead
-
-MANY = 4 * PLAIN_FRAMES_MAX
 
 
 def confirms(peer: Peer2) -> list[int]:

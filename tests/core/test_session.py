@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from oracles import DELIMITER, build_frame, parse_connect, parse_frame, split_frames
 from strategies import CONNECT, MESSAGE, SUBSCRIBE, Chunks, ack_frame, chunkings
 
-from core.talk import ack, connect, heartbeat, numbered, publish, subscribe
+from core.talk import MANY, ack, connect, heartbeat, numbered, publish, subscribe
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.events import (
     Acked,
@@ -26,7 +26,6 @@ from simplebus.core.receive import ReceiveBuffer
 from simplebus.core.session import Session
 
 BUFFER = ReceiveBuffer()
-MANY = 4 * PLAIN_FRAMES_MAX
 
 Fact = tuple[object, ...]
 

@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from msgspec.structs import replace
 from oracles import ID_COUNT
 
-from core.version2_model import CLASSES, Author, Message, Talker, World
+from core.version2_model import World
+from core.version2_state import CLASSES, Author, Message, Talker
 from simplebus.core.requests import SubscribeRequest
 
 anybody = st.integers(0, 5)
