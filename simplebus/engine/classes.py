@@ -19,6 +19,7 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.left import Left
 from simplebus.core.requests import FetchRequest, Start, SubscribeRequest
 from simplebus.core.ring import Ring
+from simplebus.core.session import Session
 from simplebus.core.settings import FullPolicy, Keep
 from simplebus.core.subscription import Subscription
 
@@ -184,6 +185,25 @@ def owes_letters(broker: Broker) -> bool:
         and ledger.safe(class_id, classes[class_id].ring.head) < classes[class_id].ring.head
         for name, class_id in broker.store.names.items()
     )
+
+
+def askers_of(broker: Broker, position: Subscription) -> list[Session]:
+    """Whose subscription it is, alone or with others."""
+    return [
+        session
+        for session in broker.sessions.values()
+        if any(
+            held is position or getattr(held, "group", None) is position
+            for held in session.subscriptions.values()
+        )
+    ]
+
+
+def let_answer(broker: Broker, sessions: list[Session]) -> None:
+    """What was not known when they were to be told may be known now."""
+    for session in sessions:
+        session.outbox.go_on()
+        broker.make_ready(session.outbox)
 
 
 class _NoTimes(TimeIndex):

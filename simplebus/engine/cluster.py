@@ -27,7 +27,7 @@ from simplebus.core.errors import BusConnectionError, RemoteProtocolError
 from simplebus.core.ledger import Ledger
 from simplebus.core.requests import Start
 from simplebus.core.subscription import Subscription
-from simplebus.engine.classes import RemoteClass, owes_letters
+from simplebus.engine.classes import RemoteClass, askers_of, let_answer, owes_letters
 from simplebus.engine.feed import ALIVE_SECONDS, FETCH_BYTES, FETCH_SECONDS, Feed, Owed
 from simplebus.engine.link import Event, Link, Lost, new_inbox
 from simplebus.engine.naming import Naming
@@ -188,9 +188,11 @@ class Cluster:
         said = feed.fill()
         if said:
             core.write(said)
-        if (count := feed.wanted()) and not (self._is_closing or feed.is_renewing):
+        now = trio.current_time()
+        may_ask = now >= feed.rests_until and not (self._is_closing or feed.is_renewing)
+        if may_ask and (count := feed.wanted()):
             feed.asked += count
-            feed.heard_at = trio.current_time()
+            feed.heard_at = now
             stream = self.options.names.stream(feed.cls.class_id)
             core.publish(
                 f"{jetstream.API}CONSUMER.MSG.NEXT.{stream}.{self._consumers[feed.position]}",
@@ -198,7 +200,7 @@ class Cluster:
                     batch=count,
                     expires_seconds=FETCH_SECONDS,
                     idle_seconds=ALIVE_SECONDS,
-                    max_bytes=FETCH_BYTES + self._broker.settings.limits.frame_bytes,
+                    max_bytes=FETCH_BYTES + self.link.payload_bytes_max,
                 ),
                 reply=self._inbox_of(feed.position),
             )
@@ -315,7 +317,7 @@ class Cluster:
                 if not code:
                     told[row] = False
                 elif code >= 400:
-                    feed.asked = max(0, feed.asked - jetstream.pending(messages.headers(row)))
+                    feed.end_asked(code, words, messages.headers(row))
                     if jetstream.may_be_gone(code, words):
                         self._renew(feed)
                 else:  # It is there; with a reply, it asks whether we are.
@@ -405,7 +407,7 @@ class Cluster:
         self._listen(feed, found.name)
         cls.begun[position] = found.was_there
         feed.is_open = True
-        self._wake_asker(position)
+        let_answer(self._broker, askers_of(self._broker, position))
         self._touched[feed] = None
 
     def _listen(self, feed: Feed, name: str) -> None:
@@ -452,26 +454,11 @@ class Cluster:
             feed.is_renewing = False
             self._settle()
 
-    def _wake_asker(self, position: Subscription) -> None:
-        """Who asked for it gets its answer now."""
-        for session in self._broker.sessions.values():
-            for held in session.subscriptions.values():
-                if held is position or getattr(held, "group", None) is position:
-                    session.outbox.go_on()
-                    self._broker.make_ready(session.outbox)
-
     def _refuse(self, cls: RemoteClass, position: Subscription, error: RemoteProtocolError) -> None:
         """The cluster has another position of this name: whoever asked is told."""
-        askers = [
-            (session, held)
-            for session in self._broker.sessions.values()
-            for held in session.subscriptions.values()
-            if held is position or getattr(held, "group", None) is position
-        ]
+        askers = askers_of(self._broker, position)
         self._broker.take_back(position, error)
-        for session, _ in askers:
-            session.outbox.go_on()
-            self._broker.make_ready(session.outbox)
+        let_answer(self._broker, askers)
         self._settle()
 
     def _end(self, cls: RemoteClass, position: Subscription, forget: bool) -> None:

@@ -41,6 +41,8 @@ FETCH_SECONDS = 30.0
 """How long a consumer may take to send what it was asked for."""
 ALIVE_SECONDS = 5.0
 """How often a consumer that has nothing to send says that it is there."""
+REFUSALS_MAX, REST_SECONDS = 4, 0.25
+"""A consumer that has refused more requests in a row is asked after a pause."""
 REFILL_PART = 2
 """More is asked for when what was asked for is less than this part of the room."""
 
@@ -115,6 +117,10 @@ class Feed:
         """How many the consumer was asked for that have not come."""
         self.heard_at = 0.0
         """When something came from it last."""
+        self.rests_until = 0.0
+        """When the consumer may be asked again, which refuses."""
+        self.refused = 0
+        """How often it has, since messages came last."""
         self.sole: Sole | None = None
         """Of a consumer that is this door's alone."""
         self.born = ""
@@ -199,6 +205,13 @@ class Feed:
             return 0
         return room - self.asked
 
+    def end_asked(self, code: int, words: str, headers: bytes) -> None:
+        """The consumer has ended a request, and says why."""
+        self.asked = max(0, self.asked - jetstream.pending(headers))
+        self.refused += not jetstream.has_ended_well(code, words)
+        if self.refused > REFUSALS_MAX:
+            self.rests_until = self.heard_at + REST_SECONDS
+
     # What comes ----------------------------------------------------------------------------------
 
     def take(self, messages: Messages) -> bytes:
@@ -206,6 +219,7 @@ class Feed:
         once."""
         self.asked = max(0, self.asked - messages.count)
         self.fetched += messages.count
+        self.refused = 0
         told = jetstream.deliveries(messages)
         said: list[bytes] = []
         if not told.good.all():

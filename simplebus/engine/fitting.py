@@ -2,6 +2,8 @@
 
 Rule 1: a frame that a door accepts is one that the cluster takes, with all that the door puts
 before it. A server that is sent more cuts the connection, and would do so each time it comes again.
+Rule 2: what is published to a class is for its stream alone: where another one takes it as well,
+there can be none.
 """
 
 from __future__ import annotations
@@ -11,11 +13,13 @@ from dataclasses import replace
 
 import trio
 
-from simplebus.core.errors import BusError
+from simplebus.core.errors import BusConnectionError, BusError
 from simplebus.core.settings import Settings
 from simplebus.engine.content import HEADERS_BYTES_MAX
 from simplebus.engine.link import Link
+from simplebus.engine.positions import streams
 from simplebus.engine.settings import EngineOptions
+from simplebus.nats.client.jetstream import JetStreamError
 
 log = logging.getLogger("simplebus.engine")
 
@@ -55,6 +59,25 @@ async def _payload_bytes_max(options: EngineOptions) -> int:
     async with trio.open_nursery() as nursery:
         await nursery.start(link.run)
         await link.wait_ready()
+        stream = await _other_taker(link, options)
         nursery.cancel_scope.cancel()
-    assert link.core.info is not None
-    return link.core.info.max_payload
+    if stream:
+        raise EngineError(
+            f"the stream {stream} takes what is published to classes, {options.names.subject(0)} "
+            "for one: have it take other subjects, or give this engine another prefix"
+        )
+    return link.payload_bytes_max
+
+
+async def _other_taker(link: Link, options: EngineOptions) -> str:
+    """A stream that is no class's and would take what is published to one; empty for none, or
+    where that is not to be known now."""
+    try:
+        for config in await streams(link):
+            name, subjects = str(config.get("name", "")), config.get("subjects") or ()
+            is_ours = options.names.class_of(name) is not None
+            if not is_ours and any(options.names.may_take(str(each)) for each in subjects):
+                return name
+    except (BusConnectionError, JetStreamError) as error:
+        log.warning("the streams of the cluster: %s", error)
+    return ""

@@ -158,6 +158,11 @@ class Link:
     def is_ready(self) -> bool:
         return self.core.is_ready
 
+    @property
+    def payload_bytes_max(self) -> int:
+        """How long a message of this cluster may be, its headers included."""
+        return Info().max_payload if self.core.info is None else self.core.info.max_payload
+
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Connect, again and again, until cancelled."""
         task_status.started()

@@ -60,6 +60,23 @@ class Names:
         is_ours = head == self.prefix and number.isascii() and number.isdigit() and len(number) < 6
         return int(number) if is_ours else None
 
+    def may_take(self, subject: str) -> bool:
+        """Whether what is published to classes, or said among doors, may be to this subject, which
+        may have wildcards."""
+        head, *rest = subject.split(".")
+        if head not in (self.prefix, "*", ">"):
+            return False
+        match rest:
+            case []:
+                return head == ">"
+            case [one]:
+                is_class = self.class_of(f"{self.prefix}_{one}") is not None
+                return is_class or one in ("*", ">", "naming")
+            case [first, _]:
+                return first in ("*", "door")
+            case _:
+                return False
+
     def door(self, door: str) -> str:
         """Where a door answers as long as it is there."""
         return f"{self.prefix}.door.{door}"

@@ -59,18 +59,11 @@ class Positions:
     async def classes(self) -> list[tuple[int, str]]:
         """Id and name of each class that has a stream."""
         found: list[tuple[int, str]] = []
-        offset = 0
-        while True:
-            said = await self._link.ask("STREAM.LIST", {"offset": offset})
-            streams = said.get("streams") or []
-            for each in streams:
-                config = each.get("config", {})
-                class_id = self._options.names.class_of(str(config.get("name", "")))
-                if class_id is not None:
-                    found.append((class_id, str(config.get("description") or "")))
-            offset += len(streams)
-            if not streams or offset >= int(said.get("total", 0)):
-                return found
+        for config in await streams(self._link):
+            class_id = self._options.names.class_of(str(config.get("name", "")))
+            if class_id is not None:
+                found.append((class_id, str(config.get("description") or "")))
+        return found
 
     async def open_stream(self, class_id: int, name: str) -> None:
         """Have a class's stream."""
@@ -222,8 +215,9 @@ class Positions:
 
     async def _is_alive(self, door: str) -> bool:
         """Whether a door answers. One that may is taken to be there."""
-        headers, _ = await self._link.request(self._options.names.door(door))
-        return jetstream.status(headers)[0] != jetstream.NO_RESPONDERS
+        headers, said = await self._link.request(self._options.names.door(door))
+        # A door says nothing more; a stream that somebody else made would say that it has it.
+        return jetstream.status(headers)[0] != jetstream.NO_RESPONDERS and not said
 
     async def close(
         self,
@@ -388,6 +382,17 @@ class Positions:
         if len(found) != total:
             raise JetStreamError(0, f"{len(found)} of {total} consumers of {stream} were told")
         return list(found.values())
+
+
+async def streams(link: Link) -> list[dict[str, Any]]:
+    """How each stream of a cluster is configured. Raises BusConnectionError and JetStreamError."""
+    found: list[dict[str, Any]] = []
+    while True:
+        said = await link.ask("STREAM.LIST", {"offset": len(found)})
+        some = said.get("streams") or []
+        found += some
+        if not some or len(found) >= int(said.get("total", 0)):
+            return [each.get("config", {}) for each in found]
 
 
 def _check_same(position: Subscription, patterns: tuple[str, ...], info: dict[str, Any]) -> None:

@@ -76,10 +76,11 @@ class Stored:
         body = {"stream_name": stream, "config": config, "action": "create"}
         await self._link.ask(f"CONSUMER.CREATE.{stream}.{name}", body)
         batch = min(wish.count, LOOK_MESSAGES_MAX)
+        most_bytes = FETCH_BYTES_MAX + self._link.payload_bytes_max  # Any message fits.
         try:
             found = await self._link.collect(
                 f"{jetstream.API}CONSUMER.MSG.NEXT.{stream}.{name}",
-                jetstream.next_request(batch=batch, max_bytes=2 * frame_bytes + FETCH_BYTES_MAX),
+                jetstream.next_request(batch=batch, max_bytes=most_bytes),
                 most=batch,
             )
         finally:

@@ -138,7 +138,9 @@ class Connection(Generic[S]):
                         await trio.lowlevel.checkpoint()
                     else:
                         await trio.lowlevel.wait_readable(sock)
-                    if session.closed:  # Another connection has taken its place since.
+                    # Another connection may have taken its place since; and who is cut off is not
+                    # heard any more, though something has just come.
+                    if session.closed or self._scope.cancel_called:
                         break
                     try:
                         count = wire.recv_into(space[: session.read_bytes])

@@ -21,7 +21,6 @@ from simplebus.testing.server import bus_server
 from .doors import options
 from .nats_servers import NatsServer
 
-CUT = "a connection that is cut"
 SEQUENCES, LAST_VALUES, BY_KEY, SLOW, FULL, DRAIN, PAUSES, EXPLAIN = (
     "sequences",
     "last values",
@@ -47,7 +46,6 @@ NOT_PROMISED = {
     "test_an_exception_that_leaves_the_block_gives_the_message_back": PAUSES,
 }
 IN_DOUBT = {
-    "test_a_subscription_goes_on_on_another_connection": CUT,
     "test_a_lost_connection_is_replaced_and_nothing_is_lost_or_doubled": SEQUENCES,
     "test_draining_waits_for_handlers": DRAIN,
     "test_draining_waits_for_what_comes_of_handling": DRAIN,

@@ -1,13 +1,15 @@
-"""What somebody deletes in the cluster under a door is made again, and said."""
+"""What somebody deletes or changes in the cluster under a door: it is made again, and said."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
 import trio
 
 import simplebus
+from simplebus.engine.feed import REFUSALS_MAX
 from simplebus.nats.client.jetstream import JetStreamError
 
 from .doors import PATIENCE_SECONDS, address, door, options
@@ -77,3 +79,44 @@ async def test_a_consumer_that_is_gone_costs_nothing_where_its_stream_cannot_be_
             await bus.publish(b"late", class_id=1)
             assert (await messages.get()).payload == b"late"
         assert asked < 6
+
+
+async def test_a_consumer_that_refuses_is_asked_now_and_then(
+    jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        door(options(jetstream_server.url)) as up,
+        simplebus.connect(address(up)) as bus,
+        bus.subscribe(1, durable="d") as messages,
+    ):
+        cluster = cluster_of(up)
+        name = f"{cluster.options.names.stream(1)}.d-d"
+        counts = Counter[str]()
+        publish, beat = cluster.link.core.publish, cluster._beat
+
+        def asking(subject: str, payload: bytes, **more: Any) -> None:
+            counts["asked"] += "MSG.NEXT" in subject
+            publish(subject, payload, **more)
+
+        def beating() -> None:
+            counts["beats"] += 1
+            beat()
+
+        monkeypatch.setattr(cluster.link.core, "publish", asking)
+        monkeypatch.setattr(cluster, "_beat", beating)
+        with trio.fail_after(PATIENCE_SECONDS):
+            info = await cluster.link.ask(f"CONSUMER.INFO.{name}")
+            for longest in (1_000_000_000, 0):  # Of a request; a door's takes longer.
+                body = {
+                    "stream_name": info["stream_name"],
+                    "config": {**info["config"], "max_expires": longest},
+                    "action": "update",
+                }
+                await cluster.link.ask(f"CONSUMER.CREATE.{name}", body)
+                for feed in cluster.feeds.values():
+                    feed.asked = 0  # As when what was asked for has come.
+                if longest:
+                    await until(lambda: counts["beats"] > 8)
+                    assert 0 < counts["asked"] <= counts["beats"] + REFUSALS_MAX + 1
+            await bus.publish(b"late", class_id=1)
+            assert (await messages.get()).payload == b"late"

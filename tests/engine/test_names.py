@@ -51,6 +51,18 @@ def test_names_of_streams_lead_back_to_their_classes() -> None:
         Names("a.b")
 
 
+@pytest.mark.parametrize(
+    ("subject", "takes"),
+    [
+        *[(ours, True) for ours in ("bus.7", "bus.*", "bus.>", "*.7", "*.*", ">", "*.>")],
+        *[(said, True) for said in ("bus.naming", "bus.door.x", "bus.*.x", "bus.door.>")],
+        *[(other, False) for other in ("bus", "*", "bus.x", "bus.700000", "bus.7.x", "bus2.7")],
+    ],
+)
+def test_what_is_published_to_classes_is_known_by_its_subject(subject: str, takes: bool) -> None:
+    assert Names("bus").may_take(subject) == takes
+
+
 def test_where_a_position_begins_is_told() -> None:
     assert consumers.starting("new") == consumers.starting("waiting") == {"deliver_policy": "new"}
     assert consumers.starting("earliest") == {"deliver_policy": "all"}

@@ -69,6 +69,25 @@ async def test_a_connection_that_is_cut_as_it_begins_to_write_is_no_internal_err
     assert not caplog.records
 
 
+async def test_who_is_cut_off_is_not_heard_though_something_has_just_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    honest, to_cut = trio.lowlevel.wait_readable, list[Connection]()
+
+    async def cutting(sock):  # type: ignore[no-untyped-def]
+        await honest(sock)
+        for connection in to_cut:
+            connection.cut()
+
+    monkeypatch.setattr(trio.lowlevel, "wait_readable", cutting)
+    async with serving() as server:
+        peer = await connect(server, [1])
+        to_cut += server.engine.connections.values()
+        await peer.send(message(b"it is published again on another connection"))
+        assert await peer.hung_up()
+        assert class_statistics(server).published == 0
+
+
 async def test_memory_that_the_system_refuses_makes_a_publisher_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -268,6 +268,12 @@ def may_be_gone(code: int, words: str) -> bool:
     return code == NO_RESPONDERS or (code == 409 and words.lower() == "consumer deleted")
 
 
+def has_ended_well(code: int, words: str) -> bool:
+    """Whether a status ends a request for messages as it may: all were sent, or there are no more,
+    or none came in time."""
+    return code in (404, 408) or words.lower() == "batch completed"
+
+
 def pending(headers: bytes) -> int:
     """How many messages of a request will not come, as the status that ends it says."""
     for line in headers.split(b"\r\n"):
