@@ -77,13 +77,15 @@ class Cluster:
             tls=options.tls,
         )
         core = self.link.core
+        self.positions = Positions(self.link, options, self.door)
         self.uplink = Uplink(
             core,
             subject=options.names.subject,
             program=lambda name: broker.answers.publishers.program(name) or "",
             run=self.door,
+            takes_chains=self.positions.takes_chains,
         )
-        self.positions = Positions(self.link, options, self.door)
+        self._chain_sid = core.subscribe(self.uplink.inbox)
         self.stored = Stored(self.link, options)
         self.feeds: dict[Subscription, Feed] = {}
         self._by_sid: dict[int, Feed] = {}
@@ -185,8 +187,7 @@ class Cluster:
         for messages in feed.acked():
             self._say(jetstream.say(messages))
             self._acked.add(feed.cls.class_id)
-        said = feed.fill()
-        if said:
+        if said := feed.fill():
             core.write(said)
         now = trio.current_time()
         may_ask = now >= feed.rests_until and not (self._is_closing or feed.is_renewing)
@@ -248,14 +249,7 @@ class Cluster:
         now = trio.current_time()
         match event:
             case Replies():
-                lot = self.uplink.take(event, now)
-                for class_id in self.uplink.take_homeless():
-                    self.positions.doubt(class_id)
-                    self._do(class_id, partial(self._open_stream, class_id))
-                if lot is not None:
-                    self._reach(lot)
-                else:
-                    self.hand_over()
+                self._heard(self.uplink.take(event, now))
             case Messages():
                 for sid, some in event.by_sid().items():
                     self._take(sid, some)
@@ -277,6 +271,16 @@ class Cluster:
                     if feed.sole is not None:  # What was on its way to here is lost.
                         feed.sole.is_broken = True
 
+    def _heard(self, lot: int | None) -> None:
+        """The uplink was told something; lots up to this one have reached the cluster."""
+        for class_id in self.uplink.take_homeless():
+            self.positions.doubt(class_id)
+            self._do(class_id, partial(self._open_stream, class_id))
+        if lot is not None:
+            self._reach(lot)
+        else:
+            self.hand_over()
+
     def _reach(self, lot: int) -> None:
         self._broker.reach(lot)
         self._has_reached()
@@ -296,6 +300,8 @@ class Cluster:
         feed = self._by_sid.get(sid)
         if feed is not None:
             self._feed(feed, messages)
+        elif sid == self._chain_sid:
+            self._heard(self.uplink.hear(messages, trio.current_time()))
         elif sid == self._alive_sid:
             for row in range(messages.count):
                 if reply := messages.reply(row):
@@ -326,8 +332,7 @@ class Cluster:
                         self.link.core.publish(reply.decode("latin-1"), b"")
             messages = messages.pick(~told)
         if messages.count:
-            said = feed.take(messages)
-            if said:
+            if said := feed.take(messages):
                 self.link.core.write(said)
             if feed.sole is not None and feed.sole.is_broken:
                 self._renew(feed)

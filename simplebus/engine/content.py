@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from simplebus.core import frames
-from simplebus.core.frames import DELIMITER, HEADER, Flags, FrameBatch, Integers
+from simplebus.core.frames import DELIMITER, HEADER, Bytes, Flags, FrameBatch, Integers
 from simplebus.core.limits import (
     DELIMITER_BYTES,
     HEADER_BYTES,
@@ -34,6 +34,10 @@ ENVELOPE_HEADER = b"\r\n" + TYPE + b": 5"
 _ID_DIGITS = 10
 _ESCAPED_BYTES_MAX = 12
 """Of a character in a message id: three for each byte of it."""
+MILESTONE_MESSAGES = 32
+"""One message of a chain in so many has an id: ids cost a server nearly as much as all else that it
+does to store messages. What lies between the last one that is known to be stored and the next one
+may be stored, too."""
 HEADERS_BYTES_MAX = 128 + 2 * NAME_CHARACTERS_MAX * _ESCAPED_BYTES_MAX
 """A message has no more of them: its id tells its publisher's name and program."""
 
@@ -61,17 +65,9 @@ def publications(
 ) -> memoryview:
     """Frames of one type as messages for a stream. `ids` are what every message id begins with, and
     numbers below 10**10; `replies` where PubAcks are to go (see `writing.alike`)."""
-    is_envelope = batch.data[0] == frames.ENVELOPE
-    prefix, numbers = ids
-    headers: list[Column] = [
-        writing.HEADERS + MSG_ID + b": " + prefix,
-        writing.digits(numbers, _ID_DIGITS),
-        (ENVELOPE_HEADER if is_envelope else b"") + b"\r\n\r\n",
-    ]
+    headers = _headers(batch, ids)
     if batch.stride:
-        rows = batch.data.reshape(batch.count, batch.stride)
-        payloads = rows[:, HEADER_BYTES:-DELIMITER_BYTES]
-        return writing.alike(subject, payloads, reply=replies, headers=headers)
+        return writing.alike(subject, _payloads(batch), reply=replies, headers=headers)
     count = batch.count
     heads = bytes(writing.table(count, headers))
     whom = bytes(writing.table(count, replies))
@@ -85,6 +81,98 @@ def publications(
         parts.append(b"HPUB %b %b %d %d\r\n" % (subject, reply, head_bytes, size))
         parts += (heads[row * head_bytes : (row + 1) * head_bytes], raw[begin:end], b"\r\n")
     return memoryview(b"".join(parts))
+
+
+def milestones(count: int) -> Integers:
+    """Which of so many messages in a chain have ids: those by which it is known later how far it
+    has come."""
+    found = np.arange(MILESTONE_MESSAGES - 1, count, MILESTONE_MESSAGES)
+    return found if count % MILESTONE_MESSAGES == 0 else np.append(found, count - 1)
+
+
+def chain(
+    subject: bytes, batch: FrameBatch, *, ids: tuple[bytes, Integers], replies: Sequence[Column]
+) -> memoryview:
+    """Frames of one type as messages of a chain: `publications` of which only milestones have
+    ids."""
+    whole = batch.count // MILESTONE_MESSAGES * MILESTONE_MESSAGES if batch.stride else 0
+    parts: list[memoryview] = []
+    if whole:
+        front, (prefix, numbers) = batch.slice(0, whole), ids
+        at = milestones(whole)
+        plain = writing.alike(
+            subject,
+            _payloads(front),
+            reply=_rows(replies, slice(0, whole)),
+            headers=_headers(front, None),
+        )
+        known = writing.alike(
+            subject,
+            _payloads(front)[at],
+            reply=_rows(replies, at),
+            headers=_headers(front, (prefix, numbers[at])),
+        )
+        table = np.frombuffer(plain, np.uint8).reshape(at.size, -1)
+        table = table[:, : table.shape[1] // MILESTONE_MESSAGES * (MILESTONE_MESSAGES - 1)]
+        columns = [table, np.frombuffer(known, np.uint8).reshape(at.size, -1)]
+        parts.append(writing.table(at.size, columns))
+    if whole < batch.count:
+        parts += _chain_one_by_one(subject, batch, whole, ids, replies)
+    return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+
+
+def _chain_one_by_one(
+    subject: bytes,
+    batch: FrameBatch,
+    first: int,
+    ids: tuple[bytes, Integers],
+    replies: Sequence[Column],
+) -> list[memoryview]:
+    """The same from a message on."""
+    raw, bounds = batch.data.tobytes(), batch.bounds.tolist()
+    known = set(milestones(batch.count).tolist())
+    plain = bytes(writing.table(1, _headers(batch, None)))
+    whom = bytes(writing.table(batch.count, replies))
+    whom_bytes = len(whom) // batch.count
+    parts: list[bytes] = []
+    for row in range(first, batch.count):
+        headers = plain
+        if row in known:
+            id_ = ids[0], ids[1][row : row + 1]
+            headers = bytes(writing.table(1, _headers(batch, id_)))
+        payload = raw[bounds[row] + HEADER_BYTES : bounds[row + 1] - DELIMITER_BYTES]
+        reply = whom[row * whom_bytes : (row + 1) * whom_bytes]
+        parts.append(writing.pub(subject, payload, reply=reply, headers=headers))
+    return [memoryview(b"".join(parts))]
+
+
+def message_id(prefix: bytes, number: int) -> bytes:
+    """What a message's id is, made of what all begin with, and its number."""
+    return b"%b%0*d" % (prefix, _ID_DIGITS, number)
+
+
+def _headers(batch: FrameBatch, ids: tuple[bytes, Integers] | None) -> list[Column]:
+    """Those of frames of one type, with or without message ids; empty for none."""
+    kind = ENVELOPE_HEADER if batch.data[0] == frames.ENVELOPE else b""
+    if ids is None:
+        return [writing.HEADERS[:-2] + kind + b"\r\n\r\n"] if kind else []
+    prefix, numbers = ids
+    return [
+        writing.HEADERS + MSG_ID + b": " + prefix,
+        writing.digits(numbers, _ID_DIGITS),
+        kind + b"\r\n\r\n",
+    ]
+
+
+def _payloads(batch: FrameBatch) -> Bytes:
+    """Of frames of one length: shape (n, size)."""
+    rows = batch.data.reshape(batch.count, batch.stride)
+    return rows[:, HEADER_BYTES:-DELIMITER_BYTES]
+
+
+def _rows(columns: Sequence[Column], at: Integers | slice) -> list[Column]:
+    """Of columns, these rows."""
+    return [column if isinstance(column, bytes) else column[at] for column in columns]
 
 
 def are_envelopes(messages: Messages) -> Flags:

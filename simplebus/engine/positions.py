@@ -55,6 +55,8 @@ class Positions:
         """When each class's stream was made."""
         self._trimmed: dict[int, int] = {}
         """Of each class, the first message of its stream that may be needed, as it was last."""
+        self._with_chains: set[int] = set()
+        """Classes whose streams take chains of messages."""
 
     async def classes(self) -> list[tuple[int, str]]:
         """Id and name of each class that has a stream."""
@@ -79,13 +81,14 @@ class Positions:
         if not info:
             body = consumers.stream(self._options, class_id, name)
             try:
-                info = await self._link.ask(
-                    f"STREAM.CREATE.{stream}", body, seconds=_STREAM_SECONDS
-                )
+                info = await self._create(stream, body)
             except JetStreamError as error:  # Another door was first.
                 if error.code != consumers.NAME_IN_USE:
                     raise
                 info = await self._link.ask(f"STREAM.INFO.{stream}")
+        self._with_chains.discard(class_id)
+        if info.get("config", {}).get("allow_batched") is True:
+            self._with_chains.add(class_id)
         state = info.get("state", {})
         if not state.get("consumer_count") and not state.get("last_seq"):
             await self._make(class_id, WAITING, "plain", {"deliver_policy": "all"}, door="")
@@ -95,6 +98,20 @@ class Positions:
             log.warning("the stream of class %d is a new one; what was in it is gone", class_id)
             self._born[class_id] = born
             self._trimmed.pop(class_id, None)
+
+    async def _create(self, stream: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Make a stream; on an older server one that takes no chains."""
+        wish = {**body, "allow_batched": True}
+        try:
+            return await self._link.ask(f"STREAM.CREATE.{stream}", wish, seconds=_STREAM_SECONDS)
+        except JetStreamError as error:
+            if error.code != jetstream.UNKNOWN_FIELD:
+                raise
+        return await self._link.ask(f"STREAM.CREATE.{stream}", body, seconds=_STREAM_SECONDS)
+
+    def takes_chains(self, class_id: int) -> bool:
+        """Whether its stream does, as it was last."""
+        return class_id in self._with_chains
 
     def born(self, class_id: int) -> str:
         """When its stream was made, as far as that is known: another one has other messages."""

@@ -8,7 +8,11 @@ publisher's name, program and number; of a publisher without a name, of this doo
 Rule 3: messages that are written together have one subject for their PubAcks, which are counted:
 servers look a subject up that they know sooner than one for each message. What is written again
 has another one.
-Rule 4: so much is under way and no more; the rest waits, and what waits is bounded by the ledger.
+Rule 4: many messages at once of publishers without a name go as chains, of which few messages have
+ids: of each, all is stored up to some message and nothing behind it. Where it is not said how far
+one has come, the stream is asked for its milestones before the rest is published again: some behind
+the last one that it knows may be stored twice.
+Rule 5: so much is under way and no more; the rest waits, and what waits is bounded by the ledger.
 
     lots     put ─► waiting ─► written ─► acknowledged ─► reached
 """
@@ -27,6 +31,7 @@ from simplebus.core.version2 import numbers_of
 from simplebus.engine import content
 from simplebus.nats.client import jetstream
 from simplebus.nats.client.core import ClientCore, Replies
+from simplebus.nats.client.events import Messages
 from simplebus.nats.client.jetstream import JetStreamError
 
 UNDER_WAY_MESSAGES = 8 * 1024
@@ -38,6 +43,14 @@ twice as long, what has none is published again."""
 PAUSE_SECONDS = 0.25
 """Before what was refused is published again."""
 PIECE_MESSAGES = 4096
+CHAIN_MESSAGES_MIN = 2 * content.MILESTONE_MESSAGES
+"""Fewer go one by one: a chain costs a server something, too."""
+_NUMBER_DIGITS = 12
+_REPLY_TOKENS = 6
+"""Behind what all replies of this door begin with: number, flow, mode, step, kind of step, $FI."""
+_FIRST = b"1".rjust(jetstream.CHAIN_DIGITS, b"0")
+
+assert PIECE_MESSAGES < 10**jetstream.CHAIN_DIGITS
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +64,13 @@ class Piece:
     ids: Integers
     left: int
     """How many have no PubAck yet."""
+    has_name: bool
+    is_chain: bool = False
+    """Whether they were written as one."""
+    is_open: bool = False
+    """Whether it was not said that this chain has ended."""
+    is_sure: bool = True
+    """Whether those of a chain that are not left are all that is stored."""
     number: int = 0
     """Of the request that they are, as they were written last; 0 for never."""
     moved_at: float = 0.0
@@ -89,10 +109,13 @@ class Uplink:
         subject: Callable[[int], str],
         program: Callable[[str], str],
         run: str,
+        takes_chains: Callable[[int], bool] = lambda class_id: False,
     ) -> None:
         """`subject` of a class; the `program` that publishes under a name, "" where that is not
-        known; `run` is this door's own."""
+        known; `run` is this door's own. Whether the stream of a class `takes_chains`."""
         self._core = core
+        self._takes_chains = takes_chains
+        self._inbox = f"_INBOX.{run}".encode()
         self._subject = subject
         self._program = program
         self._run = run
@@ -104,6 +127,8 @@ class Uplink:
         ones first."""
         self._ready: deque[Piece] = deque()
         """Those that are to be written."""
+        self._asked: dict[int, tuple[Piece, int]] = {}
+        """What the stream was asked for, by number: whether this message of a piece is stored."""
         self._again_at = float("inf")
         """When all that was begun is written again, whatever comes."""
         self._heard_at = 0.0
@@ -116,6 +141,11 @@ class Uplink:
         self.stored = self.duplicates = self.refused = 0
         self.last_error: JetStreamError | None = None
         """Why something was not stored; None once all that was begun is."""
+
+    @property
+    def inbox(self) -> str:
+        """Where answers to chains come: `hear` takes them."""
+        return f"{self._inbox.decode()}.>"
 
     def hold(self, class_id: int) -> None:
         """Nothing of this class is begun to be published until `let_go` is called as often."""
@@ -167,7 +197,7 @@ class Uplink:
             prefix = f":{self._run}:"
             ids = np.arange(self._count, self._count + batch.count)
             self._count += batch.count
-        return Piece(class_id, batch, prefix.encode(), ids, batch.count)
+        return Piece(class_id, batch, prefix.encode(), ids, batch.count, bool(name))
 
     def go_on(self, now: float) -> set[int]:
         """Publish what may be. Returns the classes that need a stream first."""
@@ -176,7 +206,7 @@ class Uplink:
         if self._begun:
             self._look_for_late_ones(now)
         ready = self._ready
-        while ready and self._under_way < UNDER_WAY_MESSAGES:
+        while ready and self._under_way < UNDER_WAY_MESSAGES and not self._asked:
             if self._under_way_bytes >= UNDER_WAY_BYTES:
                 break
             piece = ready[0]
@@ -197,35 +227,143 @@ class Uplink:
         is_late = now >= min(self._again_at, self._heard_at + PATIENCE_SECONDS)
         if is_late or now >= first.moved_at + 2 * PATIENCE_SECONDS:
             self._again_at, self._heard_at, self.last_error = float("inf"), now, None
+            if any(not piece.is_sure for piece in self._begun.values()):
+                self._ask(now)
+                return
             pieces, self._begun = list(self._begun.values()), {}
             for piece in pieces:
+                if piece.is_chain:
+                    self._cut(piece)
                 self._under_way += piece.batch.count - piece.left
                 piece.left = piece.batch.count
                 self._write(piece, now)
 
+    def _ask(self, now: float) -> None:
+        """Have the stream say how far chains have come. When it has, the rest is written again."""
+        self._asked.clear()
+        for piece in self._begun.values():
+            piece.moved_at = now
+            if piece.is_sure:
+                continue
+            subject, count = self._subject(piece.class_id).encode(), piece.batch.count
+            for row in content.milestones(count).tolist():
+                if row >= count - piece.left:
+                    number = self._core.take_numbers(1)
+                    self._asked[number] = piece, row
+                    whose = content.message_id(piece.prefix, int(piece.ids[row]))
+                    reply = self._core.reply_to(number)
+                    self._core.write(jetstream.whether_stored(subject, whose, reply))
+
+    def _learn(self, replies: Replies, now: float) -> None:
+        """What the stream has said."""
+        self._heard_at, messages = now, replies.messages
+        for row, number in enumerate(replies.numbers.tolist()):
+            piece, milestone = self._asked.pop(number)
+            try:
+                if jetstream.is_stored(messages.headers(row), messages.payload(row)):
+                    self._advance(piece, milestone + 1, now)
+            except JetStreamError as error:  # It could not say: all is asked again.
+                if error.code == jetstream.NO_RESPONDERS:
+                    self._lose_stream(piece.class_id)
+                self._asked.clear()
+                self._again_at = now + PAUSE_SECONDS
+                return
+        if not self._asked:
+            self._again_at = now
+            for piece in self._begun.values():
+                piece.is_sure = True
+
+    def _cut(self, piece: Piece) -> None:
+        """Leave of a chain what is not stored."""
+        done = piece.batch.count - piece.left
+        rest = piece.batch.slice(done, piece.batch.count)
+        self._under_way_bytes += rest.data.size - piece.batch.data.size
+        piece.batch, piece.ids = rest, piece.ids[done:]
+
     def _write(self, piece: Piece, now: float) -> None:
         """Publish all of it."""
+        again = piece.number > 0
         piece.moved_at = now
         piece.number = self._core.take_numbers(1)
         self._begun[piece.number] = piece
         subject = self._subject(piece.class_id).encode()
-        ids, replies = (piece.prefix, piece.ids), [self._core.reply_to(piece.number)]
-        self._core.write(content.publications(subject, piece.batch, ids=ids, replies=replies))
+        ids = piece.prefix, piece.ids
+        may_be = self._takes_chains(piece.class_id) and not piece.has_name
+        # What went message by message goes on so: all of it has ids.
+        was = piece.is_chain if again else piece.batch.count >= CHAIN_MESSAGES_MIN
+        piece.is_chain = piece.is_open = may_be and was
+        piece.is_sure = not piece.is_chain
+        if piece.is_chain:
+            name = b"%b%0*d" % (self._run.encode(), _NUMBER_DIGITS, piece.number)
+            replies = jetstream.chain_reply(self._inbox, name, piece.batch.count)
+            self._core.write(content.chain(subject, piece.batch, ids=ids, replies=replies))
+        else:
+            replies = [self._core.reply_to(piece.number)]
+            self._core.write(content.publications(subject, piece.batch, ids=ids, replies=replies))
 
     def begin_anew(self, now: float) -> None:
         """There is another connection: what had no PubAck on the former one is to be published on
         this one."""
         self._again_at = now if self._begun else float("inf")
+        self._asked.clear()
+
+    def hear(self, answers: Messages, now: float) -> int | None:
+        """Answers to chains have come. Returns what `reached` does."""
+        begin = len(self._inbox) + 1 + len(self._run)
+        for row in range(answers.count):
+            said = answers.subject(row)[begin:].split(b".")
+            number = int(said[0]) if said[0].isdigit() else 0
+            piece = self._begun.get(number)
+            if piece is None or not piece.is_open or len(said) != _REPLY_TOKENS:
+                continue
+            told = jetstream.chain_answer(answers.headers(row), answers.payload(row))
+            if told.error is not None:
+                self.last_error = told.error
+                if told.error.code == jetstream.NO_RESPONDERS:
+                    self._lose_stream(piece.class_id)
+            if told.is_last:
+                piece.is_open = False
+                # What is refused of the first message is refused of all; else some may be stored.
+                is_refused = told.error is not None and told.error.code > 0
+                piece.is_sure = told.stored >= 0 or (is_refused and said[3] == _FIRST)
+            if told.stored >= 0:
+                self._advance(piece, told.stored, now)
+            if told.is_last and piece.left:
+                self.refused += piece.left
+                self._again_at = min(self._again_at, now + PAUSE_SECONDS)
+        if not self._begun:
+            self._again_at, self.last_error = float("inf"), None
+        return self.reached()
+
+    def _advance(self, piece: Piece, stored: int, now: float) -> None:
+        """So many of a piece are stored, from the first on."""
+        more = stored - (piece.batch.count - piece.left)
+        if more > 0 and piece.number in self._begun:
+            self._heard_at = now
+            self._count_stored(piece, min(more, piece.left), now)
+
+    def _count_stored(self, piece: Piece, count: int, now: float) -> None:
+        piece.moved_at = now
+        piece.left -= count
+        self.stored += count
+        self._under_way -= count
+        if piece.left <= 0:
+            del self._begun[piece.number]
+            self._under_way_bytes -= piece.batch.data.size
 
     def take(self, replies: Replies, now: float) -> int | None:
         """PubAcks have come. Returns what `reached` does."""
+        if self._asked:
+            asked = np.isin(replies.numbers, list(self._asked))
+            if asked.any():
+                self._learn(Replies(replies.numbers[asked], replies.messages.pick(asked)), now)
+                replies = Replies(replies.numbers[~asked], replies.messages.pick(~asked))
         acks = jetstream.pub_acks(replies.messages)
         if acks.errors:
             for row, error in acks.errors.items():
                 piece = self._begun.get(int(replies.numbers[row]))
                 if error.code == jetstream.NO_RESPONDERS and piece is not None:
-                    self._homeless.add(piece.class_id)
-            self.open_classes -= self._homeless
+                    self._lose_stream(piece.class_id)
             self.refused += len(acks.errors)
             self.last_error = next(iter(acks.errors.values()))
             self._again_at = min(self._again_at, now + PAUSE_SECONDS)
@@ -233,17 +371,16 @@ class Uplink:
         numbers, counts = np.unique(replies.numbers[acks.sequences > 0], return_counts=True)
         for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
             piece = self._begun.get(number)
-            if piece is not None:
-                self._heard_at = piece.moved_at = now
-                piece.left -= count
-                self.stored += count
-                self._under_way -= count
-                if piece.left <= 0:
-                    del self._begun[number]
-                    self._under_way_bytes -= piece.batch.data.size
+            if piece is not None and not piece.is_chain:
+                self._heard_at = now
+                self._count_stored(piece, count, now)
         if not self._begun:
             self._again_at, self.last_error = float("inf"), None
         return self.reached()
+
+    def _lose_stream(self, class_id: int) -> None:
+        self._homeless.add(class_id)
+        self.open_classes.discard(class_id)
 
     def take_homeless(self) -> set[int]:
         """Classes whose stream did not answer since this was asked last: it may be gone."""

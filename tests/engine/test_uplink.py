@@ -19,28 +19,36 @@ from simplebus.nats.events import Pub
 from simplebus.nats.limits import NatsLimits
 from simplebus.nats.lines import Reader
 
+FULL = b'{"error":{"code":503,"err_code":10077,"description":"full"}}'
+
 
 class Stream:
     """What a JetStream server does with publications: a list, and the ids that it knows."""
 
+    takes_chains = False
+
     def __init__(self) -> None:
         self.core = ClientCore(inbox="_INBOX.x")
-        self.core.open(0.0)
-        list(self.core.receive(b"INFO {}\r\n", 0.0))
-        self.core.greet()
-        list(self.core.receive(b"PONG\r\n", 0.0))
-        self.core.take_output()
+        self.connect(0.0)
         self.uplink = Uplink(
             self.core,
             subject=lambda class_id: f"s.{class_id}",
             program=lambda name: {"pub": "p1", "odd": "a\r\nNats-Rollup: all"}.get(name, ""),
             run="r",
+            takes_chains=lambda class_id: self.takes_chains,
         )
         self.stored: list[tuple[str, bytes, bool]] = []
         """Subject, payload, and whether it has an envelope."""
         self.ids: dict[str, int] = {}
         self.refuses: Callable[[], bool] = lambda: False
         self.loses: Callable[[], bool] = lambda: False
+
+    def connect(self, now: float) -> None:
+        self.core.open(now)
+        list(self.core.receive(b"INFO {}\r\n", now))
+        self.core.greet()
+        self.core.take_output()
+        list(self.core.receive(b"PONG\r\n", now))
 
     def take(self) -> list[bytes]:
         """Deal with what was published. Returns the answers."""
@@ -52,21 +60,25 @@ class Stream:
             at = reader.read(raw, at, len(raw))
             message = reader.take()
             assert isinstance(message, Pub)
-            answer = self._store(message)
-            if answer is not None:
-                head = b"MSG %b 1 %d\r\n" % (message.reply, len(answer))
+            for answer in self.hear(message):
+                head = b"MSG %b %d %d\r\n" % (message.reply, self.sid_of(message), len(answer))
                 answers.append(head + answer + b"\r\n")
             message.body.release()
         return answers
 
-    def _store(self, message: Pub) -> bytes | None:
+    def sid_of(self, message: Pub) -> int:
+        """Which subscription has its answer."""
+        return 1
+
+    def hear(self, message: Pub) -> list[bytes]:
+        """Deal with one. Returns the answers to it."""
         body = bytes(message.body)
         block, payload = body[: message.header_bytes], body[message.header_bytes :]
         headers = dict(line.split(": ") for line in block.decode().split("\r\n")[1:-2])
         if self.loses():
-            return None
+            return []
         if self.refuses():
-            return b'{"error":{"code":503,"err_code":10077,"description":"full"}}'
+            return [FULL]
         known = self.ids.get(headers["Nats-Msg-Id"])
         if known is None:
             self.stored.append((message.subject.decode(), payload, "Simplebus-Type" in headers))
@@ -74,7 +86,7 @@ class Stream:
             answer: dict[str, object] = {"stream": "S", "seq": known}
         else:
             answer = {"stream": "S", "seq": known, "duplicate": True}
-        return json.dumps(answer, separators=(",", ":")).encode()
+        return [json.dumps(answer, separators=(",", ":")).encode()]
 
     def answer(self, answers: list[bytes], now: float) -> int | None:
         reached = None
@@ -201,11 +213,7 @@ def test_another_connection_begins_with_what_has_no_pub_ack() -> None:
     stream.core.lose()
     stream.uplink.put(Lot(2, [entry(frame(b"b", 0))]))
     stream.uplink.go_on(1.0)
-    stream.core.open(1.0)
-    list(stream.core.receive(b"INFO {}\r\n", 1.0))
-    stream.core.greet()
-    stream.core.take_output()
-    list(stream.core.receive(b"PONG\r\n", 1.0))
+    stream.connect(1.0)
     stream.uplink.begin_anew(1.0)
     stream.uplink.go_on(1.0)
     assert stream.answer(stream.take(), 1.0) == 2

@@ -9,6 +9,8 @@ by one.
                     sent a PubAck when they are stored
     a consumer      a position in a stream; asked for messages (`next`), it sends them with a reply
                     subject that names stream, consumer, delivery and sequences
+    a chain         messages of which each is stored only behind all before it: servers call it a
+                    fast batch, in the mode `fail`. Its PubAcks are few, and say how far it has come
     $JS.ACK.<stream>.<consumer>.<deliveries>.<sequence>.<count>.<nanoseconds>.<pending>
     $JS.ACK.<domain>.<account>.<stream>.<consumer>.…the same…[.<random>]
 """
@@ -16,8 +18,9 @@ by one.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import quote
 
 import msgspec
@@ -27,7 +30,7 @@ from simplebus.core.errors import BusError
 from simplebus.core.frames import Flags, Integers
 from simplebus.nats.client import shapes
 from simplebus.nats.client.events import Messages
-from simplebus.nats.client.writing import Column, table
+from simplebus.nats.client.writing import Column, block, digits, pub, table
 from simplebus.nats.digits import numbers
 
 API = "$JS.API."
@@ -37,6 +40,13 @@ ACK, NAK, WORKING, TERMINATE = b"+ACK", b"-NAK", b"+WPI", b"+TERM"
 NOT_FOUND = frozenset({404, 10014, 10059})
 """What is asked for is not there: as such, a consumer, a stream."""
 NO_RESPONDERS = 503
+UNKNOWN_FIELD = 10025
+"""A server is older than what it was asked for."""
+NO_ROLLUP = 10111
+
+CHAIN_DIGITS = 4
+CHAIN_ACK_MESSAGES = 500
+"""How often it may be said how far a chain has come: servers take no more for it."""
 
 _SENTENCE_CHARACTERS_MAX = 500
 _SAFE = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) != "%")
@@ -80,14 +90,18 @@ def answer(headers: bytes, payload: bytes, subject: str = "") -> dict[str, Any]:
         raise JetStreamError(0, f"{payload[:60]!r} came, expected a JSON object") from None
     error = said.get("error")
     if isinstance(error, dict):
-        told = error.get("err_code") or error.get("code")
-        code = told if type(told) is int else 0
-        raise JetStreamError(code, str(error.get("description", ""))[:_SENTENCE_CHARACTERS_MAX])
+        raise _error_of(error)
     try:
         shapes.check(subject, said)
     except ValueError as wrong:
         raise JetStreamError(0, f"an odd answer to {subject}: {wrong}") from None
     return said
+
+
+def _error_of(error: dict[str, Any]) -> JetStreamError:
+    told = error.get("err_code") or error.get("code")
+    code = told if type(told) is int else 0
+    return JetStreamError(code, str(error.get("description", ""))[:_SENTENCE_CHARACTERS_MAX])
 
 
 def escaped(text: str) -> str:
@@ -128,6 +142,77 @@ def pub_acks(messages: Messages) -> PubAcks:
         except JetStreamError as error:
             errors[row] = error
     return PubAcks(sequences, duplicates, errors)
+
+
+class _ChainSaid(msgspec.Struct):
+    """What is said of a chain: how far it has come ("ack"), that something is missing in it
+    ("gap"), why something was not stored ("err"); without a type, that it has ended."""
+
+    type: str = ""
+    seq: Annotated[int, msgspec.Meta(ge=0)] = 0
+    count: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    error: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChainAnswer:
+    """What became of a chain so far."""
+
+    stored: int
+    """So many of its messages are, from the first one on; -1 where that is not said."""
+    is_last: bool
+    """Whether it has ended: what else is sent of it is not stored."""
+    error: JetStreamError | None = None
+    """Why it ends."""
+
+
+def chain_answer(headers: bytes, payload: bytes) -> ChainAnswer:
+    """Read an answer to a chain."""
+    code, words = status(headers)
+    if code >= 400:
+        return ChainAnswer(-1, True, JetStreamError(code, words or "nobody answers"))
+    try:
+        said = msgspec.json.decode(payload, type=_ChainSaid)
+    except (msgspec.MsgspecError, RecursionError):
+        wrong = JetStreamError(0, f"{payload[:60]!r} came, expected what became of a chain")
+        return ChainAnswer(-1, False, wrong)
+    error = None if said.error is None else _error_of(said.error)
+    if said.type:
+        return ChainAnswer(said.seq if said.type == "ack" else -1, False, error)
+    if error is not None or said.count is None:
+        return ChainAnswer(
+            -1, True, error or JetStreamError(0, f"{payload[:60]!r} came of a chain")
+        )
+    return ChainAnswer(said.count, True)
+
+
+def chain_reply(inbox: bytes, name: bytes, count: int) -> Sequence[Column]:
+    """Where answers to a chain of so many messages, less than 10**CHAIN_DIGITS, are to go, as
+    `writing.alike` takes it. Of its `name` no other chain of the stream may be."""
+    steps = np.full((count, 1), ord("1"), np.uint8)
+    steps[0], steps[-1] = ord("0"), ord("2")
+    numbers = digits(np.arange(1, count + 1), CHAIN_DIGITS)
+    return [b"%b.%b.%d.fail." % (inbox, name, CHAIN_ACK_MESSAGES), numbers, b".", steps, b".$FI"]
+
+
+def is_stored(headers: bytes, payload: bytes) -> bool:
+    """What `whether_stored` was answered. Raises JetStreamError where that says nothing."""
+    try:
+        said = answer(headers, payload)
+    except JetStreamError as error:
+        if error.code == NO_ROLLUP:
+            return False
+        raise
+    if said.get("duplicate") is not True:
+        raise JetStreamError(0, f"{payload[:60]!r} came, expected whether a message is stored")
+    return True
+
+
+def whether_stored(subject: bytes, message_id: bytes, reply: bytes) -> bytes:
+    """What asks a stream whether it knows this message id, and stores nothing: a message that would
+    have to roll up others, in a way that no stream knows."""
+    headers = block((MSG_ID, message_id), (b"Nats-Rollup", b"none"))
+    return pub(subject, b"", reply=reply, headers=headers)
 
 
 def _plain_acks(messages: Messages, sequences: Integers) -> Flags:

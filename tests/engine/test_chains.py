@@ -1,0 +1,372 @@
+"""Chains of messages on their way into a stream, against a stream in this process, and a server."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.core.ledger import Lot
+from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES
+from simplebus.engine import content
+from simplebus.engine.content import MILESTONE_MESSAGES
+from simplebus.engine.uplink import CHAIN_MESSAGES_MIN, PATIENCE_SECONDS, PAUSE_SECONDS, Uplink
+from simplebus.nats.client import jetstream
+from simplebus.nats.client.core import Replies
+from simplebus.nats.client.events import Messages
+from simplebus.nats.events import Pub
+from simplebus.nats.limits import NatsLimits
+from simplebus.nats.lines import Reader
+
+from .nats_servers import NatsServer
+from .test_link import linked
+from .test_uplink import FULL, Stream, entry, frame
+
+CHAIN_SID = 2
+UNKNOWN = b'{"error":{"code":400,"err_code":10208,"description":"batch publish ID unknown"}}'
+
+
+class ChainStream(Stream):
+    """One that takes chains, as a server does."""
+
+    takes_chains = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        assert self.core.subscribe(self.uplink.inbox) == CHAIN_SID
+        self.core.take_output()
+        self.chains: dict[bytes, int] = {}
+        """How far each has come that has not ended."""
+
+    def sid_of(self, message: Pub) -> int:
+        return CHAIN_SID if message.reply.endswith(b".$FI") else 1
+
+    def hear(self, message: Pub) -> list[bytes]:
+        body = bytes(message.body)
+        block = body[: message.header_bytes].decode()
+        headers = dict(line.split(": ") for line in block.split("\r\n")[1:-2])
+        id_ = headers.get("Nats-Msg-Id", "")
+        if "Nats-Rollup" in headers:
+            return [] if self.loses() else [self._whether(id_)]
+        if self.sid_of(message) != CHAIN_SID:
+            return super().hear(message)
+        if self.loses():
+            return []
+        inbox, name, flow, mode, step, kind, _ = message.reply[len(b"_INBOX.") :].split(b".")
+        assert (inbox, flow, mode, name[:1]) == (b"r", b"500", b"fail", b"r")
+        said: list[bytes] = []
+        if name not in self.chains:
+            if int(step) != 1:
+                return [UNKNOWN]
+            if self.refuses():
+                return [FULL]
+            self.chains[name] = 0
+            said = [b'{"type":"ack","seq":0,"msgs":500}']
+        far = self.chains[name]
+        if int(step) != far + 1:
+            return [b'{"type":"gap","last_seq":%d,"seq":1}' % far, self._end(name)]
+        if far and self.refuses():
+            return [b'{"type":"err","seq":%d,"error":%b}' % (far, FULL[9:-1]), self._end(name)]
+        if not id_ or id_ not in self.ids:
+            kept = message.subject.decode(), body[message.header_bytes :]
+            self.stored.append((*kept, "Simplebus-Type" in headers))
+            self.ids[id_] = len(self.stored)
+        self.chains[name] = far + 1
+        if kind == b"2":
+            return [self._end(name)]
+        return said + [b'{"type":"ack","seq":%d,"msgs":7}' % (far + 1)] * (far % 7 == 6)
+
+    def _end(self, name: bytes) -> bytes:
+        said = b'{"stream":"S","seq":%d,"batch":"%b","count":%d}'
+        return said % (len(self.stored), name, self.chains.pop(name))
+
+    def _whether(self, id_: str) -> bytes:
+        if id_ in self.ids:
+            return b'{"stream":"S","seq":%d,"duplicate": true}' % self.ids[id_]
+        return b'{"error":{"code":500,"err_code":10111,"description":"rollup not permitted"}}'
+
+    def answer(self, answers: list[bytes], now: float) -> int | None:
+        reached = None
+        for event in self.core.receive(b"".join(answers), now):
+            if isinstance(event, Replies):
+                reached = self.uplink.take(event, now) or reached
+            else:
+                assert isinstance(event, Messages)
+                assert set(event.sids.tolist()) == {CHAIN_SID}
+                reached = self.uplink.hear(event, now) or reached
+        return reached
+
+    def put(self, lot: int, count: int) -> list[bytes]:
+        """Have so many messages published. Returns what they say."""
+        payloads = [b"%d %d" % (lot, 1000 + number) for number in range(count)]
+        whole = [frame(payload, number) for number, payload in enumerate(payloads)]
+        self.uplink.put(Lot(lot, [entry(*whole)]))
+        return payloads
+
+    def payloads(self) -> list[bytes]:
+        return [payload for _, payload, _ in self.stored]
+
+
+def opened() -> ChainStream:
+    stream = ChainStream()
+    stream.uplink.open_classes.add(7)
+    return stream
+
+
+def test_many_of_nobody_are_a_chain_of_which_few_have_ids() -> None:
+    stream = opened()
+    expected = stream.put(1, 100)
+    stream.uplink.go_on(0.0)
+    answers = stream.take()
+    assert stream.payloads() == expected
+    milestones = [31, 63, 95, 99]
+    assert list(stream.ids) == ["", *(f":r:{number:010}" for number in milestones)]
+    assert stream.answer(answers[:-1], 0.0) is None
+    assert stream.uplink.statistics().under_way == 100 - 98
+    assert stream.answer(answers[-1:], 0.0) == 1
+    assert stream.uplink.statistics().stored == 100
+    assert stream.uplink.is_empty
+
+
+def test_few_and_those_of_a_name_go_one_by_one() -> None:
+    stream = opened()
+    few = [frame(b"%d" % number, number) for number in range(CHAIN_MESSAGES_MIN - 1)]
+    many = [frame(b"%d" % number, number) for number in range(CHAIN_MESSAGES_MIN)]
+    stream.uplink.put(Lot(1, [entry(*few), entry(*many, name="pub")]))
+    stream.uplink.go_on(0.0)
+    assert stream.answer(stream.take(), 0.0) == 1
+    assert len(stream.ids) == len(stream.stored) == 2 * CHAIN_MESSAGES_MIN - 1
+
+
+def test_so_does_all_where_a_stream_takes_no_chains() -> None:
+    stream = opened()
+    stream.takes_chains = False
+    stream.put(1, 100)
+    stream.uplink.go_on(0.0)
+    assert stream.answer(stream.take(), 0.0) == 1
+    assert len(stream.ids) == 100
+
+
+def test_what_is_behind_a_gap_is_published_again_and_nothing_twice() -> None:
+    stream = opened()
+    expected = stream.put(1, 100)
+    lost = iter([False] * 40 + [True])
+    stream.loses = lambda: next(lost, False)
+    stream.uplink.go_on(0.0)
+    assert stream.answer(stream.take(), 0.0) is None
+    assert stream.payloads() == expected[:40]
+    stream.uplink.go_on(PAUSE_SECONDS / 2)
+    assert stream.take() == []
+    stream.uplink.go_on(PAUSE_SECONDS)
+    assert stream.answer(stream.take(), 1.0) == 1
+    assert stream.payloads() == expected
+    assert stream.uplink.statistics().refused == 60
+
+
+@pytest.mark.parametrize("taken", [0, 1, 40])
+def test_a_full_stream_is_tried_again(taken: int) -> None:
+    stream = opened()
+    expected = stream.put(1, 100)
+    room = iter([False] * taken)
+    stream.refuses = lambda: next(room, True)
+    stream.uplink.go_on(0.0)
+    assert stream.answer(stream.take(), 0.0) is None
+    assert str(stream.uplink.last_error) == "JetStream: full (10077)"
+    stream.refuses = lambda: False
+    stream.uplink.go_on(PAUSE_SECONDS)
+    assert stream.answer(stream.take(), 1.0) == 1
+    assert stream.payloads() == expected
+    assert stream.uplink.last_error is None
+
+
+@pytest.mark.parametrize(("taken", "known"), [(0, 0), (31, 0), (40, 32), (99, 96), (100, 100)])
+def test_behind_a_lost_connection_the_stream_says_how_far_it_has_come(
+    taken: int, known: int
+) -> None:
+    stream = opened()
+    expected = stream.put(1, 100)
+    lost = iter([False] * taken)
+    stream.loses = lambda: next(lost, True)
+    stream.uplink.go_on(0.0)
+    stream.take()  # Nobody hears the answers.
+    stream.core.lose()
+    stream.loses = lambda: False
+    stream.connect(1.0)
+    stream.uplink.begin_anew(1.0)
+    stream.put(2, 1)
+    stream.uplink.go_on(1.0)
+    asked = stream.take()
+    assert stream.payloads() == expected[:taken]  # To ask stores nothing, and nothing overtakes.
+    reached = stream.answer(asked, 1.0)
+    stream.uplink.go_on(1.0)
+    assert (stream.answer(stream.take(), 1.0), reached) == (2, 1 if taken == 100 else None)
+    assert stream.payloads() == [*expected[:taken], *expected[known:], b"2 1000"]
+
+
+def test_a_stream_that_does_not_say_is_asked_again() -> None:
+    stream = opened()
+    expected = stream.put(1, 100)
+    stream.uplink.go_on(0.0)
+    stream.take()
+    stream.uplink.go_on(PATIENCE_SECONDS)  # Nobody has said anything.
+    asked = stream.take()
+    assert (
+        stream.answer([asked[0].replace(b'"duplicate": true', b'"duplicate":false')], 5.0) is None
+    )
+    stream.uplink.go_on(5.0 + PAUSE_SECONDS)
+    assert len(stream.take()) == len(asked)
+    stream.uplink.go_on(5.0 + PAUSE_SECONDS + 2 * PATIENCE_SECONDS)
+    assert stream.answer(stream.take(), 15.0) == 1
+    assert stream.payloads() == expected
+
+
+def test_where_nobody_is_the_stream_is_looked_for() -> None:
+    stream = opened()
+    stream.put(1, 100)
+    stream.uplink.go_on(0.0)
+    stream.take()
+    stream.uplink.go_on(PATIENCE_SECONDS)
+    reply = stream.take()[0].split()[1]
+    nobody = b"NATS/1.0 503\r\n\r\n"
+    stream.answer([b"HMSG %b 1 %d %d\r\n%b\r\n" % (reply, *[len(nobody)] * 2, nobody)], 5.0)
+    assert stream.uplink.take_homeless() == {7}
+    assert stream.uplink.open_classes == set()
+
+
+@given(st.integers(0, 10**6))
+def test_whatever_is_lost_refused_or_cut_all_is_stored(seed: int) -> None:
+    chance = random.Random(seed)
+    stream = opened()
+    stream.refuses = lambda: chance.random() < 0.003
+    stream.loses = lambda: chance.random() < 0.003
+    expected: list[bytes] = []
+    now, lots, reached, troubles = 0.0, 0, 0, 0
+    while reached < 4:
+        if lots < 4 and chance.random() < 0.5:
+            lots += 1
+            expected += stream.put(lots, chance.randrange(CHAIN_MESSAGES_MIN, 300))
+        stream.uplink.go_on(now)
+        answers = stream.take()
+        if chance.random() < 0.2:
+            troubles += 1
+            answers = answers[: chance.randrange(len(answers) + 1)]
+        reached = stream.answer(answers, now) or reached
+        if chance.random() < 0.1:
+            stream.core.lose()
+            stream.connect(now)
+            stream.uplink.begin_anew(now)
+            troubles += 1
+        now += chance.choice([0.1, PAUSE_SECONDS, 2 * PATIENCE_SECONDS])
+    stored = stream.payloads()
+    once = list(dict.fromkeys(stored))
+    assert sorted(once) == sorted(expected)
+    for lot in range(1, lots + 1):  # In order, but that one lot may be before another one.
+        assert [p for p in once if p.startswith(b"%d " % lot)] == [
+            p for p in expected if p.startswith(b"%d " % lot)
+        ]
+    # A lot is several chains at most: of each, what is stored twice is less than a milestone apart.
+    assert len(stored) - len(once) < (troubles + stream.uplink.refused) * MILESTONE_MESSAGES + 1
+    assert stream.uplink.is_empty
+    assert stream.uplink.statistics().under_way == 0
+
+
+@given(st.integers(1, 3 * MILESTONE_MESSAGES), st.integers(0, 9), st.booleans(), st.booleans())
+def test_chains_are_written_at_once_as_they_would_be_one_by_one(
+    count: int, size: int, is_alike: bool, has_envelope: bool
+) -> None:
+    lengths = [size if is_alike else (size + row) % 5 for row in range(count)]
+    payloads = [bytes([97 + row % 26]) * length for row, length in enumerate(lengths)]
+    whole = [frame(payload, 0, has_envelope=has_envelope) for payload in payloads]
+    (batch,) = content.batches(whole)
+    assert bool(batch.stride) == (len(set(lengths)) == 1) or count == 1
+    replies = jetstream.chain_reply(b"_INBOX.r", b"r9", count)
+    written = content.chain(b"s.7", batch, ids=(b":r:", np.arange(5, 5 + count)), replies=replies)
+    kind = "\r\nSimplebus-Type: 5" if has_envelope else ""
+    for row, (message, each) in enumerate(zip(read(bytes(written)), whole, strict=True)):
+        step = "2" if row == count - 1 else "0" if row == 0 else "1"
+        milestone = row % MILESTONE_MESSAGES == MILESTONE_MESSAGES - 1 or row == count - 1
+        block = f"\r\nNats-Msg-Id: :r:{5 + row:010}{kind}" if milestone else kind
+        block = f"NATS/1.0{block}\r\n\r\n" if block else ""
+        reply = f"_INBOX.r.r9.500.fail.{row + 1:04}.{step}.$FI"
+        inner = each[HEADER_BYTES:-DELIMITER_BYTES]
+        assert message == ("s.7", reply, block.encode() + inner)
+
+
+def read(raw: bytes) -> list[tuple[str, str, bytes]]:
+    """Subjects, reply subjects and bodies of what a client has written."""
+    reader = Reader(NatsLimits())
+    reader.headers = True
+    at, found = 0, []
+    buffer = bytearray(raw)
+    while at < len(raw):
+        at = reader.read(buffer, at, len(raw))
+        message = reader.take()
+        assert isinstance(message, Pub)
+        found.append((message.subject.decode(), message.reply.decode(), bytes(message.body)))
+        message.body.release()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("payload", "stored", "is_last", "code"),
+    [
+        (b'{"type":"ack","seq":12,"msgs":500}', 12, False, None),
+        (b'{"type":"gap","last_seq":4,"seq":5}', -1, False, None),
+        (b'{"type":"err","seq":4,"error":{"err_code":10077}}', -1, False, 10077),
+        (b'{"stream":"S","seq":11,"batch":"a","count":3}', 3, True, None),
+        (b'{"error":{"code":400,"err_code":10208},"stream":"S","seq":0}', -1, True, 10208),
+        (b'{"stream":"S","seq":11}', -1, True, 0),
+        (b'{"type":"ack","seq":-1}', -1, False, 0),
+        (b"", -1, False, 0),
+        (b"[" * 5000, -1, False, 0),
+    ],
+)
+def test_what_is_said_of_a_chain(
+    payload: bytes, stored: int, is_last: bool, code: int | None
+) -> None:
+    told = jetstream.chain_answer(b"", payload)
+    assert (told.stored, told.is_last) == (stored, is_last)
+    assert (told.error and told.error.code) == code
+
+
+async def test_a_server_keeps_a_chain_and_knows_its_milestones(
+    jetstream_server: NatsServer,
+) -> None:
+    count = 10 * MILESTONE_MESSAGES + 3
+    async with linked(jetstream_server.url) as (link, heard):
+        config = {"name": "CHAIN", "subjects": ["chain"], "storage": "memory"}
+        made = await link.ask("STREAM.CREATE.CHAIN", {**config, "allow_batched": True})
+        assert made["config"]["allow_batched"] is True
+        uplink = Uplink(
+            link.core,
+            subject=lambda class_id: "chain",
+            program=lambda name: "",
+            run="r",
+            takes_chains=lambda class_id: True,
+        )
+        link.core.subscribe(uplink.inbox)
+        uplink.open_classes.add(7)
+        uplink.put(Lot(1, [entry(*(frame(b"%d" % n, 0) for n in range(count)))]))
+        uplink.go_on(0.0)
+        link.flush()
+        # What it says of the chain is not listened to; then it is asked.
+        last = b"%04d.2.$FI" % count
+        await heard.until(
+            lambda: any(e.subject(-1).endswith(last) for e in heard.all(Messages) if e.count)
+        )
+        uplink.begin_anew(1.0)
+        uplink.go_on(1.0)
+        link.flush()
+        await heard.until(lambda: sum(e.messages.count for e in heard.all(Replies)) == 11)
+        assert [uplink.take(each, 1.0) for each in heard.all(Replies)][-1] == 1
+        info = await link.ask("STREAM.INFO.CHAIN")
+        assert info["state"]["messages"] == count  # To ask stores nothing.
+        unknown = jetstream.whether_stored(b"chain", b":r:none", link.core.reply_to(10**9))
+        link.core.write(unknown)
+        link.flush()
+        await heard.until(lambda: sum(e.messages.count for e in heard.all(Replies)) == 12)
+        said = heard.all(Replies)[-1].messages
+        assert not jetstream.is_stored(said.headers(0), said.payload(0))
