@@ -17,25 +17,24 @@ from simplebus.bridge.lane import Lane, LaneStatistics
 from simplebus.bridge.settings import Bridge, Copied, is_nats, lane_name, record_channel
 from simplebus.client.access import Access
 from simplebus.client.dial import Address
-from simplebus.client.link import SocketPlace
+from simplebus.client.link import Place, SocketPlace
 
 log = logging.getLogger("simplebus.bridge")
 
 _TELL_SECONDS = 60.0
 
 
-def lanes(bridges: Iterable[Bridge], *, here: str = "") -> list[Lane]:
-    """The lanes of these bridges; `here` is the address of the server they are part of.
+def lanes(bridges: Iterable[Bridge], *, here: Place | None = None) -> list[Lane]:
+    """The lanes of these bridges; `here` is the server they are part of.
 
     Raises ValueError for what is no address, and for two lanes of one name.
     """
     found: dict[str, Lane] = {}
     for bridge in bridges:
-        near, far = bridge.near or here, bridge.far or here
         for copied in bridge.copied:
-            made = [_lane(bridge, copied, near, far, back=False)]
+            made = [_lane(bridge, copied, here, back=False)]
             if bridge.both:
-                made.append(_lane(bridge, copied, far, near, back=True))
+                made.append(_lane(bridge, copied, here, back=True))
             for lane in made:
                 if lane.name in found:
                     raise ValueError(f"there are two of {lane.name!r}: name bridges apart")
@@ -43,12 +42,13 @@ def lanes(bridges: Iterable[Bridge], *, here: str = "") -> list[Lane]:
     return list(found.values())
 
 
-def _lane(bridge: Bridge, copied: Copied, near: str, far: str, *, back: bool) -> Lane:
+def _lane(bridge: Bridge, copied: Copied, here: Place | None, *, back: bool) -> Lane:
     class_, to = copied.class_, copied.class_ if copied.to is None else copied.to
+    near, far = bridge.near, bridge.far
     near_access, far_access = bridge.near_access, bridge.far_access
     if back:
         class_, to = to, class_
-        near_access, far_access = far_access, near_access
+        near, far, near_access, far_access = far, near, far_access, near_access
     terms = FarTerms(
         name=lane_name(bridge.name, copied.class_, back=back),
         channel=record_channel(bridge.name, copied.class_, back=back),
@@ -69,14 +69,15 @@ def _lane(bridge: Bridge, copied: Copied, near: str, far: str, *, back: bool) ->
 
         if is_nats(near):
             shown = NatsAccess(bridge.credentials, near_access)
-            open = from_nats(near, _place(far, far_access), terms, copied, shown=shown)
+            open = from_nats(near, _place(far, far_access, here), terms, copied, shown=shown)
         else:
-            shown, place = NatsAccess(bridge.credentials, far_access), _place(near, near_access)
+            shown = NatsAccess(bridge.credentials, far_access)
+            place = _place(near, near_access, here)
             open = to_nats(place, far, terms, copied, auth=near_access.auth, shown=shown)
     else:
         open = between(
-            _place(near, near_access),
-            _place(far, far_access),
+            _place(near, near_access, here),
+            _place(far, far_access, here),
             terms,
             class_=class_,
             start=copied.start,
@@ -85,7 +86,9 @@ def _lane(bridge: Bridge, copied: Copied, near: str, far: str, *, back: bool) ->
     return Lane(terms.name, open)
 
 
-def _place(address: str, access: Access) -> SocketPlace:
+def _place(address: str, access: Access, here: Place | None) -> Place:
+    if not address and here is not None:
+        return here
     return SocketPlace(Address.parse(address), access)
 
 

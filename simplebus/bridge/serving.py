@@ -1,6 +1,7 @@
 """Bridges as part of a server: they go with it.
 
-Rule 1: to the server they are clients like others, which come in through its own port.
+Rule 1: to the server they are clients like others, but its own: they need no socket to it, no TLS,
+and no user.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import trio
 from simplebus.bridge.facts import facts_of
 from simplebus.bridge.running import lanes, run
 from simplebus.bridge.settings import Bridge
+from simplebus.server.inside import Inside
 from simplebus.server.serve import Serving
 
 
@@ -29,8 +31,7 @@ async def serve_with_bridges(
                     copying.cancel()
 
             up: Serving = await nursery.start(serve_and_end)
-            scheme = "simplebus" if up.engine.certificates is None else "simplebuss"
-            made = lanes(bridges, here=f"{scheme}://{up.addresses[0]}")
+            made = lanes(bridges, here=Inside(up.engine, "a bridge of this server"))
             if up.watch is not None:
                 up.watch.more.append(lambda: facts_of(made))
             await run(made)

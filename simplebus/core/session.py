@@ -77,6 +77,8 @@ class Session:
         self.is_inside = False
         """Whether it comes through another door: its bytes are understood, and it is heard, there.
         What is said to it is written as for version 2."""
+        self.is_own = False
+        """Whether it is a part of the server, and may do everything."""
         self.handled = 0
         """Messages that were stored, parked or refused."""
         self.confirmed = 0

@@ -59,6 +59,21 @@ class Holder(Protocol):
         """Wait a little for who is behind."""
 
 
+class Guest(Protocol):
+    """What a door needs to know of whoever has a session."""
+
+    @property
+    def session(self) -> Session: ...
+    def flush(self) -> object:
+        """There is something to be sent."""
+
+    def room(self) -> None:
+        """What waited for room is stored."""
+
+    def cut(self, error: RemoteProtocolError | None = None) -> None:
+        """Stop serving it, for this reason."""
+
+
 class Traffic(NamedTuple):
     """Of some connections."""
 
@@ -105,6 +120,8 @@ class Engine:
         self.buffer = ReceiveBuffer()
         self.connections: dict[int, Connection[Session]] = {}
         """By session id."""
+        self.own: dict[int, Guest] = {}
+        """Clients that are parts of this server, likewise."""
         self.cut_off: Counter[Reason] = Counter()
         """Connections closed by us, by reason."""
         self.accepted = 0
@@ -272,7 +289,8 @@ class Engine:
         known = {user.name: user for user in before.users} if before is not None else {}
         for session in list(self.broker.sessions.values()):
             is_same = users is not None and known.get(session.user) in users.users
-            if users is not None and session.is_admitted and not session.is_inside and not is_same:
+            is_asked = session.is_admitted and not session.is_inside and not session.is_own
+            if users is not None and is_asked and not is_same:
                 error = RemoteProtocolError(Reason.UNAUTHORIZED, "its user is not as it was")
                 self._cut(session, error)
 
@@ -340,28 +358,30 @@ class Engine:
         if self.cluster is not None:
             self.cluster.hand_over()
 
-    def _connection(self, session_id: int) -> Connection[Any] | None:
+    def _connection(self, session_id: int) -> Connection[Any] | Guest | None:
         """Whose a session of the broker is, at whichever door it came in."""
-        found: Connection[Any] | None = self.connections.get(session_id)
+        found: Connection[Any] | Guest | None = self.connections.get(session_id)
+        found = found or self.own.get(session_id)
         if found is None:
             others = (find(session_id) for find in self.guest_finders)
             found = next((other for other in others if other is not None), None)
         return found
 
-    def closed(self, connection: Connection[Session], reason: str | RemoteProtocolError) -> None:
+    def closed(self, connection: Guest, reason: str | RemoteProtocolError) -> None:
         """A connection has ended."""
         session = connection.session
         self.say_closed(f"session {session.session_id}", session.peer, reason)
         self._gone = self._gone.with_(session)
-        self.connections.pop(session.session_id, None)
-        self.addresses.left(session.address)
+        if self.own.pop(session.session_id, None) is None:
+            self.connections.pop(session.session_id, None)
+            self.addresses.left(session.address)
         self.broker.close(session)
         self.settle()
 
     def traffic(self) -> Traffic:
         """What was read from all connections there ever were, and sent."""
         total = self._gone
-        for connection in self.connections.values():
+        for connection in (*self.connections.values(), *self.own.values()):
             total = total.with_(connection.session)
         return total
 

@@ -19,6 +19,7 @@ import simplebus
 from simplebus.bridge.lane import Lane
 from simplebus.bridge.nats_wire import nats_wired
 from simplebus.bridge.running import lanes, run
+from simplebus.bridge.serving import serve_with_bridges
 from simplebus.bridge.settings import Bridge, Copied
 from simplebus.cli import app
 from simplebus.client.access import Access
@@ -27,13 +28,14 @@ from simplebus.config.bridges import made as read_bridges
 from simplebus.config.mistakes import ConfigError
 from simplebus.core.access import Permissions, Right, Rule, Rules
 from simplebus.core.passwords import Passwords, quick_hash
+from simplebus.core.settings import Settings
 from simplebus.core.users import User, Users
-from simplebus.server.serve import Serving
+from simplebus.server.serve import ServeOptions, Serving, serve
 from simplebus.server.tls import TlsOptions
 
 from .buses import numbered, payloads
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 
 
 def rules(*allow: str) -> Rules:
@@ -146,6 +148,58 @@ async def test_an_end_that_refuses_the_bridge_is_told_about(
         async with copying(bridge) as lane:
             await until(lambda: lane.statistics().losses > 0)
             assert problem in lane.statistics().problem
+
+
+async def test_a_server_that_lets_in_nobody_unknown_is_home_to_its_own_bridges(
+    authority: Authority,
+) -> None:
+    """Both ways, and through what it is told anew: nobody asks them for TLS, or who they are."""
+    folder, known = authority.folder, Access(token="all", ca=str(authority.path))
+    users = Users((ALL,), Passwords(b"by chance"))
+    options = ServeOptions(
+        hosts=("127.0.0.1",),
+        port=0,
+        users=users,
+        tls=TlsOptions(folder / "localhost.pem", folder / "localhost.key"),
+    )
+    started: list[Serving] = []
+
+    async def run_server(task_status: trio.TaskStatus[Serving]) -> None:
+        async with trio.open_nursery() as nursery:
+            started.append(
+                await nursery.start(
+                    lambda task_status: serve(
+                        Settings(), options, announce=lambda line: None, task_status=task_status
+                    )
+                )
+            )
+            task_status.started(started[0])
+
+    async with serving() as far, trio.open_nursery() as nursery:
+        away = far.addresses[0]
+        bridges = [
+            Bridge("out", "", away, (Copied("orders", start="earliest"),)),
+            Bridge("in", away, "", (Copied("news", start="earliest"),)),
+            Bridge("within", "", "", (Copied("orders", "copies", start="earliest"),)),
+        ]
+        nursery.start_soon(serve_with_bridges, run_server, bridges)
+        await until(lambda: bool(started))
+        with trio.fail_after(PATIENCE_SECONDS):
+            async with (
+                simplebus.connect(secure(started[0]), access=known) as here,
+                simplebus.connect(away) as there,
+            ):
+                for first, also in (0, User("more", token=quick_hash("more"))), (50, None):
+                    await here.publish_many(numbered(first, first + 50), class_id="orders")
+                    await there.publish_many(numbered(first, first + 50), class_id="news")
+                    found = numbered(first, first + 50)
+                    assert await payloads(there, "orders", 50) == found
+                    assert await payloads(here, "copies", 50) == found
+                    assert await payloads(here, "news", 50) == found
+                    if also is not None:
+                        more = Users((ALL, also), Passwords(b"by chance"))
+                        started[0].engine.adopt_users(more)
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_nats_server_that_asks_for_certificates_is_one_of_the_ends(
