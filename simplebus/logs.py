@@ -3,7 +3,7 @@
 Rule 1: a line has nothing in it that a terminal obeys, and no line end: who connects cannot write
 lines of his own into a log.
 Rule 2: an event that comes again and again is said some times, then counted: the log of a server
-under attack stays small, and says how much was left out.
+under attack stays small, and says how much was left out. What was asked for is said however often.
 
 As text, with a time; to the journal, with its priority instead; or as JSON, an object a line:
 
@@ -137,6 +137,8 @@ class Limit(logging.Filter):
         self._told_at = clock()
 
     def filter(self, record: logging.LogRecord) -> bool:
+        if getattr(record, "is_asked_for", False):  # No event: somebody wants to see each.
+            return True
         now, key = self._clock(), str(record.msg)
         if len(self._kinds) >= KINDS_MAX and key not in self._kinds:
             self._tell(now, everything=True)

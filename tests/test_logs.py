@@ -116,6 +116,14 @@ def test_many_alike_are_counted_and_others_are_said(log: Kept) -> None:
     assert log.said[-2:] == ["7 more events were left out: %s: refused", "next: refused"]
 
 
+def test_what_was_asked_for_is_said_however_often(log: Kept) -> None:
+    for at in range(2 * BURST):
+        heard = record("%s", at)
+        heard.is_asked_for = True
+        log.handle(heard)
+    assert len(log.said) == 2 * BURST
+
+
 def test_what_was_left_out_is_told_though_it_does_not_come_again(log: Kept) -> None:
     for _ in range(BURST + 1):
         log.handle(record("flood"))

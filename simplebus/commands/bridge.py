@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simplebus.commands import http_flags
-from simplebus.complaints import fail, sentence
+from simplebus.commands import http_flags, log_flags
+from simplebus.complaints import CONFIG_STATUS, USAGE_STATUS, fail, sentence
 from simplebus.config.mistakes import ConfigError, unknown
-from simplebus.config.options import LogLevel, option, parse_class, parse_pattern
+from simplebus.config.options import LogFormat, LogLevel, option, parse_class, parse_pattern
 
 if TYPE_CHECKING:
     from simplebus.bridge.settings import Bridge
@@ -95,14 +95,8 @@ def bridge(
         ),
     ] = False,
     http: http_flags.At = None,
-    log_level: Annotated[
-        LogLevel,
-        option(
-            "--log-level",
-            "Log on standard error from this level up: debug, info, warning or error.",
-            metavar="LEVEL",
-        ),
-    ] = LogLevel.INFO,
+    log_level: log_flags.Level = LogLevel.INFO,
+    log_format: log_flags.Format = LogFormat.TEXT,
 ) -> None:
     import trio
 
@@ -111,8 +105,9 @@ def bridge(
     from simplebus.server.memory import keep_temporary_arrays_mapped
 
     given = classes or []
+    is_file = len(given) == 1 and given[0].endswith(".toml")
     try:
-        if len(given) == 1 and given[0].endswith(".toml"):
+        if is_file:
             if from_ or to:
                 raise ConfigError(f"{given[0]} says it all: --from and --to go without a file")
             bridges = _read(Path(given[0]))
@@ -132,10 +127,10 @@ def bridge(
             ]
         made = lanes([_with_environment(each) for each in bridges])
     except typer.BadParameter as error:
-        fail(error.message, status=2)
+        fail(error.message, status=USAGE_STATUS)
     except ValueError as error:
-        fail(str(error), status=2)
-    configure_logging(log_level)
+        fail(str(error), status=CONFIG_STATUS if is_file else USAGE_STATUS)
+    configure_logging(log_level, log_format)
     keep_temporary_arrays_mapped()
     trio.run(_run, made, http)
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simplebus.commands import http_flags
-from simplebus.complaints import fail
+from simplebus.commands import http_flags, log_flags
+from simplebus.complaints import CONFIG_STATUS, fail
 from simplebus.config.mistakes import ConfigError
-from simplebus.config.options import DRAIN_SECONDS
+from simplebus.config.options import DRAIN_SECONDS, LogFormat, LogLevel
 
 if TYPE_CHECKING:
     import trio
@@ -72,27 +72,26 @@ def gateway(
         ),
     ] = DRAIN_SECONDS,
     http: http_flags.At = None,
+    log_level: log_flags.Level = LogLevel.INFO,
+    log_format: log_flags.Format = LogFormat.TEXT,
 ) -> None:
-    import logging
-
     import trio
 
     from simplebus.gateway import plan as plans
+    from simplebus.logs import configure_logging
 
     sys.path.insert(0, str(file.resolve().parent))  # Where modules of one's own are.
     try:
         plan = plans.read(file)
     except ConfigError as error:
-        fail(str(error), status=2)
+        fail(str(error), status=CONFIG_STATUS)
     if check:
         for each in plan.modules:
             heard = [source for source, sink in plan.links if sink == each.name]
             typer.echo(f"{each.name}: {each.module}, hears {', '.join(heard) or 'nobody'}")
         typer.echo(f"{file}: {len(plan.modules)} modules, {len(plan.links)} links")
         return
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    configure_logging(log_level, log_format)
     trio.run(_run, file, plan, status_seconds, drain_timeout, http)
 
 

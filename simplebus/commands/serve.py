@@ -16,6 +16,7 @@ import typer
 
 from simplebus.commands import engine_flags as flags
 from simplebus.commands import http_flags as http
+from simplebus.commands import log_flags
 from simplebus.commands import nats_flags as nats
 from simplebus.commands import tls_flags as tls
 from simplebus.complaints import (
@@ -397,23 +398,8 @@ def serve(
         bool,
         option("--verbose", "Print a line of rates every second, on standard error."),
     ] = False,
-    log_level: Annotated[
-        LogLevel,
-        option(
-            "--log-level",
-            "Log on standard error from this level up: debug, info, warning or error.",
-            metavar="LEVEL",
-        ),
-    ] = LogLevel.INFO,
-    log_format: Annotated[
-        LogFormat,
-        option(
-            "--log-format",
-            "How an event is logged: as a line of text, or as a JSON object on a line. What goes "
-            "straight to systemd's journal has its priority in front, and no time.",
-            metavar="FORMAT",
-        ),
-    ] = LogFormat.TEXT,
+    log_level: log_flags.Level = LogLevel.INFO,
+    log_format: log_flags.Format = LogFormat.TEXT,
 ) -> None:
     import logging
     from dataclasses import replace

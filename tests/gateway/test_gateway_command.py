@@ -233,5 +233,5 @@ def test_a_file_is_looked_over(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     ]
     file.write_text('[modules.a]\nmodule = "timr"\n')
     done = CliRunner().invoke(cli.app, ["gateway", str(file)])
-    assert done.exit_code == 2
+    assert done.exit_code == 78
     assert done.stderr.startswith(f"simplebus: {file}:2: modules.a.module: 'timr' is unknown")

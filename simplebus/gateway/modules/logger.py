@@ -14,6 +14,9 @@ import msgspec
 from simplebus.gateway.messages import ModuleMessage
 from simplebus.gateway.module import Module
 
+_ASKED_FOR = {"is_asked_for": True}
+"""What is heard is written however often it comes; see `simplebus.logs`."""
+
 
 class LoggerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How it writes."""
@@ -43,4 +46,4 @@ class Logger(Module):
         if settings.content != "size" and len(shown) < len(message.content):
             text += f"… ({len(message.content):,} bytes)"
         properties = "".join(f" {name}={value!r}" for name, value in message.properties.items())
-        self.bus.log.log(level, "%s%s", text, properties)
+        self.bus.log.log(level, "%s%s", text, properties, extra=_ASKED_FOR)

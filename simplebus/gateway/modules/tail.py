@@ -9,11 +9,13 @@ A file that is moved away is read on until QUIET_POLLS bring nothing new, for wh
 still; then the new one of its name is read. If that has changed more than once meanwhile, those
 between are looked for beside it: its name and a number or a date, `app.log.1`, `app.log-20260131`,
 written to later than the one that was read.
-A file that is cut off is read from its beginning, and the log says so.
+A file that is cut off is read from its beginning, and the log says so. One that by then is as long
+as before looks as if it had only been written to: what it begins with is not said. So have files
+moved away, not copied and cut off.
 With `remember` the place is written down after its lines were said: after a crash some may be said
 again, and none is left out while the file that was read is still there, or beside it by a name that
 begins with its own; if it is not, the log says so. What was said and what no module had kept yet is
-gone with the crash.
+gone with the crash. Without it, a tail that failed and is made again begins where `start` says.
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ in order. Properties become headers. `channel` is every message's, unless it has
 `channel_property` names. With `data_dir` what was heard is kept there, also past a crash, and what
 does not fit into `max_memory` as well; without it, messages wait in memory, and when there is no
 room the uplink takes no more: then its queue is full, and `full` decides.
+What cannot be kept, because the disk is full for example, is gone from the last moment on at which
+all was: the module fails, is made again, and the log says how many messages that were at most.
 With `to = "nats://…"` the channel is the subject; `stream` is the JetStream stream that has to take
 it, without which NATS keeps nothing.
 """
@@ -164,7 +166,14 @@ class Uplink(Module):
             await self._heard.wait()
             self._heard = trio.Event()
             count = self._count
-            await local.flush()
+            try:
+                await local.flush()
+            except Exception:
+                self.bus.log.error(
+                    "of the last %d messages some could not be kept, and are gone",
+                    self._count - self._kept,
+                )
+                raise
             self._kept = count
 
     def _lane(self, identity: str) -> Lane:
