@@ -52,6 +52,6 @@ def between(
                 )
             refusals = await there.resume(here, record, kept=kept)
             at = kept if there.at is None else max(kept, there.at)
-            yield Ends(here, there, at, refusals)
+            yield Ends(here, there, at, refusals, there.doubts)
 
     return open

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
+from simplebus.bridge.progress import Mark
 from simplebus.bridge.rewriting import Left, Piece
 from simplebus.core.frames import Integers
 
@@ -32,6 +33,8 @@ class Found:
     """The sequence behind all that the near end can show now."""
     missed: int = 0
     """How many were gone before they could be copied."""
+    now: float = 0.0
+    """To what time ages are counted, in seconds since 1970; 0 where they are not known."""
 
     @property
     def age(self) -> float:
@@ -43,12 +46,30 @@ class Found:
         """Those below this sequence."""
         counts = [int(np.searchsorted(piece.sequences, end)) for piece in self.pieces]
         pieces = [p.part(0, n) for p, n in zip(self.pieces, counts, strict=True) if n]
-        return Found(pieces, self.first, min(self.next, end), self.head)
+        return Found(pieces, self.first, min(self.next, end), self.head, now=self.now)
+
+    def behind(self, first: int) -> Found:
+        """Those from this sequence on."""
+        counts = [int(np.searchsorted(piece.sequences, first)) for piece in self.pieces]
+        pieces = [
+            p.part(n, p.count) for p, n in zip(self.pieces, counts, strict=True) if n < p.count
+        ]
+        return Found(pieces, max(first, self.first), self.next, self.head, now=self.now)
 
     def and_then(self, other: Found) -> Found:
         """These, and the other ones behind them."""
         head = max(self.head, other.head)
-        return Found([*self.pieces, *other.pieces], self.first, other.next, head)
+        return Found([*self.pieces, *other.pieces], self.first, other.next, head, now=self.now)
+
+    def mark(self, sequence: int) -> Mark | None:
+        """That of the message with this sequence; None where it is none of them."""
+        for piece in reversed(self.pieces):
+            row = int(np.searchsorted(piece.sequences, sequence))
+            if row < piece.count and piece.sequences[row] == sequence:
+                age = piece.ages if isinstance(piece.ages, float) else float(piece.ages[row])
+                frame = bytes(memoryview(piece.raw)[piece.bounds[row] : piece.bounds[row + 1]])
+                return Mark.of(frame, self.now - age if self.now else 0.0)
+        return None
 
     def only(self, wanted: Integers) -> list[Piece]:
         """Those with these sequences."""
@@ -76,7 +97,9 @@ class Made:
     found: Found | None = None
     """What it is made of: of that is sent again what could not be taken yet."""
     ranges: list[tuple[int, int]] = field(default_factory=list)
-    """The sequences, half-open, where the far end has to know them so."""
+    """The sequences, half-open, where the far end has to know them so;"""
+    mark: Mark | None = None
+    """and that of the last message."""
 
     since: float = 0.0
     """When the near end accepted the first of what was found, or of NATS, gave it, by the
@@ -109,6 +132,9 @@ class Near(Protocol):
 
     async def find(self, at: int) -> Found:
         """Messages from a sequence on, none if there are none yet."""
+
+    async def look(self, sequence: int) -> Mark | None:
+        """That of the message with this sequence; None where it is gone."""
 
     async def wait(self, at: int) -> int:
         """Return when there are some from this sequence on: the first one that is."""

@@ -55,6 +55,7 @@ def _count(counted: Counted, lane: LaneStatistics) -> None:
         ("bridge_refused_messages", "Refused by the far end: dead letters.", lane.refused),
         ("bridge_missed_messages", "Gone before they could be copied.", lane.missed),
         ("bridge_losses", "How often an end was lost.", lane.losses),
+        ("bridge_doubts", "How often an end was not what it had been.", lane.doubts),
     ):
         counted.counter(metric, help, value, lane=name)
     for reason, count in lane.left.items():

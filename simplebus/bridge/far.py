@@ -24,6 +24,7 @@ from simplebus.bridge.ends import Found, Made, Near, Refusal
 from simplebus.bridge.origin import HOPS_MAX
 from simplebus.bridge.progress import Batch, Numbering, Record, RecordError, ranges
 from simplebus.bridge.rewriting import Copies, Rewriter
+from simplebus.bridge.settings import RECORDS
 from simplebus.bridge.wires import check, core_of, wired
 from simplebus.client.confirms import Waiter
 from simplebus.client.link import Place
@@ -37,9 +38,9 @@ from simplebus.core.requests import Auth, NamedClass, SubscribeRequest
 
 log = logging.getLogger("simplebus.bridge")
 
-RECORDS = "bridges"
-"""The class of records."""
 _RECORD_SECONDS = 10.0
+_AGAIN_BYTES_MAX = 4 * 1024 * 1024
+"""So much of what is sent again is under way at once."""
 _BATCHES_MAX = 6
 """So many are announced or under way: the far bus has something to do while others are made."""
 _MESSAGES_MAX = 24_576
@@ -94,6 +95,8 @@ class FarBus:
         self.identity = wire.core.bus_id
         self.at: int | None = None
         """The sequence at which to go on; None for where the near end is."""
+        self.doubts = 0
+        """How many records did not count."""
         self._numbering = Numbering("", 0)
         self._rewriter: Rewriter | None = None
         self._sent: deque[tuple[Waiter, Batch | None]] = deque()
@@ -101,6 +104,8 @@ class FarBus:
         self._done = Signal()
         self._plan: list[_Announced] = []
         """What was announced and is not sent."""
+        self._again_bytes = 0
+        """How much was sent again, since all of it was safe."""
 
     async def resume(self, near: Near, record: Record | None, *, kept: int) -> list[Refusal]:
         """Send what the far bus lacks of what was announced to it. Returns what it refuses of it:
@@ -119,23 +124,17 @@ class FarBus:
         if record is None:
             return []
         if not record.fits(number):
-            log.warning(
-                "%s: a record tells the numbers %d to %d, and %s goes on at %d: it does not count",
-                terms.name,
-                record.first,
-                record.end,
-                self.identity,
-                number,
-            )
+            numbers = f"tells the numbers {record.first} to {record.end}"
+            self._doubt(f"{numbers}, and {self.identity} goes on at {number}")
             return []
         is_same = record.source == near.memory
         if is_same and record.next > near.head:
-            log.warning(
-                "%s: a record says to go on at %d, and %s ends at %d: it does not count",
-                terms.name,
-                record.next,
-                near.identity,
-                near.head,
+            self._doubt(f"says to go on at {record.next}, and {near.identity} ends at {near.head}")
+            is_same = False
+        elif is_same and (other := await self._other(near, record, kept)) is not None:
+            self._doubt(
+                f"tells of another message {other} than {near.identity} has now: that came back "
+                "from an old copy, and what was copied from there since may come again"
             )
             is_same = False
         self.at = record.next if is_same else None
@@ -143,52 +142,80 @@ class FarBus:
         batches = {batch.number: batch for batch in record.batches}
         for first, parts in record.owed(number):
             if first in batches:  # What it tells may have been sent before: the last word counts.
-                for each in await self._confirmed():
-                    refused[each.sequence] = each
+                await self._settle_again(refused)
                 for begin, end in batches[first].ranges:
                     for sequence in range(begin, end) if refused else ():
                         refused.pop(sequence, None)
             assert first == self._numbering.next, (first, self._numbering.next)
-            if not is_same:  # These sequences are nobody's any more.
-                for _ in range(max(1, sum(end - begin for begin, end in parts))):
-                    self._put_record(record)
-                    self._count(1)
-                continue
             if not parts:
-                self._put_record(record)
-                self._count(1)
-            for begin, end in parts:
-                await self._send_again(near, record, begin, end)
-        for each in await self._confirmed():
-            refused[each.sequence] = each
+                await self._fill(record, 1, refused)
+            elif not is_same:  # These sequences are nobody's any more.
+                await self._fill(record, sum(end - begin for begin, end in parts), refused)
+            else:
+                for begin, end in parts:
+                    await self._send_again(near, record, begin, end, refused)
+        await self._settle_again(refused)
         return [refused[sequence] for sequence in sorted(refused) if sequence >= kept]
+
+    def _doubt(self, why: str) -> None:
+        self.doubts += 1
+        log.warning("%s: a record %s: it does not count", self._terms.name, why)
+
+    async def _other(self, near: Near, record: Record, kept: int) -> int | None:
+        """The sequence of a message that is not the one that the record tells of; None where all
+        is as it was, or nobody knows. Below `kept` all may be gone."""
+        for batch in reversed(record.batches):
+            if batch.mark is not None and batch.last >= kept:
+                there = await near.look(batch.last)
+                if there is not None:
+                    return None if batch.mark.may_be(there) else batch.last
+        return None
 
     def _count(self, count: int) -> None:
         self._numbering.next = (self._numbering.next + count) & MESSAGE_ID_MASK
 
-    async def _send_again(self, near: Near, record: Record, begin: int, end: int) -> None:
-        """Messages begin..end-1, each under the number that follows."""
+    async def _send_again(
+        self, near: Near, record: Record, begin: int, end: int, refused: dict[int, Refusal]
+    ) -> None:
+        """Messages begin..end-1, each under the number that follows; what the near end has not any
+        more, or would not send any more, is replaced."""
         at = begin
         while at < end:
-            made = self.make((await near.find(at)).until(end))
-            known = set(made.sequences.tolist())
+            found = (await near.find(at)).until(end)
+            made = self.make(found)
             upto = min(end, max(made.next, at + 1))
-            if known == set(range(at, upto)):
-                self._put(made, Batch(self._numbering.next, [(at, upto)], upto))
-                self._count(upto - at)
-            else:
-                for sequence in range(at, upto):
-                    await self._send_one_again(near, record, sequence)
+            for first, last in made.ranges:
+                await self._fill(record, first - at, refused)
+                run = made
+                if len(made.ranges) > 1:
+                    run = self.make(found.behind(first).until(last))
+                assert run.ranges == [(first, last)], (run.ranges, first, last)
+                size = self._put(run, Batch(self._numbering.next, run.ranges, last))
+                self._count(last - first)
+                await self._sent_again(size, refused)
+                at = last
+            await self._fill(record, upto - at, refused)
             at = upto
 
-    async def _send_one_again(self, near: Near, record: Record, sequence: int) -> None:
-        made = self.make((await near.find(sequence)).until(sequence + 1))
-        if made.count == 1 and int(made.sequences[0]) == sequence:
-            batch = Batch(self._numbering.next, [(sequence, sequence + 1)], sequence + 1)
-            self._put(made, batch)
-        else:
+    async def _fill(self, record: Record, count: int, refused: dict[int, Refusal]) -> None:
+        """Use up so many numbers: the record again changes nothing."""
+        size = len(record.encode())
+        for _ in range(count):
             self._put_record(record)
-        self._count(1)
+            self._count(1)
+            await self._sent_again(size, refused)
+
+    async def _sent_again(self, size: int, refused: dict[int, Refusal]) -> None:
+        """So much more is under way: wait, where it is too much."""
+        self._again_bytes += size
+        if self._again_bytes >= _AGAIN_BYTES_MAX:
+            await self._settle_again(refused)
+
+    async def _settle_again(self, refused: dict[int, Refusal]) -> None:
+        """Wait for all that was sent, and note what of it is refused."""
+        self._again_bytes = 0
+        for each in await self._confirmed():
+            refused[each.sequence] = each
 
     # Sending -------------------------------------------------------------------------------------
 
@@ -205,7 +232,9 @@ class FarBus:
         parts = ranges(sequences)
         if len(parts) > _RANGES_MAX:  # A record would be too long.
             return self.make(found.until(parts[_RANGES_MAX][0]))
-        return Made(sequences, found.next, copies, copies.left, copies.refused, ranges=parts)
+        made = Made(sequences, found.next, copies, copies.left, copies.refused, ranges=parts)
+        made.mark = found.mark(int(sequences[-1])) if made.count else None
+        return made
 
     def has_room(self, planned: Sequence[Made]) -> bool:
         count = sum(made.count for made in planned)
@@ -215,7 +244,7 @@ class FarBus:
 
     def announce(self, planned: Sequence[Made]) -> None:
         before, self._plan = self._plan, []
-        wanted = [(made.ranges, made.next) for made in planned]
+        wanted = [(made.ranges, made.next, made.mark) for made in planned]
         record, batches = self._numbering.record(wanted)
         waiter = self._put_record(record)
         self._wire.writer.push()
@@ -243,13 +272,16 @@ class FarBus:
         self._put(made, told.batch)
         self._wire.writer.push()
 
-    def _put(self, made: Made, batch: Batch) -> None:
-        copies = made.body
+    def _put(self, made: Made, batch: Batch) -> int:
+        """Hand it over. Returns how many bytes it has."""
+        copies, size = made.body, 0
         assert isinstance(copies, Copies)
         first = self._core.published
         for raw, bounds in copies.frames():
             self._core.publisher.publish_frames(raw, bounds, self.class_id)
+            size += len(raw)
         self._await(first, self._core.published - 1, batch)
+        return size
 
     def _await(self, first: int, last: int, batch: Batch | None) -> Waiter:
         """Hear what becomes of these positions, from now on."""

@@ -66,6 +66,9 @@ class LaneStatistics:
     """The sequence behind that one."""
     losses: int
     """How often an end was lost or could not be reached."""
+    doubts: int
+    """How often what the far bus remembers of the lane did not count, as one end is not what it
+    was: messages may be there twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,8 @@ class Ends:
     """Where to go on."""
     refusals: list[Refusal]
     """What the far end refuses of what it was sent before."""
+    doubts: int = 0
+    """How many records did not count."""
 
 
 Open = Callable[[], AbstractAsyncContextManager[Ends]]
@@ -97,6 +102,7 @@ class Lane:
         self._said = ""
         """The problem that was told last, since things went well."""
         self._copied = self._batches = self._refused = self._missed = self._losses = 0
+        self._doubts = 0
         self._left: Counter[Left] = Counter()
         self._at = self._head = 0
         self._cursor = 0
@@ -119,6 +125,7 @@ class Lane:
             lag_seconds=0.0 if self._since is None else max(0.0, time.monotonic() - self._since),
             at=self._at,
             losses=self._losses,
+            doubts=self._doubts,
         )
 
     async def run(self) -> None:
@@ -146,6 +153,7 @@ class Lane:
     def _begin(self, ends: Ends) -> None:
         refused = [each.sequence for each in ends.refusals]
         self._is_up, self._at = True, min([ends.at, *refused])
+        self._doubts += ends.doubts
         self._head = max(self._head, ends.at)
         self._problem = ""
         if self._said:
@@ -196,7 +204,7 @@ class Lane:
                 if not far.must_wait:
                     break
             if planned:
-                await self._announced(far, planned)
+                await self._announced(near, far, planned, under_way)
                 far.send(planned[0])
                 under_way.append(planned.popleft())
             elif under_way:
@@ -261,14 +269,20 @@ class Lane:
             first,
         )
 
-    async def _announced(self, far: Far, planned: Sequence[Made]) -> None:
-        """Announce batches, again until it is safe to send the first one."""
+    async def _announced(
+        self, near: Near, far: Far, planned: Sequence[Made], under_way: deque[Made]
+    ) -> None:
+        """Announce batches, again until it is safe to send the first one. While that cannot be said
+        the near end is told how far the lane is: what the far bus remembers is too old."""
         while True:
             far.announce(planned)
             refusals = await far.announced()
             if not refusals:
                 return
             self._check_later(refusals)
+            while under_way:
+                await self._settle(near, far, under_way)
+            await near.keep(self._at, now=True)
             await trio.sleep(_LATER_SECONDS)
 
     async def _through(self, near: Near, made: Made, refusals: list[Refusal]) -> list[Refusal]:
@@ -326,7 +340,7 @@ class Lane:
             made = far.make(replace(found, pieces=found.only(wanted)))
             left = [each for each in refusals if each.sequence >= made.next]
             if made.count:
-                await self._announced(far, [made])
+                await self._announced(near, far, [made], deque())
                 far.send(made)
                 refusals = await self._through(near, made, await far.settle())
             else:

@@ -13,7 +13,7 @@ from simplebus.bridge.nats_wire import NatsWire, named, nats_wired
 from simplebus.bridge.near import NearBus
 from simplebus.bridge.near_nats import NearCore, NearStream, check_lane
 from simplebus.bridge.settings import Copied
-from simplebus.bridge.wires import near_wired
+from simplebus.bridge.wires import identity_at, near_wired
 from simplebus.client.access import Access
 from simplebus.client.link import Place
 from simplebus.core.requests import Auth
@@ -84,6 +84,7 @@ def from_nats(
     @asynccontextmanager
     async def open() -> AsyncIterator[Ends]:
         beat = terms.heartbeat
+        to = await identity_at(far, heartbeat=beat, auth=terms.auth) if copied.stream else ""
         async with shown.wired(servers, terms.name, heartbeat=beat) as nats:
             if copied.stream:
                 check_lane(nats)
@@ -91,6 +92,7 @@ def from_nats(
                     nats,
                     copied.stream,
                     durable=terms.name,
+                    to=to,
                     subjects=copied.channels,
                     start=copied.start,
                     heartbeat=beat,
@@ -104,6 +106,6 @@ def from_nats(
                     kept = 0  # Its consumer is gone: only the far bus knows where the lane was.
                 refusals = await there.resume(here, record, kept=kept)
                 at = first if there.at is None else max(kept, there.at)
-                yield Ends(here, there, at, refusals)
+                yield Ends(here, there, at, refusals, there.doubts)
 
     return open

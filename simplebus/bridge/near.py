@@ -18,6 +18,7 @@ import numpy as np
 import trio
 
 from simplebus.bridge.ends import Found, Refusal
+from simplebus.bridge.progress import Mark
 from simplebus.bridge.rewriting import Piece
 from simplebus.bridge.wires import check
 from simplebus.client.signal import Signal
@@ -141,11 +142,21 @@ class NearBus:
         reply = (await self._wire.answered(asked.request)).reply
         assert isinstance(reply, FetchReply)
         self._ask_ahead(asked, reply)
-        ages = _ages(reply, self._clock())
+        now = self._clock()
+        ages = _ages(reply, now)
         batches = asked.request.batches
         pieces = [part for batch in batches for part in _unpurged(batch, reply, ages)]
         missed = max(0, reply.first - at)
-        return Found(pieces, at, max(at, reply.next), reply.head, missed)
+        return Found(pieces, at, max(at, reply.next), reply.head, missed, now)
+
+    async def look(self, sequence: int) -> Mark | None:
+        asked = self._core.fetch(self.class_id, sequence, 1, times=True, make=False)
+        reply = (await self._wire.answered(asked)).reply
+        assert isinstance(reply, FetchReply)
+        now = self._clock()
+        ages = _ages(reply, now)
+        pieces = [part for batch in asked.batches for part in _unpurged(batch, reply, ages)]
+        return Found(pieces, sequence, reply.next, reply.head, now=now).mark(sequence)
 
     def _ask_ahead(self, asked: _Asked, reply: FetchReply) -> None:
         """Have what is behind this reply sent, so that it is here when it is wanted."""

@@ -22,6 +22,7 @@ import numpy as np
 from simplebus.bridge.ends import Found, Refusal
 from simplebus.bridge.nats_wire import NatsWire
 from simplebus.bridge.nats_words import heard, is_reserved, without_key
+from simplebus.bridge.progress import Mark
 from simplebus.bridge.rewriting import Piece
 from simplebus.core import frames
 from simplebus.core.envelope import Envelope, encode, stuff, unstuff
@@ -48,6 +49,8 @@ _ODD = re.compile(r"[^A-Za-z0-9_-]")
 _HEADER = frames.HEADER.pack(frames.ENVELOPE, 0, 0, 0)
 _RESERVED = np.frombuffer(b"$_", np.uint8)
 """What subjects begin with that may be the server's own."""
+_TO = "simplebus-bridge-to"
+"""What a consumer says of where its lane leads."""
 _HEARTBEAT, _NO_MESSAGES, _TIMED_OUT = 100, 404, 408
 
 
@@ -160,6 +163,9 @@ class NearCore:
         head = self._next + sum(messages.count for messages in self._held)
         return Found(pieces, at, self._next, head, missed)
 
+    async def look(self, sequence: int) -> Mark | None:
+        return None  # It keeps nothing.
+
     async def wait(self, at: int) -> int:
         while not self._held:
             await self._wire.changed()
@@ -186,13 +192,16 @@ class NearStream:
         stream: str,
         *,
         durable: str,
+        to: str,
         subjects: Sequence[str],
         start: str,
         heartbeat: float,
     ) -> None:
+        """`to` is the far end's identity: under one name nobody reads for two."""
         self._wire, self._core = wire, wire.core
         self._stream = stream
         self._name = consumer_name(durable)
+        self._to = to
         self._subjects = list(subjects)
         self._start = start
         self._heartbeat = heartbeat
@@ -226,6 +235,12 @@ class NearStream:
         self.head = int(state["last_seq"]) + 1
         try:
             known = await link.ask(f"CONSUMER.INFO.{self._stream}.{self._name}")
+            to = (known["config"].get("metadata") or {}).get(_TO, self._to)
+            if to != self._to and known.get("num_waiting"):
+                raise BusConnectionError(
+                    f"{self._name!r} of stream {self._stream!r} leads to another far end than "
+                    f"{self._to}: each bridge has to have a name of its own there"
+                )
             return int(known["ack_floor"]["stream_seq"]) + 1
         except JetStreamError as error:
             if error.code not in jetstream.NOT_FOUND:
@@ -255,6 +270,7 @@ class NearStream:
             "max_ack_pending": _ACKS_PENDING,
             "max_deliver": -1,
             "replay_policy": "instant",
+            "metadata": {_TO: self._to},
         }
         if self._subjects:
             config["filter_subjects"] = self._subjects
@@ -330,6 +346,12 @@ class NearStream:
         self._given = max(at, self._cursor)
         missed, self._missed = self._missed, 0
         return Found(pieces, at, self._given, self._given + self._pending, missed)
+
+    async def look(self, sequence: int) -> Mark | None:
+        missed, counted = self._missed, self._counted
+        found = await self.find(sequence)
+        self._missed, self._counted = missed, counted  # Nobody wants it again.
+        return found.mark(sequence)
 
     async def wait(self, at: int) -> int:
         while not self._queue:

@@ -9,6 +9,8 @@ Rule 2: one record is sent before each batch, and tells the batches ahead, too: 
 be sent while this one is under way. It tells what is under way already, as that may be lost.
 Rule 3: what comes back is never guessed. Where the record and the far bus's `next` do not fit
 together, the lane begins with numbers of which nobody knows anything.
+Rule 4: a sequence may be another message's by now, where the near end came back from an old copy:
+a record has a mark of what it tells, and does not count where the near end has another there.
 
     number    7                8 … 107    108                       109 … 208    209
     row       record           batch      record                    batch        record
@@ -17,6 +19,7 @@ together, the lane begins with numbers of which nobody knows anything.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -26,13 +29,15 @@ import numpy as np
 
 from simplebus.core.errors import BusError
 from simplebus.core.frames import Integers
-from simplebus.core.limits import MESSAGE_ID_BITS, MESSAGE_ID_MASK
+from simplebus.core.limits import HEADER_BYTES, MESSAGE_ID_BITS, MESSAGE_ID_MASK
 
 BATCH_MESSAGES_MAX = 1 << 18
 """No batch has more."""
 BATCHES_MAX = 16
 """No record tells more."""
 _HALF = 1 << (MESSAGE_ID_BITS - 1)
+_SAME_SECONDS = 300.0
+"""A bus knows when it accepted a message to within less, in one life and in the next."""
 
 Range = tuple[int, int]
 """Half-open."""
@@ -40,6 +45,25 @@ Range = tuple[int, int]
 
 class RecordError(BusError):
     """What stands in the class of records is none."""
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """What a message is known by."""
+
+    check: int
+    """Checksum of its type and its content."""
+    accepted: float = 0.0
+    """When the near end accepted it, in seconds since 1970; 0 where that is not known."""
+
+    @classmethod
+    def of(cls, frame: bytes, accepted: float) -> Mark:
+        return cls(zlib.crc32(frame[:1] + frame[HEADER_BYTES:]), accepted)
+
+    def may_be(self, there: Mark) -> bool:
+        """Whether what is `there` now may be the message of this mark: one that says the same, and
+        did not come later."""
+        is_later = self.accepted and there.accepted > self.accepted + _SAME_SECONDS
+        return self.check == there.check and not is_later
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -51,6 +75,13 @@ class Batch(msgspec.Struct, frozen=True):
     """Their sequences, in order."""
     next: int
     """The sequence at which the lane goes on behind them."""
+    mark: Mark | None = None
+    """That of the last one; None of lanes that knew no marks."""
+
+    @property
+    def last(self) -> int:
+        """The last one's sequence; -1 for none."""
+        return self.ranges[-1][1] - 1 if self.ranges else -1
 
     @property
     def count(self) -> int:
@@ -173,13 +204,15 @@ class Numbering:
     under_way: list[Batch] = field(default_factory=list)
     """What is sent and may be lost."""
 
-    def record(self, planned: Sequence[tuple[list[Range], int]]) -> tuple[Record, list[Batch]]:
+    def record(
+        self, planned: Sequence[tuple[list[Range], int, Mark | None]]
+    ) -> tuple[Record, list[Batch]]:
         """The record that is to be handed over now, and the batches that it announces: of each its
-        sequences, and where to go on behind it."""
+        sequences, where to go on behind it, and its mark."""
         number = self.next
         batches, at = list[Batch](), number
-        for ranges, next in planned:  # In front of each is a record.
-            batches.append(Batch((at + 1) & MESSAGE_ID_MASK, ranges, next))
+        for ranges, next, mark in planned:  # In front of each is a record.
+            batches.append(Batch((at + 1) & MESSAGE_ID_MASK, ranges, next, mark))
             at = batches[-1].end
         self.next = (number + 1) & MESSAGE_ID_MASK
         return Record(self.source, number, [*self.under_way, *batches]), batches

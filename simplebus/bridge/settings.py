@@ -18,6 +18,8 @@ from simplebus.core.channels import check_pattern
 from simplebus.core.limits import HEARTBEAT_SECONDS_MAX, NAME_CHARACTERS_MAX
 from simplebus.core.requests import STARTS
 
+RECORDS = "bridges"
+"""The class in which a far bus keeps where lanes are."""
 HEARTBEAT_SECONDS_MIN = 0.1
 NATS_SCHEMES = ("nats://", "tls://")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -43,6 +45,10 @@ class Copied:
     published; empty for NATS without JetStream."""
 
     def __post_init__(self) -> None:
+        if RECORDS in (self.class_, self.to):
+            raise ValueError(
+                f"the class {RECORDS!r} is not copied: there a bus has written down where lanes are"
+            )
         for pattern in self.channels:
             check_pattern(pattern)
         Renaming(self.rewrite)

@@ -26,7 +26,8 @@ from bridge.buses import (
     up,
 )
 from simplebus.bridge.channels import Renaming
-from simplebus.bridge.far import FarTerms
+from simplebus.bridge.ends import Refusal
+from simplebus.bridge.far import FarBus, FarTerms
 from simplebus.bridge.near import NearBus
 from simplebus.bridge.origin import PATH
 from simplebus.bridge.progress import Batch, Record
@@ -196,6 +197,39 @@ def test_a_record_of_other_numbers_does_not_count(caplog: pytest.LogCaptureFixtu
             async with running(lane(near, far)):
                 assert await payloads(there, "orders", 3) == numbered(5, 8)
         assert "tells the numbers 1 to 5" in caplog.text
+
+    run(main)
+
+
+@pytest.mark.usefixtures("few_at_once")
+def test_while_no_record_is_taken_the_near_end_knows_how_far_the_lane_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A record that is refused uses up its number: behind it the one before does not count."""
+    announced = FarBus.announced
+
+    async def main() -> None:
+        near, far = MemoryBus(), MemoryBus()
+        async with near as here, far as there:
+            await hold(there)
+            calls = count()
+
+            async def full(end: FarBus) -> list[Refusal]:
+                refusals = await announced(end)
+                is_full = next(calls) > 4
+                return [Refusal(-1, "disk_full", "no room")] if is_full else refusals
+
+            monkeypatch.setattr(FarBus, "announced", full)
+            await here.publish_many(numbered(0, 100), class_id="orders")
+            copying = lane(near, far)
+            async with running(copying):
+                await trio.sleep(5)
+                copied = copying.statistics().copied
+                held = next(k for k in near.statistics().classes if k.ring.head == 100)
+                assert 0 < copied == held.subscriptions[0].floor
+            monkeypatch.setattr(FarBus, "announced", announced)
+            async with running(lane(near, far)):
+                assert await payloads(there, "orders", 100) == numbered(0, 100)
 
     run(main)
 
@@ -537,15 +571,13 @@ def test_a_bus_that_crashes_loses_nothing_and_nothing_comes_twice(
             shutil.copytree(folders[which], crashed)
         rest = {**folders, which: crashed}
         again = {name: MemoryBus(data_dir=folder) for name, folder in rest.items()}
-        async with (
-            again["near"] as here,
-            again["far"] as there,
-            running(lane(again["near"], again["far"])),
-        ):
+        copying = lane(again["near"], again["far"])
+        async with again["near"] as here, again["far"] as there, running(copying):
             await here.publish(b"10", class_id="orders")
             assert await payloads(there, "orders", 11) == numbered(0, 11)
             await here.publish(b"11", class_id="orders")
             assert await payloads(there, "orders", 1) == [b"11"]
+            assert copying.statistics().doubts == 0
 
     run(main)
 

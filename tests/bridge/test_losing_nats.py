@@ -147,7 +147,13 @@ async def test_what_was_to_come_and_is_purged_is_not_waited_for(
             wire.core.publish("purged.x", b"%d" % number)
         await wire.echoed()
         near = NearStream(
-            mine, "PURGED", durable="bridge b there c", subjects=(), start="earliest", heartbeat=0.2
+            mine,
+            "PURGED",
+            to="there",
+            durable="bridge b there c",
+            subjects=(),
+            start="earliest",
+            heartbeat=0.2,
         )
         with trio.fail_after(PATIENCE_SECONDS):
             at = await near.open()

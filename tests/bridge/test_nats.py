@@ -340,3 +340,33 @@ async def test_a_stream_comes_over_once(server: BusServer, nats: NatsServer) -> 
         where = "CONSUMER.INFO.WORDS.bridge-words-there-words"
         state = await wire.link.ask(where)
         assert state["ack_floor"]["stream_seq"] == 310
+
+
+async def test_bridges_of_one_name_from_one_stream_to_two_buses_are_told_apart(
+    server: BusServer, nats: NatsServer
+) -> None:
+    """They would take the consumer from one another for ever."""
+    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+        await stream(wire, "SHARED", "shared")
+        with bus_server() as other:
+            copied = (Copied("shared", stream="SHARED"),)
+            first, second = (
+                lanes([Bridge("same", nats.url, each.address, copied)])[0]
+                for each in (server, other)
+            )
+            async with copying(first):
+                await until(lambda: first.statistics().is_up)
+                wire.core.publish("shared", b"0")
+                wire.link.flush()
+                assert await payloads(bus, "shared", 1) == [b"0"]
+                async with copying(second):
+                    await until(lambda: "name of its own" in second.statistics().problem)
+                    wire.core.publish("shared", b"1")
+                    wire.link.flush()
+                    assert await payloads(bus, "shared", 1) == [b"1"]
+                await until(lambda: first.statistics().at == 3)
+            assert first.statistics().losses == 0
+            async with copying(second), simplebus.connect(other.address) as there:
+                wire.core.publish("shared", b"2")  # Who has moved its far end goes on there.
+                wire.link.flush()
+                assert await payloads(there, "shared", 1) == [b"2"]

@@ -172,7 +172,7 @@ async def test_a_server_brings_its_bridges() -> None:
         (["--from", "a", "--to", "b", "--name", "a b", "1"], "letters, digits"),
         (["--from", "a", "--to", "b", "--no-path", "1"], "copying a message for ever"),
         (["--from", "a", "--to", "nats://b", "--both", "--no-path", "1"], "for ever"),
-        (["nothing.toml"], "nothing.toml cannot be read"),
+        (["--from", "a", "--to", "b", "bridges"], "where lanes are"),
     ],
 )
 def test_what_makes_no_sense_is_one_sentence(words: list[str], problem: str) -> None:
@@ -191,6 +191,7 @@ def test_what_makes_no_sense_is_one_sentence(words: list[str], problem: str) -> 
         ('from = "a"\nto = "b"\nclasses = ["x"]\nhops = 0', "hops is from 1"),
         ('from = "a"\nto = "b"\n[[bridges.copy]]\nclass = 7\nchannels = ["a..b"]', "is empty"),
         ('from = "nats://a"\nto = "b"\nboth = true\nclasses = ["x"]', "another bridge"),
+        ('from = "a"\nto = "b"\n[[bridges.copy]]\nclass = 7\nto = "bridges"', "where lanes are"),
         (
             'from = "a"\nto = "nats://b"\npath = false\nclasses = ["x"]\n'
             '[[bridges]]\nname = "y"\nfrom = "nats://b"\nto = "c"\nclasses = ["x"]',
@@ -201,10 +202,11 @@ def test_what_makes_no_sense_is_one_sentence(words: list[str], problem: str) -> 
 def test_a_file_that_makes_no_sense_says_where(text: str, problem: str, tmp_path: Path) -> None:
     file = tmp_path / "bridges.toml"
     file.write_text(f'[[bridges]]\nname = "x"\n{text}\n')
-    result = CliRunner().invoke(app, ["bridge", str(file)])
-    assert result.exit_code == 2
-    assert problem in result.output
-    assert str(file) in result.output
+    for each in file, tmp_path / "nothing.toml":
+        result = CliRunner().invoke(app, ["bridge", str(each)])
+        assert result.exit_code == 78
+        assert (problem if each is file else "cannot be read") in result.output
+        assert str(each) in result.output
 
 
 def test_the_example_of_the_readme_is_one(tmp_path: Path) -> None:

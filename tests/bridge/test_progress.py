@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.bridge.progress import Batch, Numbering, Record, RecordError, ranges
+from simplebus.bridge.progress import Batch, Mark, Numbering, Record, RecordError, ranges
 from simplebus.core.limits import MESSAGE_ID_MASK
 
 IDS = MESSAGE_ID_MASK + 1
@@ -33,12 +33,12 @@ def test_what_is_owed_is_what_was_announced(
 ) -> None:
     """Also where numbers wrap, with sequences that are left out, and with what was only announced
     by then."""
-    planned, at = list[tuple[list[tuple[int, int]], int]](), 0
+    planned, at = list[tuple[list[tuple[int, int]], int, Mark | None]](), 0
     whole = list[int | None]()
     for gaps in steps:
         sequences = at + np.cumsum(gaps)
         at = int(sequences[-1]) + 1
-        planned.append((ranges(sequences), at))
+        planned.append((ranges(sequences), at, None))
         whole += [None, *sequences.tolist()]
     numbering = Numbering("here", start)
     sent = data.draw(st.integers(1, len(planned)))
@@ -63,10 +63,10 @@ def test_what_is_owed_is_what_was_announced(
 
 def test_an_announcement_may_be_taken_back() -> None:
     numbering = Numbering("here", 7)
-    _, (first, *_) = numbering.record([([(0, 3)], 3), ([(3, 5)], 5)])
+    _, (first, *_) = numbering.record([([(0, 3)], 3, None), ([(3, 5)], 5, None)])
     numbering.sent(first)
-    numbering.record([([(3, 5)], 5)])
-    record, _ = numbering.record([([(1, 2)], 3)])
+    numbering.record([([(3, 5)], 5, None)])
+    record, _ = numbering.record([([(1, 2)], 3, None)])
     assert record.number == 12
     # What was announced and not sent used up one number: that of its record.
     assert told(record, 10) == [2, None, None, 1]
@@ -109,9 +109,9 @@ def test_what_no_lane_would_write_is_no_record(
 @pytest.mark.parametrize("start", [7, IDS - 3])
 def test_a_record_fits_the_numbers_that_it_tells_and_no_later_ones(start: int) -> None:
     numbering = Numbering("here", start)
-    _, (first, _) = numbering.record([([(0, 10)], 10), ([(10, 15)], 15)])
+    _, (first, _) = numbering.record([([(0, 10)], 10, None), ([(10, 15)], 15, None)])
     numbering.sent(first)
-    record, _ = numbering.record([([(10, 15)], 15)])
+    record, _ = numbering.record([([(10, 15)], 15, None)])
     row = 1 + 10 + 1 + 5
     fitting = [n for n in range(-3, row + 3) if record.fits((start + n) % IDS)]
     assert fitting == list(range(-3, row + 1))

@@ -69,6 +69,7 @@ class ConsumerInfo(TypedDict):
     delivered: Through
     ack_floor: Through
     num_pending: NotRequired[Count]
+    num_waiting: NotRequired[Count]
 
 
 class ConsumerList(TypedDict):
