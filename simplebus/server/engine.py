@@ -74,6 +74,13 @@ class Guest(Protocol):
         """Stop serving it, for this reason."""
 
 
+class Part(Guest, Protocol):
+    """A client that is a part of the server."""
+
+    def close(self) -> None:
+        """End it, now."""
+
+
 class Traffic(NamedTuple):
     """Of some connections."""
 
@@ -120,7 +127,7 @@ class Engine:
         self.buffer = ReceiveBuffer()
         self.connections: dict[int, Connection[Session]] = {}
         """By session id."""
-        self.own: dict[int, Guest] = {}
+        self.own: dict[int, Part] = {}
         """Clients that are parts of this server, likewise."""
         self.cut_off: Counter[Reason] = Counter()
         """Connections closed by us, by reason."""
@@ -140,6 +147,7 @@ class Engine:
         self._feeds_others = False
         """Whether what came last was for others than those who are behind at another door."""
         self._nursery: trio.Nursery | None = None
+        self.has_ended = False
         self._settled = trio.Event()
         self._said: Counter[str] = Counter()
         self._resting = trio.lowlevel.ParkingLot()
@@ -155,7 +163,12 @@ class Engine:
             self._nursery = nursery
             nursery.start_soon(self._wake_due)
             task_status.started()
-            await self._beat()
+            try:
+                await self._beat()
+            finally:
+                self.has_ended = True
+                for part in list(self.own.values()):
+                    part.close()
 
     def read_clock(self) -> float:
         """Tell the broker what time it is. Every door does, before it brings anything. Returns the

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import trio
 
-from simplebus.core.errors import RemoteProtocolError
+from simplebus.core.errors import BusConnectionError, RemoteProtocolError
 from simplebus.core.session import Session
 from simplebus.server.engine import Engine
 
@@ -28,8 +28,10 @@ class Inside:
         self._name = name
 
     async def open(self) -> InsideLink:
-        """A link to the broker, for one client."""
+        """A link to the broker, for one client. Raises BusConnectionError when the server ends."""
         await trio.lowlevel.checkpoint()
+        if self.engine.has_ended:
+            raise BusConnectionError("this server has ended")
         self.engine.read_clock()
         broker = self.engine.broker
         session = broker.open(self._name)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
 from served import serving
 
 import simplebus
 from simplebus.client.connecting import open_bus
-from simplebus.core.errors import Reason
+from simplebus.core.errors import BusConnectionError, Reason
 from simplebus.core.passwords import Passwords
 from simplebus.core.users import Users
 from simplebus.server.inside import Inside
@@ -68,3 +69,7 @@ async def test_a_part_that_is_cut_off_comes_again_and_one_that_breaks_the_protoc
             assert link.send(memoryview(b"more")) == 4  # Nobody listens.
             assert not server.engine.own
             assert server.engine.cut_off[Reason.UNKNOWN_TYPE] == 1
+            link = await place.open()
+    assert await link.receive_into(space) == 0  # The server has ended.
+    with pytest.raises(BusConnectionError, match="has ended"):
+        await place.open()
