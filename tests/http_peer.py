@@ -40,7 +40,7 @@ class HttpPeer:
             await self.stream.send_all(data)
 
     async def ask(self, target: str, *headers: str, method: str = "GET") -> Answer:
-        lines = [f"{method} {target} HTTP/1.1", "Host: bus", *headers, "", ""]
+        lines = [f"{method} {target} HTTP/1.1", "Host: localhost", *headers, "", ""]
         await self.send("\r\n".join(lines).encode())
         return await self.answer(without_body=method == "HEAD")
 

@@ -205,6 +205,31 @@ def test_an_upgrade_under_load_refuses_nobody_and_loses_nothing(tmp_path: Path) 
     assert not failures
 
 
+# How it ends -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["serve", "gateway", "bridge"])
+def test_signals_that_come_until_its_very_end_kill_nobody(command: str, tmp_path: Path) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text('[modules.log]\nmodule = "logger"\n')
+    near, far = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    arguments = {
+        "serve": ("--port", "0", *ALONE, "--data-dir", str(tmp_path / "data")),
+        "gateway": (str(file),),
+        "bridge": ("--from", near, "--to", far, "--http", "127.0.0.1:0", "1"),
+    }[command]
+    with program(command, *arguments) as it:
+        assert f"simplebus {'ready' if command == 'serve' else command + ' ready'}" in it.line()
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while it.process.poll() is None:
+            assert time.monotonic() < deadline
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+                it.signal(number)
+            time.sleep(0.001)
+        status, _, said = it.end()
+    assert (status, "Traceback" in said) == (0, False), said
+
+
 # What it says when it cannot go on ---------------------------------------------------------------
 
 

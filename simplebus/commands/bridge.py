@@ -206,7 +206,7 @@ async def _run(lanes: list[Any], http: tuple[str, int] | None) -> None:
     from simplebus.server.signals import STOPPING, listen
 
     log = logging.getLogger("simplebus.bridge")
-    async with listen() as signals, trio.open_nursery() as nursery:
+    async with listen(for_good=True) as signals, trio.open_nursery() as nursery:
         if http is not None:
             from simplebus.bridge.facts import facts_of
             from simplebus.monitor.board import Board

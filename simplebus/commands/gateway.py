@@ -128,7 +128,7 @@ async def _run(
                 log.warning("ends at once")
                 nursery.cancel_scope.cancel()
 
-    async with signals_of_process() as signals, trio.open_nursery() as nursery:
+    async with signals_of_process(for_good=True) as signals, trio.open_nursery() as nursery:
         nursery.start_soon(listen, nursery)
         async with open_gateway(drain=drain, grace=drain) as running:
             where = await _open_http(running, file, http, nursery) if http else ""

@@ -41,6 +41,18 @@ Hosts = Annotated[
         show_default="127.0.0.1 and ::1",
     ),
 ]
+Names = Annotated[
+    list[str] | None,
+    option(
+        "--http-name",
+        "A name by which that port is called over loopback, as a proxy on this machine may do; "
+        "give it again for more. Where it asks nobody who it is, it answers there to addresses, "
+        "localhost, this machine's name and these only, so that no web page can read it.",
+        panel=HTTP,
+        metavar="NAME",
+        show_default=False,
+    ),
+]
 Closed = Annotated[bool, option("--no-http", "Keep that port closed.", panel=HTTP)]
 
 
@@ -74,6 +86,7 @@ class HttpOptions:
     port: int | None
     """None for a closed door."""
     hosts: tuple[str, ...] = HOSTS
+    names: tuple[str, ...] = ()
 
 
 def http_options(
@@ -82,6 +95,7 @@ def http_options(
     port: int,
     http_port: int | None,
     http_host: list[str] | None,
+    http_name: list[str] | None = None,
     no_http: bool,
     **_: Any,
 ) -> HttpOptions:
@@ -96,4 +110,4 @@ def http_options(
         return HttpOptions(None)
     if http_port is None:
         http_port = HTTP_PORT if port else 0
-    return HttpOptions(http_port, tuple(dict.fromkeys(http_host or HOSTS)))
+    return HttpOptions(http_port, tuple(dict.fromkeys(http_host or HOSTS)), tuple(http_name or ()))

@@ -384,6 +384,7 @@ def serve(
     nats_tls_timeout: nats.TlsTimeout = nats.DEFAULT_NATS.tls_seconds,
     http_port: http.Port = None,
     http_host: http.Hosts = None,
+    http_name: http.Names = None,
     no_http: http.Closed = False,
     tls_cert: tls.Cert = None,
     tls_key: tls.Key = None,
@@ -443,7 +444,13 @@ def serve(
     ports = {"tcp": options.port, "nats": options.nats_port, "http": options.http_port}
     sockets = activation.for_doors(activation.inherited(os.environ), ports)
     changes_later = reload if config or users else None
-    options = replace(options, inherited=sockets, reload=changes_later, names_stalls=True)
+    options = replace(
+        options,
+        inherited=sockets,
+        reload=changes_later,
+        names_stalls=True,
+        ends_process=True,
+    )
     try:
         run = partial(serve_until_stopped, plan.settings, options, announce=_announce)
         if plan.bridges:

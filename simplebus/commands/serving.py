@@ -103,6 +103,7 @@ def _planned(context: typer.Context) -> Plan:
         nats_tls=door.tls,
         http_port=operators.port,
         http_hosts=operators.hosts,
+        http_names=operators.names,
         tls=tls_flags.tls_options(**values),
         users=known,
         per_address=values["max_connections_per_address"],

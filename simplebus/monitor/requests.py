@@ -17,6 +17,8 @@ import msgspec
 from simplebus.monitor.facts import Health
 
 METHODS = ("GET", "HEAD")
+OPEN_PATHS = ("/healthz", "/healthz/live", "/healthz/ready")
+"""Health is everybody's: who asks for it may have no name."""
 JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
 _QUERY_FIELDS_MAX = 32

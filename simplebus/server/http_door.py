@@ -22,6 +22,7 @@ import trio
 from simplebus.monitor.board import TICK_SECONDS, Board
 from simplebus.monitor.requests import (
     METHODS,
+    OPEN_PATHS,
     Answer,
     BadRequestError,
     Request,
@@ -30,7 +31,9 @@ from simplebus.monitor.requests import (
 )
 from simplebus.nats.certificates import names
 from simplebus.server import listeners
+from simplebus.server.addresses import is_loopback
 from simplebus.server.buckets import Buckets
+from simplebus.server.http_names import Names
 
 log = logging.getLogger("simplebus.server")
 
@@ -40,7 +43,7 @@ HEADERS_MAX = 64
 COMERS_AT_ONCE, COMERS_PER_SECOND = 100, 50.0
 """Connections of one address: more wait before anything is read, so many of all;"""
 WAITING_MAX = 64
-"""of more, those that have waited longest are closed."""
+"""more are closed, so that whoever waits is heard in the end."""
 REQUESTS_MAX = 1000
 """Of one connection."""
 HEAD_SECONDS_MAX = 5.0
@@ -64,6 +67,7 @@ _HEADERS = (
     ("Cache-Control", "no-store"),
     ("X-Content-Type-Options", "nosniff"),
     ("X-Frame-Options", "DENY"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
     ("Referrer-Policy", "no-referrer"),
     ("Content-Security-Policy", "default-src 'none'"),
 )
@@ -80,13 +84,15 @@ class HttpDoor:
         *,
         gate: Gate | None = None,
         tls: Callable[[], ssl.SSLContext] | None = None,
+        names: Iterable[str] = (),
     ) -> None:
         """`more` are answers besides the board's own; `tls` gives what a new connection is wrapped
-        with, None for HTTP in clear."""
+        with, None for HTTP in clear; `names` are what the door is called."""
         self.board = board
         self._routes = board.routes(more)
         self.gate = gate
         self.tls = tls
+        self.names = Names(names)
         self.accepted = self.answered = self.turned_away = 0
         """Connections; requests; connections that made place or came too fast, and requests that
         made no sense."""
@@ -121,10 +127,11 @@ class HttpDoor:
         if self._comers.take(peer.rpartition(":")[0], trio.current_time()):
             self._begin(sock, peer)
             return
-        self._waiting.append((sock, peer))
-        if len(self._waiting) > WAITING_MAX:
+        if len(self._waiting) >= WAITING_MAX:
             self.turned_away += 1
-            self._waiting.popleft()[0].close()
+            sock.close()
+            return
+        self._waiting.append((sock, peer))
         self._wake.set()
 
     async def _let_in(self) -> None:
@@ -207,8 +214,9 @@ async def open_door(
 ) -> tuple[str, ...]:
     """Open a door for a program that has no other one, until the nursery ends. Returns HOST:PORT of
     each listener. Raises OSError when one cannot be had."""
-    sockets = await listeners.bind_all(tuple(hosts), port)
-    door = HttpDoor(board)
+    hosts = tuple(hosts)
+    sockets = await listeners.bind_all(hosts, port)
+    door = HttpDoor(board, names=hosts)
     await nursery.start(door.run)
     for sock in sockets:
         nursery.start_soon(listeners.accept, sock, door.serve)
@@ -222,6 +230,7 @@ class _HttpConnection:
         self.peer = peer
         self.scope = trio.CancelScope()
         self._door = door
+        self._is_local = is_loopback("".join(sock.getsockname()[:1]))
         plain = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
         self._stream: trio.abc.Stream = plain
         if door.tls is not None:
@@ -275,7 +284,7 @@ class _HttpConnection:
             response = self._refusal(asked)
             if response is None:
                 request = self._request(asked)
-                response = await self._denial(request, asked)
+                response = self._misdirected(request, asked) or await self._denial(request, asked)
                 if response is None:
                     response = await self._door.answer(request)
         except h11.RemoteProtocolError as error:
@@ -337,6 +346,14 @@ class _HttpConnection:
             asked.target.decode("ascii", "replace"),
             _headers(asked).get(b"accept", b"").decode("latin-1"),
         )
+
+    def _misdirected(self, request: Request, asked: h11.Request) -> Response | None:
+        if not self._is_local or self._door.tls is not None or request.path in OPEN_PATHS:
+            return None
+        headers = _headers(asked)
+        if b"authorization" in headers:
+            return None
+        return self._door.names.refusal(headers.get(b"host", b""))
 
     async def _denial(self, request: Request, asked: h11.Request) -> Response | None:
         if self._door.gate is None:

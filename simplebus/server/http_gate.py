@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from simplebus.core.access import Right
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.requests import Auth
-from simplebus.monitor.requests import Request, Response, problem
+from simplebus.monitor.requests import OPEN_PATHS, Request, Response, problem
 from simplebus.server.engine import Engine
 
-OPEN_PATHS = ("/healthz", "/healthz/live", "/healthz/ready")
 _SECRET_CHARACTERS_MAX = 4096
 _CHALLENGE = (
     ("WWW-Authenticate", 'Basic realm="simplebus", charset="UTF-8"'),

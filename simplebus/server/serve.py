@@ -69,6 +69,8 @@ class ServeOptions:
     """The same for the HTTP door."""
     http_hosts: tuple[str, ...] = ("127.0.0.1", "::1")
     """Addresses that it listens on."""
+    http_names: tuple[str, ...] = ()
+    """What else it is called, as by a proxy: see `http_names`."""
     tls: TlsOptions | None = None
     """None for binary clients in clear."""
     users: Users | None = None
@@ -89,6 +91,8 @@ class ServeOptions:
     """How long SIGTERM waits for what is under way."""
     names_stalls: bool = False
     """Log where the event loop is when it stands still for long."""
+    ends_process: bool = False
+    """Its process ends with it: a signal that comes behind its end changes nothing."""
     verbose: bool = False
     """Print rates once a second."""
     inherited: Mapping[str, list[socket.socket]] = field(default_factory=dict)
@@ -203,7 +207,8 @@ async def _serve(
     # Signals are caught before anything is announced: who reads that we are ready may stop us.
     stalls = Stalls()
     with stalls.watched() if options.names_stalls else contextlib.nullcontext():
-        async with listen() as signals, trio.open_nursery() as engines:
+        heard = listen(for_good=options.ends_process)
+        async with heard as signals, trio.open_nursery() as engines:
             engines.start_soon(stalls.run)
             await engines.start(engine.run)
             if engine.cluster is not None:
@@ -213,7 +218,8 @@ async def _serve(
             watch = None
             if options.http_port is not None:
                 (first, *_) = nats_sockets or sockets
-                watch = await _open_http(engine, nats_door, first, http_sockets, engines)
+                called = (*options.http_hosts, *options.http_names)
+                watch = await _open_http(engine, nats_door, first, http_sockets, called, engines)
                 watch.stalls = stalls
             up = Serving(
                 engine,
@@ -330,6 +336,7 @@ async def _open_http(
     nats_door: NatsDoor | None,
     client_socket: socket.socket,
     sockets: list[socket.socket],
+    names: tuple[str, ...],
     nursery: trio.Nursery,
 ) -> Watch:
     """Open the HTTP door, which stays open until the nursery ends: also while others drain."""
@@ -352,6 +359,7 @@ async def _open_http(
         zpages.answers(),
         gate=HttpGate(engine),
         tls=None if shown is None else lambda: shown.context,
+        names=names,
     )
     watch.http_connections = lambda: (door.connections, door.accepted)
     await nursery.start(door.run)

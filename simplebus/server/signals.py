@@ -27,8 +27,9 @@ _USELESS = {
 
 
 @contextlib.asynccontextmanager
-async def listen() -> AsyncIterator[AsyncIterator[int]]:
-    """The signals that come. Behind the block they mean again what they did before."""
+async def listen(*, for_good: bool = False) -> AsyncIterator[AsyncIterator[int]]:
+    """The signals that come. Behind the block they mean again what they did before; or nothing,
+    `for_good`, in a process that ends then: while files are closed and the interpreter ends."""
     if threading.current_thread() is not threading.main_thread():  # That one alone hears signals.
         yield _no_signals()
         return
@@ -44,7 +45,7 @@ async def listen() -> AsyncIterator[AsyncIterator[int]]:
             await trio.lowlevel.cancel_shielded_checkpoint()
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if for_good else handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 

@@ -100,6 +100,51 @@ def test_options_of_a_closed_door_are_a_mistake() -> None:
     assert complained == "simplebus: --no-http closes the door that --http-port opens\n"
 
 
+# What it is called -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("called", "status"),
+    [
+        *(("localhost:8222", 200), ("127.0.0.1", 200), ("[::1]:8222", 200), ("10.1.2.3:1", 200)),
+        *(("LOCALHOST.", 200), ("bus.localhost", 200), ("Bus.Example:443", 200)),
+        *((socket.gethostname(), 200), ("", 200)),
+        *(("evil.example", 421), ("evil.example:8222", 421), ("127.0.0.1.evil.example", 421)),
+        *(("localhost.evil.example", 421), ("[evil]", 421), ("bus.example.evil", 421)),
+    ],
+)
+async def test_no_page_of_a_stranger_can_be_what_the_door_is_called(
+    called: str, status: int
+) -> None:
+    async with serving(http_port=0, http_names=("bus.example",)) as up:
+        peer = await http(up)
+        for path in ("/facts", "/healthz"):
+            await peer.send(f"GET {path} HTTP/1.1\r\nHost: {called}\r\n\r\n".encode())
+            said = await peer.answer()
+            assert said.status == (200 if path == "/healthz" else status)
+        if status != 200:
+            await peer.send(b"GET /varz HTTP/1.1\r\nHost: evil\r\n\r\n")
+            assert (await peer.answer()).json["error"].startswith("this port is not called 'evil':")
+
+
+async def test_who_says_who_it_is_may_call_it_anything() -> None:
+    async with serving(http_port=0) as up:
+        peer = await http(up)
+        await peer.send(b"GET /varz HTTP/1.1\r\nHost: proxy\r\nAuthorization: Bearer x\r\n\r\n")
+        assert (await peer.answer()).status == 200
+
+
+async def test_nothing_is_for_pages_of_others() -> None:
+    async with serving(http_port=0) as up:
+        for path in ("/", "/page.js", "/facts", "/metrics", "/nothing"):
+            headers = (await (await http(up)).ask(path)).headers
+            assert headers["cross-origin-resource-policy"] == "same-origin"
+            assert headers["x-frame-options"] == "DENY"
+            assert headers["x-content-type-options"] == "nosniff"
+            assert "default-src 'none'" in headers["content-security-policy"]
+            assert not any(name.startswith("access-control") for name in headers)
+
+
 # Who may not hurt the bus ------------------------------------------------------------------------
 
 
@@ -121,8 +166,8 @@ async def test_a_connection_answers_one_request_after_the_other() -> None:
         (b"GET /" + b"a" * 30_000 + b" HTTP/1.1\r\nHost: a\r\n\r\n", 431),
         (b"GET /healthz HTTP/1.1\r\n\r\n", 400),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
-        (b"GET /connz?" + b"a&" * 40 + b" HTTP/1.1\r\nHost: a\r\n\r\n", 400),
-        (b"GET /nothing HTTP/1.1\r\nHost: a\r\n\r\n", 404),
+        (b"GET /connz?" + b"a&" * 40 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+        (b"GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -235,7 +280,7 @@ async def test_who_connects_too_often_waits_and_those_who_wait_are_few(
             door.serve(other, f"10.0.0.1:{count}")
             ours.close()
         assert door.turned_away == at_once - http_door.CONNECTIONS_MAX + 5
-        assert [other.fileno() < 0 for other in theirs[at_once:]] == [True] * 5 + [False] * most
+        assert [other.fileno() < 0 for other in theirs[at_once:]] == [False] * most + [True] * 5
         await trio.sleep(1)  # Whoever had come and gone is heard out.
         fine, other = pair()
         door.serve(other, "10.0.0.2:1")

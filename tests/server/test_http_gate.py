@@ -19,7 +19,8 @@ from simplebus.core.access import Permissions, Right, Rule, Rules
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.passwords import Passwords, quick_hash
 from simplebus.core.users import User, Users
-from simplebus.server.http_gate import OPEN_PATHS, credentials
+from simplebus.monitor.requests import OPEN_PATHS
+from simplebus.server.http_gate import credentials
 from simplebus.server.serve import Serving
 from simplebus.server.tls import TlsOptions
 
