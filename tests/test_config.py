@@ -268,7 +268,7 @@ USER = '[[nats.users]]\nuser = "x"\n'
         ("[classes.x]\nid = 70000", ": classes.x.id: expected a whole number up to 65535"),
         ("[classes.x]\nid = -1", ": classes.x.id: expected a whole number from 0"),
         ("[classes.x]\nid = 7\n[classes.y]\nid = 7", ": classes.y.id: 7 is the id of 'x' too"),
-        ("[classes.x]\nmax-memory = 'much'", ": classes.x.max_memory: 'much' is no size; "),
+        ("[classes.x]\nmax-memory = 'much'", ": classes.x.max-memory: 'much' is no size; "),
         ("[classes.x]\nmax-memory = 9", ": classes.x: bytes_max must be at least 262144, got 9"),
         ("[classes.x]\nfull = 'never'", ": classes.x.full: "),
         ("[classes.'a b']", ": classes.a b: 'a b' is no class; write its id, "),
@@ -419,7 +419,7 @@ permissions.subscribe = { alow = "" }
 [classes.orders]
 id = 7
 full = "never"
-max_messages = "1"
+max-messages = "1"
 
 [classes.logs]
 id = 70000
@@ -442,7 +442,7 @@ subjects = ["a",
         4: "serve.max-memory: '1MB' is no size; did you mean 1MiB?",
         5: "serve.max-class-memory must be from 262144 to 1073741824, got 2147483648",
         6: "serve.max-frame must be from 13 to 268435456, got 1073741824 (a frame",
-        7: "serve: 'cert' is unknown; did you mean it to stand in [nats.tls]?",
+        7: "serve: 'cert' is unknown; did you mean it to stand in [tls]?",
         8: f"serve.data-dir: {file} is no directory",
         11: "nats.max-pending must be from 2097152",
         15: f"nats.tls.cert: the certificate {file.parent / 'none.pem'} cannot be read",
@@ -451,7 +451,7 @@ subjects = ["a",
         22: "nats.users[1].permissions.publish: expected a table, a list or a text",
         23: "nats.users[1].permissions.subscribe: 'alow' is unknown; did you mean 'allow'?",
         27: "classes.orders.full: 'never' is unknown, expected one of block, drop_oldest, drop",
-        28: "classes.orders.max_messages: expected a whole number, got a text",
+        28: "classes.orders.max-messages: expected a whole number, got a text",
         31: "classes.logs.id: expected a whole number up to 65535",
         32: "classes.shops: bytes_max must be at least 262144, got 9",
         36: "classes.shops.subjects[1]: ",
@@ -459,6 +459,39 @@ subjects = ["a",
     }.items():
         assert told.pop(line).startswith(sentence), line
     assert not told
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("host", "it to stand in [serve]"),
+        ("port", "it to stand in [serve]"),
+        ("drain-timeout", "it to stand in [serve]"),
+        ("cert", "it to stand in [tls]"),
+        ("max_payload", "it to stand in [nats]"),
+        ("nats-port", "'port' in [nats]"),
+        ("tls-cert", "'cert' in [tls]"),
+        ("nats_tls_ca", "'ca' in [nats.tls]"),
+    ],
+)
+def test_a_key_outside_of_its_table_is_told_where_it_belongs(
+    file: Path, key: str, meant: str
+) -> None:
+    file.write_text(f"\n{key} = 1\n")
+    told = f"simplebus: {file}:2: {key!r} is unknown; did you mean {meant}?\n"
+    assert checked(file) == (78, told)
+
+
+def test_keys_are_told_as_the_file_spells_them(file: Path) -> None:
+    file.write_text("[classes.a]\nmax-deliverys = 1\nmax_message = 1\nbackoff = 1\n")
+    assert checked(file)[1].splitlines() == [
+        f"simplebus: {file}:{line}"
+        for line in (
+            "2: classes.a: 'max-deliverys' is unknown; did you mean 'max-deliveries'?",
+            "3: classes.a: 'max_message' is unknown; did you mean 'max_messages'?",
+            "4: classes.a.backoff: expected a list, got a whole number",
+        )
+    ]
 
 
 def test_what_is_no_toml_is_told_with_its_line(file: Path) -> None:

@@ -45,7 +45,14 @@ def test_a_user_is_added_changed_listed_and_taken_away(file: Path) -> None:
     assert found["scan"].token == quick_hash(token.splitlines()[0])
     assert found["old"].addresses == ("10.0.0.0/8",)
     assert found["cert"].certificates == ("CN=cert",)
-    assert run("add", "ada", *where, said="second\n") == (0, f"ada is changed in {file}\n")
+    assert run("add", "ada", *where, said="second\n") == (
+        1,
+        f"simplebus: {file}: there is a user 'ada'; --change gives it another secret\n",
+    )
+    assert is_password(read_users(file)[0].users[0].password, "first")
+    changed = run("add", "ada", *where, "--change", said="second\n")
+    assert changed == (0, f"ada is changed in {file}\n")
+    assert run("add", "eve", *where, "--change", said="x\n")[0] == 1
     assert is_password(read_users(file)[0].users[0].password, "second")
     listed = run("ls", *where)[1].splitlines()
     assert listed[:2] == ["ada\tpassword\teverything", "scan\ttoken\teverything"]
@@ -61,9 +68,9 @@ def test_what_is_not_about_the_user_stays_to_the_letter(file: Path) -> None:
         "[[users]]\nname = 'b'\ntoken = 'u'\n"
     )
     file.write_text(text)
-    assert run("add", "b", "--users", str(file), said="x\n")[0] == 0
+    assert run("add", "b", "--change", "--users", str(file), said="x\n")[0] == 0
     assert file.read_text().startswith(text[: text.index("[[users]]\nname = 'b'")])
-    assert run("add", "a", "--users", str(file), said="x\n")[0] == 0
+    assert run("add", "a", "--change", "--users", str(file), said="x\n")[0] == 0
     after = file.read_text()
     assert "max-connections = 3\n\n[users.permissions]\npublish = ['orders eu.#']" in after
     assert "token = 't'" not in after
@@ -137,6 +144,47 @@ def test_a_table_that_makes_no_sense_is_a_sentence(table: dict[str, object], sen
     with pytest.raises(ConfigError) as caught:
         users_of([table])
     assert sentence in str(caught.value)
+
+
+MANY = """[[users]]
+name = "a"
+password = "$argon2id$broken"
+addresses = ["10.0.0.0/33"]
+[users.permissions]
+publish = ["or ders eu..x"]
+admin = ["purg"]
+
+[[users]]
+nam = "b"
+token = "sha256:xyz"
+
+[[users]]
+name = "a"
+token = "t"
+
+[[users]]
+name = "nobody"
+"""
+
+
+def test_all_that_is_wrong_with_users_is_told_at_once_with_its_line(file: Path) -> None:
+    file.write_text(MANY)
+    with pytest.raises(ConfigError) as caught:
+        read_users(file)
+    beginnings = [
+        (3, "users[0].password: it begins with $argon2, and is no hash as"),
+        (6, "users[0].permissions.publish: "),
+        (1, "users[0]: user 'a': '10.0.0.0/33' does not appear to be"),
+        (10, "users[1]: 'nam' is unknown; did you mean 'name'?"),
+        (9, "users[1]: 'name' is missing"),
+        (14, "users[2].name: there is another user 'a'"),
+        (17, "users[3]: user 'nobody' cannot come in: expected a password, token, nkey,"),
+    ]
+    for told, (line, sentence) in zip(caught.value.mistakes, beginnings, strict=True):
+        assert told.startswith(f"{file}:{line}: {sentence}"), told
+    file.write_text("x = 1\n[[users]\n")
+    with pytest.raises(ConfigError, match=r"users.toml:2: is no TOML: "):
+        read_users(file)
 
 
 def test_who_else_may_read_secrets_is_said(file: Path) -> None:

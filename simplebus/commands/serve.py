@@ -467,6 +467,7 @@ def _end_for(error: BaseException, hosts: tuple[str, ...]) -> NoReturn:
     import socket
 
     from simplebus.engine.fitting import EngineError
+    from simplebus.server.tls import CertificateError
     from simplebus.storage.errors import JournalError, JournalInUseError
 
     causes = leaves(error)
@@ -477,7 +478,7 @@ def _end_for(error: BaseException, hosts: tuple[str, ...]) -> NoReturn:
     match cause:
         case RemoteProtocolError():
             said, status = cause.sentence, USAGE_STATUS
-        case EngineError():
+        case EngineError() | CertificateError():
             status = CONFIG_STATUS
         case JournalInUseError():
             status = BUSY_STATUS

@@ -184,7 +184,7 @@ def changes(before: Plan, now: Plan) -> list[Change]:
         was, value = before.values.get(key), now.values.get(key)
         if was != value:
             can = key in reloaded or key.startswith(_RELOADED_TABLES)
-            is_plain = isinstance(value, str | int | float | None)
+            is_plain = all(isinstance(each, str | int | float | None) for each in (was, value))
             shown = (_shown(was), _shown(value)) if is_plain else ("", "")
             found.append(Change(key, *shown, is_reloaded=can))
     return found

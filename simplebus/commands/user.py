@@ -14,7 +14,7 @@ import secrets
 import sys
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -59,7 +59,7 @@ Name = Annotated[
 
 @app.command(
     help=(
-        "Add a user, or give one that is there another secret.\n\n"
+        "Add a user; with --change, give one that is there another secret.\n\n"
         "The password is asked for on the terminal; where there is none, it is the first line of "
         "standard input. With --token there is no password: a token is made and printed, once."
     )
@@ -80,6 +80,14 @@ def add(
             "name, or a subject such as CN=ada,OU=shops. No password is asked for.",
         ),
     ] = "",
+    change: Annotated[
+        bool,
+        typer.Option(
+            "--change",
+            help="Give a user that is there another secret, in place of those it has. What it may "
+            "do stays.",
+        ),
+    ] = False,
     address: Annotated[
         list[str] | None,
         typer.Option(
@@ -91,6 +99,12 @@ def add(
         ),
     ] = None,
 ) -> None:
+    parts = _parts(users)
+    at = _place(parts, name, users)
+    if at is not None and not change:
+        fail(f"{users}: there is a user {name!r}; --change gives it another secret")
+    if at is None and change:
+        fail(f"{users}: there is no user {name!r}")
     lines = [f"name = {_text(name)}"]
     made = ""
     if token:
@@ -104,9 +118,7 @@ def add(
         lines.append(f"certificate = {_text(certificate)}")
     if address:
         lines.append(f"addresses = [{', '.join(map(_text, address))}]")
-    parts = _parts(users)
     block = "[[users]]\n" + "\n".join(lines) + "\n"
-    at = _place(parts, name, users)
     if at is None:
         before = parts.pop() if len(parts) == 1 and not parts[0] else ""
         gap = "\n" if parts and not parts[-1].endswith("\n\n") and parts[-1].strip() else ""
@@ -227,17 +239,12 @@ def _with_secrets(part: str, lines: list[str]) -> str:
 
 def _check(path: Path, text: str) -> None:
     """Fail unless this is a file of users."""
-    import tomllib
-
-    from simplebus.config.users import users_of
+    from simplebus.config.users import users_in
 
     try:
-        raw: dict[str, Any] = tomllib.loads(text)
-        if others := raw.keys() - {"users"}:
-            raise ConfigError(f"{min(others)!r} is unknown; there is nothing but [[users]]")
-        users_of(raw.get("users", []))
-    except (tomllib.TOMLDecodeError, ConfigError) as error:
-        fail(f"{path}: {error}")
+        users_in(text, path)
+    except ConfigError as error:
+        fail(str(error))
 
 
 def _write(path: Path, text: str) -> None:

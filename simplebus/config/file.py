@@ -32,7 +32,14 @@ import typer
 
 from simplebus.complaints import CONFIG_STATUS, fail
 from simplebus.config.lines import line_of, places
-from simplebus.config.mistakes import MISTAKES_MAX, ConfigError, Mistakes, once, unknown
+from simplebus.config.mistakes import (
+    MISTAKES_MAX,
+    ConfigError,
+    Mistakes,
+    no_toml,
+    once,
+    unknown,
+)
 from simplebus.config.options import option
 
 if TYPE_CHECKING:
@@ -140,10 +147,10 @@ def read(path: Path, context: typer.Context) -> tuple[Config, tuple[str, ...]]:
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(_no_toml(path, str(error))) from None
+        raise ConfigError(no_toml(path, str(error))) from None
     mistakes = Mistakes()
     with mistakes.noted():
-        _known(raw, _OWN_TABLES, "")
+        _known(raw, _OWN_TABLES, "", _names(context))
     parts = {name: _taken(raw, name, mistakes) for name in ("serve", "tls", "nats")}
     parts["nats.tls"] = _taken(parts["nats"], "tls", mistakes, under="nats.")
     parts["nats"].pop("tls", None)
@@ -207,14 +214,6 @@ def _text(path: Path) -> tuple[str, int]:
         raise ConfigError(f"{path}:{line}: is no TOML: it is not UTF-8") from None
 
 
-def _no_toml(path: Path, complaint: str) -> str:
-    """What tomllib says, with the line in its place."""
-    found = re.fullmatch(r"(?s)(.*) \(at line (\d+), column (\d+)\)", complaint)
-    if found is None:
-        return f"{path}: is no TOML: {complaint}"
-    return f"{path}:{found[2]}: is no TOML: {found[1]}, in column {found[3]}"
-
-
 def _bridges(raw: dict[str, Any]) -> tuple[tuple[Bridge, ...], bool]:
     """The bridges of the file, and whether they hold secrets."""
     if "bridges" not in raw:
@@ -260,17 +259,7 @@ def _options(
     mistakes: Mistakes,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The values of options that are good; and what of [nats] is none."""
-    parameters = {p.name: p for p in context.command.params if p.name not in _NO_OPTIONS}
-    names = {
-        "nats.tls": {n.removeprefix("nats_tls_"): n for n in parameters if "nats_tls_" in n},
-        "nats": {
-            n.removeprefix("nats_"): n
-            for n in parameters
-            if n.startswith("nats_") and "nats_tls_" not in n
-        },
-        "tls": {n.removeprefix("tls_"): n for n in parameters if n.startswith("tls_")},
-        "serve": {n: n for n in parameters if not n.startswith(("nats_", "tls_"))},
-    }
+    parameters, names = _parameters(context), _names(context)
     values: dict[str, Any] = {}
     rest: dict[str, Any] = {}
     for part, given in parts.items():
@@ -291,6 +280,27 @@ def _options(
                     what = f"it {what.partition(',')[0][6:]}, got {value!r}"
                 mistakes.found.append(f"{part}.{key}: {what}")
     return values, rest
+
+
+def _parameters(context: typer.Context) -> dict[str, Any]:
+    """The options, by the names of their values."""
+    named = {str(p.name): p for p in context.command.params}
+    return {name: p for name, p in named.items() if name not in _NO_OPTIONS}
+
+
+def _names(context: typer.Context) -> dict[str, dict[str, str]]:
+    """What may stand in which table, and which option it is."""
+    options = _parameters(context)
+    return {
+        "nats.tls": {n.removeprefix("nats_tls_"): n for n in options if "nats_tls_" in n},
+        "nats": {
+            n.removeprefix("nats_"): n
+            for n in options
+            if n.startswith("nats_") and "nats_tls_" not in n
+        },
+        "tls": {n.removeprefix("tls_"): n for n in options if n.startswith("tls_")},
+        "serve": {n: n for n in options if not n.startswith(("nats_", "tls_"))},
+    }
 
 
 def _checked(parameter: Any, value: Any, path: Path, context: typer.Context) -> Any:
@@ -337,23 +347,36 @@ def _known(
     given: Iterable[str],
     known: Iterable[str],
     where: str,
-    elsewhere: Mapping[str, Iterable[str]] | None = None,
+    elsewhere: Mapping[str, Mapping[str, str]] | None = None,
 ) -> None:
     """Raise ConfigError for names that are none, or are there twice. `elsewhere` are those of other
-    tables."""
+    tables, see `_names`."""
     known, given, mistakes = set(known), list(given), Mistakes()
     with mistakes.noted():
         once(given, where)
     for name in given:
         plain = name.replace("-", "_")
         if plain not in known:
-            owner = next((part for part, of in (elsewhere or {}).items() if plain in of), None)
+            meant = _meant(plain, elsewhere or {})
             mistakes.found.append(
-                unknown(name, known, where)
-                if owner is None
-                else f"{where}: {name!r} is unknown; did you mean it to stand in [{owner}]?"
+                f"{where + ': ' if where else ''}{name!r} is unknown; did you mean {meant}?"
+                if meant
+                else unknown(name, known, where)
             )
     mistakes.check()
+
+
+def _meant(name: str, names: Mapping[str, Mapping[str, str]]) -> str:
+    """Where else a name may stand, by itself or with the table in front as on the command line;
+    empty for nowhere."""
+    for part, of in reversed([*names.items()]):
+        if name in of:
+            return f"it to stand in [{part}]"
+    for part, of in names.items():
+        for key, value_name in of.items():
+            if name == value_name:
+                return f"{key.replace('_', '-')!r} in [{part}]"
+    return ""
 
 
 def _check_ids(classes: Mapping[str, NamedClass]) -> None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import re
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 MISTAKES_MAX = 100
 """So many are told at once."""
@@ -48,6 +50,14 @@ def once(given: Iterable[str], where: str) -> None:
         other = seen.setdefault(name.replace("-", "_"), name)
         if other != name:
             raise ConfigError(f"{where}: {other!r} and {name!r} are the same, expected either")
+
+
+def no_toml(path: Path, complaint: str) -> str:
+    """What tomllib says, with the line in its place."""
+    found = re.fullmatch(r"(?s)(.*) \(at line (\d+), column (\d+)\)", complaint)
+    if found is None:
+        return f"{path}: is no TOML: {complaint}"
+    return f"{path}:{found[2]}: is no TOML: {found[1]}, in column {found[3]}"
 
 
 def unknown(name: str, known: Iterable[str], where: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import msgspec
@@ -149,12 +149,12 @@ class ClassTable(Table, frozen=True):
         if asked != (None, None, None):
             keep = Keep(
                 self.keep_messages or 0,
-                _size(self.keep_memory, f"{where}.keep_memory") or 0,
+                _size(self.keep_memory, f"{where}.keep-memory") or 0,
                 self.keep_seconds or 0.0,
             )
-        most = _size(self.max_memory, f"{where}.max_memory")
+        most = _size(self.max_memory, f"{where}.max-memory")
         policy = None if self.full is None else FullPolicy(self.full)
-        disk = _size(self.max_disk, f"{where}.max_disk")
+        disk = _size(self.max_disk, f"{where}.max-disk")
         return or_complaint(
             where,
             lambda: ClassSettings(
@@ -211,7 +211,8 @@ def table(kind: type[T], raw: dict[str, Any], where: str) -> T:
     """A table as it stands in the file, checked. Raises ConfigError, saying where: for all that is
     wrong, as far as it can be looked at without what is."""
     mistakes = Mistakes()
-    raw = _plain(raw, where)
+    spelled: dict[str, str] = {}
+    raw = _plain(raw, where, spelled)
     numbers: dict[int, list[int]] = {}
     while len(mistakes.found) < MISTAKES_MAX:
         try:
@@ -220,7 +221,8 @@ def table(kind: type[T], raw: dict[str, Any], where: str) -> T:
             found = _COMPLAINT.fullmatch(str(error))
             assert found is not None
             path = [*map(_step, _STEP.findall((found["at"] or "").removeprefix("$")))]
-            mistakes.found.append(_told(kind, found["what"], where, _shown(raw, path, numbers)))
+            below = _shown(raw, path, numbers, spelled)
+            mistakes.found.append(_told(kind, found["what"], where, below, spelled))
             if name := _UNKNOWN.fullmatch(found["what"]):
                 path.append(name[1])
             if _MISSING.fullmatch(found["what"]) or not _take_out(raw, path, numbers):
@@ -231,17 +233,17 @@ def table(kind: type[T], raw: dict[str, Any], where: str) -> T:
     raise ConfigError(*mistakes.found)
 
 
-def _told(kind: type[Table], what: str, where: str, below: str) -> str:
-    """One complaint of msgspec's as a mistake."""
+def _told(kind: type[Table], what: str, where: str, below: str, spelled: Mapping[str, str]) -> str:
+    """One complaint of msgspec's as a mistake. `spelled` is how the file writes keys."""
     at = where + below
     if name := _UNKNOWN.fullmatch(what):
         last = re.sub(r"\[.*?\]$", "", at).rpartition(".")[2]
-        known = kind if at == where else _TABLES.get(last, kind)
-        return unknown(name[1], known.keys(), at)
+        known = kind if at == where else _TABLES.get(last.replace("-", "_"), kind)
+        return unknown(spelled.get(name[1], name[1]), known.keys(), at)
     if name := _MISSING.fullmatch(what):
-        return f"{at}: {name[1]!r} is missing"
+        return f"{at}: {name[1].replace('_', '-')!r} is missing"
     if what.startswith("Invalid enum value "):
-        expected = _one_of(kind, below.removeprefix("."))
+        expected = _one_of(kind, below.removeprefix(".").replace("-", "_"))
         return f"{at}: {what.removeprefix('Invalid enum value ')} is unknown{expected}"
     return f"{at}: {_in_words(what)}"
 
@@ -251,14 +253,17 @@ def _step(word: str) -> str | int:
     return word[1:] if word.startswith(".") else int(word[1:-1]) if word[1:-1].isdigit() else word
 
 
-def _shown(raw: Any, path: list[str | int], numbers: dict[int, list[int]]) -> str:
-    """A path as it is in the file: `numbers` has those of the elements that are left, by list."""
+def _shown(
+    raw: Any, path: list[str | int], numbers: dict[int, list[int]], spelled: Mapping[str, str]
+) -> str:
+    """A path as it is in the file: `numbers` has those of the elements that are left, by list,
+    `spelled` how it writes keys."""
     shown = ""
     for step in path:
         if isinstance(step, int):
             shown += f"[{numbers[id(raw)][step] if id(raw) in numbers else step}]"
         else:
-            shown += f".{step}"
+            shown += f".{spelled.get(step, step)}"
         try:
             raw = raw[step]
         except (LookupError, TypeError):
@@ -325,15 +330,18 @@ def _several(given: list[str] | str | None) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given or ())
 
 
-def _plain(raw: Any, where: str) -> Any:
-    """With `_` for `-` in all keys. Raises ConfigError for one that is there in both forms."""
+def _plain(raw: Any, where: str, spelled: dict[str, str]) -> Any:
+    """With `_` for `-` in all keys; how they were written is noted. Raises ConfigError for one that
+    is there in both forms."""
     if isinstance(raw, dict):
         once(raw, where)
-        return {
-            key.replace("-", "_"): _plain(value, f"{where}.{key}") for key, value in raw.items()
-        }
+        made = {}
+        for key, value in raw.items():
+            spelled[plain := key.replace("-", "_")] = key
+            made[plain] = _plain(value, f"{where}.{key}", spelled)
+        return made
     if isinstance(raw, list):
-        return [_plain(part, f"{where}[{at}]") for at, part in enumerate(raw)]
+        return [_plain(part, f"{where}[{at}]", spelled) for at, part in enumerate(raw)]
     return raw
 
 

@@ -24,6 +24,7 @@ Rule 1: shapes are declared, and checked where all tables are; see `config_table
 from __future__ import annotations
 
 import os
+import re
 import stat
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -33,7 +34,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from simplebus.config.mistakes import ConfigError
+from simplebus.config.lines import line_of, places
+from simplebus.config.mistakes import MISTAKES_MAX, ConfigError, Mistakes, no_toml
 from simplebus.config.tables import PermissionsTable, Table, nats_permissions, or_complaint, table
 from simplebus.core.access import Permissions, Rule, Rules
 from simplebus.core.users import User, Users
@@ -41,6 +43,10 @@ from simplebus.nats.auth import decode_user_key
 from simplebus.nats.permissions import Permissions as NatsPermissions
 
 Texts = tuple[str, ...] | str
+
+_ARGON2 = re.compile(
+    r"\$argon2(id|i|d)\$v=\d+\$m=\d+,t=\d+,p=\d+\$[A-Za-z0-9+/]{8,}\$[A-Za-z0-9+/]{8,}"
+)
 
 
 class AllowedTable(Table, frozen=True):
@@ -74,23 +80,40 @@ class UserTable(Table, frozen=True):
     nats: PermissionsTable | None = None
 
     def made(self, where: str) -> User:
-        """The user. Raises ConfigError when values make no sense."""
-        if self.nkey:
-            or_complaint(f"{where}.nkey", lambda: decode_user_key(self.nkey))
-        granted = _granted(self.permissions, f"{where}.permissions")
-        return or_complaint(
-            where,
-            lambda: User(
-                self.name,
-                self.password,
-                self.token,
-                self.nkey,
-                _several(self.certificate),
-                _several(self.addresses),
-                granted,
-                self.max_connections,
-            ),
-        )
+        """The user. Raises ConfigError for all values that make no sense."""
+        mistakes, granted = Mistakes(), None
+        with mistakes.noted():
+            if self.nkey:
+                or_complaint(f"{where}.nkey", lambda: decode_user_key(self.nkey))
+        with mistakes.noted():
+            if self.password.startswith("$argon2") and not _ARGON2.fullmatch(self.password):
+                raise ConfigError(
+                    f"{where}.password: it begins with $argon2, and is no hash as `simplebus user "
+                    "add` writes it"
+                )
+        with mistakes.noted():
+            granted = _granted(self.permissions, f"{where}.permissions")
+        with mistakes.noted():
+            made = or_complaint(
+                where,
+                lambda: User(
+                    self.name,
+                    self.password,
+                    self.token,
+                    self.nkey,
+                    _several(self.certificate),
+                    _several(self.addresses),
+                    granted,
+                    self.max_connections,
+                ),
+            )
+            if not (made.password or made.token or made.nkey or made.certificates or made.networks):
+                raise ConfigError(
+                    f"{where}: user {self.name!r} cannot come in: expected a password, token, "
+                    "nkey, certificate or addresses"
+                )
+        mistakes.check()
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,22 +133,31 @@ class ConfiguredUsers:
 
 
 def users_of(raw: Any, where: str = "users") -> ConfiguredUsers:
-    """The users of a file. Raises ConfigError, saying where."""
+    """The users of a file. Raises ConfigError, saying where, for all that is wrong with them."""
     if not isinstance(raw, list):
         raise ConfigError(f"{where}: expected [[{where}]], one table for each user")
-    found, nats = [], {}
+    found: list[User] = []
+    names: set[str] = set()
+    nats: dict[str, NatsPermissions] = {}
+    mistakes = Mistakes()
     for at, each in enumerate(raw):
         here = f"{where}[{at}]"
-        if not isinstance(each, dict):
-            raise ConfigError(f"{here}: expected a table, got {each!r}")
-        one = table(UserTable, each, here)
-        found.append(one.made(here))
-        permissions = nats_permissions(one.nats, f"{here}.nats")
-        if permissions is not None:
-            nats[one.name] = permissions
-    made = ConfiguredUsers(tuple(found), nats)
-    or_complaint(where, made.known)
-    return made
+        with mistakes.noted():
+            if not isinstance(each, dict):
+                raise ConfigError(f"{here}: expected a table, got {each!r}")
+            one = table(UserTable, each, here)
+            if one.name in names:
+                raise ConfigError(f"{here}.name: there is another user {one.name!r}")
+            names.add(one.name)
+            with mistakes.noted():
+                if permissions := nats_permissions(one.nats, f"{here}.nats"):
+                    nats[one.name] = permissions
+            found.append(one.made(here))
+    all_of_them = ConfiguredUsers(tuple(found), nats)
+    with mistakes.noted():
+        or_complaint(where, all_of_them.known)
+    mistakes.check()
+    return all_of_them
 
 
 def read_users(path: Path) -> tuple[ConfiguredUsers, str]:
@@ -134,21 +166,38 @@ def read_users(path: Path) -> tuple[ConfiguredUsers, str]:
     try:
         with open(path, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
-            raw = tomllib.load(file)
+            text = file.read().decode()
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no TOML: {error}") from None
-    if others := raw.keys() - {"users"}:
-        raise ConfigError(f"{path}: {min(others)!r} is unknown; there is nothing but [[users]]")
-    try:
-        found = users_of(raw.get("users", []))
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is no TOML: it is not UTF-8") from None
+    found = users_in(text, path)
     warning = ""
     if mode & (stat.S_IRGRP | stat.S_IROTH):
         warning = f"{path} holds secrets, and others may read it; chmod 600 it"
     return found, warning
+
+
+def users_in(text: str, path: Path) -> ConfiguredUsers:
+    """The users of the text of a file of their own. Raises ConfigError, with the file and the line,
+    for all that is wrong with it."""
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(no_toml(path, str(error))) from None
+    mistakes, found = Mistakes(), ConfiguredUsers()
+    mistakes.found += [
+        f"{name!r} is unknown; there is nothing but [[users]]" for name in raw if name != "users"
+    ]
+    with mistakes.noted():
+        found = users_of(raw.get("users", []))
+    if mistakes.found:
+        lines = places(text)
+        told = [(line_of(mistake, lines), mistake) for mistake in mistakes.found[:MISTAKES_MAX]]
+        raise ConfigError(
+            *(f"{path}{'' if line is None else f':{line}'}: {mistake}" for line, mistake in told)
+        )
+    return found
 
 
 def together(groups: Sequence[ConfiguredUsers]) -> ConfiguredUsers:

@@ -38,14 +38,19 @@ def inherited(environment: MutableMapping[str, str]) -> list[tuple[str, socket.s
     found = []
     for at in range(int(count)):
         fd = FIRST_FD + at
-        os.set_inheritable(fd, False)
         label = called[at] if at < len(called) else ""
         found.append((label, _listening(fd, label)))
+        os.set_inheritable(fd, False)
     return found
 
 
 def _listening(fd: int, label: str) -> socket.socket:
-    sock = socket.socket(fileno=fd)
+    try:
+        sock = socket.socket(fileno=fd)
+    except OSError as error:
+        raise ActivationError(
+            f"LISTEN_FDS names descriptor {fd}, {label!r}, which is no socket: {error.strerror}"
+        ) from None
     is_tcp = sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM
     if not (is_tcp and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)):
         sock.close()

@@ -18,6 +18,10 @@ HANDSHAKE_SECONDS = 5.0
 """How long one may take, unless told otherwise."""
 
 
+class CertificateError(OSError):
+    """A certificate, or its key, cannot be used; says which file, and why."""
+
+
 @dataclass(frozen=True, slots=True)
 class TlsOptions:
     """How a door speaks TLS."""
@@ -45,7 +49,7 @@ class TlsOptions:
 
 
 def context(options: TlsOptions) -> ssl.SSLContext:
-    """What sockets are wrapped with. Raises OSError, naming the file that is no good."""
+    """What sockets are wrapped with. Raises CertificateError."""
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     made.minimum_version = ssl.TLSVersion.TLSv1_2
     made.options |= ssl.OP_NO_RENEGOTIATION
@@ -59,12 +63,14 @@ def context(options: TlsOptions) -> ssl.SSLContext:
     try:
         made.load_cert_chain(options.cert, options.key, password=_no_password)
     except ssl.SSLError as error:
-        raise OSError(
+        raise CertificateError(
             f"{options.cert} and {options.key} are no certificate and its key, as PEM: "
             f"{_reason(error)}"
         ) from None
     except _PasswordWantedError:
-        raise OSError(f"the key {options.key} has a password; write it without one") from None
+        raise CertificateError(
+            f"the key {options.key} has a password; write it without one"
+        ) from None
     if options.wants_certificate:
         made.verify_mode = ssl.CERT_REQUIRED
         if options.ca is None:
@@ -73,7 +79,9 @@ def context(options: TlsOptions) -> ssl.SSLContext:
         try:
             made.load_verify_locations(options.ca)
         except ssl.SSLError as error:
-            raise OSError(f"{options.ca} holds no certificates as PEM: {_reason(error)}") from None
+            raise CertificateError(
+                f"{options.ca} holds no certificates as PEM: {_reason(error)}"
+            ) from None
     return made
 
 
@@ -90,7 +98,9 @@ def _check_readable(path: Path, what: str) -> None:
         with open(path, "rb"):
             pass
     except OSError as error:
-        raise OSError(error.errno, f"the {what} {path} cannot be read: {error.strerror}") from None
+        raise CertificateError(
+            error.errno, f"the {what} {path} cannot be read: {error.strerror}"
+        ) from None
 
 
 def _reason(error: ssl.SSLError) -> str:
@@ -102,7 +112,7 @@ def _reason(error: ssl.SSLError) -> str:
 
 
 class Certificates:
-    """What a door shows and asks for, as it was read last. Raises OSError as `context` does."""
+    """What a door shows and asks for, as it was read last. Raises CertificateError."""
 
     def __init__(self, options: TlsOptions) -> None:
         self.options = options
@@ -112,6 +122,6 @@ class Certificates:
         """Held while a step of a handshake is worked out."""
 
     def reload(self) -> None:
-        """Read the files again, for handshakes to come. Raises OSError when one is no good; then
-        nothing has changed."""
+        """Read the files again, for handshakes to come. Raises CertificateError when one is no
+        good; then nothing has changed."""
         self.context = context(self.options)
