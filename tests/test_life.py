@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -273,7 +274,7 @@ def test_a_file_with_mistakes_is_a_sentence_each(tmp_path: Path) -> None:
 
 def test_without_descriptors_who_is_inside_goes_on_and_who_comes_gets_in_later() -> None:
     with ExitStack() as stack:
-        it, url = stack.enter_context(server(*ALONE))
+        it, url = stack.enter_context(server("--no-nats"))
         host, _, port = url.removeprefix("simplebus://").rpartition(":")
         bus = stack.enter_context(simplebus.connect_blocking(url, timeout=60))
         resource.prlimit(it.process.pid, resource.RLIMIT_NOFILE, (64, 64))
@@ -283,6 +284,8 @@ def test_without_descriptors_who_is_inside_goes_on_and_who_comes_gets_in_later()
         ]
         bus.publish(b"all is well", class_id=1)
         bus.flush()
+        with urllib.request.urlopen(f"http://{it.http}/healthz", timeout=60) as health:
+            assert health.status == 200
         for other in others:
             other.close()
         with simplebus.connect_blocking(url, timeout=60) as late, late.subscribe(1) as messages:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import socket
+import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +14,7 @@ import pytest
 from programs import run, server
 
 import simplebus
-from simplebus.commands.top import figure, plain, sparkline
+from simplebus.commands.top import Facts, figure, plain, sparkline
 
 HOSTILE = "evil\x1b[31m[bold]name"
 
@@ -67,11 +70,47 @@ def test_where_nobody_answers_is_one_sentence() -> None:
         "",
         "simplebus: http://127.0.0.1:1 does not answer: [Errno 111] Connection refused\n",
     )
+    for url, sentence in {
+        "nats://127.0.0.1:4222": "expected http://HOST:PORT, got 'nats://127.0.0.1:4222'",
+        "127.0.0.1:99999": "expected a port from 1 to 65535, got 'http://127.0.0.1:99999'",
+        "http://eye:geheim@127.0.0.1:1": "who to be does not stand in the address: --user, "
+        "SIMPLEBUS_USER and SIMPLEBUS_PASSWORD",
+    }.items():
+        with pytest.raises(ValueError, match="^" + re.escape(sentence)):
+            Facts(url)
     status, _, complained = run("top", "nats://127.0.0.1:4222")
-    assert (status, complained) == (
-        1,
-        "simplebus: expected http://HOST:PORT, got 'nats://127.0.0.1:4222'\n",
-    )
+    assert (status, complained.count("\n")) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"INFO {}\r\n",  # Of the NATS port.
+        b"",
+        b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 100_000,
+        b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{",
+        b"HTTP/1.1 200 OK\r\n\r\n{}",
+        b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\n\r\n",
+        b"HTTP/1.1 500 \x1b[2J\r\n\r\n",
+    ],
+    ids=lambda answer: str(answer[:40]),
+)
+def test_an_answer_of_somebody_else_is_one_sentence(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def say() -> None:
+            peer, _ = other.accept()
+            with peer:
+                peer.recv(4096)
+                peer.sendall(answer)
+
+        saying = threading.Thread(target=say)
+        saying.start()
+        url = f"http://127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(OSError, match=f"^{url} (is no HTTP door|does not answer|says)") as told:
+            Facts(url).ask()
+        saying.join()
+    assert "\x1b" not in str(told.value)
 
 
 def test_figures_are_as_people_read_them() -> None:

@@ -17,6 +17,9 @@ from simplebus.complaints import fail
 from simplebus.config.options import option, parse_seconds
 
 if TYPE_CHECKING:
+    import ssl
+    from urllib.request import OpenerDirector
+
     from rich.console import RenderableType
     from rich.table import Table
 
@@ -44,37 +47,36 @@ class Facts:
     def __init__(self, url: str) -> None:
         """Raises ValueError for what is no address of an HTTP door, OSError for a certificate that
         is no good."""
-        url = url if "://" in url else f"http://{url}"
-        if not url.startswith(("http://", "https://")):
-            raise ValueError(f"expected http://HOST:PORT, got {url!r}")
         from simplebus.client.access import Access
 
+        self._url = _checked(url if "://" in url else f"http://{url}")
         access = Access.from_environment()
-        self._url = url.rstrip("/")
         self._headers = _credentials(access)
-        self._tls = access.tls() if url.startswith("https://") else None
+        self._opener = _straight(access.tls() if self._url.startswith("https://") else None)
         self._before: dict[str, tuple[float, dict[str, list[Any]]]] = {}
 
     def ask(self) -> dict[str, Any]:
         """Raises OSError with a sentence."""
-        import urllib.error  # They bring TLS and more, which help does without.
+        import http.client
+        import urllib.error
         import urllib.request
 
         asked = urllib.request.Request(f"{self._url}/facts", headers=self._headers)
+        other = OSError(f"{self._url} is no HTTP door of simplebus; that is port 8222 or as told")
         try:
-            with urllib.request.urlopen(
-                asked, timeout=_PATIENCE_SECONDS, context=self._tls
-            ) as answer:
+            with self._opener.open(asked, timeout=_PATIENCE_SECONDS) as answer:
                 said = json.loads(answer.read(_ANSWER_BYTES_MAX))
         except urllib.error.HTTPError as error:
             with error:
-                raise OSError(f"{self._url} says {error.code} {error.reason}") from None
+                raise OSError(f"{self._url} says {error.code} {plain(error.reason)}") from None
         except urllib.error.URLError as error:
             raise OSError(f"{self._url} does not answer: {error.reason}") from None
-        except ValueError:
-            raise OSError(f"{self._url} is no HTTP door of simplebus") from None
+        except (http.client.HTTPException, ValueError, RecursionError):
+            raise other from None
+        except OSError as error:  # While the answer is read.
+            raise OSError(f"{self._url} does not answer: {error}") from None
         if not isinstance(said, dict) or "facts" not in said:
-            raise OSError(f"{self._url} is no HTTP door of simplebus")
+            raise other
         return said
 
     def rates(self, table: dict[str, Any], now: float) -> dict[str, list[float | None]]:
@@ -95,6 +97,37 @@ class Facts:
             for key, row in rows.items()
             if key in before
         }
+
+
+def _straight(tls: ssl.SSLContext | None) -> OpenerDirector:
+    """What asks the door itself: by no proxy, and nobody to whom it would send us on, as who we are
+    is for nobody else."""
+    import urllib.request  # It brings TLS and more, which help does without.
+
+    class Nowhere(urllib.request.HTTPRedirectHandler):
+        def redirect_request(self, *_: Any) -> None:
+            return None
+
+    by = (urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=tls), Nowhere())
+    return urllib.request.build_opener(*by)
+
+
+def _checked(url: str) -> str:
+    """An address of an HTTP door. Raises ValueError, without any secret that stands in it."""
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(url)
+    if parts.username is not None:
+        raise ValueError(
+            "who to be does not stand in the address: --user, SIMPLEBUS_USER and SIMPLEBUS_PASSWORD"
+        )
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"expected http://HOST:PORT, got {url!r}")
+    try:
+        _ = parts.port
+    except ValueError:
+        raise ValueError(f"expected a port from 1 to 65535, got {url!r}") from None
+    return url.rstrip("/")
 
 
 def _key(row: list[Any]) -> str:

@@ -30,7 +30,7 @@ from simplebus.monitor.requests import (
     problem,
 )
 from simplebus.nats.certificates import names
-from simplebus.server import listeners
+from simplebus.server import listeners, memory
 from simplebus.server.addresses import is_loopback
 from simplebus.server.buckets import Buckets
 from simplebus.server.http_names import Names
@@ -120,6 +120,10 @@ class HttpDoor:
             task_status.started()
             await self._tick()
 
+    async def accept(self, listener: socket.socket) -> None:
+        """Accept for ever, also where no descriptors are left for peers of the bus."""
+        await listeners.accept(listener, self.serve, spare=memory.SPARE_FOR_OPERATORS)
+
     def serve(self, sock: socket.socket, peer: str) -> None:
         """Take over a connected, non-blocking socket."""
         assert self._nursery is not None, "the door is not running"
@@ -167,8 +171,11 @@ class HttpDoor:
     async def answer(self, request: Request) -> Response:
         """What is answered."""
         self.board.now = trio.current_time()
+        making = self._routes.answer(request)
         try:
-            response = await self.make(self._routes.answer(request))
+            # Health costs next to nothing, and whoever waits for it for long restarts the server.
+            is_health = request.path in OPEN_PATHS
+            response = _made(making) if is_health else await self.make(making)
         except Exception:
             log.exception("the answer about %.80r failed", request.path)
             return problem(500, "the answer could not be made; the server's log says why")
@@ -209,6 +216,16 @@ class HttpDoor:
                 self._free_at = trio.current_time() + took * (1 / PART_OF_LOOP - 1)
 
 
+def _made(making: Generator[None, None, T]) -> T:
+    """What is made, at once."""
+    while True:
+        try:
+            next(making)
+        except StopIteration as made:
+            result: T = made.value
+            return result
+
+
 async def open_door(
     board: Board, hosts: Iterable[str], port: int, nursery: trio.Nursery
 ) -> tuple[str, ...]:
@@ -219,7 +236,7 @@ async def open_door(
     door = HttpDoor(board, names=hosts)
     await nursery.start(door.run)
     for sock in sockets:
-        nursery.start_soon(listeners.accept, sock, door.serve)
+        nursery.start_soon(door.accept, sock)
     return tuple(listeners.name(sock.getsockname()) for sock in sockets)
 
 

@@ -92,8 +92,11 @@ def host_of(peer: str) -> str:
     return peer.rpartition(":")[0].strip("[]")
 
 
-async def accept(listener: socket.socket, serve: Callable[[socket.socket, str], None]) -> None:
+async def accept(
+    listener: socket.socket, serve: Callable[[socket.socket, str], None], *, spare: int = 0
+) -> None:
     """Accept for ever, handing each connected, non-blocking socket over. Closes the listener.
+    `spare` descriptors are for these sockets alone.
 
     Where descriptors or memory run out, who comes waits in the queue, and who is inside notices
     nothing: some descriptors are left for what the server itself opens.
@@ -114,7 +117,7 @@ async def accept(listener: socket.socket, serve: Callable[[socket.socket, str], 
                         says_nothing = True
                         await trio.sleep(_EXHAUSTED_PAUSE_SECONDS)
                     break  # Otherwise the peer left before it was accepted.
-                if sock.fileno() >= memory.descriptors_for_peers():
+                if sock.fileno() >= memory.descriptors_for_peers(spare):
                     sock.close()
                     if not says_nothing:
                         log.error("cannot accept: too many files are open; see LimitNOFILE")

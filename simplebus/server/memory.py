@@ -14,6 +14,8 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 
 _SPARE_DESCRIPTORS = 64
+SPARE_FOR_OPERATORS = 16
+"""Of these, so many are for who asks how the server is doing."""
 
 
 def keep_temporary_arrays_mapped() -> None:
@@ -36,10 +38,12 @@ def give_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def descriptors_for_peers() -> int:
-    """Sockets of peers have descriptors below this one: some are left for the journal's files."""
+def descriptors_for_peers(more: int = 0) -> int:
+    """Sockets of peers have descriptors below this one: some are left for the journal's files, and
+    of these up to so many `more` are for other sockets."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return most - min(_SPARE_DESCRIPTORS, most // 4)
+    spare = min(_SPARE_DESCRIPTORS, most // 4)
+    return most - spare + min(more, spare // 2)
 
 
 def allow_many_sockets() -> None:

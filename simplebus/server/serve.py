@@ -365,7 +365,7 @@ async def _open_http(
     await nursery.start(door.run)
     nursery.start_soon(watch.timing.beat)
     for sock in sockets:
-        nursery.start_soon(listeners.accept, sock, door.serve)
+        nursery.start_soon(door.accept, sock)
     return watch
 
 

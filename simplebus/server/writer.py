@@ -95,9 +95,11 @@ class Writer:
             self._journal.close()
 
     def _turn(self) -> bool:
-        """Write what waits. Returns whether there may be more."""
-        work: list[Lot | Floors | None] = [self._queue.get()]
+        """Write what waits. Returns whether there may be more. Without the reserve nothing is
+        accepted, so nothing may come that would be waited for: it looks by itself."""
+        work: list[Lot | Floors | None] = []
         with contextlib.suppress(queue.Empty):
+            work.append(self._queue.get(timeout=_RETRY_SECONDS if self._is_short else None))
             while True:
                 work.append(self._queue.get_nowait())
         lots = [each for each in work if isinstance(each, Lot)]

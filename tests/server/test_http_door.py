@@ -16,6 +16,7 @@ from simplebus.core import frames
 from simplebus.core.errors import Reason
 from simplebus.monitor.board import Board
 from simplebus.monitor.facts import Facts
+from simplebus.monitor.requests import OPEN_PATHS, Request
 from simplebus.server import http_door
 from simplebus.server.http_door import HttpDoor
 
@@ -309,3 +310,21 @@ async def test_whoever_asks_for_how_much_the_bus_has_nine_tenths_of_the_time(
     busy, passed = 10 * 0.3, trio.current_time() - began
     assert passed >= 9 * 3.0 + 0.3
     assert busy / (passed + 2.7) <= http_door.PART_OF_LOOP + 1e-9
+
+
+async def test_health_waits_for_no_other_answer(autojump_clock: trio.testing.MockClock) -> None:
+    def dear() -> Generator[None, None, str]:
+        autojump_clock.jump(1)
+        yield
+        return "done"
+
+    door = HttpDoor(nothing())
+    async with trio.open_nursery() as nursery:
+        for _ in range(10):
+            nursery.start_soon(door.make, dear())
+        await trio.testing.wait_all_tasks_blocked()
+        began = trio.current_time()
+        for path in OPEN_PATHS:
+            assert (await door.answer(Request(path))).body
+        assert trio.current_time() == began
+        nursery.cancel_scope.cancel()

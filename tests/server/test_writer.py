@@ -151,6 +151,26 @@ def test_a_full_disk_takes_what_is_under_way_and_no_more_until_its_reserve_is_th
     assert running.reserve.is_there
 
 
+def test_a_disk_that_has_space_again_is_noticed_though_nothing_is_to_be_written(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_RETRY_SECONDS", 0.0)
+
+    def fail() -> None:
+        if running.reserve.is_there:
+            raise OSError(errno.ENOSPC, "No space")
+
+    running.journal.fails = fail
+    monkeypatch.setattr(running.reserve, "take", lambda: running.reserve.is_there)
+    running.put(0)
+    running.journal.may_sync.release(2)
+    assert running.hear(2)[-1] == -1
+    running.journal.fails = lambda: None
+    monkeypatch.undo()
+    assert running.hear(1)[-1] == 1
+    assert running.reserve.is_there
+
+
 def test_it_ends_though_nothing_can_be_written_and_says_what_is_lost(
     running: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
