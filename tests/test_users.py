@@ -136,6 +136,7 @@ def test_tables_say_what_users_may() -> None:
         ({"name": "a", "permissions": {"admin": "delete"}}, "users[0].permissions.admin: 'delete'"),
         ({"name": "a", "addresses": "10.0.0.300"}, "users[0]: user 'a': '10.0.0.300'"),
         ({"name": "a", "nkey": "U"}, "users[0].nkey: nkey 'U'"),
+        ({"name": "a", "nkey": "SUABCD"}, "users[0].nkey: nkey: a seed begins with S"),
         ({"name": "a", "nats": {"publish": "a..b"}}, "users[0].nats.publish.allow: 'a..b'"),
         ({"name": 7}, "users[0].name: expected a text"),
     ],

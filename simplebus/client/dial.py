@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import socket
 import ssl
 from collections.abc import Iterable
@@ -51,10 +52,14 @@ class Address:
             parts = urlsplit(text if "://" in text else f"{_SCHEME}://{text}")
             host, port = parts.hostname, parts.port
         except ValueError as error:
-            raise ValueError(f"{text!r} is no address of a bus ({error}); {expected}") from None
+            raise ValueError(
+                f"{_secretless(text)!r} is no address of a bus ({error}); {expected}"
+            ) from None
         extra = parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc
+        if "@" in parts.netloc:
+            expected += "; who one is stands elsewhere"
         if parts.scheme not in (_SCHEME, _SECURE_SCHEME) or not host or port == 0 or extra:
-            raise ValueError(f"{text!r} is no address of a bus; {expected}")
+            raise ValueError(f"{_secretless(text)!r} is no address of a bus; {expected}")
         secure = parts.scheme == _SECURE_SCHEME
         return cls(host, DEFAULT_PORT if port is None else port, secure)
 
@@ -62,6 +67,11 @@ class Address:
         host = f"[{self.host}]" if ":" in self.host else self.host
         scheme = _SECURE_SCHEME if self.is_secure else _SCHEME
         return f"{scheme}://{host}:{self.port}"
+
+
+def _secretless(text: str) -> str:
+    """An address without what may be a password."""
+    return re.sub(r"(?<=//).*@|^[^/]*@", "…@", text)
 
 
 def _no_address(given: object) -> TypeError:

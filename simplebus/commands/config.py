@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -85,12 +86,13 @@ def looked_over(file: str) -> tuple[Config, list[str]]:
     while True:
         with command.make_context("simplebus serve", ["--config", file], obj=check) as given:
             config: Config = given.params["config"]
-            told = _contradictions(cast(typer.Context, given))
+            told, warnings = _contradictions(cast(typer.Context, given))
         found |= dict.fromkeys(told)
         culprits = [name for names in told.values() for name in names if name in config.options]
         if not culprits or len(found) >= MISTAKES_MAX:
             break
         check.left_out.add(culprits[0])
+    config = replace(config, warnings=(*config.warnings, *warnings))
     return config, sorted(dict.fromkeys((*check.mistakes, *found)), key=_line)
 
 
@@ -100,12 +102,12 @@ def _line(mistake: str) -> int:
     return int(found[1]) if found else sys.maxsize
 
 
-def _contradictions(context: typer.Context) -> dict[str, list[str]]:
+def _contradictions(context: typer.Context) -> tuple[dict[str, list[str]], list[str]]:
     """What of a file that is good key by key does not fit together, and which files that it names
-    are no good: each with the options that it names."""
+    are no good: each with the options that it names. And what is to be warned of."""
     from simplebus.commands import engine_flags
     from simplebus.commands import serve as serve_command
-    from simplebus.commands.tls_flags import configured_users, tls_options
+    from simplebus.commands.tls_flags import configured_users, tls_options, trusting
     from simplebus.server.tls import context as tls_context
 
     found: dict[str, list[str]] = {}
@@ -135,7 +137,7 @@ def _contradictions(context: typer.Context) -> dict[str, list[str]]:
         tried(partial(tls_context, each))
     if (folder := context.params["data_dir"]) is not None:
         tried(lambda: _look_at_folder(folder))
-    return found
+    return found, trusting(certificates)
 
 
 def _with_option(said: str, config: Config) -> str:

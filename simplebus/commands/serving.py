@@ -121,7 +121,10 @@ def _planned(context: typer.Context) -> Plan:
         values["log_level"],
         values["log_format"],
         config.bridges if config else (),
-        config.warnings if config else (),
+        (
+            *(config.warnings if config else ()),
+            *tls_flags.trusting((options.tls, options.nats_tls)),
+        ),
         _said(context, config) | {"users": found},
     )
 

@@ -6,6 +6,7 @@ Rule 1: nothing heavy is imported here, so that help is instant.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -73,8 +74,8 @@ PerAddress = Annotated[
     int,
     option(
         "--max-connections-per-address",
-        "Connections that one address may have open at once, at all doors together. One more is "
-        "closed as soon as it comes. 0 sets no limit.",
+        "Connections that one address may have open at once, at the binary and the NATS port "
+        "together. One more is closed as soon as it comes. 0 sets no limit.",
         panel=USERS,
         min=0,
         metavar="COUNT",
@@ -104,6 +105,16 @@ def configured_users(users: Path | None, config: Config | None) -> ConfiguredUse
             logging.getLogger("simplebus").warning(warning)
         groups.append(found)
     return together(groups) if groups else ConfiguredUsers()
+
+
+def trusting(doors: Iterable[TlsOptions | None]) -> list[str]:
+    """A warning where more certificates are good than is likely to be meant."""
+    if any(door and door.wants_certificate and door.ca is None for door in doors):
+        return [
+            "clients must show a certificate, and one of any authority that this system trusts is "
+            "good, as there is no --tls-ca"
+        ]
+    return []
 
 
 def tls_options(

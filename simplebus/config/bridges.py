@@ -21,7 +21,9 @@ credentials = "till.toml"          of these in a file
 
 from __future__ import annotations
 
+import re
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 import typer
@@ -33,6 +35,9 @@ from simplebus.client.dial import Address
 from simplebus.config.mistakes import ConfigError
 from simplebus.config.options import parse_class
 from simplebus.config.tables import Table, table
+
+_PASSWORD = re.compile(r"//[^/@]*:[^@]*@")
+"""In an address."""
 
 
 class CopyTable(Table, frozen=True):
@@ -96,7 +101,7 @@ class BridgeTable(Table, frozen=True):
 
     @property
     def has_secrets(self) -> bool:
-        own = self.password or self.token or self.seed
+        own = self.password or self.token or self.seed or _PASSWORD.search(self.from_ + self.to)
         return bool(own or self.near.has_secrets or self.far.has_secrets)
 
 
@@ -127,11 +132,15 @@ def _bridge(read: BridgeTable, where: str, *, is_served: bool) -> Bridge:
         if not address:
             if not is_served:
                 raise ConfigError(f"{where}: {name!r} is missing")
-        elif not is_nats(address):
-            try:
+            continue
+        try:
+            if is_nats(address):
+                for server in address.split(","):
+                    _ = urlsplit(server).port
+            else:
                 Address.parse(address)
-            except ValueError as error:
-                raise ConfigError(f"{where}.{name}: {error}") from None
+        except ValueError as error:
+            raise ConfigError(f"{where}.{name}: {error}") from None
     if not (read.from_ or read.to):
         raise ConfigError(f"{where}: 'to' is missing, or 'from'")
     copied = [_copied(CopyTable(each), f"{where}.classes") for each in read.classes]

@@ -144,7 +144,7 @@ def users_of(raw: Any, where: str = "users") -> ConfiguredUsers:
         here = f"{where}[{at}]"
         with mistakes.noted():
             if not isinstance(each, dict):
-                raise ConfigError(f"{here}: expected a table, got {each!r}")
+                raise ConfigError(f"{here}: expected a table, as [[{where}]] begins one")
             one = table(UserTable, each, here)
             if one.name in names:
                 raise ConfigError(f"{here}.name: there is another user {one.name!r}")

@@ -177,6 +177,11 @@ def decode_user_key(nkey: str) -> bytes:
 
     Raises ValueError when it is none (nkeys of NATS).
     """
+    if nkey.startswith("S"):
+        raise ValueError(
+            "nkey: a seed begins with S, and is its user's secret; expected the public key, U and "
+            "55 more characters"
+        )
     try:
         raw = base64.b32decode(nkey + "=" * (-len(nkey) % 8))
     except (binascii.Error, ValueError):

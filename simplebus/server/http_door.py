@@ -226,6 +226,16 @@ def _made(making: Generator[None, None, T]) -> T:
             return result
 
 
+def warn_of_open_door(hosts: Iterable[str]) -> None:
+    """Say it where the network comes in without being asked who it is."""
+    if seen := [host for host in hosts if not is_loopback(host)]:
+        log.warning(
+            "whoever reaches %s may see the figures, and the names of who is there: nobody is "
+            "asked who he is",
+            " and ".join(seen),
+        )
+
+
 async def open_door(
     board: Board, hosts: Iterable[str], port: int, nursery: trio.Nursery
 ) -> tuple[str, ...]:
@@ -233,6 +243,7 @@ async def open_door(
     each listener. Raises OSError when one cannot be had."""
     hosts = tuple(hosts)
     sockets = await listeners.bind_all(hosts, port)
+    warn_of_open_door(hosts)
     door = HttpDoor(board, names=hosts)
     await nursery.start(door.run)
     for sock in sockets:
