@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import stat
 from pathlib import Path
 
 import pytest
+from programs import program
 from typer.testing import CliRunner
 
 from simplebus.cli import app
@@ -59,6 +62,29 @@ def test_a_user_is_added_changed_listed_and_taken_away(file: Path) -> None:
     assert run("rm", "ada", *where) == (0, f"ada is taken out of {file}\n")
     assert run("rm", "ada", *where) == (1, f"simplebus: {file}: there is no user 'ada'\n")
     assert [user.name for user in read_users(file)[0].users] == ["scan", "old", "cert"]
+
+
+def test_who_may_read_the_file_stays_so_but_for_others(file: Path) -> None:
+    file.write_text("")
+    groups = [each for each in os.getgroups() if each != os.getgid()]
+    if os.geteuid() == 0 or groups:
+        os.chown(file, -1, groups[0] if groups else 20)
+    group = file.stat().st_gid
+    for before, then in ((0o640, 0o640), (0o664, 0o660), (0o600, 0o600)):
+        file.chmod(before)
+        assert run("add", f"u{before}", "--users", str(file), "--address", "10.0.0.0/8")[0] == 0
+        found = file.stat()
+        assert (stat.S_IMODE(found.st_mode), found.st_gid) == (then, group)
+
+
+def test_who_adds_users_at_once_undoes_nobody_s_work(file: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        words = ("--users", str(file), "--address", "10.0.0.0/8")
+        at_once = [
+            stack.enter_context(program("user", "add", name, *words)) for name in ("a", "b", "c")
+        ]
+        assert [each.end()[0] for each in at_once] == [0, 0, 0]
+    assert {user.name for user in read_users(file)[0].users} == {"a", "b", "c"}
 
 
 def test_what_is_not_about_the_user_stays_to_the_letter(file: Path) -> None:

@@ -11,8 +11,10 @@ import contextlib
 import os
 import re
 import secrets
+import stat
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -37,6 +39,7 @@ app = typer.Typer(
 
 _FILE = Path("users.toml")
 _HEAD = re.compile(r"^[ \t]*\[\[[ \t]*users[ \t]*\]\][ \t]*(#.*)?$", re.MULTILINE)
+_PATIENCE_SECONDS = 30.0
 _SECRET_BYTES_MAX = 4096
 _TOKEN_BYTES = 32
 # What OWASP asks for at least: about 30 ms, and 19 MiB for one check at a time.
@@ -99,12 +102,7 @@ def add(
         ),
     ] = None,
 ) -> None:
-    parts = _parts(users)
-    at = _place(parts, name, users)
-    if at is not None and not change:
-        fail(f"{users}: there is a user {name!r}; --change gives it another secret")
-    if at is None and change:
-        fail(f"{users}: there is no user {name!r}")
+    _found(_parts(users), name, users, change=change)  # Before anything is asked for.
     lines = [f"name = {_text(name)}"]
     made = ""
     if token:
@@ -119,13 +117,16 @@ def add(
     if address:
         lines.append(f"addresses = [{', '.join(map(_text, address))}]")
     block = "[[users]]\n" + "\n".join(lines) + "\n"
-    if at is None:
-        before = parts.pop() if len(parts) == 1 and not parts[0] else ""
-        gap = "\n" if parts and not parts[-1].endswith("\n\n") and parts[-1].strip() else ""
-        parts += [before + gap + block]
-    else:
-        parts[at] = _with_secrets(parts[at], lines)
-    _write(users, "".join(parts))
+    with _alone(users):
+        parts = _parts(users)
+        at = _found(parts, name, users, change=change)
+        if at is None:
+            before = parts.pop() if len(parts) == 1 and not parts[0] else ""
+            gap = "\n" if parts and not parts[-1].endswith("\n\n") and parts[-1].strip() else ""
+            parts += [before + gap + block]
+        else:
+            parts[at] = _with_secrets(parts[at], lines)
+        _write(users, "".join(parts))
     if made:
         typer.echo(made)
     typer.echo(f"{name} is {'added' if at is None else 'changed'} in {users}", err=True)
@@ -133,12 +134,13 @@ def add(
 
 @app.command("rm", help="Take a user away.")
 def remove(name: Name, users: File = _FILE) -> None:
-    parts = _parts(users)
-    at = _place(parts, name, users)
-    if at is None:
-        fail(f"{users}: there is no user {name!r}")
-    del parts[at]
-    _write(users, "".join(parts))
+    with _alone(users):
+        parts = _parts(users)
+        at = _place(parts, name, users)
+        if at is None:
+            fail(f"{users}: there is no user {name!r}")
+        del parts[at]
+        _write(users, "".join(parts))
     typer.echo(f"{name} is taken out of {users}", err=True)
 
 
@@ -189,6 +191,31 @@ def _hash(password: str) -> str:
     return hasher.hash(password)
 
 
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Nobody else changes the file meanwhile: of two who read it, one would undo the other's."""
+    import fcntl
+    import time
+
+    try:
+        folder = os.open(Path(os.path.realpath(path)).parent, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        fail(f"{path} cannot be written: {error.strerror}")
+    try:
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    fail(f"{path} is being changed by somebody else")
+                time.sleep(0.02)
+        yield
+    finally:
+        os.close(folder)
+
+
 def _text(value: str) -> str:
     """As TOML has it."""
     import json
@@ -207,6 +234,16 @@ def _parts(path: Path) -> list[str]:
     _check(path, text)
     heads = [found.start() for found in _HEAD.finditer(text)]
     return [text[a:b] for a, b in zip([0, *heads], [*heads, len(text)], strict=True)]
+
+
+def _found(parts: list[str], name: str, path: Path, *, change: bool) -> int | None:
+    """Which part is the user's, which must be there to be changed, and must not be to be added."""
+    at = _place(parts, name, path)
+    if at is not None and not change:
+        fail(f"{path}: there is a user {name!r}; --change gives it another secret")
+    if at is None and change:
+        fail(f"{path}: there is no user {name!r}")
+    return at
 
 
 def _place(parts: list[str], name: str, path: Path) -> int | None:
@@ -247,15 +284,28 @@ def _check(path: Path, text: str) -> None:
         fail(str(error))
 
 
+def _belong(file: int, like: os.stat_result) -> None:
+    """Give a file the owner, the group and the mode of another one, without what others may do.
+    Raises OSError where that cannot be."""
+    os.fchmod(file, 0o600)
+    try:
+        os.fchown(file, like.st_uid, like.st_gid)
+    except PermissionError as error:
+        raise OSError(error.errno, "its owner, or its group, is somebody else") from None
+    os.fchmod(file, stat.S_IMODE(like.st_mode) & 0o660)
+
+
 def _write(path: Path, text: str) -> None:
-    """The whole file, for its owner alone, or nothing."""
+    """The whole file, or nothing: for its owner alone, or for whom the one that is there is for,
+    which may be a group."""
     _check(path, text)
     target = Path(os.path.realpath(path))
     temporary = ""
     try:
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         with open(handle, "w") as file:
-            os.fchmod(file.fileno(), 0o600)
+            with contextlib.suppress(FileNotFoundError):
+                _belong(file.fileno(), target.stat())
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
