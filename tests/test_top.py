@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import socket
@@ -12,9 +13,10 @@ from pathlib import Path
 
 import pytest
 from programs import run, server
+from rich.console import Console
 
 import simplebus
-from simplebus.commands.top import Facts, figure, plain, sparkline
+from simplebus.commands.top import Facts, figure, fitted, plain, sparkline
 
 HOSTILE = "evil\x1b[31m[bold]name"
 
@@ -127,3 +129,62 @@ def test_a_line_is_as_high_as_its_values() -> None:
     assert sparkline([0, 1, 2]) == "▁▅█"
     assert sparkline([0, 0]) == "▁▁"
     assert sparkline([]) == ""
+
+
+def column(title: str, unit: str = "count", *, is_flow: bool = False) -> dict[str, object]:
+    return {"title": title, "unit": unit, "is_flow": is_flow}
+
+
+SAID = {
+    "rates": {"flows": {"published": [0.0] * 100 + [7.0, 8.0]}},
+    "facts": {
+        "title": "simplebus",
+        "subtitle": "bus x",
+        "health": {"ready": True, "draining": False, "why": ""},
+        "tiles": [{"title": f"Tile {n}", "value": n, "unit": ""} for n in range(8)],
+        "notes": [{"about": "class 'orders'", "sentence": "it waits. " * 20, "is_bad": False}],
+        "tables": [
+            {
+                "key": key,
+                "title": key,
+                "left_out": 0,
+                "columns": [
+                    column("Name", "text"),
+                    *(column("Nothing") for _ in range(5)),
+                    column("Published", is_flow=True),
+                    column("Why", "text"),
+                ],
+                "rows": [[f"{key} {n}", 0, 0, 0, 0, 0, 123_456, "because " * 9] for n in range(50)],
+            }
+            for key in ("classes", "sessions")
+        ],
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("width", "height"), [(40, 15), (60, 20), (80, 24), (120, 40), (200, 60), (20, 5)]
+)
+def test_a_screen_of_any_size_shows_what_fits(width: int, height: int) -> None:
+    console = Console(width=width, height=height, file=io.StringIO(), force_terminal=True)
+    facts = Facts("127.0.0.1:1")
+    facts.speeds(SAID, 0.0)
+    picture = fitted(console, SAID, facts.speeds(SAID, 1.0))
+    lines = ["".join(part.text for part in line) for line in console.render_lines(picture)]
+    assert all(len(line) == width for line in lines)
+    assert lines[0].startswith("╭─ ● ready")
+    if width >= 60:
+        (flow,) = (line for line in lines if "published" in line)
+        assert flow.rstrip(" │").endswith("▇█")
+    if height >= 20:
+        assert len(lines) <= height
+        assert lines[-1].startswith("╰")
+        for key in ("classes", "sessions"):
+            (row,) = (line for line in lines if f" {key} 0 " in line)
+            assert "123,456" in row
+
+
+def test_an_older_picture_says_why_there_is_no_newer_one() -> None:
+    console = Console(width=80, height=24, file=io.StringIO())
+    picture = fitted(console, SAID, {}, "it does not \x1banswer")
+    assert str(picture.title) == "it does not \\x1banswer"

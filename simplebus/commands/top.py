@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
     import ssl
     from urllib.request import OpenerDirector
 
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
+    from rich.panel import Panel
     from rich.table import Table
+    from rich.text import Text
 
     from simplebus.client.access import Access
 
@@ -39,6 +42,16 @@ _ANSWER_BYTES_MAX = 16 * 1024 * 1024
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _LINE_CHARACTERS = 40
 _ROWS_ONCE = 1000
+_WIDTH_ONCE = 160
+_FRAME = 4
+"""Columns that the frame takes."""
+_COLUMNS_AT = 100
+"""From this width on figures stand in columns."""
+_TEXT_CHARACTERS = 24
+"""A text has so many of its characters before another column has to go."""
+
+Speeds: TypeAlias = dict[str, list[float | None]]
+"""How fast the cells of a row grow, by its first cells; None for those that do not."""
 
 
 class Facts:
@@ -79,8 +92,11 @@ class Facts:
             raise other
         return said
 
-    def rates(self, table: dict[str, Any], now: float) -> dict[str, list[float | None]]:
-        """How fast its figures grow, by the first cells of rows."""
+    def speeds(self, said: dict[str, Any], now: float) -> dict[str, Speeds]:
+        """How fast figures grow, by table."""
+        return {table["key"]: self._rates(table, now) for table in said["facts"]["tables"]}
+
+    def _rates(self, table: dict[str, Any], now: float) -> Speeds:
         rows = {_key(row): row for row in table["rows"]}
         known = self._before.get(table["key"])
         self._before[table["key"]] = now, rows
@@ -105,6 +121,8 @@ def _straight(tls: ssl.SSLContext | None) -> OpenerDirector:
     import urllib.request  # It brings TLS and more, which help does without.
 
     class Nowhere(urllib.request.HTTPRedirectHandler):
+        """Goes to no other place."""
+
         def redirect_request(self, *_: Any) -> None:
             return None
 
@@ -179,15 +197,17 @@ def top(
     from rich.console import Console
 
     console = Console()
+    now = time.monotonic()
     if once or not console.is_terminal:
-        console.print(shown(said, facts, time.monotonic(), rows=_ROWS_ONCE))
+        if not console.is_terminal and "COLUMNS" not in os.environ:
+            console.width = _WIDTH_ONCE
+        console.print(shown(said, facts.speeds(said, now), rows=_ROWS_ONCE))
         return
     _watch(console, facts, said, max(0.1, interval))
 
 
-def _watch(console: Any, facts: Facts, said: dict[str, Any], interval: float) -> None:
+def _watch(console: Console, facts: Facts, said: dict[str, Any], interval: float) -> None:
     from rich.live import Live
-    from rich.text import Text
 
     problem = ""
     with Live(console=console, screen=True, auto_refresh=False) as live:
@@ -196,15 +216,37 @@ def _watch(console: Any, facts: Facts, said: dict[str, Any], interval: float) ->
                 said, problem = facts.ask(), ""
             except OSError as error:
                 problem = str(error)
-            picture = shown(said, facts, time.monotonic(), rows=max(2, console.height // 8))
-            if problem:
-                picture.title = Text(plain(problem), style="bold red")
-            live.update(picture, refresh=True)
+            speeds = facts.speeds(said, time.monotonic())
+            live.update(fitted(console, said, speeds, problem), refresh=True)
             time.sleep(interval)
 
 
-def shown(said: dict[str, Any], facts: Facts, now: float, *, rows: int) -> Any:
-    """A snapshot as it is printed, with at most so many rows of each table."""
+def fitted(
+    console: Console, said: dict[str, Any], speeds: dict[str, Speeds], problem: str = ""
+) -> Panel:
+    """A snapshot with as many rows of each table as there is place for. A `problem` is why there is
+    no newer one."""
+    from rich.text import Text
+
+    fewest, most = 1, console.height
+    picture = shown(said, speeds, rows=1, width=console.width)
+    while fewest < most:
+        rows = (fewest + most + 1) // 2
+        tried = shown(said, speeds, rows=rows, width=console.width)
+        if len(console.render_lines(tried)) <= console.height:
+            picture, fewest = tried, rows
+        else:
+            most = rows - 1
+    if problem:
+        picture.title = Text(plain(problem), style="bold red")
+    return picture
+
+
+def shown(
+    said: dict[str, Any], speeds: dict[str, Speeds], *, rows: int, width: int | None = None
+) -> Panel:
+    """A snapshot as it is printed, with at most so many rows of each table. With a width, each row
+    is one line, and what is least worth it is left out."""
     from rich.console import Group
     from rich.panel import Panel
     from rich.text import Text
@@ -213,31 +255,40 @@ def shown(said: dict[str, Any], facts: Facts, now: float, *, rows: int) -> Any:
     health = found["health"]
     word = "draining" if health["draining"] else "ready" if health["ready"] else "not ready"
     colour = {"ready": "green", "draining": "yellow", "not ready": "red"}[word]
-    parts: list[RenderableType] = [_rates(said["rates"]), _tiles(found["tiles"])]
+    inside = None if width is None else width - _FRAME
+    parts: list[RenderableType] = [_rates(said["rates"], inside), _tiles(found["tiles"], inside)]
     for note in found["notes"][:rows]:
         style, sign = ("red", "▲ ") if note["is_bad"] else ("yellow", "• ")
         about = Text(f"{plain(note['about'])}: ", style="bold")
         parts.append(Text(sign, style=style) + about + plain(note["sentence"]))
     for table in found["tables"]:
         if table["rows"]:
-            parts.append(_table(table, facts.rates(table, now), rows))
-    subtitle = plain(found["subtitle"])
-    title = Text(plain(found["title"]), style="bold") + Text(f" {subtitle} ", style="dim")
+            parts.append(_table(table, speeds.get(table["key"], {}), rows, inside))
     if health["why"]:
         word = f"{word}: {plain(health['why'])}"
-    return Panel(Group(*parts), title=title + Text(f"● {word}", style=colour), title_align="left")
+    title = Text(f"● {word} ", style=colour) + Text(plain(found["title"]), style="bold")
+    title += Text(f" {plain(found['subtitle'])}", style="dim")
+    return Panel(Group(*parts), title=title, title_align="left")
 
 
-def _rates(rates: dict[str, Any]) -> RenderableType:
+def _rates(rates: dict[str, Any], width: int | None) -> RenderableType:
     from rich.table import Table
 
+    lines = [
+        (plain(name), f"{figure(line[-1] or 0.0 if line else 0.0, 'rate')}/s", line)
+        for name, line in rates["flows"].items()
+    ]
+    characters = _LINE_CHARACTERS
+    if width is not None:
+        taken = sum(max((len(each[at]) for each in lines), default=0) + 2 for at in range(2))
+        characters = max(0, min(characters, width - taken))
     grid = Table.grid(padding=(0, 2))
     grid.add_column()
     grid.add_column(justify="right")
     grid.add_column()
-    for name, line in rates["flows"].items():
-        seen = [value or 0.0 for value in line[-_LINE_CHARACTERS:]]
-        grid.add_row(plain(name), f"{figure(seen[-1] if seen else 0, 'rate')}/s", sparkline(seen))
+    for name, now, line in lines:
+        seen = [value or 0.0 for value in line[len(line) - characters :]]
+        grid.add_row(name, now, sparkline(seen) if characters else "")
     return grid
 
 
@@ -249,47 +300,96 @@ def sparkline(values: list[float]) -> str:
     return "".join(_BLOCKS[1 + round(value / most * (len(_BLOCKS) - 2))] for value in values)
 
 
-def _tiles(tiles: list[dict[str, Any]]) -> RenderableType:
+def _tiles(tiles: list[dict[str, Any]], width: int | None) -> RenderableType:
     from rich.columns import Columns
     from rich.text import Text
 
-    return Columns(
-        [
-            Text(figure(tile["value"], tile["unit"] or "count"), style="bold")
-            + Text(f" {plain(tile['title'])}", style="dim")
-            for tile in tiles
-        ],
-        padding=(0, 3),
-    )
+    made = [
+        Text(figure(tile["value"], tile["unit"] or "count"), style="bold")
+        + Text(f" {plain(tile['title'])}", style="dim")
+        for tile in tiles
+    ]
+    if width is None or width >= _COLUMNS_AT:
+        return Columns(made, padding=(0, 3))
+    lines: list[list[Text]] = [[]]
+    for each in made:
+        if lines[-1] and sum(len(one) + 3 for one in lines[-1]) + len(each) > width:
+            lines.append([])
+        lines[-1].append(each)
+    return Text("\n").join(Text("   ").join(line) for line in lines)
 
 
-def _table(table: dict[str, Any], rates: dict[str, list[float | None]], rows: int) -> Table:
-    from rich.box import SIMPLE_HEAD
+def _table(table: dict[str, Any], speeds: Speeds, rows: int, width: int | None) -> Table:
     from rich.table import Table
     from rich.text import Text
 
     left_out = table["left_out"] + max(0, len(table["rows"]) - rows)
-    made = Table(title=plain(table["title"]), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
-    for column in table["columns"]:
-        is_text = column["unit"] == "text"
+    title = plain(table["title"]) + (f", and {left_out:,} more" if left_out else "")
+    made = Table(
+        title=Text(title, style="italic"),
+        title_justify="left",
+        box=None,
+        padding=(0, 1),
+        header_style="bold underline",
+    )
+    columns = table["columns"]
+    cells = [_cells(row, columns, speeds.get(_key(row), [])) for row in table["rows"][:rows]]
+    kept = _kept(columns, cells, width)
+    for at, characters in kept.items():
+        is_text = columns[at]["unit"] == "text"
         made.add_column(
-            plain(column["title"]),
+            plain(columns[at]["title"]),
             justify="left" if is_text else "right",
-            overflow="fold" if is_text else "ellipsis",
+            overflow="fold" if width is None else "ellipsis",
+            no_wrap=width is not None,
+            width=characters,
         )
-    for row in table["rows"][:rows]:
-        speeds = rates.get(_key(row), [])
-        cells = []
-        for at, (cell, column) in enumerate(zip(row, table["columns"], strict=True)):
-            text = Text(figure(cell, column["unit"]))
-            if column["is_flow"] and speeds and speeds[at]:
-                unit = "bytes" if column["unit"] == "bytes" else "rate"
-                text += Text(f" {figure(speeds[at], unit)}/s", style="dim")
-            cells.append(text)
-        made.add_row(*cells)
-    if left_out:
-        made.caption = f"and {left_out:,} more"
+    for line in cells:
+        made.add_row(*(line[at] for at in kept))
     return made
+
+
+def _cells(row: list[Any], columns: list[dict[str, Any]], speeds: list[float | None]) -> list[Text]:
+    from rich.text import Text
+
+    made = []
+    for at, (cell, column) in enumerate(zip(row, columns, strict=True)):
+        text = Text(figure(cell, column["unit"]))
+        if column["is_flow"] and speeds and speeds[at]:
+            unit = "bytes" if column["unit"] == "bytes" else "rate"
+            text += Text(f" {figure(speeds[at], unit)}/s", style="dim")
+        made.append(text)
+    return made
+
+
+def _kept(
+    columns: list[dict[str, Any]], cells: list[list[Text]], width: int | None
+) -> dict[int, int | None]:
+    """Which columns there is place for, and how wide each is, None for as it comes. First those go
+    in which there is nothing, then the last ones; texts are cut short."""
+    if width is None:
+        return dict.fromkeys(range(len(columns)))
+    longest = [
+        max(len(column["title"]), *(len(line[at]) for line in cells))
+        for at, column in enumerate(columns)
+    ]
+    kept: dict[int, int | None] = {
+        at: min(size, _TEXT_CHARACTERS) if columns[at]["unit"] == "text" else size
+        for at, size in enumerate(longest)
+    }
+
+    def left() -> int:
+        return width - sum((size or 0) + 2 for size in kept.values())
+
+    empty = [at for at in kept if all(line[at].plain in ("0", "–", "0 B") for line in cells)]
+    last = [at for at in kept if at not in empty]
+    for at in (*reversed(empty), *reversed(last[1:])):
+        if left() >= 0:
+            break
+        del kept[at]
+    for at, size in kept.items():
+        kept[at] = (size or 0) + max(0, min(left(), longest[at] - (size or 0)))
+    return kept
 
 
 def figure(value: Any, unit: str) -> str:
