@@ -43,6 +43,7 @@ def between(
                 channels=terms.channels,
                 start=start,
                 clock=clock,
+                place=near,
             )
             kept = await here.open()
             if (here.identity, here.class_id) == (there.identity, there.class_id):

@@ -63,6 +63,7 @@ def to_nats(
                 durable=terms.name,
                 channels=terms.channels,
                 start=copied.start,
+                place=near,
             )
             at = await here.open()
             if copied.stream:

@@ -13,6 +13,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import trio
@@ -21,6 +23,7 @@ from simplebus.bridge.ends import Found, Refusal
 from simplebus.bridge.progress import Mark
 from simplebus.bridge.rewriting import Piece
 from simplebus.bridge.wires import check
+from simplebus.client.link import Place
 from simplebus.client.signal import Signal
 from simplebus.client.wire import Wire
 from simplebus.core import dead_letters, envelope, frames
@@ -30,14 +33,21 @@ from simplebus.core.client.messages import Batch
 from simplebus.core.dead_letters import Dead, Death
 from simplebus.core.envelope_columns import Seconds
 from simplebus.core.errors import Reason
-from simplebus.core.frames import DELIMITER
+from simplebus.core.frames import DELIMITER, FrameBatch
 from simplebus.core.limits import (
     DELIMITER_BYTES,
     FETCH_BYTES_MAX,
     FETCH_MESSAGES_MAX,
     HEADER_BYTES,
 )
-from simplebus.core.requests import FetchReply, NamedClass, Start, SubscribeReply, SubscribeRequest
+from simplebus.core.requests import (
+    FetchReply,
+    FetchRequest,
+    NamedClass,
+    Start,
+    SubscribeReply,
+    SubscribeRequest,
+)
 
 log = logging.getLogger("simplebus.bridge")
 
@@ -52,6 +62,15 @@ _AGAIN_SECONDS = 86_400.0
 _GUESSES = 3
 _GUESSED_BYTES = FETCH_BYTES_MAX * 3 // 4
 """A guess is right while messages are not suddenly longer by a third."""
+
+
+@runtime_checkable
+class Within(Protocol):
+    """A bus in this process, the messages of which can be seen where they are."""
+
+    def see(self, class_id: int, wish: FetchRequest) -> tuple[FetchReply, list[FrameBatch]] | None:
+        """What a Fetch would be answered now, valid until the next await; None where that takes
+        longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +93,10 @@ class NearBus:
         channels: tuple[str, ...] = (),
         start: str = "waiting",
         clock: Callable[[], float] = time.time,
+        place: Place | None = None,
     ) -> None:
         """`start` is where a durable begins that is not there yet; `clock` is in seconds since
-        1970, as that of the bus."""
+        1970, as that of the bus; `place` is where the wire leads."""
         self._wire = wire
         self._core = wire.core
         self._class = class_
@@ -84,6 +104,7 @@ class NearBus:
         self._channels = list(channels)
         self._start = start
         self._clock = clock
+        self._within = place if isinstance(place, Within) else None
         self.class_id = -1
         self.head = 0
         self.identity = self.memory = wire.core.bus_id
@@ -134,6 +155,8 @@ class NearBus:
     # Reading -------------------------------------------------------------------------------------
 
     async def find(self, at: int) -> Found:
+        if self._within is not None and (found := await self._seen(self._within, at)) is not None:
+            return found
         if self._asked and self._asked[0].first != at:
             self._asked.clear()
         if not self._asked:
@@ -146,6 +169,24 @@ class NearBus:
         ages = _ages(reply, now)
         batches = asked.request.batches
         pieces = [part for batch in batches for part in _unpurged(batch, reply, ages)]
+        missed = max(0, reply.first - at)
+        return Found(pieces, at, max(at, reply.next), reply.head, missed, now)
+
+    async def _seen(self, within: Within, at: int) -> Found | None:
+        """The same without asking; None where it takes longer. Others have their turn first."""
+        await trio.lowlevel.checkpoint()
+        check(self._wire)
+        seen = within.see(self.class_id, FetchRequest(first=at, times=True))
+        if seen is None:
+            return None
+        reply, batches = seen
+        now = self._clock()
+        ages = _ages(reply, now)
+        pieces, first = [], reply.first
+        for batch in batches:
+            for whole in _of_one_type(batch, first, ages[first - reply.first :]):
+                pieces += _left_of(whole, reply.purged)
+            first += batch.count
         missed = max(0, reply.first - at)
         return Found(pieces, at, max(at, reply.next), reply.head, missed, now)
 
@@ -311,11 +352,24 @@ def _unpurged(batch: Batch, reply: FetchReply, ages: Seconds) -> list[Piece]:
         old = ages[found.start - reply.first : found.stop - reply.first]
     else:
         sequences, old = found, ages[found - reply.first]
-    whole = Piece(batch.data, batch.bounds, sequences, old, batch.stride)
-    if not reply.purged:
+    return _left_of(Piece(batch.data, batch.bounds, sequences, old, batch.stride), reply.purged)
+
+
+def _of_one_type(batch: FrameBatch, first: int, ages: Seconds) -> list[Piece]:
+    """Copies of the frames from sequence `first` on, apart where their types differ."""
+    raw = batch.data.tobytes()
+    whole = Piece(raw, batch.bounds, np.arange(first, first + batch.count), ages[: batch.count])
+    types = np.frombuffer(raw, np.uint8)[batch.starts]
+    edges = [0, *(np.flatnonzero(types[1:] != types[:-1]) + 1).tolist(), batch.count]
+    return [whole.part(a, b) for a, b in pairwise(edges)] if len(edges) > 2 else [whole]
+
+
+def _left_of(whole: Piece, purged: Sequence[tuple[int, int]]) -> list[Piece]:
+    """Without what is purged."""
+    if not purged:
         return [whole]
-    parts, at, first = [], 0, int(sequences[0])
-    for begin, end in reply.purged:
+    parts, at, first = [], 0, int(whole.sequences[0])
+    for begin, end in purged:
         begin, end = max(0, begin - first), min(whole.count, end - first)
         if begin < end:
             parts.append((at, begin))

@@ -132,7 +132,7 @@ class Broker:
         )
         self.explaining = Explaining(self.store, self.sessions, self.refused, identity=identity)
         self._verdicts = Verdicts(self.store, self.refused, self.make_ready)
-        self._lookups = Lookups(self.store, self.make_ready, self.answers.wake)
+        self.lookups = Lookups(self.store, self.make_ready, self.answers.wake)
         self.classes = self.store.classes
         self.budget = self.store.budget
         self.spilling = self.store.spilling
@@ -391,13 +391,13 @@ class Broker:
                     self.answers.unsubscribe(session, event)
                 case FetchAsked():
                     refuse = partial(self._refuse_asked, session, event)
-                    self._lookups.fetch(session, event, refuse)
-                case PurgeAsked() if self._lookups.purge_elsewhere(
+                    self.lookups.fetch(session, event, refuse)
+                case PurgeAsked() if self.lookups.purge_elsewhere(
                     session, event, partial(self._refuse_asked, session, event)
                 ):
                     pass
                 case PurgeAsked():
-                    last = self._lookups.check_purge(session, event)
+                    last = self.lookups.check_purge(session, event)
                     session.outbox.owe(partial(self._purge, session, event, last))
                     self.make_ready(session.outbox)
                 case InquiryAsked():
@@ -424,7 +424,7 @@ class Broker:
         if session.closed:
             return
         try:
-            self._lookups.purge(session, asked, last)
+            self.lookups.purge(session, asked, last)
         except RemoteProtocolError as error:
             self._refuse_asked(session, asked, error)
 

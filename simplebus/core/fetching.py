@@ -7,18 +7,22 @@ Rule 2: many may be asked for at once: each is looked up when the peer has taken
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from simplebus.core import frames
 from simplebus.core.budget import MemoryBudget
 from simplebus.core.classes import MessageClass
 from simplebus.core.events import FetchAsked
+from simplebus.core.frames import FrameBatch
 from simplebus.core.limits import FETCH_BYTES_MAX, FETCH_PURGED_MAX, FETCH_TIMES_MAX
 from simplebus.core.outbox import Outbox
-from simplebus.core.requests import FetchReply
+from simplebus.core.requests import FetchReply, FetchRequest
 from simplebus.core.ring import Ring
 from simplebus.core.session import Session
 from simplebus.core.spilling import Read, Stretch
 from simplebus.core.store import Store
+
+T = TypeVar("T")
 
 
 class Fetching:
@@ -32,6 +36,22 @@ class Fetching:
         """A peer asks for messages of a class."""
         session.outbox.owe(_Fetch(self, session, asked, cls).answer)
         self.make_ready(session.outbox)
+
+    def see(
+        self, cls: MessageClass, wish: FetchRequest
+    ) -> tuple[FetchReply, list[FrameBatch]] | None:
+        """The same for a part of the server: the frames are views that are valid until the ring
+        changes. None where it must be read from disk."""
+        head = self.head(cls)
+        first, last = _range(cls, wish, head)
+        if first < min(cls.ring.floor, last):
+            return None
+
+        def take(at: int, last: int, space: int) -> tuple[FrameBatch, int, int]:
+            batch, next = cls.ring.batch(at, last, space)
+            return batch, next, batch.data.size
+
+        return _found(cls, first, last, head, take, times=wish.times)
 
     def head(self, cls: MessageClass) -> int:
         """What may be gone after a crash is shown to nobody who asks: he would not ask again."""
@@ -86,9 +106,7 @@ class _Fetch:
         """Say it. Returns False when it must be read first."""
         cls, asked, wish = self._cls, self._asked, self._asked.asked
         head = self._fetching.head(cls)
-        first = wish.first if wish.time is None else cls.times.find(wish.time, head)
-        first = min(max(first, cls.first), head)
-        last = min(first + wish.count, head)
+        first, last = _range(cls, wish, head)
         ring = cls.ring
         if first < min(ring.floor, last):
             if self._found is None:
@@ -103,32 +121,12 @@ class _Fetch:
             else:
                 first = max(first, ring.floor)
                 last = max(first, min(last, ring.head))
-        times: list[tuple[int, float]] = []
-        if wish.times:
-            times = cls.times.steps(first, last, most=FETCH_TIMES_MAX + 1)
-            if len(times) > FETCH_TIMES_MAX:
-                last, _ = times.pop()
-        purged: list[tuple[int, int]] = []
-        if cls.purged:
-            purged = cls.purged.within(first, last)
-            if len(purged) > FETCH_PURGED_MAX:
-                last, _ = purged[FETCH_PURGED_MAX]
-        pieces: list[memoryview] = []
-        at, space = first, FETCH_BYTES_MAX
-        while at < last and space > 0:
-            piece, at = ring.piece(at, last, space)
-            pieces.append(piece)
-            space -= len(piece)
-        while times and times[-1][0] >= at:
-            times.pop()
-        reply = FetchReply(
-            first=first,
-            next=at,
-            floor=cls.first,
-            head=head,
-            times=times,
-            purged=[(a, min(b, at)) for a, b in purged if a < at],
-        )
+
+        def take(at: int, last: int, space: int) -> tuple[memoryview, int, int]:
+            piece, next = ring.piece(at, last, space)
+            return piece, next, len(piece)
+
+        reply, pieces = _found(cls, first, last, head, take, times=wish.times)
         frame = frames.encode(
             frames.FETCH, class_id=cls.class_id, message_id=asked.request, content=reply.encode()
         )
@@ -142,3 +140,50 @@ class _Fetch:
         self._session.outbox.go_on()
         if not self._session.closed:
             self._fetching.make_ready(self._session.outbox)
+
+
+def _range(cls: MessageClass, wish: FetchRequest, head: int) -> tuple[int, int]:
+    """The sequences that are wished for, as far as there are any."""
+    first = wish.first if wish.time is None else cls.times.find(wish.time, head)
+    first = min(max(first, cls.first), head)
+    return first, min(first + wish.count, head)
+
+
+def _found(
+    cls: MessageClass,
+    first: int,
+    last: int,
+    head: int,
+    take: Callable[[int, int, int], tuple[T, int, int]],
+    *,
+    times: bool,
+) -> tuple[FetchReply, list[T]]:
+    """What there is of first..last-1, as much as an answer may have, and what is said of it.
+    `take` gives a piece of it, what follows, and its size."""
+    steps: list[tuple[int, float]] = []
+    if times:
+        steps = cls.times.steps(first, last, most=FETCH_TIMES_MAX + 1)
+        if len(steps) > FETCH_TIMES_MAX:
+            last, _ = steps.pop()
+    purged: list[tuple[int, int]] = []
+    if cls.purged:
+        purged = cls.purged.within(first, last)
+        if len(purged) > FETCH_PURGED_MAX:
+            last, _ = purged[FETCH_PURGED_MAX]
+    pieces: list[T] = []
+    at, space = first, FETCH_BYTES_MAX
+    while at < last and space > 0:
+        piece, at, size = take(at, last, space)
+        pieces.append(piece)
+        space -= size
+    while steps and steps[-1][0] >= at:
+        steps.pop()
+    reply = FetchReply(
+        first=first,
+        next=at,
+        floor=cls.first,
+        head=head,
+        times=steps,
+        purged=[(a, min(b, at)) for a, b in purged if a < at],
+    )
+    return reply, pieces

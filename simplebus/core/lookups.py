@@ -13,9 +13,10 @@ from simplebus.core.elsewhere import Asking, Elsewhere
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.events import FetchAsked, PurgeAsked
 from simplebus.core.fetching import Fetching
+from simplebus.core.frames import FrameBatch
 from simplebus.core.outbox import Outbox
 from simplebus.core.purging import purge
-from simplebus.core.requests import PurgeReply
+from simplebus.core.requests import FetchReply, FetchRequest, PurgeReply
 from simplebus.core.rights import Right, check_fetch, check_right
 from simplebus.core.session import Session
 from simplebus.core.store import Store
@@ -45,6 +46,11 @@ class Lookups:
             self._fetching.fetch(session, asked, cls)
         else:
             self._ask(cls.elsewhere, session, asked, refuse)
+
+    def see(self, class_id: int, wish: FetchRequest) -> tuple[FetchReply, list[FrameBatch]] | None:
+        """See `Fetching`. None, too, where it is not here."""
+        cls = self._store.class_of(class_id)
+        return self._fetching.see(cls, wish) if cls.elsewhere is None else None
 
     def _ask(
         self,
