@@ -26,7 +26,7 @@ from simplebus.bridge.origin import PATH
 from simplebus.bridge.settings import is_nats
 from simplebus.client.blocking import connect_blocking
 
-COUNT = 2_000_000
+COUNT = 4_000_000
 QUICK_PART = 4
 SIZE_BYTES = 128
 CLASS = 1
@@ -52,8 +52,9 @@ def run(manner: Manner) -> list[Row]:
                 marked, same = _to_nats(manner, nats, count, way, has_path=True)
                 bare, plain = _to_nats(manner, nats, count, way, has_path=False)
                 found(f"to NATS, against a publisher of the same, {way}", marked / same, "x", 0.8)
-                found(f"the same without the path, {way}", bare / plain, "x", 0.8)
-                found(f"with it, against one without, {way}", marked / plain, "x", None)
+                found(f"to NATS without the path, {way}", bare / plain, "x", 0.8)
+                found(f"with it, against a publisher without, {way}", marked / plain, "x", 0.8)
+                found("that publisher with it, against without", same / plain, "x", None)
     return list(rows.values())
 
 
