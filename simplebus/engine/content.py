@@ -14,7 +14,15 @@ from itertools import pairwise
 import numpy as np
 
 from simplebus.core import frames
-from simplebus.core.frames import DELIMITER, HEADER, Bytes, Flags, FrameBatch, Integers
+from simplebus.core.frames import (
+    DELIMITER,
+    HEADER,
+    Bytes,
+    Flags,
+    FrameBatch,
+    Integers,
+    unaligned,
+)
 from simplebus.core.limits import (
     DELIMITER_BYTES,
     HEADER_BYTES,
@@ -205,8 +213,8 @@ def framed(class_id: int, messages: Messages, *, is_envelope: bool) -> tuple[Fra
     is_odd = raw.find(DELIMITER, int(begins[0]), int(messages.ends[-1])) >= 0
     size = int(lengths[0])
     if not is_odd and (lengths == size).all():
-        windows = np.lib.stride_tricks.sliding_window_view(messages.data, size or 1)
-        payloads = windows[begins][:, :size]
+        items = unaligned(messages.data, np.dtype(f"V{size or 1}"))
+        payloads = items[begins].view(np.uint8).reshape(-1, size or 1)[:, :size]
         data = writing.table(messages.count, [head, payloads, DELIMITER])
         stride = HEADER_BYTES + size + DELIMITER_BYTES
         bounds = np.arange(0, len(data) + 1, stride, dtype=np.int64)

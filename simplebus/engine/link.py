@@ -42,8 +42,8 @@ _PORT = 4222
 _ALONE_BYTES = 64 * 1024
 _READ_BYTES = 256 * 1024
 _TICK_SECONDS = 1.0
-_REST_SECONDS = 0.002
-_REST_BYTES = 4 * 1024
+_REST_SECONDS, _LONG_REST_SECONDS = 0.002, 0.005
+_REST_BYTES, _LONG_BYTES = 4 * 1024, 24 * 1024
 """Behind a read of more than this the next one waits a little: a few large pieces cost less than
 many small ones."""
 
@@ -368,7 +368,7 @@ class Link:
                 self._handle(event)
             self.flush()
             if _REST_BYTES < len(data) < _READ_BYTES:
-                await trio.sleep(_REST_SECONDS)
+                await trio.sleep(_REST_SECONDS if len(data) < _LONG_BYTES else _LONG_REST_SECONDS)
 
     def _is_connected(self, server: NatsAddress, info: Info) -> None:
         self.connections += 1

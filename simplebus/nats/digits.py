@@ -45,6 +45,17 @@ def value(digits: Words) -> Integers:
     return digits.view(np.int64)
 
 
+def _last_eight(words: Words, lengths: Integers, ends: Integers) -> tuple[Words, Flags]:
+    """The numbers that the last eight digits make, or as many as there are, of those that end
+    there; and which are digits."""
+    digits = words[ends - _SIZE]
+    digits ^= _ZEROS
+    digits &= _LAST.take(np.minimum(lengths, _SIZE))
+    # Of a digit's value, and of that and six, the upper half is empty.
+    odd = (digits | (digits + _SIXES)) & _HIGH_HALVES
+    return value(digits).view(np.uint64), odd == 0
+
+
 def numbers(data: Bytes, begins: Integers, ends: Integers) -> tuple[Integers, Flags]:
     """The numbers that stand in data[begins[i]:ends[i]], and which of them are any.
 
@@ -57,15 +68,13 @@ def numbers(data: Bytes, begins: Integers, ends: Integers) -> tuple[Integers, Fl
         lengths = np.where(good, lengths, 0)
         ends = np.where(good, ends, DIGITS_BEHIND)
     words = unaligned(data, _WORD)
-    total = np.zeros(lengths.size, np.uint64)
-    for at in range(0, int(lengths.max(initial=0)), _SIZE):
-        digits = words[ends - at - _SIZE]
-        digits ^= _ZEROS
-        digits &= _LAST.take(np.minimum(np.maximum(lengths - at, 0), _SIZE))
-        # Of a digit's value, and of that and six, the upper half is empty.
-        odd = (digits | (digits + _SIXES)) & _HIGH_HALVES
-        good &= odd == 0
+    total, sound = _last_eight(words, lengths, ends)
+    good &= sound
+    for at in range(_SIZE, int(lengths.max(initial=0)), _SIZE):
+        longer = np.flatnonzero(lengths > at)
+        above, sound = _last_eight(words, lengths[longer] - at, ends[longer] - at)
+        good[longer] &= sound
         # What exceeds a word is seen below: 19 digits do not.
-        total += value(digits).view(np.uint64) * np.uint64(10**at)
+        total[longer] += above * np.uint64(10**at)
     good &= total <= _MAX
     return np.where(good, total, 0).view(np.int64), good

@@ -27,7 +27,7 @@ import msgspec
 import numpy as np
 
 from simplebus.core.errors import BusError
-from simplebus.core.frames import Flags, Integers
+from simplebus.core.frames import Flags, Integers, unaligned
 from simplebus.nats.client import shapes
 from simplebus.nats.client.events import Messages
 from simplebus.nats.client.writing import Column, block, digits, pub, table
@@ -52,6 +52,8 @@ _SENTENCE_CHARACTERS_MAX = 500
 _SAFE = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) != "%")
 _ACK_TOKENS, _LONG_ACK_TOKENS = 9, 11
 _DOT = np.uint8(ord("."))
+_WORD: np.dtype[np.uint64] = np.dtype("<u8")
+_ACK_BEGINS = np.uint64(int.from_bytes(b"$JS.ACK.", "little"))
 _STATUS = re.compile(rb"NATS/1\.0[ \t]+([0-9]{3})(?:[ \t]+([^\r\n]*))?\r\n")
 _PUB_ACK = re.compile(rb'(\{"stream":"[^"\\]*", ?"seq": ?)[0-9]+\}')
 
@@ -295,12 +297,10 @@ def deliveries(messages: Messages) -> Deliveries:
 
 def _odd_beginnings(messages: Messages, good: Flags) -> list[int]:
     """The rows whose reply subject does not begin as an ack subject does."""
-    prefix = np.frombuffer(b"$JS.ACK.", np.uint8)
     rows = np.flatnonzero(good)
     if not rows.size:
         return []
-    windows = np.lib.stride_tricks.sliding_window_view(messages.data, prefix.size)
-    odd = (windows[messages.replies[rows]] != prefix).any(axis=1)
+    odd = unaligned(messages.data, _WORD)[messages.replies[rows]] != _ACK_BEGINS
     found: list[int] = rows[odd].tolist()
     return found
 
@@ -312,8 +312,9 @@ def say(messages: Messages, word: bytes = ACK) -> bytes:
     tail = b" %d\r\n%b\r\n" % (len(word), word)
     pieces: list[memoryview] = []
     for length in np.unique(lengths).tolist():
-        windows = np.lib.stride_tricks.sliding_window_view(data, length)
-        columns: list[Column] = [b"PUB ", windows[begins[lengths == length]], tail]
+        items = unaligned(data, np.dtype(f"V{length}"))[begins[lengths == length]]
+        whom = items.view(np.uint8).reshape(-1, length)
+        columns: list[Column] = [b"PUB ", whom, tail]
         pieces.append(table(len(columns[1]), columns))
     return b"".join(pieces)
 
