@@ -1,4 +1,4 @@
-"""What all tests share: hypothesis profiles.
+"""What all tests share: hypothesis profiles, and how a run of them all goes quickly.
 
 `dev` is the default; HYPOTHESIS_PROFILE=many tries far more examples. A failure prints the
 blob that reproduces it; `pytest --hypothesis-seed=N` replays a whole run. With CI in the
@@ -8,16 +8,20 @@ environment the examples are always the same ones: there a change is judged, not
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import logging
 import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+TESTS = Path(__file__).resolve().parent
 IN_CI = bool(os.environ.get("CI"))
 
 # A state machine's first example pays for imports and numpy's warm-up: that is not slowness.
@@ -71,6 +75,28 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if place := config.stash.get(_COMPILED, None):
         shutil.rmtree(place, ignore_errors=True)
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Begin at different files in different workers, if all are collected: so each is compiled by
+    one of them, with its assertions, while the others compile others."""
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None or [Path(each).resolve() for each in session.config.args] != [TESTS]:
+        return
+    found = sorted(
+        path for path in TESTS.rglob("test_*.py") if (path.parent / "__init__.py").exists()
+    )
+    first = len(found) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+    for path in found[first:] + found[:first]:
+        # What cannot be imported is told where it is collected.
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(".".join(path.relative_to(TESTS).with_suffix("").parts))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever takes long begins early: else the others have ended, and it is waited for."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 def pytest_xdist_auto_num_workers() -> int:

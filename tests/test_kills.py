@@ -39,6 +39,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kills, "BURST_MAX", 40)
 
 
+@pytest.mark.long
 def test_nothing_confirmed_is_lost_through_kills_and_power_cuts() -> None:
     found = kills.lives(POWER_CUTS, 1, SEED)
     assert found.faults(may_lose=False) == []
@@ -46,6 +47,7 @@ def test_nothing_confirmed_is_lost_through_kills_and_power_cuts() -> None:
     assert all(seen.messages for seen in found.seen)
 
 
+@pytest.mark.long
 def test_a_server_that_confirms_what_is_not_synced_is_found_out() -> None:
     found = kills.lives(POWER_CUTS, 1, SEED, serve=(sys.executable, "-c", LIAR, "serve"))
     assert found.cuts == 1

@@ -55,6 +55,7 @@ def test_a_fault_of_a_nats_server_is_named(fault: str) -> None:
     assert canary_nats.FAULTS[fault] in canary_nats.check_fault(fault, "many")
 
 
+@pytest.mark.long
 def test_every_program_that_is_timed_verifies_what_comes() -> None:
     has_peer = sdk.peer_is_there()
     with sdk.open_bench(Manner(rounds=1), has_peer=has_peer) as bench:
@@ -64,6 +65,7 @@ def test_every_program_that_is_timed_verifies_what_comes() -> None:
                 assert measure.take(bench, 500) > 0, measure.name
 
 
+@pytest.mark.long
 def test_a_short_run_against_the_real_server_reports_a_verified_rate(tmp_path: Path) -> None:
     figures, traces = tmp_path / "figures.json", tmp_path / "traces"
     done = subprocess.run(

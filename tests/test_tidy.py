@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -44,43 +46,62 @@ LINES_MAX = 600
 TOP_LEVEL = {"pyproject.toml", "simplebus", "protocol", "tests", "load", "README.md", "rps.png"}
 
 
-def imports(path: Path) -> set[str]:
-    """The dotted modules that a file imports anywhere."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+class Facts(NamedTuple):
+    """What is asked of a file here."""
+
+    law: str | None
+    imports: frozenset[str]
+    """The dotted modules that it imports anywhere."""
+    waits: list[str]
+    """Its async functions."""
+    unsaid: list[str]
+    """Public classes that say nothing of themselves."""
+
+
+@cache
+def facts(path: Path) -> Facts:
+    """Of a file, which is read once."""
+    tree = ast.parse(path.read_text())
+    found, waits, unsaid = set(), [], []
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path} imports relatively"
             found.add(node.module or "")
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+        elif isinstance(node, ast.AsyncFunctionDef):
+            waits.append(node.name)
+        elif isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            if not ast.get_docstring(node):
+                unsaid.append(node.name)
+    return Facts(ast.get_docstring(tree), frozenset(found), waits, unsaid)
 
 
 @pytest.mark.parametrize("path", CORE, ids=lambda path: path.name)
 def test_the_core_touches_nothing_outside_itself(path: Path) -> None:
-    assert not {name.split(".")[0] for name in imports(path)} & BANNED_IN_CORE
-    nodes = ast.walk(ast.parse(path.read_text()))
-    waits = [node.name for node in nodes if isinstance(node, ast.AsyncFunctionDef)]
-    assert not waits, f"{path.name} has async functions"
+    assert not {name.split(".")[0] for name in facts(path).imports} & BANNED_IN_CORE
+    assert not facts(path).waits, f"{path.name} has async functions"
 
 
 def test_a_file_that_reads_the_clock_would_be_noticed(tmp_path: Path) -> None:
     impure = tmp_path / "impure.py"
     impure.write_text("def now():\n    import time\n    return time.time()\n")
-    assert imports(impure) & BANNED_IN_CORE == {"time"}
+    assert facts(impure).imports & BANNED_IN_CORE == {"time"}
 
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_layer_imports_only_what_lies_below_it(layer: str) -> None:
     for path in sorted((PACKAGE / layer).rglob("*.py")):
-        inner = {name.split(".")[1] for name in imports(path) if name.startswith("simplebus.")}
+        inner = {
+            name.split(".")[1] for name in facts(path).imports if name.startswith("simplebus.")
+        }
         assert inner <= LAYERS[layer], f"{path.relative_to(ROOT)} imports {inner - LAYERS[layer]}"
 
 
 def test_the_bus_knows_nothing_of_the_client() -> None:
     for path in sorted((PACKAGE / "core").glob("*.py")):
-        theirs = {name for name in imports(path) if name.startswith("simplebus.core.client")}
+        theirs = {name for name in facts(path).imports if name.startswith("simplebus.core.client")}
         assert not theirs, f"{path.name} imports {theirs}"
 
 
@@ -117,7 +138,7 @@ def test_importing_simplebus_does_not_bring_spark() -> None:
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_a_file_opens_with_its_law_and_stays_small(path: Path) -> None:
     text = path.read_text()
-    assert ast.get_docstring(ast.parse(text)), f"{path.name} does not say what it is"
+    assert facts(path).law, f"{path.name} does not say what it is"
     assert text.count("\n") <= LINES_MAX
     if path.name != "__init__.py":
         assert "from __future__ import annotations" in text or path.name == "__main__.py"
@@ -125,9 +146,7 @@ def test_a_file_opens_with_its_law_and_stays_small(path: Path) -> None:
 
 def test_public_things_are_documented() -> None:
     for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                assert ast.get_docstring(node), f"{path.name}: {node.name} has no docstring"
+        assert not facts(path).unsaid, f"{path.name}: {facts(path).unsaid} have no docstring"
 
 
 def test_every_public_name_exists_and_is_sorted() -> None:
@@ -158,6 +177,7 @@ def test_ruff_finds_nothing() -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_mypy_finds_nothing_and_knows_what_programs_are_given() -> None:
     """The examples are programs, with the mistakes that it must find: in one run, a long one."""
     examples = ("tests/client/bus_example.py", "tests/client/typed_example.py")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from programs import run, server
 
 
+@pytest.mark.long
 def test_a_bench_starts_a_server_of_its_own_and_reports() -> None:
     status, said, complained = run("bench", "--messages", "2000", "--size", "32")
     assert status == 0, complained

@@ -92,6 +92,7 @@ async def cut_and_mended(cut: str, at: int, seconds: float) -> bool:
 STEP = 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cut", [*ENDS, "both"])
 @pytest.mark.parametrize(("seconds", "first"), [(LOST_SECONDS + 5, 1), (11.0, 2)])
 def test_an_end_that_falls_silent_is_noticed_and_begun_anew(

@@ -29,6 +29,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partitions, "STILL_S", 0.5)
 
 
+@pytest.mark.long
 def test_over_a_bad_line_nothing_is_lost_or_doubled_or_out_of_order() -> None:
     kind = replace(partitions.KINDS[0], events=("long cut", "kill bridge"))
     found = partitions.lives(kind, 1)

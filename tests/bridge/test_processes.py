@@ -98,6 +98,7 @@ async def take(bus: Bus, got: list[int]) -> None:
             got += [int(each.payload) for each in await messages.take(1000)]
 
 
+@pytest.mark.long
 async def test_whoever_is_killed_each_message_comes_once_and_in_order(tmp_path: Path) -> None:
     ports = [free_port(), free_port()]
     near, far = (f"{HOST}:{port}" for port in ports)

@@ -186,6 +186,7 @@ BREAKS: list[Callable[[Patch], None]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("break_engine", BREAKS, ids=lambda each: each.__name__)
 def test_the_model_notices_an_engine_that(
     break_engine: Callable[[Patch], None], monkeypatch: Patch

@@ -26,6 +26,7 @@ def counts(pattern: str, text: str) -> list[int]:
     return [int(digits.replace(",", "")) for digits in re.findall(pattern, text, re.MULTILINE)]
 
 
+@pytest.mark.long
 def test_the_demo_passes_and_says_why() -> None:
     began = time.monotonic()
     with program("demo") as it:

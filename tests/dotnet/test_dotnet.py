@@ -564,6 +564,7 @@ class Proxy(threading.Thread):
             target.shutdown(socket.SHUT_WR)
 
 
+@pytest.mark.long
 def test_a_connection_that_is_cut_again_and_again_loses_nothing(dotnet: Dotnet) -> None:
     count = 20_000
     cuts = [5, 100_001, 17 + 30, 200_007]  # In the reply, in a message, anywhere.

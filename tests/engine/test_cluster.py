@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 from programs import Program, program
 
@@ -94,6 +95,7 @@ class Traffic:
             await trio.sleep(0.02)
 
 
+@pytest.mark.long
 async def test_a_door_and_a_server_are_killed_and_nothing_confirmed_is_lost(
     tmp_path: Path,
 ) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
 from engine.nats_servers import NatsServer, free_ports
 from nats.aio.client import Client
 from programs import PATIENCE_SECONDS, Program, program, server
@@ -89,6 +90,7 @@ def play(
         assert read() == list(range(lines.count))
 
 
+@pytest.mark.long
 def test_a_bus_and_the_gateway_are_killed(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     flags = ("--port", str(port), "--data-dir", str(tmp_path / "bus"))
