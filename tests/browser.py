@@ -17,7 +17,7 @@ from typing import Any
 
 from needs import needed
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 _FLAGS = (
     "--headless=new",
     "--no-sandbox",

@@ -12,7 +12,7 @@ from simplebus.core.broker import Settings
 from simplebus.core.statistics import ClassStatistics
 from simplebus.server.serve import ServeOptions, Serving, serve
 
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 60.0
 
 _streams: list[trio.SocketStream] = []
 """Of the peers of the server that is up."""

@@ -174,7 +174,7 @@ def test_an_upgrade_under_load_refuses_nobody_and_loses_nothing(tmp_path: Path) 
             """Connects again and again: somebody must always listen."""
             try:
                 while not over.is_set():
-                    socket.create_connection(sock.getsockname(), timeout=20).close()
+                    socket.create_connection(sock.getsockname(), timeout=60).close()
                     time.sleep(0.005)
             except BaseException as error:
                 failures.append(error)
@@ -279,7 +279,7 @@ def test_without_descriptors_who_is_inside_goes_on_and_who_comes_gets_in_later()
         bus = stack.enter_context(simplebus.connect_blocking(url, timeout=60))
         resource.prlimit(it.process.pid, resource.RLIMIT_NOFILE, (64, 64))
         others = [
-            stack.enter_context(socket.create_connection((host, int(port)), timeout=20))
+            stack.enter_context(socket.create_connection((host, int(port)), timeout=60))
             for _ in range(80)
         ]
         bus.publish(b"all is well", class_id=1)

@@ -48,7 +48,7 @@ def objects(server: BusServer, *arguments: object) -> list[Any]:
 
 def with_bus(server: BusServer, work: Callable[[Bus], Awaitable[None]]) -> None:
     async def main() -> None:
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             async with simplebus.connect(server.address, name="till", reconnect=None) as bus:
                 await work(bus)
 

@@ -55,7 +55,7 @@ class Reopened(Opened):
 
 
 async def bounded(main: Main) -> None:
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         await main()
 
 

@@ -24,7 +24,7 @@ Run = Callable[[Main], None]
 
 
 async def bounded(main: Main) -> None:
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         await main()
 
 

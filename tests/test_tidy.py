@@ -72,9 +72,12 @@ def facts(path: Path) -> Facts:
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.AsyncFunctionDef):
             waits.append(node.name)
-        elif isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-            if not ast.get_docstring(node):
-                unsaid.append(node.name)
+        elif (
+            isinstance(node, ast.ClassDef)
+            and not node.name.startswith("_")
+            and not ast.get_docstring(node)
+        ):
+            unsaid.append(node.name)
     return Facts(ast.get_docstring(tree), frozenset(found), waits, unsaid)
 
 

@@ -23,7 +23,7 @@ async def main():
 trio.run(main)
 """
 
-PATIENCE_SECONDS = 30
+PATIENCE_SECONDS = 60
 
 
 @pytest.fixture

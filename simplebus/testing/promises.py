@@ -24,7 +24,7 @@ NUMBERED = [b"message %d" % number for number in range(10)]
 CLOCKLESS = Settings(ack_timeout=1, tick_seconds=86_400.0)
 """What is not acknowledged comes again when the promise says `tick`, and never by itself."""
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 QUIET_SECONDS = 0.05
 """What has not come after so long will not come."""
 
@@ -71,14 +71,12 @@ async def payloads(subscription: Any, count: int) -> list[bytes]:
     return [(await subscription.get(PATIENCE_SECONDS)).payload for _ in range(count)]
 
 
-async def all_payloads(subscription: Any) -> list[bytes]:
-    """All that comes."""
-    got: list[bytes] = []
-    while True:
-        some = await subscription.take(1000, QUIET_SECONDS)
-        if not some:
-            return got
+async def all_payloads(subscription: Any, least: int) -> list[bytes]:
+    """All that comes: so many, however long that takes, and what else comes soon."""
+    got = await payloads(subscription, least)
+    while some := await subscription.take(1000, QUIET_SECONDS):
         got += [message.payload for message in some]
+    return got
 
 
 async def nothing_comes(subscription: Any) -> bool:

@@ -25,7 +25,7 @@ from simplebus.server.tls import TlsOptions
 
 T = TypeVar("T")
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 
 
 class BusServer:

@@ -208,7 +208,7 @@ class Subscribing(Suite):
                 (long_ago, NUMBERED),
             ):
                 async with bus.subscribe(1, start=start) as messages:
-                    assert await all_payloads(messages) == expected, start
+                    assert await all_payloads(messages, len(expected)) == expected, start
 
     @promise
     async def test_who_comes_late_may_begin_with_the_last_value_of_each_channel(self) -> None:

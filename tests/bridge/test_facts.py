@@ -14,7 +14,7 @@ from programs import program, server
 
 def ask(at: str, path: str) -> Any:
     try:
-        with urllib.request.urlopen(f"http://{at}{path}", timeout=20) as answer:
+        with urllib.request.urlopen(f"http://{at}{path}", timeout=60) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
         with error:

@@ -23,7 +23,7 @@ from simplebus.testing.server import BusServer, bus_server
 
 from .buses import numbered, payloads
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 NAMES = iter(range(1000))
 
 

@@ -75,7 +75,7 @@ def test_no_worker_outlives_a_demo_that_is_killed(tmp_path: Path) -> None:
         assert len(started) == 3
         it.process.kill()
         it.process.wait()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while any(Path(f"/proc/{pid}").exists() for pid in started):
             assert time.monotonic() < deadline, "a worker goes on"
             time.sleep(0.05)

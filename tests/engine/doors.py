@@ -15,7 +15,7 @@ from simplebus.engine.names import Names
 from simplebus.engine.settings import EngineOptions
 from simplebus.server.serve import Serving
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 _prefixes = count()
 
 

@@ -23,7 +23,7 @@ from simplebus.nats.client.jetstream import JetStreamError
 
 from .nats_servers import HOST, NatsServer, nats_server
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 SEED = "SUAAAAICAMCAKBQHBAEQUCYMBUHA6EARCIJRIFIWC4MBSGQ3DQOR4H776Y"
 
 

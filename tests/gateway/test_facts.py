@@ -44,7 +44,7 @@ def test_a_gateway_tells_how_its_modules_do(tmp_path: Path) -> None:
         assert ready == "simplebus gateway ready modules=2"
 
         def ask(path: str) -> bytes:
-            with urllib.request.urlopen(f"http://{at}{path}", timeout=20) as answer:
+            with urllib.request.urlopen(f"http://{at}{path}", timeout=60) as answer:
                 body = answer.read()
             assert isinstance(body, bytes)
             return body
@@ -75,10 +75,10 @@ def test_one_that_fails_is_told_and_what_modules_say_of_themselves(tmp_path: Pat
         metrics = told = b""
         while b'_module_value{module="tells",what="level"} 7' not in metrics or not told:
             assert time.monotonic() < deadline, (metrics, told)
-            with urllib.request.urlopen(f"http://{at}/metrics", timeout=20) as answer:
+            with urllib.request.urlopen(f"http://{at}/metrics", timeout=60) as answer:
                 metrics = answer.read()
             try:
-                with urllib.request.urlopen(f"http://{at}/healthz", timeout=20) as answer:
+                with urllib.request.urlopen(f"http://{at}/healthz", timeout=60) as answer:
                     assert answer.status == 200
             except urllib.error.HTTPError as error:
                 told = error.read()

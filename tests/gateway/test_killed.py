@@ -56,7 +56,7 @@ def until(told: Callable[[], bool]) -> None:
 
 def value(gateway: str, what: str) -> int:
     """What the uplink of the gateway there says of itself."""
-    with urllib.request.urlopen(f"http://{gateway}/metrics", timeout=20) as answer:
+    with urllib.request.urlopen(f"http://{gateway}/metrics", timeout=60) as answer:
         found = re.search(rf'what="{what}"\}} (\d+)', answer.read().decode())
     return int(found[1]) if found else -1
 

@@ -32,7 +32,7 @@ class Shown:
 
     def metrics(self) -> dict[tuple[str, str], float]:
         """By name and class."""
-        with urllib.request.urlopen(f"http://{self.program.http}/metrics", timeout=20) as answer:
+        with urllib.request.urlopen(f"http://{self.program.http}/metrics", timeout=60) as answer:
             families = text_string_to_metric_families(answer.read().decode())
         return {
             (sample.name.removeprefix("simplebus_"), sample.labels.get("class", "")): sample.value

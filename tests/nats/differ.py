@@ -26,7 +26,7 @@ from pathlib import Path
 
 from nats_running import reference_program
 
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 60.0
 _PINGS = re.compile(rb"(?im)^ping")
 _ANSWERED = ("MSG", "HMSG")
 # Who the server is, where it is and what it is made of; and what only the reference can do:

@@ -23,7 +23,7 @@ from nats_running import HOST
 from programs import server
 
 GREETING = b'CONNECT {"verbose":false}\r\nPING\r\n'
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 _PIECE_BYTES = 1 << 16
 
 

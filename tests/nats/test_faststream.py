@@ -71,7 +71,7 @@ async def is_heard(client: NatsBroker, name: str) -> None:
     """Wait until all that an instance subscribed to is known to the server."""
     for _ in range(1_000):
         with contextlib.suppress(NoRespondersError):
-            answer = await client.request("?", f"shop.here.{name}", timeout=10)
+            answer = await client.request("?", f"shop.here.{name}", timeout=60)
             assert await answer.decode() == name
             return
     raise AssertionError(f"{name} is not there")

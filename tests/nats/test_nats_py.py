@@ -44,7 +44,7 @@ async def connected(door: Door, **options: Any) -> AsyncIterator[Client]:
 
 
 async def take(subscription: Any, count: int) -> list[bytes]:
-    return [(await subscription.next_msg(timeout=10)).data for _ in range(count)]
+    return [(await subscription.next_msg(timeout=60)).data for _ in range(count)]
 
 
 # Publish and subscribe ---------------------------------------------------------------------------
@@ -146,7 +146,7 @@ async def test_headers_come_both_ways(shared_door: Door) -> None:
         replies = await client.subscribe(inbox)
         headers = {"Trace": "7", "Empty": "", "Colons": "a:b: c"}
         await client.publish("headed", b"body", reply=inbox, headers=headers)
-        first, second = [await replies.next_msg(timeout=10) for _ in range(2)]
+        first, second = [await replies.next_msg(timeout=60) for _ in range(2)]
         assert (first.data, first.headers) == (b"body", headers)
         assert (second.data, second.headers) == (b"", {"Only": "headers"})
 
@@ -279,7 +279,7 @@ async def test_requests_get_their_replies(shared_door: Door, old_style: bool) ->
         await server.subscribe(subject, cb=answer, queue="servers")
         await settle(server)
         asking = [
-            client.request(subject, b"%d." % number, timeout=10, old_style=old_style)
+            client.request(subject, b"%d." % number, timeout=60, old_style=old_style)
             for number in range(50)
         ]
         replies = await asyncio.gather(*asking)
@@ -290,11 +290,11 @@ async def test_requests_get_their_replies(shared_door: Door, old_style: bool) ->
 async def test_nobody_there_is_told_at_once_and_silence_after_a_while(shared_door: Door) -> None:
     async with connected(shared_door, inbox_prefix="_MINE") as client:
         with pytest.raises(NoRespondersError):
-            await client.request("nobody.is.there", b"?", timeout=10)
+            await client.request("nobody.is.there", b"?", timeout=60)
         silent = await client.subscribe("silent")
         with pytest.raises(NatsTimeoutError):
             await client.request("silent", b"?", timeout=0.05)
-        asked = await silent.next_msg(timeout=10)
+        asked = await silent.next_msg(timeout=60)
         assert asked.reply.startswith("_MINE.")
 
 
@@ -302,7 +302,7 @@ async def test_nobody_there_is_told_at_once_and_silence_after_a_while(shared_doo
 async def test_that_there_is_no_jetstream_is_told(shared_door: Door) -> None:
     async with connected(shared_door) as client:
         with pytest.raises(ServiceUnavailableError):
-            await client.jetstream(timeout=10).account_info()
+            await client.jetstream(timeout=60).account_info()
 
 
 # Errors ------------------------------------------------------------------------------------------

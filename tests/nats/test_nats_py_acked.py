@@ -40,7 +40,7 @@ async def fill(client: Client, name: str, count: int) -> None:
 
 
 async def next_of(subscription: Subscription) -> Msg:
-    return await subscription.next_msg(timeout=10)
+    return await subscription.next_msg(timeout=60)
 
 
 @on_asyncio
@@ -59,7 +59,7 @@ async def test_each_word_about_a_message_does_what_it_says(shared_door: Door) ->
         assert (about.num_delivered, about.num_pending) == (1, 3)
         assert abs(about.timestamp.timestamp() - time.time()) < 60
         await acked.ack()
-        assert (await asked.ack_sync(timeout=10)).data == b""
+        assert (await asked.ack_sync(timeout=60)).data == b""
         await ended.term()
         await worked.in_progress()
         await nacked.nak(delay=1e-9)
@@ -70,8 +70,8 @@ async def test_each_word_about_a_message_does_what_it_says(shared_door: Door) ->
         third = await next_of(sub)
         assert (third.data, third.metadata.num_delivered) == (b"2", 3)
         assert time.monotonic() - begun > 0.15
-        await third.ack_sync(timeout=10)
-        await worked.ack_sync(timeout=10)
+        await third.ack_sync(timeout=60)
+        await worked.ack_sync(timeout=60)
         await sub.unsubscribe()
         rest = await client.subscribe("$SB.SUB.words.reader")
         await client.publish("kept.words.n", b"next")
@@ -89,7 +89,7 @@ async def test_what_is_not_acknowledged_in_time_comes_again(shared_door: Door) -
         for attempt in (1, 2):
             message = await next_of(sub)
             assert (message.data, message.metadata.num_delivered) == (b"0", attempt)
-        await message.ack_sync(timeout=10)
+        await message.ack_sync(timeout=60)
 
 
 @on_asyncio
@@ -103,7 +103,7 @@ async def test_members_of_a_group_share_a_class_and_take_over_what_one_held(
         held = await dying.subscribe("$SB.SUB.shared.crew.in_flight=10", queue="crew")
         taken = [await next_of(held) for _ in range(10)]
         assert [int(message.data) for message in taken] == list(range(10))
-        await taken[0].ack_sync(timeout=10)
+        await taken[0].ack_sync(timeout=60)
         staying = await client.subscribe("$SB.SUB.shared.crew", queue="crew")
         await dying.close()
         found = {}
@@ -122,7 +122,7 @@ async def test_a_durable_goes_on_where_it_was_and_keeps_what_comes_meanwhile(
     async with connected(shared_door) as client:
         sub = await client.subscribe("$SB.SUB.left.keeper")
         await fill(client, "left", 3)
-        await (await next_of(sub)).ack_sync(timeout=10)
+        await (await next_of(sub)).ack_sync(timeout=60)
         await sub.unsubscribe()
         await client.publish("kept.left.n", b"meanwhile")
         await settle(client)
@@ -144,7 +144,7 @@ async def test_one_that_is_acknowledged_by_somebody_else_comes_again(shared_door
         await other.publish(message.reply, b"+ACK")
         again = await next_of(sub)
         assert (again.data, again.metadata.num_delivered) == (b"0", 2)
-        await again.ack_sync(timeout=10)
+        await again.ack_sync(timeout=60)
 
 
 @pytest.mark.parametrize(

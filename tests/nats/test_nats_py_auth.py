@@ -141,7 +141,7 @@ async def is_served(door: Door, **options: Any) -> None:
     payloads = [bytes(PAYLOAD_MAX), b"\r\n", b"", os.urandom(1000)] * 10
     for payload in payloads:
         await client.publish("long.and.binary", payload)
-    assert [(await subscription.next_msg(timeout=10)).data for _ in payloads] == payloads
+    assert [(await subscription.next_msg(timeout=60)).data for _ in payloads] == payloads
     await client.close()
     assert told == []
 
@@ -222,11 +222,11 @@ async def test_what_one_may_not_is_told_and_not_done_and_the_rest_goes_on(users:
     await client.subscribe("shared")
     for subject in ("wide.one", "narrow.secret", "narrow.one"):
         await client.publish(subject, b"mine")
-    assert (await mine.next_msg(timeout=10)).subject == "narrow.one"
+    assert (await mine.next_msg(timeout=60)).subject == "narrow.one"
     for subject in ("narrow.secret", "narrow.two"):
         await other.publish(subject, b"theirs")
-    assert (await mine.next_msg(timeout=10)).subject == "narrow.two"
-    heard = [(await everything.next_msg(timeout=10)).subject for _ in range(3)]
+    assert (await mine.next_msg(timeout=60)).subject == "narrow.two"
+    heard = [(await everything.next_msg(timeout=60)).subject for _ in range(3)]
     assert heard == ["narrow.one", "narrow.secret", "narrow.two"]
     await client.close()
     await other.close()

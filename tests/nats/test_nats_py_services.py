@@ -20,7 +20,7 @@ async def answers(client: nats.NATS, subject: str, count: int) -> list[dict[str,
     inbox = client.new_inbox()
     subscription = await client.subscribe(inbox)
     await client.publish(subject, b"", reply=inbox)
-    found: list[Msg] = [await subscription.next_msg(timeout=10) for _ in range(count)]
+    found: list[Msg] = [await subscription.next_msg(timeout=60) for _ in range(count)]
     await subscription.unsubscribe()
     return [json.loads(message.data) for message in found]
 
@@ -49,11 +49,11 @@ async def test_services_are_found_asked_and_counted(shared_door: Door) -> None:
         await settle(server)
 
         replies = await asyncio.gather(
-            *(client.request("math.double", b"%d" % n, timeout=10) for n in range(40))
+            *(client.request("math.double", b"%d" % n, timeout=60) for n in range(40))
         )
         assert [reply.data for reply in replies] == [b"%d%d" % (n, n) for n in range(40)]
         assert replies[0].headers == {"Times": "2"}
-        refused = await client.request("math.double", b"", timeout=10)
+        refused = await client.request("math.double", b"", timeout=60)
         assert refused.headers == {
             "Nats-Service-Error": "nothing to double",
             "Nats-Service-Error-Code": "400",

@@ -62,13 +62,13 @@ async def connected(both: Both, errors: list[Exception] | None = None) -> AsyncI
 
 
 async def take(subscription: Any, count: int) -> list[Msg]:
-    return [await subscription.next_msg(timeout=10) for _ in range(count)]
+    return [await subscription.next_msg(timeout=60) for _ in range(count)]
 
 
 async def next_of(subscription: Any, payload: bytes) -> Msg:
     """The next delivery of this one, whatever else is late meanwhile."""
     while True:
-        message: Msg = await subscription.next_msg(timeout=10)
+        message: Msg = await subscription.next_msg(timeout=60)
         if message.data == payload:
             return message
 
@@ -137,7 +137,7 @@ async def test_a_nats_request_is_answered_by_who_took_it_out_of_the_class(both: 
                 break
 
         answering = asyncio.create_task(answer())
-        found = await client.request("ask.loud", b"hello", timeout=10)
+        found = await client.request("ask.loud", b"hello", timeout=60)
         assert found.data == b"HELLO"
         await answering
 
@@ -157,7 +157,7 @@ async def test_every_word_of_nats_py_does_what_it_says(both: Both) -> None:
         assert first.metadata.num_pending == 4
         assert abs(first.metadata.timestamp - begun) < datetime.timedelta(seconds=20)
         await first.ack()
-        await messages[b"sync"].ack_sync(timeout=10)
+        await messages[b"sync"].ack_sync(timeout=60)
         await messages[b"term"].term()
         await messages[b"nak"].nak(delay=0.2)
         await messages[b"slow"].in_progress()
@@ -172,7 +172,7 @@ async def test_every_word_of_nats_py_does_what_it_says(both: Both) -> None:
         subscription = await other.subscribe("$SB.SUB.jobs.worker")
         again = await next_of(subscription, b"slow")
         assert number(again) >= 3
-        await again.ack_sync(timeout=10)
+        await again.ack_sync(timeout=60)
         letters = await other.subscribe("$SB.SUB.dead%2Ejobs")
         (letter,) = await take(letters, 1)
         assert letter.data == b"term"
@@ -208,7 +208,7 @@ async def test_where_a_class_is_full_its_publisher_waits_until_there_is_room(bot
     async with connected(both) as client:
         for payload in said:
             await client.publish("full.a", payload)
-        await client.flush(timeout=20)  # What stands behind is heard all the same.
+        await client.flush(timeout=60)  # What stands behind is heard all the same.
         async with simplebus.connect(both.bus) as bus, bus.subscribe("full") as messages:
             got = []
             async for message in messages:

@@ -96,7 +96,7 @@ def test_a_class_larger_than_memory_is_served_from_disk_by_one_server_after_the_
             for at in range(0, len(PAYLOADS), 100):
                 bus.publish_many(PAYLOADS[at : at + 100], class_id=1)
                 bus.flush()
-                assert [live.get(timeout=10).payload for _ in range(100)] == PAYLOADS[at : at + 100]
+                assert [live.get(timeout=60).payload for _ in range(100)] == PAYLOADS[at : at + 100]
         assert server.statistics().spilled > 1000
         journal = server.ask(lambda up: up.engine.keeping and up.engine.keeping.statistics())
         assert journal is not None
@@ -109,4 +109,4 @@ def test_a_class_larger_than_memory_is_served_from_disk_by_one_server_after_the_
     ):
         assert server.statistics().spilled > 1000
         assert [each.payload for each in bus.fetch(1, first=7, count=3)] == PAYLOADS[7:10]
-        assert [reader.get(timeout=10).payload for _ in PAYLOADS] == PAYLOADS
+        assert [reader.get(timeout=60).payload for _ in PAYLOADS] == PAYLOADS

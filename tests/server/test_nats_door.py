@@ -17,7 +17,7 @@ class Client:
 
     def __init__(self, it: Program) -> None:
         host, _, port = it.nats.rpartition(":")
-        self.socket = socket.create_connection((host, int(port)), timeout=20)
+        self.socket = socket.create_connection((host, int(port)), timeout=60)
         self.lines: IO[bytes] = self.socket.makefile("rb")
 
     def send(self, data: bytes) -> None:

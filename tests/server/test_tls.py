@@ -71,7 +71,7 @@ async def test_what_is_long_goes_both_ways(authority: Authority, own: Pair) -> N
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(partial(bus.publish_many, payloads, class_id=1))
                 for expected in payloads:
-                    got = await messages.get(timeout=10)
+                    got = await messages.get(timeout=60)
                     assert got.payload == expected
 
 
@@ -86,7 +86,7 @@ async def test_a_client_without_a_loop_speaks_it_too(authority: Authority, own: 
                 bus.subscribe(1) as messages,
             ):
                 bus.publish_many(payloads, class_id=1)
-                got = [messages.get(timeout=10).payload for _ in payloads]
+                got = [messages.get(timeout=60).payload for _ in payloads]
             return [] if got == payloads else got
 
         assert await trio.to_thread.run_sync(talk) == []

@@ -19,7 +19,7 @@ from simplebus.storage.directory import take
 from simplebus.storage.journal import Journal
 from simplebus.storage.reserve import Reserve
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 
 
 class Gated(Journal):

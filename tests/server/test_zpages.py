@@ -83,7 +83,7 @@ def reference() -> dict[str, Any]:
 
 
 async def _asked(ports: list[int]) -> dict[str, Any]:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         while True:
             try:
                 client = await trio.open_tcp_stream("127.0.0.1", ports[0])

@@ -20,6 +20,7 @@ from simplebus.spark.options import source_options
 from simplebus.spark.planner import DataLossError
 from simplebus.spark.source import BatchReader, FilteringReader
 from simplebus.testing.server import BusServer, bus_server
+from spark.taking import take
 
 
 def publish(server: BusServer, first: int, last: int, class_id: int | str = 1) -> None:
@@ -136,7 +137,7 @@ def test_what_lies_before_the_floor_is_a_loss() -> None:
     with bus_server(Settings(keep=Keep(messages=2))) as server:
         publish(server, 0, 5)
         with simplebus.connect_blocking(server.address) as bus, bus.subscribe(1) as messages:
-            assert len(messages.take(5, timeout=10)) == 5
+            take(messages, 5)
         given = json.dumps({place(server): {"1": 1}})
         with pytest.raises(DataLossError, match=r"messages 1 to 2 of class 1 at .* are lost"):
             reader(server, startingOffsets=given).partitions()

@@ -10,6 +10,7 @@ from simplebus.spark.bus import SourceBus
 from simplebus.spark.offsets import Held
 from simplebus.spark.pin import Pin, PinError
 from simplebus.testing.server import BusServer, until
+from spark.taking import take
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def publish_and_take(server: BusServer, count: int) -> None:
     """Messages that everybody but the pin is done with."""
     with simplebus.connect_blocking(server.address) as bus, bus.subscribe(1, start="new") as some:
         bus.publish_many([b"x"] * count, class_id=1)
-        assert len(some.take(count, timeout=10)) == count
+        take(some, count)
 
 
 def floor(server: BusServer) -> int:
@@ -39,7 +40,7 @@ def test_what_lies_before_the_pin_goes_and_what_lies_behind_it_stays(
         pin = Pin(bus, name)
         assert pin.move("1", "earliest") == 0
         with simplebus.connect_blocking(server.address) as other, other.subscribe(1) as waiting:
-            waiting.take(10, timeout=10)
+            take(waiting, 10)
         for to in (3, 3, 7):
             assert pin.move("1", to) == to
             assert bus.memory(["1"]).classes["1"] == Held(to, 10)
@@ -55,7 +56,7 @@ def test_a_pin_with_a_name_stays_when_the_query_is_gone(
     with source as bus:
         Pin(bus, "query").move("1", 4)
     with simplebus.connect_blocking(server.address) as other, other.subscribe(1) as waiting:
-        waiting.take(10, timeout=10)
+        take(waiting, 10)
     publish_and_take(server, 5)
     assert floor(server) == 4
     with SourceBus(server.address, timeout=5) as bus:

@@ -117,16 +117,17 @@ def test_digits_of_other_scripts_are_a_name(server: BusServer) -> None:
 
 def test_a_task_may_wait_long_for_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(awake, "_PAUSE_SECONDS", 0.02)
-    with bus_server(Settings(heartbeat_seconds=0.2, tick_seconds=0.1)) as server:
+    with bus_server(Settings(heartbeat_seconds=1, tick_seconds=0.1)) as server:
 
         def pause(ticks: int) -> None:
             end = server.ask(lambda up: up.engine.broker.tick_number) + ticks
             wait_for(lambda: server.ask(lambda up: up.engine.broker.tick_number) > end)
 
         def slowly() -> Iterator[Any]:
-            for batch in rows(until=140):
+            for at, batch in enumerate(rows(until=140)):
                 yield batch
-                pause(12)
+                if at == 0:
+                    pause(35)
                 assert server.ask(lambda up: len(up.engine.connections)) == 1
 
         options = SinkOptions(server.address, class_="1", timeout=0.5)

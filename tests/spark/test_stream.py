@@ -11,6 +11,7 @@ import simplebus
 from simplebus.core.settings import Keep, Settings
 from simplebus.spark import lag
 from simplebus.testing.server import BusServer, bus_server, until
+from spark import taking
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
@@ -23,10 +24,7 @@ def publish(server: BusServer, first: int, last: int, class_id: int | str = 1) -
 def take(server: BusServer, count: int) -> None:
     """Somebody who is no query is done with what there is."""
     with simplebus.connect_blocking(server.address) as bus, bus.subscribe(1) as messages:
-        while count:
-            taken = len(messages.take(count, timeout=10))
-            assert taken, f"{count} messages did not come"
-            count -= taken
+        taking.take(messages, count)
 
 
 def kept_from(server: BusServer) -> int:
