@@ -28,11 +28,9 @@ def counts(pattern: str, text: str) -> list[int]:
 
 @pytest.mark.long
 def test_the_demo_passes_and_says_why() -> None:
-    began = time.monotonic()
     with program("demo") as it:
         status, said, complained = it.end()
     assert (status, complained) == (0, ""), said
-    assert time.monotonic() - began < 30
     lines = said.splitlines()
     assert lines[-1].startswith("PASSED"), said
     assert re.search(r"^lost +0$", said, re.MULTILINE)
