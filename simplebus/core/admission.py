@@ -6,7 +6,7 @@ Rule 1: nothing that a peer says has any effect before this.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.events import Event, Greeted
@@ -14,38 +14,52 @@ from simplebus.core.session import Session
 from simplebus.core.users import User, Users
 
 
+class Visits:
+    """How many connections each user has."""
+
+    def __init__(self, sessions: Mapping[int, Session]) -> None:
+        self._sessions = sessions
+        self.others: list[Callable[[str], int]] = []
+        """What doors with sessions of their own say of a user's name."""
+
+    def check(self, user: User) -> None:
+        """Raises RemoteProtocolError (too_many_connections) if there may be no more."""
+        if not user.connections:
+            return
+        count = sum(1 for session in self._sessions.values() if session.user == user.name)
+        count += sum(at(user.name) for at in self.others)
+        if count >= user.connections:
+            raise RemoteProtocolError(
+                Reason.TOO_MANY_CONNECTIONS,
+                f"user {user.name!r} has {count} connections, {user.connections} are allowed",
+            )
+
+
 def admit(
     users: Users | None,
     session: Session,
     event: Event,
-    sessions: Mapping[int, Session],
+    visits: Visits,
     refused: Counter[Reason],
 ) -> None:
     """Let a session in that says this first; None for users lets in everybody.
 
-    Raises RemoteProtocolError (unauthorized, too_many_connections), which is counted.
+    Raises RemoteProtocolError (unauthorized, too_many_connections, too_many_attempts), which is
+    counted.
     """
     if users is not None:
         version, auth = 1, None
         if isinstance(event, Greeted):
             version, auth = 2, event.asked.auth
         try:
+            if session.refusal is not None:
+                raise session.refusal
             user = users.admit(
                 auth, certified=session.certified, address=session.address, version=version
             )
-            if user.connections:
-                _check_connections(user, sessions)
+            visits.check(user)
         except RemoteProtocolError as error:
             refused[error.reason] += 1
             raise
         session.user, session.grants = user.name, users.grants(user)
     session.is_admitted = True
-
-
-def _check_connections(user: User, sessions: Mapping[int, Session]) -> None:
-    count = sum(1 for session in sessions.values() if session.user == user.name)
-    if count >= user.connections:
-        raise RemoteProtocolError(
-            Reason.TOO_MANY_CONNECTIONS,
-            f"user {user.name!r} has {count} connections, {user.connections} are allowed",
-        )

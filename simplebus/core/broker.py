@@ -18,7 +18,7 @@ import msgspec
 
 from simplebus.core import frames, noting
 from simplebus.core.access import Grants
-from simplebus.core.admission import admit
+from simplebus.core.admission import Visits, admit
 from simplebus.core.alarms import Alarms, Waiter
 from simplebus.core.answers import Answers
 from simplebus.core.classes import MessageClass
@@ -108,6 +108,7 @@ class Broker:
         self.clock = Clock()
         """The driver sets `now` before it brings anything."""
         self.sessions: dict[int, Session] = {}
+        self.visits = Visits(self.sessions)
         self.refused: Counter[Reason] = Counter()
         self.alarms = Alarms(self.clock, self._woken)
         self.store = Store(
@@ -202,7 +203,7 @@ class Broker:
                 for event in session.receive(buffer, count):
                     events += 1
                     if not session.is_admitted:
-                        admit(self.users, session, event, self.sessions, self.refused)
+                        admit(self.users, session, event, self.visits, self.refused)
                         session.receiver.frame_bytes_max = self.settings.limits.frame_bytes
                     self._apply(session, event)
                     if session.outbox.pending_bytes > most:

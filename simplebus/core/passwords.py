@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
+from collections.abc import Container
 
 _SLOW = ("$argon2",)
 _REFUSED = ("$2a$", "$2b$", "$2x$", "$2y$")
@@ -62,6 +63,11 @@ class Passwords:
     def learn(self, kept: str, said: str) -> None:
         """A slow check has shown that this is the secret."""
         self._known[kept] = self._digest(said)
+
+    def adopt(self, other: Passwords, kept: Container[str]) -> None:
+        """Know what another one has learned of what is kept as these."""
+        self._key = other._key
+        self._known = {each: digest for each, digest in other._known.items() if each in kept}
 
     def _digest(self, said: str) -> bytes:
         return hashlib.blake2b(_bytes(said), key=self._key, digest_size=32).digest()

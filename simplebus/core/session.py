@@ -62,6 +62,10 @@ class Session:
         """The user's name; empty where nobody is asked."""
         self.grants: Grants | None = None
         """What it may do; None for everything."""
+        self.refusal: RemoteProtocolError | None = None
+        """Why it is not to be let in, whoever it says to be."""
+        self.is_judged = False
+        """Whether it has said who it is, and that is looked at: it waits for us."""
         self.receiver = FrameReceiver(frame_bytes_max=frame_bytes_max)
         self.outbox = Outbox(session_id)
         self.dialect: Version1 | Version2 | None = None
@@ -216,6 +220,7 @@ class Session:
         mute = outbox.sent_bytes == self._sent_before
         self._received_before = receiver.received_bytes
         silent = (receiver.frames == 0 and receiver.tail_bytes == 0) or not self.is_admitted
+        silent = silent and not self.is_judged
         partial = receiver.tail_bytes and receiver.frames == self._frames_before
         full = mute and not outbox.idle
         stalled = holds_back and full

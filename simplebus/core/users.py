@@ -107,16 +107,22 @@ class Users:
     def __hash__(self) -> int:
         return hash(self.users)
 
+    def knows(self, auth: Auth) -> bool:
+        """Whether this shows who one is, as far as it can be told at once."""
+        return self._by_words(auth) is not None
+
     def slow_check(self, auth: Auth | None) -> tuple[str, str] | None:
         """What must be worked out before this is judged: what the password is kept as, and what
-        was said; None for nothing. Of a user that is not there, the same work is done."""
+        was said; None for nothing. Of a user that is not there, or whose password is compared at
+        once, the same work is done when it is wrong."""
         if auth is None or auth.token or not auth.user:
             return None
         user = self._named.get(auth.user)
         kept = user.password if user is not None and user.password else self._decoy
-        if not is_slow(kept) or self.passwords.is_right(kept, auth.password):
+        if self.passwords.is_right(kept, auth.password):
             return None
-        return kept, auth.password
+        kept = kept if is_slow(kept) else self._decoy
+        return (kept, auth.password) if is_slow(kept) else None
 
     def admit(
         self, auth: Auth | None, *, certified: Sequence[str] = (), address: str = "", version: int

@@ -142,6 +142,14 @@ class NatsAuth:
             return user.permissions
         return user.permissions or self.default_permissions
 
+    def knows(self, auth: Auth) -> bool:
+        """Whether this shows who one is, here or at all doors, as far as it can be told at once."""
+        if self.shared is not None and self.shared.knows(auth):
+            return True
+        if self.token:
+            return self.has_token(auth.token)
+        return self.user(auth.user, auth.password) is not None
+
     def user(self, name: str, password: str) -> User | None:
         """Who has this name and password; None for nobody."""
         user = self._known.get(name, _NOBODY)

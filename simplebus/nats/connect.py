@@ -90,6 +90,11 @@ class Options(msgspec.Struct, frozen=True):
     new_account: bool = False
 
     @property
+    def words(self) -> Auth:
+        """What it says of who it is, but for a signature."""
+        return Auth(user=self.user, password=self.password, token=self.auth_token)
+
+    @property
     def is_silent(self) -> bool:
         """Whether it says nothing of who it is."""
         return not (self.user or self.password or self.auth_token or self.nkey or self.jwt)
@@ -160,4 +165,4 @@ def introduction(heard: bytes | bytearray) -> tuple[bool, Auth | None]:
         found = options(said)
     except NatsError:
         return True, None
-    return True, Auth(user=found.user, password=found.password, token=found.auth_token)
+    return True, found.words

@@ -10,6 +10,7 @@ outboxes show.
 from __future__ import annotations
 
 import heapq
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -37,7 +38,7 @@ from simplebus.nats.events import (
     Unsub,
     singles,
 )
-from simplebus.nats.gate import Gate, violation
+from simplebus.nats.gate import Gate, check_visits, connections_of, violation
 from simplebus.nats.limits import (
     DROPPED_AT_ONCE,
     EVENT_BYTES,
@@ -112,6 +113,7 @@ class Front:
                 fault=self._note_fault,
                 bound=bound,
             )
+            broker.visits.others.append(partial(connections_of, self.sessions))
         self._due: list[tuple[float, int]] = []
         """When to look after which client: a heap, with each client once."""
 
@@ -276,6 +278,8 @@ class Front:
     def _look_after(self, session: NatsSession) -> float:
         """See whether a client still lives. Returns when to look again."""
         limits, now = self.settings.limits, self.now
+        if session.is_judged:
+            return now + limits.auth_seconds
         if not session.is_connected and self.gate.asks:
             self.cut(
                 session,
@@ -386,14 +390,7 @@ class Front:
 
     def _connect(self, session: NatsSession, event: Connect) -> None:
         """A client says who it is. One that says it again loses its subscriptions."""
-        options = connect.options(event.options, session.options)
-        user = self.gate.admit(
-            options,
-            session.info.nonce,
-            certified=session.certified,
-            names=session.certificate_names,
-            address=session.address,
-        )
+        options, user = self.gate.hear(session, event.options)
         session.options = options
         session.parser.headers = options.headers
         if session.has_said_connect:
@@ -403,7 +400,9 @@ class Front:
         self._ok(session)
 
     def _let_in(self, session: NatsSession, user: User | None) -> None:
-        """It is known who it is."""
+        """It is known who it is. Raises NatsError for one that is there too often."""
+        if session.user is None and self.classes is not None:
+            check_visits(self.classes.broker.visits, user)
         session.user, session.grants = user, self.gate.grants(user)
         session.rights = self.gate.rights(user)
         responses = session.grants.responses if session.grants else None

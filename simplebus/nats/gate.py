@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from simplebus.core.access import Grants as Rights
-from simplebus.core.errors import Reason
-from simplebus.core.requests import Auth
+from simplebus.core.admission import Visits
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.nats import connect
 from simplebus.nats.auth import NatsAuth, User, is_signed
 from simplebus.nats.class_grants import BoundClasses, ClassGrants
 from simplebus.nats.connect import PROTOCOLS, Options
 from simplebus.nats.errors import NatsError
 from simplebus.nats.permissions import Grants, Permissions
+from simplebus.nats.session import NatsSession
 from simplebus.nats.table import SubjectTable
 
 _NONCE_BYTES = 12
@@ -57,6 +59,32 @@ class Gate:
             client_id.to_bytes(8, "little"), key=self._secret[:64], digest_size=_NONCE_BYTES
         )
         return base64.urlsafe_b64encode(digest.digest()).decode()
+
+    def hear(self, session: NatsSession, said: bytes) -> tuple[Options, User | None]:
+        """What a CONNECT says, and who says it; None where nobody is asked. Raises NatsError when
+        it is not let in."""
+        options = connect.options(said, session.options)
+        is_other = session.is_connected and options.words != session.options.words
+        try:
+            if session.refusal is not None:
+                raise session.refusal
+            if is_other and self.auth.required:
+                session.hear_again(options.words)
+        except RemoteProtocolError as error:
+            raise NatsError(
+                error.reason,
+                error.sentence,
+                says="Too Many Authentication Attempts",
+                closed="Authentication Failure",
+            ) from None
+        user = self.admit(
+            options,
+            session.info.nonce,
+            certified=session.certified,
+            names=session.certificate_names,
+            address=session.address,
+        )
+        return options, user
 
     def admit(
         self,
@@ -98,7 +126,7 @@ class Gate:
         self, options: Options, nonce: str, names: Sequence[str], address: str
     ) -> User | None:
         """The same of users of all doors; None for none of these."""
-        auth = Auth(user=options.user, password=options.password, token=options.auth_token)
+        auth = options.words
         nkey = options.nkey
         if nkey and not is_signed(nkey, options.sig, nonce.encode()):
             return None
@@ -146,6 +174,26 @@ class Gate:
         if user is None or user.shared is None or self.auth.shared is None:
             return None
         return self.auth.shared.grants(user.shared)
+
+
+def connections_of(sessions: Mapping[int, NatsSession], name: str) -> int:
+    """How many a user of all doors has at this one."""
+    users = (session.user for session in sessions.values())
+    return sum(1 for user in users if user is not None and user.shared and user.name == name)
+
+
+def check_visits(visits: Visits, user: User | None) -> None:
+    """Raises NatsError when a user of all doors has as many connections as it may."""
+    if user is not None and user.shared is not None:
+        try:
+            visits.check(user.shared)
+        except RemoteProtocolError as error:
+            raise NatsError(
+                error.reason,
+                error.sentence,
+                says="maximum connections for user exceeded",
+                closed="Maximum Connections Exceeded",
+            ) from None
 
 
 def violation(sentence: str) -> NatsError:

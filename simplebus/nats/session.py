@@ -9,7 +9,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from simplebus.core.access import Grants as Rights
+from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.limits import RECEIVE_BYTES, TRICKLE_BYTES
+from simplebus.core.requests import Auth
 from simplebus.nats import writing
 from simplebus.nats.connect import Info, Options
 from simplebus.nats.events import Mix, Positions, Run
@@ -68,6 +70,12 @@ class NatsSession:
         """Name of the user whose certificate it showed."""
         self.user: User | None = None
         """Who it is; None where nobody is asked, or a token was."""
+        self.refusal: RemoteProtocolError | None = None
+        """Why it is not to be let in, whoever it says to be."""
+        self.is_judged = False
+        """Whether it has said who it is, and that is looked at: it waits for us."""
+        self.hear_again: Callable[[Auth], None] = lambda words: None
+        """Called when it says to be somebody else. Raises RemoteProtocolError."""
         self.certificate_names: tuple[str, ...] = ()
         """What that calls its holder."""
         self.rights: Rights | None = None

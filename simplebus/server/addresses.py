@@ -25,6 +25,20 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def place_of(address: str) -> str:
+    """What addresses have in common that are one host's, or one network's that it may choose its
+    addresses from: 64 bits of version 6. One of version 4 is itself, however it is written."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(found, ipaddress.IPv4Address):
+        return str(found)
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.ip_network((found, 64), strict=False))
+
+
 class Addresses:
     """Of all doors of one bus. 0 sets no limit."""
 
@@ -42,6 +56,7 @@ class Addresses:
     def refuse(self, address: str, now: float) -> tuple[Reason, str] | None:
         """Why a connection from this address is not taken; None when it is, and `left` is to be
         called at its end."""
+        address = place_of(address)
         if self._at_once and self._open[address] >= self._at_once:
             return (
                 Reason.TOO_MANY_CONNECTIONS,
@@ -54,6 +69,7 @@ class Addresses:
 
     def left(self, address: str) -> None:
         """A connection has ended."""
+        address = place_of(address)
         self._open[address] -= 1
         if self._open[address] <= 0:
             del self._open[address]

@@ -22,10 +22,19 @@ class Buckets:
     def __len__(self) -> int:
         return len(self._left)
 
+    def left(self, key: str, now: float) -> float:
+        """How many it has."""
+        left, since = self._left.get(key, (self._at_once, now))
+        return min(self._at_once, left + (now - since) * self._per_second)
+
+    def has(self, key: str, now: float) -> bool:
+        """Whether there is one that could be taken."""
+        return self.left(key, now) >= 1
+
     def take(self, key: str, now: float) -> bool:
         """Take one, if there is one."""
-        left, since = self._left.pop(key, (self._at_once, now))
-        left = min(self._at_once, left + (now - since) * self._per_second)
+        left = self.left(key, now)
+        self._left.pop(key, None)
         is_there = left >= 1
         if is_there:
             left -= 1

@@ -58,6 +58,10 @@ class Conversation(Protocol):
 
     peer: str
     address: str
+    refusal: RemoteProtocolError | None
+    """Why it is not to be let in, whoever it says to be."""
+    is_judged: bool
+    """Whether it has said who it is, and that is looked at: it waits for us."""
     closed: bool
 
     @property
@@ -82,8 +86,13 @@ class Door(Protocol[S]):
     """Where sessions of one protocol come in."""
 
     buffer: ReceiveBuffer
-    gatekeeper: Gatekeeper | None
-    """Who hears peers before the door does; None where nobody is asked who it is."""
+
+    @property
+    def gatekeeper(self) -> Gatekeeper | None:
+        """Who hears peers before the door does; None where nobody is asked who it is."""
+
+    def knows(self, auth: Auth) -> bool:
+        """Whether this shows who one is, as far as it can be told at once."""
 
     def introduction(self, heard: bytearray) -> tuple[bool, Auth | None]:
         """Whether enough was heard of a peer to know what it says of who it is, and that. Raises
@@ -193,7 +202,12 @@ class Connection(Generic[S]):
                 return False
             heard += space[:count]
             is_whole, auth = door.introduction(heard)
-        await gatekeeper.hear(auth, session.address)
+        session.is_judged = True
+        try:
+            await gatekeeper.hear(auth, session.address, door.knows)
+        except RemoteProtocolError as error:
+            session.refusal = error  # In whose words it is told, the session knows.
+        session.is_judged = False
         if session.closed:
             return False
         space[: len(heard)] = heard

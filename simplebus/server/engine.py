@@ -296,7 +296,10 @@ class Engine:
         """From now on whoever comes has to be one of these. Whoever is inside, and is none of them,
         or may do something else now, is disconnected."""
         before, self.broker.users = self.broker.users, users
-        self.gatekeeper = Gatekeeper(users) if users is not None else None
+        if users is not None and self.gatekeeper is not None:
+            self.gatekeeper.adopt(users)
+        else:
+            self.gatekeeper = Gatekeeper(users) if users is not None else None
         if before == users:
             return
         known = {user.name: user for user in before.users} if before is not None else {}
@@ -309,6 +312,10 @@ class Engine:
 
     def introduction(self, heard: bytearray) -> tuple[bool, Auth | None]:
         return introduction(heard)
+
+    def knows(self, auth: Auth) -> bool:
+        users = self.broker.users
+        return users is None or users.knows(auth)
 
     def receive(self, session: Session, count: int) -> None:
         """`count` fresh bytes of this session are in the buffer. Raises RemoteProtocolError."""

@@ -9,11 +9,13 @@ import logging
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import trio
 
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.requests import Auth
+from simplebus.core.users import Users
 from simplebus.nats.adopting import adopt
 from simplebus.nats.connect import introduction
 from simplebus.nats.errors import NatsError, too_many
@@ -24,6 +26,7 @@ from simplebus.nats.settings import NatsSettings
 from simplebus.server import memory
 from simplebus.server.connection import Connection
 from simplebus.server.engine import Engine
+from simplebus.server.gatekeeper import Gatekeeper
 from simplebus.server.listeners import host_of
 from simplebus.server.tls import Certificates
 from simplebus.server.tls_connection import TlsConnection
@@ -60,7 +63,8 @@ class NatsDoor:
         )
         self._users = {user.name for user in self.front.settings.auth.users if user.name}
         self.engine = engine
-        self.gatekeeper = engine.gatekeeper
+        self._own_gatekeeper = Gatekeeper(Users(()))
+        """Of this door's own users, where those of all doors have none."""
         self.buffer = engine.buffer
         self.connections: dict[int, Connection[NatsSession]] = {}
         """By client id."""
@@ -108,6 +112,7 @@ class NatsDoor:
         host, port = sock.getsockname()[:2]
         ip = host_of(peer)
         session = self.front.open(peer, ip=ip, host=host, port=port, is_early=self._tls is not None)
+        session.hear_again = partial(self._hear_again, ip)
         connection = self._connection(sock, session)
         self.connections[session.client_id] = connection
         self.start_soon(connection.run)
@@ -142,6 +147,20 @@ class NatsDoor:
         finally:
             self.settle_own()  # Messages go first, what else there is to do comes behind them.
             self.settle()
+
+    @property
+    def gatekeeper(self) -> Gatekeeper | None:
+        """Of those who have to say who they are."""
+        if self.engine.gatekeeper is not None:
+            return self.engine.gatekeeper
+        return self._own_gatekeeper if self.front.settings.auth.required else None
+
+    def knows(self, auth: Auth) -> bool:
+        return self.front.settings.auth.knows(auth)
+
+    def _hear_again(self, address: str, words: Auth) -> None:
+        if (gatekeeper := self.gatekeeper) is not None:
+            gatekeeper.hear_again(words, address, self.knows)
 
     def introduction(self, heard: bytearray) -> tuple[bool, Auth | None]:
         return introduction(heard)

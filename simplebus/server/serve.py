@@ -312,8 +312,6 @@ def reload(up: Serving, options: ServeOptions) -> ServeOptions:
             )
             up.engine.adopt_users(fresh.users)
             up.engine.addresses.limit(fresh.per_address, fresh.connection_rate)
-            if up.nats_door is not None:
-                up.nats_door.gatekeeper = up.engine.gatekeeper
             up.engine.settle()
             options = replace(options, classes=fresh.classes, drain_seconds=fresh.drain_seconds)
             say()

@@ -61,7 +61,9 @@ def test_a_slow_password_is_worked_out_elsewhere_and_once() -> None:
     right, wrong = Auth(user="ada", password="right"), Auth(user="ada", password="wrong")
     assert users.slow_check(right) == (SLOW, "right")
     assert users.slow_check(Auth(user="nobody", password="x")) == (SLOW, "x")  # The same work.
-    for quick in (None, Auth(), Auth(token="x"), Auth(user="bob", password="x")):
+    # Nor is it to be seen that somebody's is compared at once.
+    assert users.slow_check(Auth(user="bob", password="x")) == (SLOW, "x")
+    for quick in (None, Auth(), Auth(token="x"), Auth(user="bob", password="plain")):
         assert users.slow_check(quick) is None
     users.passwords.learn(SLOW, "right")
     assert users.slow_check(right) is None

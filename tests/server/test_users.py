@@ -16,11 +16,14 @@ import simplebus
 from simplebus.core import frames
 from simplebus.core.access import Permissions, Right, Rule, Rules
 from simplebus.core.errors import Reason
+from simplebus.core.limits import Limits
 from simplebus.core.passwords import Passwords, quick_hash
 from simplebus.core.requests import NamedClass
 from simplebus.core.users import User, Users
 from simplebus.nats.auth import NatsAuth
+from simplebus.nats.auth import User as NatsUser
 from simplebus.nats.settings import NatsSettings
+from simplebus.server import gatekeeper
 from simplebus.server.serve import Serving
 
 HASH = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1).hash("secret")
@@ -228,6 +231,26 @@ async def test_a_user_may_have_so_many_connections() -> None:
                 pass
 
 
+async def test_connections_of_a_user_are_counted_at_both_doors() -> None:
+    few = User("few", token=quick_hash("t"), connections=2)
+    async with guarded(few) as server:
+        first = await nats_user(server, '"auth_token":"t"')
+        second = await nats_user(server, '"auth_token":"t"')
+        await second.send(b'CONNECT {"verbose":false,"auth_token":"t"}\r\nPING\r\n')
+        assert await second.line() == b"PONG"  # It is the same connection.
+        third = await nats(server)
+        await third.info()
+        await third.send(b'CONNECT {"auth_token":"t"}\r\n')
+        assert await third.rest() == b"-ERR 'maximum connections for user exceeded'\r\n"
+        with pytest.raises(simplebus.BusConnectionError, match="2 are allowed"):
+            async with simplebus.connect(server.addresses[0], token="t"):
+                pass
+        await first.stream.aclose()
+        await until(lambda: len(server.nats_door.connections) == 1)
+        async with simplebus.connect(server.addresses[0], token="t"):
+            pass
+
+
 async def test_what_comes_before_the_first_word_is_bounded() -> None:
     async with guarded(ADA) as server:
         for said in (
@@ -242,18 +265,84 @@ async def test_what_comes_before_the_first_word_is_bounded() -> None:
         await until(lambda: not server.engine.connections)
 
 
-async def test_guessing_is_held_up_and_who_is_known_is_not() -> None:
-    async with guarded(ADA) as server:
+async def test_guessing_is_held_up_and_others_are_not() -> None:
+    async with guarded(ADA, BOB) as server:
         address = server.addresses[0]
         async with simplebus.connect(address, user="ada", password="secret"):
             pass
-        for _ in range(12):
-            with pytest.raises(simplebus.BusConnectionError):
-                async with simplebus.connect(address, user="ada", password="wrong"):
+        said = []
+        for password in ("wrong",) * 12 + ("secret",):
+            with pytest.raises(simplebus.BusConnectionError) as caught:
+                async with simplebus.connect(address, user="ada", password=password):
                     pass
-        assert server.engine.cut_off[Reason.TOO_MANY_ATTEMPTS] >= 1
-        async with simplebus.connect(address, user="ada", password="secret"):
+            said.append("too many wrong passwords" in str(caught.value))
+        assert said[:5] == [False] * 5
+        assert said[-1]
+        client = await nats(server)
+        await client.info()
+        await client.send(b"CONNECT {%b}\r\nPING\r\n" % ADA_SAYS.encode())
+        assert await client.rest() == b"-ERR 'Too Many Authentication Attempts'\r\n"
+        async with simplebus.connect(address, token="bob's token"):
             pass
+
+
+async def test_who_has_said_it_waits_as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time in which a peer has to say who it is does not go on while that is looked at."""
+    asked, goes_on = [], trio.Event()
+
+    async def worked_out(kept: str, said: str) -> bool:
+        asked.append(said)
+        await goes_on.wait()
+        return True
+
+    monkeypatch.setattr(gatekeeper, "_worked_out", worked_out)
+    async with guarded(ADA) as server:
+        peer, client = await connect(server), await nats(server)
+        await client.info()
+        await client.send(b"CONNECT {%b}\r\nPING\r\n" % ADA_SAYS.encode())
+        said = b'{"classes":[],"auth":{"user":"ada","password":"secret"}}'
+        await peer.send(frames.encode(frames.CONNECT, content=said))
+        (session,) = server.engine.broker.sessions.values()
+        front = server.nats_door.front
+        (other,) = front.sessions.values()
+        await until(lambda: asked and session.is_judged and other.is_judged)
+        for _ in range(1000):
+            assert session.tick(Limits(), 1.0, holds_back=False) is None
+        front.now += 1000
+        front.tick()
+        goes_on.set()
+        assert await client.line() == b"+OK"
+        assert (await peer.frame())[:1] == b"4"
+
+
+async def test_who_has_an_account_may_not_guess_faster() -> None:
+    async with guarded(ADA, User("quick", password="right")) as server:
+        said = []
+        for password in (b"wrong",) * 7 + (b"right",):
+            client = await nats_user(server, ADA_SAYS)
+            await client.send(b'CONNECT {"user":"quick","pass":"%b"}\r\nPING\r\n' % password)
+            said.append(await client.rest())
+        assert said[:5] == [b"-ERR 'Authorization Violation'\r\n"] * 5
+        assert said[-1] == b"-ERR 'Too Many Authentication Attempts'\r\n"
+        client = await nats_user(server, ADA_SAYS)
+        await client.send(b'CONNECT {"verbose":true,%b}\r\nPING\r\n' % ADA_SAYS.encode())
+        assert await client.line() == b"+OK"
+
+
+async def test_guessing_users_of_the_nats_door_alone_is_held_up_too() -> None:
+    auth = NatsAuth(users=(NatsUser("ada", password="secret"),))
+    async with serving(nats_port=0, nats=NatsSettings(auth=auth)) as server:
+        said = set()
+        for password in ("wrong",) * 12 + ("secret",):
+            client = await nats(server)
+            await client.info()
+            await client.send(b'CONNECT {"user":"ada","pass":"%b"}\r\n' % password.encode())
+            said.add(answer := await client.rest())
+        assert said == {
+            b"-ERR 'Authorization Violation'\r\n",
+            b"-ERR 'Too Many Authentication Attempts'\r\n",
+        }
+        assert b"Too Many" in answer
 
 
 async def test_an_address_may_have_so_many_connections_at_both_doors() -> None:

@@ -1,0 +1,235 @@
+"""Guessing: what is wrong is counted, what is right costs nothing, and each place has its turn.
+
+Slow hashes are not worked out here but by `work`, which tells what was asked, in which order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+import trio
+
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.passwords import Passwords, quick_hash
+from simplebus.core.requests import Auth
+from simplebus.core.users import User, Users
+from simplebus.server import gatekeeper as module
+from simplebus.server.gatekeeper import Gatekeeper
+
+SLOW = [User(f"slow{number}", password=f"$argon2id${number}") for number in range(300)]
+QUICK = User("quick", password="right")
+TOKEN = User("token", token=quick_hash("right"))
+
+
+@dataclass
+class Work:
+    """What is asked of the thread."""
+
+    asked: list[tuple[str, str]] = field(default_factory=list)
+    goes_on: trio.Event = field(default_factory=trio.Event)
+
+    async def __call__(self, kept: str, said: str) -> bool:
+        self.asked.append((kept, said))
+        await self.goes_on.wait()
+        return said == "right"
+
+
+@pytest.fixture
+def work(monkeypatch: pytest.MonkeyPatch) -> Work:
+    work = Work()
+    monkeypatch.setattr(module, "_worked_out", work)
+    return work
+
+
+def gatekeeper() -> Gatekeeper:
+    return Gatekeeper(Users([*SLOW, QUICK, TOKEN], Passwords(b"by chance")))
+
+
+async def is_heard(gate: Gatekeeper, auth: Auth, address: str = "10.0.0.1") -> bool:
+    """Whether what is said was looked at."""
+    try:
+        await gate.hear(auth, address)
+    except RemoteProtocolError as error:
+        return error.reason is not Reason.TOO_MANY_ATTEMPTS
+    return True
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Auth(user="quick", password="wrong"),
+        Auth(user="slow1", password="wrong"),
+        Auth(user="nobody", password="wrong"),
+    ],
+)
+async def test_who_is_wrong_too_often_about_a_user_waits_and_is_not_even_looked_at(
+    wrong: Auth, work: Work, autojump_clock: object
+) -> None:
+    work.goes_on.set()
+    gate = gatekeeper()
+    heard = [await is_heard(gate, wrong) for _ in range(9)]
+    assert heard == [True] * 5 + [False] * 4
+    assert not await is_heard(gate, Auth(user=wrong.user, password="right"))
+    assert await is_heard(gate, Auth(user="slow2", password="right"))  # Others of the place.
+    assert await is_heard(gate, wrong, "10.0.0.2")  # And other places.
+    await trio.sleep(2)
+    assert [await is_heard(gate, wrong) for _ in range(2)] == [True, False]
+
+
+@pytest.mark.parametrize("said", ["token", "user"])
+async def test_whoever_a_place_says_to_be_it_may_not_be_wrong_for_ever(
+    said: str, work: Work, autojump_clock: object
+) -> None:
+    work.goes_on.set()
+    gate = gatekeeper()
+    heard = [
+        await is_heard(
+            gate, Auth(token=str(n)) if said == "token" else Auth(user=str(n), password="x")
+        )
+        for n in range(60)
+    ]
+    assert heard == [True] * 50 + [False] * 10
+    assert not await is_heard(gate, Auth(token="right"))
+    assert await is_heard(gate, Auth(token="right"), "10.0.0.2")
+
+
+async def test_what_is_right_costs_nothing(work: Work, autojump_clock: object) -> None:
+    work.goes_on.set()
+    gate = gatekeeper()
+    for auth in (
+        Auth(user="quick", password="right"),
+        Auth(user="slow1", password="right"),
+        Auth(token="right"),
+    ):
+        assert all([await is_heard(gate, auth) for _ in range(200)])
+    assert work.asked == [("$argon2id$1", "right")]
+
+
+@pytest.mark.parametrize("address", ["2001:db8:1:2::{:x}", "::ffff:10.0.0.1", "10.0.0.1"])
+async def test_addresses_of_one_host_are_one_place(
+    address: str, work: Work, autojump_clock: object
+) -> None:
+    gate = gatekeeper()
+    wrong = Auth(user="quick", password="wrong")
+    work.goes_on.set()
+    heard = [await is_heard(gate, wrong, address.format(n)) for n in range(9)]
+    assert heard == [True] * 5 + [False] * 4
+    assert await is_heard(gate, wrong, "2001:db8:1:3::1")
+
+
+async def test_a_herd_that_says_the_same_is_looked_at_once(
+    work: Work, autojump_clock: object
+) -> None:
+    gate = gatekeeper()
+    async with trio.open_nursery() as nursery:
+        for _ in range(100):
+            nursery.start_soon(gate.hear, Auth(user="slow1", password="right"), "10.0.0.1")
+        await trio.testing.wait_all_tasks_blocked()
+        work.goes_on.set()
+    assert work.asked == [("$argon2id$1", "right")]
+    assert gate.checks == 1
+
+
+async def test_who_waits_for_an_answer_of_one_that_has_left_asks_itself(
+    work: Work, autojump_clock: object
+) -> None:
+    gate = gatekeeper()
+    right, other = Auth(user="slow1", password="right"), Auth(user="slow2", password="right")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(gate.hear, other, "10.0.0.1")
+        await trio.testing.wait_all_tasks_blocked()
+        leaving = trio.CancelScope()
+        nursery.start_soon(_cancelled, leaving, gate, right)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(gate.hear, right, "10.0.0.2")
+        await trio.testing.wait_all_tasks_blocked()
+        leaving.cancel()
+        await trio.testing.wait_all_tasks_blocked()
+        work.goes_on.set()
+    assert work.asked == [("$argon2id$2", "right"), ("$argon2id$1", "right")]
+    assert gate.users.knows(right)
+
+
+async def _cancelled(scope: trio.CancelScope, gate: Gatekeeper, auth: Auth) -> None:
+    with scope:
+        await gate.hear(auth, "10.0.0.1")
+
+
+async def _note(gate: Gatekeeper, auth: Auth, address: str, done: Callable[[str], None]) -> None:
+    heard = await is_heard(gate, auth, address)
+    done(f"{address} {auth.user} {heard}")
+
+
+async def test_places_take_turns_and_those_that_were_wrong_come_last(
+    work: Work, autojump_clock: object
+) -> None:
+    gate, done = gatekeeper(), list[str]()
+    work.goes_on.set()
+    await gate.hear(Auth(user="quick", password="wrong"), "10.0.0.9")
+    work.asked.clear()
+    work.goes_on = trio.Event()
+    async with trio.open_nursery() as nursery:
+        for number, address in enumerate(
+            ["10.0.0.1", "10.0.0.9", "10.0.0.9", "10.0.0.1", "10.0.0.1", "10.0.0.2", "10.0.0.2"]
+        ):
+            auth = Auth(user=f"slow{number}", password="right")
+            nursery.start_soon(_note, gate, auth, address, done.append)
+            await trio.testing.wait_all_tasks_blocked()
+        work.goes_on.set()
+    numbers = [int(kept.rpartition("$")[2]) for kept, _ in work.asked]
+    assert numbers == [0, 3, 5, 4, 6, 1, 2]
+    assert len(done) == 7
+
+
+async def test_where_too_many_places_wait_who_was_never_wrong_is_preferred(
+    work: Work, autojump_clock: object
+) -> None:
+    gate, done = gatekeeper(), list[str]()
+    for number in range(70):
+        for _ in range(2):
+            await gate.hear(Auth(token="wrong"), f"10.1.0.{number}")
+    async with trio.open_nursery() as nursery:
+        for number in range(70):
+            auth = Auth(user=f"slow{number}", password="wrong")
+            nursery.start_soon(_note, gate, auth, f"10.1.0.{number}", done.append)
+            await trio.testing.wait_all_tasks_blocked()
+        # One is at work and 64 wait: the last five were sent away.
+        assert len(done) == 5
+        for number in range(3):
+            auth = Auth(user=f"slow{100 + number}", password="right")
+            nursery.start_soon(_note, gate, auth, f"10.2.0.{number}", done.append)
+            await trio.testing.wait_all_tasks_blocked()
+        assert len(done) == 8
+        assert not any(each.startswith("10.2") for each in done)
+        work.goes_on.set()
+    assert {f"10.2.0.{number} slow{100 + number} True" for number in range(3)} <= set(done)
+    assert sum(each.endswith("False") for each in done) == 8
+    assert [kept for kept, _ in work.asked[1:4]] == [f"$argon2id${100 + n}" for n in range(3)]
+
+
+async def test_one_place_may_have_so_many_waiting(work: Work, autojump_clock: object) -> None:
+    gate, done = gatekeeper(), list[str]()
+    async with trio.open_nursery() as nursery:
+        for number in range(260):
+            auth = Auth(user=f"slow{number}", password="right")
+            nursery.start_soon(_note, gate, auth, "10.0.0.1", done.append)
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(done) == 3
+        work.goes_on.set()
+    assert sum(each.endswith("True") for each in done) == 257
+
+
+async def test_what_was_learned_stays_known_where_the_hash_did_not_change(
+    work: Work, autojump_clock: object
+) -> None:
+    gate = gatekeeper()
+    work.goes_on.set()
+    for number in (1, 2):
+        await gate.hear(Auth(user=f"slow{number}", password="right"), "10.0.0.1")
+    changed = User("slow2", password="$argon2id$changed")
+    gate.adopt(Users([SLOW[1], changed], Passwords(b"another chance")))
+    assert gate.users.knows(Auth(user="slow1", password="right"))
+    assert not gate.users.knows(Auth(user="slow2", password="right"))
+    assert gate.checks == 2
