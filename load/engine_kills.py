@@ -37,7 +37,7 @@ OLD_PUBLISHER = "old"
 CLASSES = (1, 2)
 OLD_CLASS = 3
 BURST_MAX = 50
-OLD_BURST = 5
+OLD_BURST_MAX = 200  # Many at once go into a stream in another way than few.
 PAUSE_S = 0.02
 LIFE_S = 1.0
 BACK_S = 60.0  # Within which all is well again behind a kill.
@@ -258,14 +258,15 @@ class _Run:
 
     async def _publish_old(self) -> None:
         """In version 1, to which nothing is confirmed."""
-        port = int(self._doors[0].name.rpartition(":")[2])
+        port, chance = int(self._doors[0].name.rpartition(":")[2]), Random(OLD_PUBLISHER)
         while not self._is_over:
             try:
                 stream = await trio.open_tcp_stream(HOST, port)
                 async with stream:
                     await stream.send_all(_frame(b"4", 0, b"[]"))
                     while not self._is_over:
-                        some = self._sent.more(OLD_CLASS, OLD_PUBLISHER, OLD_BURST)
+                        count = chance.randint(1, OLD_BURST_MAX)
+                        some = self._sent.more(OLD_CLASS, OLD_PUBLISHER, count)
                         await stream.send_all(b"".join(_frame(b"1", OLD_CLASS, p) for p in some))
                         await trio.sleep(PAUSE_S)
             except (OSError, trio.BrokenResourceError):

@@ -40,12 +40,11 @@ REQUEST_SECONDS = 5.0
 PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.05, 5.0
 _PORT = 4222
 _ALONE_BYTES = 64 * 1024
-_READ_BYTES = 256 * 1024
+_READ_BYTES = 512 * 1024
 _TICK_SECONDS = 1.0
-_REST_SECONDS, _LONG_REST_SECONDS = 0.002, 0.005
-_REST_BYTES, _LONG_BYTES = 4 * 1024, 24 * 1024
-"""Behind a read of more than this the next one waits a little: a few large pieces cost less than
-many small ones."""
+_RESTS = ((64 * 1024, 0.010), (24 * 1024, 0.005), (4 * 1024, 0.002))
+"""Behind a read of more bytes than this the next one waits for so many seconds: a few large pieces
+cost less than many small ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,8 +366,11 @@ class Link:
                         continue
                 self._handle(event)
             self.flush()
-            if _REST_BYTES < len(data) < _READ_BYTES:
-                await trio.sleep(_REST_SECONDS if len(data) < _LONG_BYTES else _LONG_REST_SECONDS)
+            if len(data) < _READ_BYTES:  # Else there is more already.
+                for rest_bytes, seconds in _RESTS:
+                    if len(data) > rest_bytes:
+                        await trio.sleep(seconds)
+                        break
 
     def _is_connected(self, server: NatsAddress, info: Info) -> None:
         self.connections += 1
