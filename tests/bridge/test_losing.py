@@ -89,7 +89,7 @@ async def cut_and_mended(cut: str, at: int, seconds: float) -> bool:
     return was_cut
 
 
-STEP = 3
+STEP = 5
 
 
 @pytest.mark.long

@@ -161,7 +161,7 @@ class Source:
 
 
 @pytest.mark.parametrize("seed", [6])
-def test_six_hours_of_acks_as_late_as_they_come_bring_no_message_twice(seed: int) -> None:
+def test_two_hours_of_acks_as_late_as_they_come_bring_no_message_twice(seed: int) -> None:
     world = World(seed)
     publisher = world.join(1, 2)
     sources = [Source(publisher, class_id) for class_id in (1, 2)]
@@ -181,11 +181,11 @@ def test_six_hours_of_acks_as_late_as_they_come_bring_no_message_twice(seed: int
             elif kind > 0.9995:
                 source.publish(world.random.randrange(1000))
 
-    world.run(6 * HOUR, traffic)
+    world.run(2 * HOUR, traffic)
     world.settle()
     world.assert_nothing_went_wrong(1, 2)
     for source, order in orders:
-        assert order.next == source.published > 20_000
+        assert order.next == source.published > 5_000
     latest = max(client.latest_ack for client in world.members)
     assert LATEST_ACK - 0.1 < latest <= LATEST_ACK, "the acks were not as late as they can be"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import Phase, seed, settings
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
 from core.test_version2_machine import Version2Machine, class_ids
@@ -32,6 +32,7 @@ from simplebus.core.version2 import Version2
 Patch = pytest.MonkeyPatch
 
 
+@seed(1)  # Always the same lives, of those that come upon each break soon.
 class TrustingMachine(Version2Machine):
     """With two more rules for what happens seldom by chance."""
 
@@ -186,7 +187,6 @@ BREAKS: list[Callable[[Patch], None]] = [
 ]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("break_engine", BREAKS, ids=lambda each: each.__name__)
 def test_the_model_notices_an_engine_that(
     break_engine: Callable[[Patch], None], monkeypatch: Patch
@@ -199,7 +199,6 @@ def test_the_model_notices_an_engine_that(
                 max_examples=500,
                 stateful_step_count=40,
                 phases=[Phase.generate],
-                derandomize=True,
                 database=None,
                 report_multiple_bugs=False,
             ),
