@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,3 +83,11 @@ def _subject(name: str, unit: str = "") -> x509.Name:
 
 def _pem(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def trusting(authority: Authority, pair: Pair | None = None) -> ssl.SSLContext:
+    """What a client uses that trusts this authority, and has a certificate or none."""
+    made = ssl.create_default_context(cafile=str(authority.path))
+    if pair is not None:
+        made.load_cert_chain(pair.cert, pair.key)
+    return made

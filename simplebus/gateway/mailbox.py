@@ -15,7 +15,7 @@ import enum
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from simplebus.gateway.messages import ModuleMessage
 from simplebus.gateway.waiting import TaskGate, ThreadGate, Waiter
@@ -23,6 +23,8 @@ from simplebus.gateway.waiting import TaskGate, ThreadGate, Waiter
 if TYPE_CHECKING:
     from simplebus.gateway.switchboard import Switchboard
     from simplebus.gateway.workers import Home
+
+Gate = TypeVar("Gate", ThreadGate, TaskGate)
 
 QUEUE_PLACES = 1024
 """Messages that may wait for a module, unless it is added with another limit; of those that are
@@ -188,31 +190,33 @@ class Mailbox(Waiter):
         self._board.let_in()
         return batch
 
+    def _look(self, gate_type: type[Gate]) -> tuple[Gate | None, deque[ModuleMessage] | None]:
+        """What waits; or a gate that opens once there is something."""
+        with self._board.lock:
+            if self.is_closed:
+                return None, None
+            if self.queue or self.is_poked:
+                return None, self._grab()
+            gate = gate_type()
+            self.wake = gate.open
+            self._board.fell_idle(self)
+            return gate, None
+
     def take(self) -> deque[ModuleMessage] | None:
         """What waits, once there is something, in a thread; empty when the worker was poked, None
         when the module is removed."""
         while True:
-            with self._board.lock:
-                if self.is_closed:
-                    return None
-                if self.queue or self.is_poked:
-                    return self._grab()
-                gate = ThreadGate()
-                self.wake = gate.open
-                self._board.fell_idle(self)
+            gate, batch = self._look(ThreadGate)
+            if gate is None:
+                return batch
             gate.wait()
 
     async def take_async(self) -> deque[ModuleMessage] | None:
         """As `take`, in a task."""
         while True:
-            with self._board.lock:
-                if self.is_closed:
-                    return None
-                if self.queue or self.is_poked:
-                    return self._grab()
-                gate = TaskGate()
-                self.wake = gate.open
-                self._board.fell_idle(self)
+            gate, batch = self._look(TaskGate)
+            if gate is None:
+                return batch
             await gate.wait(self._stop_waiting)
 
     def _stop_waiting(self) -> bool:

@@ -121,16 +121,6 @@ def test_no_words_are_no_mistake_and_others_are() -> None:
 # TLS ---------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("tls"))
-
-
-@pytest.fixture(scope="module")
-def own(authority: Authority) -> Pair:
-    return authority.issue("localhost")
-
-
 async def secure(server: Serving, authority: Path, shown: Pair | None = None) -> HttpPeer:
     peer = await http(server)
     made = ssl.create_default_context(cafile=str(authority))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from certificates import Authority, Pair
+from certificates import Authority, Pair, trusting
 from nats_peer import NatsPeer, nats
 from served import serving, until
 
@@ -23,24 +23,6 @@ from simplebus.nats.permissions import Permissions
 from simplebus.nats.settings import NatsSettings
 from simplebus.server.serve import Serving
 from simplebus.server.tls import TlsOptions, context
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("tls"))
-
-
-@pytest.fixture(scope="module")
-def own(authority: Authority) -> Pair:
-    return authority.issue("localhost")
-
-
-def trusting(authority: Authority, pair: Pair | None = None) -> ssl.SSLContext:
-    """What a client that trusts this authority uses."""
-    made = ssl.create_default_context(cafile=str(authority.path))
-    if pair is not None:
-        made.load_cert_chain(pair.cert, pair.key)
-    return made
 
 
 @contextlib.asynccontextmanager

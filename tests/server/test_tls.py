@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from certificates import Authority, Pair
+from certificates import Authority, Pair, trusting
 from served import Peer, ack, message, serving, subscribe, until
 
 import simplebus
@@ -19,23 +19,6 @@ from simplebus.core import frames
 from simplebus.core.errors import Reason
 from simplebus.server.serve import Serving
 from simplebus.server.tls import TlsOptions
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("tls"))
-
-
-@pytest.fixture(scope="module")
-def own(authority: Authority) -> Pair:
-    return authority.issue("localhost")
-
-
-def trusting(authority: Authority, pair: Pair | None = None) -> ssl.SSLContext:
-    made = ssl.create_default_context(cafile=str(authority.path))
-    if pair is not None:
-        made.load_cert_chain(pair.cert, pair.key)
-    return made
 
 
 def url(server: Serving) -> str:

@@ -6,39 +6,17 @@ A crash is a copy of the directory while the bus is in use: what a kill would le
 from __future__ import annotations
 
 import shutil
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import anyio
 import pytest
 import trio
 from trio.testing import MockClock
 
+from memory.conftest import Run
 from simplebus.core.limits import Limits
 from simplebus.core.settings import ClassSettings, FullPolicy, Settings
 from simplebus.memory import MemoryBus
 from simplebus.storage.errors import JournalError
-
-Main = Callable[[], Awaitable[None]]
-Run = Callable[[Main], None]
-
-
-async def bounded(main: Main) -> None:
-    with anyio.fail_after(60):
-        await main()
-
-
-@pytest.fixture(params=["trio", "asyncio"])
-def run(request: pytest.FixtureRequest) -> Run:
-    """Run an async function; under trio no time passes."""
-
-    def under_trio(main: Main) -> None:
-        trio.run(bounded, main, clock=MockClock(autojump_threshold=0))
-
-    def under_asyncio(main: Main) -> None:
-        anyio.run(bounded, main, backend="asyncio")
-
-    return under_trio if request.param == "trio" else under_asyncio
 
 
 async def fill(memory: MemoryBus, count: int = 3) -> None:

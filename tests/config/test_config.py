@@ -66,7 +66,7 @@ def test_any_option_can_stand_in_it(file: Path) -> None:
 
 
 def test_the_example_of_the_readme_is_one(file: Path) -> None:
-    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
     blocks = [block.partition("```")[0] for block in readme.split("```toml\n")[1:]]
     (text,) = [block for block in blocks if "[serve]" in block]
     file.write_text(text)

@@ -6,7 +6,6 @@ Where it differs from a test double that only looks like a bus, a test says so b
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,6 +14,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from memory.conftest import Run
 from simplebus import (
     Bus,
     BusConnectionError,
@@ -26,9 +26,6 @@ from simplebus import (
 from simplebus.core.errors import Reason
 from simplebus.core.settings import Settings
 from simplebus.memory import MemoryBus
-
-Main = Callable[[], Awaitable[None]]
-Run = Callable[[Main], None]
 
 registry = Registry()
 
@@ -52,24 +49,6 @@ class Closed:
 @dataclass(frozen=True)
 class Reopened(Opened):
     """Bound to no class, though what it derives from is."""
-
-
-async def bounded(main: Main) -> None:
-    with anyio.fail_after(60):
-        await main()
-
-
-@pytest.fixture(params=["trio", "asyncio"])
-def run(request: pytest.FixtureRequest) -> Run:
-    """Run an async function; under trio no time passes."""
-
-    def under_trio(main: Main) -> None:
-        trio.run(bounded, main, clock=MockClock(autojump_threshold=0))
-
-    def under_asyncio(main: Main) -> None:
-        anyio.run(bounded, main, backend="asyncio")
-
-    return under_trio if request.param == "trio" else under_asyncio
 
 
 @pytest.fixture
