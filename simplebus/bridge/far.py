@@ -199,7 +199,7 @@ class FarBus:
 
     async def _fill(self, record: Record, count: int, refused: dict[int, Refusal]) -> None:
         """Use up so many numbers: the record again changes nothing."""
-        size = len(record.encode())
+        size = len(record.encode()) if count else 0
         for _ in range(count):
             self._put_record(record)
             self._count(1)

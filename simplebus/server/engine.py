@@ -41,6 +41,7 @@ log = logging.getLogger("simplebus.server")
 # A host that leaves bytes unacknowledged this long is gone.
 _UNANSWERED_SECONDS_MAX = 30.0
 _UNANSWERED_CHECK_TICKS = 5
+_BULK_BYTES = 64 * 1024
 
 _WORDS = ("frames were refused", "acks were ignored")
 """What became of frames that counted under a reason: others, and acknowledgements."""
@@ -143,6 +144,10 @@ class Engine:
         """Other doors, whose clients may be filled by what comes through this one."""
         self.timing: Timing | None = None
         """Where it is measured how long things take; None where nobody wants to know."""
+        self.parts: list[Holder] = []
+        """Where clients that are parts of this server come in."""
+        self._is_bulk = False
+        """Whether much came last."""
         self._held_by: Holder | None = None
         self._feeds_others = False
         """Whether what came last was for others than those who are behind at another door."""
@@ -320,6 +325,7 @@ class Engine:
     def receive(self, session: Session, count: int) -> None:
         """`count` fresh bytes of this session are in the buffer. Raises RemoteProtocolError."""
         now, timing = self.read_clock(), self.timing
+        self._is_bulk = count >= _BULK_BYTES
         try:
             self.broker.receive(session, self.buffer, count)
         finally:
@@ -339,11 +345,16 @@ class Engine:
 
     def may_rest(self, session: Session) -> bool:
         rests = self.broker.may_rest(session)
-        self._held_by = None
+        self._held_by = None if rests or not self._is_bulk else self._reading_parts()
         for holder in self.holders:
             if holder.holds(others=self._feeds_others):
                 self._held_by = holder
         return rests or self._held_by is not None
+
+    def _reading_parts(self) -> Holder | None:
+        """Whoever of this server's own reads what is published: a publisher that is faster than
+        they are leaves them their turns."""
+        return next((part for part in self.parts if part.holds(others=False)), None)
 
     def holds_back(self, session: Session) -> bool:
         return self.broker.holds_back(session)

@@ -20,6 +20,10 @@ from simplebus.core.requests import FetchReply, FetchRequest
 from simplebus.core.session import Session
 from simplebus.server.engine import Engine
 
+_TURNS = 4
+"""So often others have their turns before a publisher of much is read on: what it has said is seen,
+made into something, and on its way then. With none, a burst holds up what is copied meanwhile."""
+
 
 class Inside:
     """Where such clients find the server. A `Place`."""
@@ -28,6 +32,9 @@ class Inside:
         """`name` says who they are, to operators."""
         self.engine = engine
         self._name = name
+        self._is_reading = False
+        """Whether something was seen since a publisher was asked to wait last."""
+        engine.parts.append(self)
 
     async def open(self) -> InsideLink:
         """A link to the broker, for one client. Raises BusConnectionError when the server ends."""
@@ -46,7 +53,23 @@ class Inside:
         """What a Fetch would be answered now, without the way there and back: frames are valid
         until the next await. None where that takes longer. Raises RemoteProtocolError."""
         self.engine.read_clock()
-        return self.engine.broker.lookups.see(class_id, wish)
+        found = self.engine.broker.lookups.see(class_id, wish)
+        self._is_reading = self._is_reading or (found is not None and bool(found[1]))
+        return found
+
+    # What publishers wait for --------------------------------------------------------------------
+
+    def feeds_anybody(self) -> bool:
+        return False
+
+    def holds(self, *, others: bool) -> bool:
+        is_reading, self._is_reading = self._is_reading, False
+        return is_reading
+
+    async def hold(self, publisher: Session) -> None:
+        """Let those who read go on with what they have seen, and see what follows."""
+        for _ in range(_TURNS):
+            await trio.lowlevel.checkpoint()
 
     def __str__(self) -> str:
         return "this server"

@@ -10,6 +10,7 @@ import simplebus
 from simplebus.client.connecting import open_bus
 from simplebus.core.errors import BusConnectionError, Reason
 from simplebus.core.passwords import Passwords
+from simplebus.core.requests import FetchRequest
 from simplebus.core.users import Users
 from simplebus.server.inside import Inside
 
@@ -73,3 +74,25 @@ async def test_a_part_that_is_cut_off_comes_again_and_one_that_breaks_the_protoc
     assert await link.receive_into(space) == 0  # The server has ended.
     with pytest.raises(BusConnectionError, match="has ended"):
         await place.open()
+
+
+async def test_a_publisher_of_much_leaves_the_server_s_own_readers_their_turns() -> None:
+    async with serving() as server:
+        place, engine = Inside(server.engine, "a part of it"), server.engine
+        with trio.fail_after(PATIENCE_SECONDS):
+            async with simplebus.connect(server.addresses[0]) as outside:
+                await outside.publish(bytes(SIZE), class_id=1)
+                (connection,) = engine.connections.values()
+                session = connection.session
+                seen = place.see(1, FetchRequest())
+                assert seen is not None
+                reply, frames = seen
+                assert (reply.next, [batch.count for batch in frames]) == (1, [1])
+                engine._is_bulk = False  # However it came.
+                assert not engine.may_rest(session)
+                engine._is_bulk = True
+                assert engine.may_rest(session)
+                await engine.rest(session)
+                assert not engine.may_rest(session)  # It has waited.
+                assert place.see(1, FetchRequest(first=1)) is not None
+                assert not engine.may_rest(session)  # There was nothing to be seen.
