@@ -4,16 +4,20 @@ Rule 1: whoever asks may not hurt the bus. Connections, bytes and waits are boun
 made at a time, and after each the loop has nine times as long for everything else.
 Rule 2: a connection that waits for its peer is never worth more than a new one: when there are too
 many, the one that has been silent longest is closed.
+Rule 3: health is told to whoever asks for it, however many others come: who is not told in time
+starts the server again.
 """
 
 from __future__ import annotations
 
 import http
 import logging
+import re
 import socket
 import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TypeAlias, TypeVar
 
 import h11
@@ -43,7 +47,9 @@ HEADERS_MAX = 64
 COMERS_AT_ONCE, COMERS_PER_SECOND = 100, 50.0
 """Connections of one address: more wait before anything is read, so many of all;"""
 WAITING_MAX = 64
-"""more are closed, so that whoever waits is heard in the end."""
+"""more are closed, so that whoever waits is heard in the end,"""
+DOORSTEP_MAX = 128
+"""but not before so many others have come: those that ask for health are told."""
 REQUESTS_MAX = 1000
 """Of one connection."""
 HEAD_SECONDS_MAX = 5.0
@@ -56,6 +62,7 @@ PART_OF_LOOP = 0.1
 """How much of the event loop's time answers may take, whoever asks for how many."""
 _READ_BYTES = 8 * 1024
 _ACCEPTED_AT_ONCE = 16
+_HEALTH_ASKED = re.compile(rb"(GET|HEAD) (%b) HTTP/1\.[01]\r\n" % "|".join(OPEN_PATHS).encode())
 
 Gate: TypeAlias = Callable[[Request, str, str, Sequence[str]], Awaitable[Response | None]]
 """Called with a question, who asks, the Authorization that came with it and the names of the
@@ -100,7 +107,9 @@ class HttpDoor:
         """Who has been silent longest comes first."""
         self._comers = Buckets(COMERS_AT_ONCE, COMERS_PER_SECOND)
         self._waiting: deque[tuple[socket.socket, str]] = deque()
-        """Who has come too fast."""
+        """Who has come too fast,"""
+        self._doorstep: deque[socket.socket] = deque()
+        """and who is not to wait."""
         self._wake = trio.Event()
         self._nursery: trio.Nursery | None = None
         self._turn = trio.Lock()
@@ -131,11 +140,12 @@ class HttpDoor:
         if self._comers.take(peer.rpartition(":")[0], trio.current_time()):
             self._begin(sock, peer)
             return
-        if len(self._waiting) >= WAITING_MAX:
-            self.turned_away += 1
-            sock.close()
-            return
-        self._waiting.append((sock, peer))
+        if len(self._waiting) < WAITING_MAX:
+            self._waiting.append((sock, peer))
+        else:
+            self._doorstep.append(sock)
+            if len(self._doorstep) > DOORSTEP_MAX:
+                self._turn_away(self._doorstep.popleft())
         self._wake.set()
 
     async def _let_in(self) -> None:
@@ -147,15 +157,28 @@ class HttpDoor:
                 while self._waiting:
                     await trio.sleep(1 / COMERS_PER_SECOND)
                     self._begin(*self._waiting.popleft())
+                while self._doorstep:
+                    self._turn_away(self._doorstep.popleft())
         finally:
-            for sock, _ in self._waiting:
+            for sock in [*(sock for sock, _ in self._waiting), *self._doorstep]:
                 sock.close()
+
+    def _turn_away(self, sock: socket.socket) -> None:
+        """Close a socket. If health was asked for, it is told."""
+        self.turned_away += 1
+        with sock, suppress(OSError):
+            said = sock.recv(HEAD_BYTES_MAX) if self.tls is None else b""
+            found = _HEALTH_ASKED.match(said)
+            if found is not None and said.endswith(b"\r\n\r\n"):
+                response = _made(self._routes.answer(Request(found[2].decode())))
+                sock.send(_alone(response, without_body=found[1] == b"HEAD"))
 
     def _begin(self, sock: socket.socket, peer: str) -> None:
         assert self._nursery is not None
         if len(self._connections) >= CONNECTIONS_MAX:
             self.turned_away += 1
-            next(iter(self._connections)).scope.cancel()
+            idle = (each for each in self._connections if not each.is_answered)
+            next(idle, next(iter(self._connections))).scope.cancel()
         connection = _HttpConnection(sock, peer, self)
         self._connections[connection] = None
         self._nursery.start_soon(connection.run)
@@ -257,6 +280,8 @@ class _HttpConnection:
     def __init__(self, sock: socket.socket, peer: str, door: HttpDoor) -> None:
         self.peer = peer
         self.scope = trio.CancelScope()
+        self.is_answered = False
+        """Whether what it has asked for is being answered: it does not wait for its peer."""
         self._door = door
         self._is_local = is_loopback("".join(sock.getsockname()[:1]))
         plain = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
@@ -278,6 +303,7 @@ class _HttpConnection:
                 for _ in range(REQUESTS_MAX):
                     if not await self._answer_next():
                         break
+                    self.is_answered = False
         except (trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError):
             pass
         except Exception:
@@ -309,6 +335,7 @@ class _HttpConnection:
             asked = await self._hear()
             if asked is None:
                 return False
+            self.is_answered = True
             response = self._refusal(asked)
             if response is None:
                 request = self._request(asked)
@@ -412,6 +439,20 @@ class _HttpConnection:
         data = b"".join(self._talk.send(event) or b"" for event in [*events, h11.EndOfMessage()])
         with trio.fail_after(SEND_SECONDS_MAX):
             await self._stream.send_all(data)
+
+
+def _alone(response: Response, *, without_body: bool) -> bytes:
+    """An answer behind which nothing comes."""
+    talk = h11.Connection(h11.SERVER)
+    headers = [
+        *_HEADERS,
+        ("Content-Type", response.content_type),
+        ("Content-Length", str(len(response.body))),
+        ("Connection", "close"),
+    ]
+    phrase = http.HTTPStatus(response.status).phrase
+    head = talk.send(h11.Response(status_code=response.status, reason=phrase, headers=headers))
+    return (head or b"") + (b"" if without_body else response.body)
 
 
 def _headers(asked: h11.Request) -> Mapping[bytes, bytes]:

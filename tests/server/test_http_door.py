@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 from collections.abc import Generator
@@ -275,13 +276,15 @@ async def test_who_connects_too_often_waits_and_those_who_wait_are_few(
         await nursery.start(door.run)
         at_once, most = http_door.COMERS_AT_ONCE, http_door.WAITING_MAX
         theirs = []
-        for count in range(at_once + most + 5):
+        doorstep = http_door.DOORSTEP_MAX
+        for count in range(at_once + most + doorstep + 5):
             ours, other = pair()
             theirs.append(other)
             door.serve(other, f"10.0.0.1:{count}")
             ours.close()
         assert door.turned_away == at_once - http_door.CONNECTIONS_MAX + 5
-        assert [other.fileno() < 0 for other in theirs[at_once:]] == [False] * most + [True] * 5
+        closed = [other.fileno() < 0 for other in theirs[at_once:]]
+        assert closed == [False] * most + [True] * 5 + [False] * doorstep
         await trio.sleep(1)  # Whoever had come and gone is heard out.
         fine, other = pair()
         door.serve(other, "10.0.0.2:1")
@@ -291,6 +294,55 @@ async def test_who_connects_too_often_waits_and_those_who_wait_are_few(
         assert all(other.fileno() < 0 for other in theirs)
         fine.close()
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize("path", OPEN_PATHS)
+async def test_health_is_told_to_who_is_turned_away(
+    method: str, path: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with trio.open_nursery() as nursery:
+        door = HttpDoor(nothing())
+        await nursery.start(door.run)
+        crowd = [pair() for _ in range(http_door.COMERS_AT_ONCE + http_door.WAITING_MAX)]
+        for _, other in crowd:
+            door.serve(other, "10.0.0.1:1")
+        asks, other = pair()
+        door.serve(other, "10.0.0.1:2")
+        asks.send(f"{method} {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())  # Behind the crowd.
+        figures, other = pair()  # Closed without an answer.
+        figures.send(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        door.serve(other, "10.0.0.1:3")
+        for _ in range(http_door.DOORSTEP_MAX):
+            crowd.append(pair())
+            door.serve(crowd[-1][1], "10.0.0.1:1")
+        head, _, body = asks.recv(65_536).partition(b"\r\n\r\n")
+        assert head.startswith((b"HTTP/1.1 200 ", b"HTTP/1.1 503 "))
+        assert (json.loads(body)["status"] != "") if method == "GET" else (body == b"")
+        nursery.cancel_scope.cancel()
+    for ours in (asks, figures, *(ours for ours, _ in crowd)):
+        ours.close()
+
+
+async def test_who_is_being_answered_makes_no_place(autojump_clock: trio.testing.MockClock) -> None:
+    async with trio.open_nursery() as nursery:
+        door = HttpDoor(nothing())
+        await nursery.start(door.run)
+        async with door._turn:  # Answers have to wait.
+            asks, other = pair()
+            asks.send(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+            door.serve(other, "10.0.0.1:1")
+            await trio.testing.wait_all_tasks_blocked()
+            crowd = [pair() for _ in range(http_door.CONNECTIONS_MAX + 5)]
+            for _, other in crowd:
+                door.serve(other, "10.0.0.2:1")
+                await trio.testing.wait_all_tasks_blocked()
+        await trio.testing.wait_all_tasks_blocked()
+        await trio.sleep(1)
+        assert asks.recv(65_536).startswith(b"HTTP/1.1 ")
+        nursery.cancel_scope.cancel()
+    for ours in (asks, *(ours for ours, _ in crowd)):
+        ours.close()
 
 
 async def test_whoever_asks_for_how_much_the_bus_has_nine_tenths_of_the_time(
