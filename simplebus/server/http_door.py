@@ -178,15 +178,18 @@ class HttpDoor:
         if len(self._connections) >= CONNECTIONS_MAX:
             self.turned_away += 1
             idle = (each for each in self._connections if not each.is_answered)
-            next(idle, next(iter(self._connections))).scope.cancel()
+            longest = next(idle, next(iter(self._connections)))
+            del self._connections[longest]  # Who comes next is not to choose it again.
+            longest.scope.cancel()
         connection = _HttpConnection(sock, peer, self)
         self._connections[connection] = None
         self._nursery.start_soon(connection.run)
 
     def heard(self, connection: _HttpConnection) -> None:
         """It is the one that has said something last."""
-        self._connections.pop(connection, None)
-        self._connections[connection] = None
+        if connection in self._connections:
+            del self._connections[connection]
+            self._connections[connection] = None
 
     def closed(self, connection: _HttpConnection) -> None:
         self._connections.pop(connection, None)

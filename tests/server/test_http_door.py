@@ -324,6 +324,23 @@ async def test_health_is_told_to_who_is_turned_away(
         ours.close()
 
 
+async def test_many_that_come_in_one_turn_make_others_leave(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with trio.open_nursery() as nursery:
+        door = HttpDoor(nothing())
+        await nursery.start(door.run)
+        crowd = [pair() for _ in range(http_door.CONNECTIONS_MAX + 30)]
+        for number, (_, other) in enumerate(crowd):
+            door.serve(other, f"10.0.{number}.1:1")
+        await trio.testing.wait_all_tasks_blocked()
+        open_ones = [other for _, other in crowd if other.fileno() >= 0]
+        assert len(open_ones) == door.connections == http_door.CONNECTIONS_MAX
+        nursery.cancel_scope.cancel()
+    for ours, _ in crowd:
+        ours.close()
+
+
 async def test_who_is_being_answered_makes_no_place(autojump_clock: trio.testing.MockClock) -> None:
     async with trio.open_nursery() as nursery:
         door = HttpDoor(nothing())
