@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from needs import needed  # noqa: E402
+from needs import missing, needed  # noqa: E402
 
 from load import canary  # noqa: E402
 from load.brokers import is_available, running  # noqa: E402
@@ -59,7 +59,7 @@ def test_a_trace_has_every_message_of_every_class_once(
     kind: str, protocol: str, heard: tuple[str, ...], tmp_path: Path
 ) -> None:
     if not is_available(kind):
-        pytest.skip(f"{kind} is not installed")
+        missing(f"{kind} is not installed")
     tracer, flow = Tracer(tmp_path), Flow(classes=(7, 8), subscribers=2)
     with running(kind) as broker:
         sample = measure(broker, protocol, flow, count=COUNT, tracer=tracer)

@@ -20,12 +20,12 @@ def test_a_bus_that_is_away_is_tried_until_it_is_there(server: BusServer) -> Non
         def connect(seconds: float) -> Any:
             attempts.append(seconds)
             way.is_shut = len(attempts) < 4
-            with patient_bus(way.address, timeout=0.01) as bus:
+            with patient_bus(way.address, timeout=0.01 if way.is_shut else 60) as bus:
                 return bus.class_of("orders")
 
-        assert patiently(connect, 20.0) >= 0
+        assert patiently(connect, 60.0) >= 0
         assert len(attempts) == 4
-        assert 20.0 > attempts[0] > attempts[1]
+        assert 60.0 > attempts[0] > attempts[1]
         assert way.turned_away >= 3
 
 

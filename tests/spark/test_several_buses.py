@@ -44,7 +44,7 @@ def query(server: BusServer, way: Proxy, monkeypatch: pytest.MonkeyPatch) -> Ite
         servers=f"{server.address},{way.address}",
         subscribe="1",
         startingOffsets="earliest",
-        timeout=0.5,
+        timeout=2,
     )
     yield found
     found.stop()

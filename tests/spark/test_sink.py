@@ -130,6 +130,6 @@ def test_a_task_may_wait_long_for_its_rows(monkeypatch: pytest.MonkeyPatch) -> N
                     pause(35)
                 assert server.ask(lambda up: len(up.engine.connections)) == 1
 
-        options = SinkOptions(server.address, class_="1", timeout=0.5)
+        options = SinkOptions(server.address, class_="1", timeout=2)
         assert write_task(slowly(), options, "task") == Written(140, 0)
         assert stored(server) == ROWS[:140]
