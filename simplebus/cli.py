@@ -512,6 +512,9 @@ app.command(
 
 def main() -> None:
     """The entry point: `app`, with every foreseeable error as a sentence and an exit status."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:
+        pass  # Standard input, output or error was closed: no socket is to be in its place.
+    os.close(descriptor)
     try:
         app(prog_name="simplebus")
     except (BaseExceptionGroup, BusError, OSError, MemoryError, KeyboardInterrupt) as error:

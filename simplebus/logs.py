@@ -4,6 +4,7 @@ Rule 1: a line has nothing in it that a terminal obeys, and no line end: who con
 lines of his own into a log.
 Rule 2: an event that comes again and again is said some times, then counted: the log of a server
 under attack stays small, and says how much was left out. What was asked for is said however often.
+Rule 3: who does not read the log holds nobody up: see `line_writer`.
 
 As text, with a time; to the journal, with its priority instead; or as JSON, an object a line:
 
@@ -23,6 +24,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TextIO
+
+from simplebus.line_writer import LEFT_OUT, LineWriter
 
 BURST = 20
 """So many events of one kind are said at once,"""
@@ -47,15 +50,62 @@ _ESCAPED |= {
 
 def configure_logging(level: str, how: str = "text") -> None:
     """Log to standard error from this level up; how is `text` or `json`."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _handler()
     if how == "json":
         handler.setFormatter(JsonFormatter())
-    elif is_journal(sys.stderr, os.environ):
+    elif sys.stderr is not None and is_journal(sys.stderr, os.environ):
         handler.setFormatter(TextFormatter(for_journal=True))
     else:
         handler.setFormatter(TextFormatter())
     handler.addFilter(Limit(handler))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def _handler() -> logging.Handler:
+    """What writes to standard error, wherever that leads."""
+    if sys.stderr is None:  # It was closed before we began.
+        return logging.NullHandler()
+    try:
+        descriptor = sys.stderr.fileno()
+    except (OSError, ValueError):  # Of a test.
+        return logging.StreamHandler(sys.stderr)
+    return LineHandler(_writers.setdefault(descriptor, LineWriter(descriptor)))
+
+
+_writers: dict[int, LineWriter] = {}
+
+
+def say(line: str) -> None:
+    """Have a line on standard error that is no event, behind those that are said already."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, LineHandler):
+            handler.writer.say(line)
+            return
+    if sys.stderr is not None:
+        print(line, file=sys.stderr, flush=True)
+
+
+class LineHandler(logging.Handler):
+    """Has a thread write events, a line each."""
+
+    def __init__(self, writer: LineWriter) -> None:
+        super().__init__()
+        self.writer = writer
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self.writer.say(self.format(record), self._left_out)
+        except Exception:
+            self.handleError(record)
+
+    def _left_out(self, count: int) -> str:
+        words = LEFT_OUT.format("%d")
+        record = logging.LogRecord("simplebus", logging.WARNING, "", 0, words, (count,), None)
+        return self.format(record)
+
+    def flush(self) -> None:
+        """Wait until what was said is written, but not for long."""
+        self.writer.finish()
 
 
 def is_journal(stream: TextIO, environment: Mapping[str, str]) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -464,12 +463,15 @@ def serve(
 
 def _end_for(error: BaseException, hosts: tuple[str, ...]) -> NoReturn:
     """Say in a sentence why the server cannot go on, or has not begun."""
+    import logging
     import socket
 
     from simplebus.engine.fitting import EngineError
     from simplebus.server.tls import CertificateError
     from simplebus.storage.errors import JournalError, JournalInUseError
 
+    for handler in logging.getLogger().handlers:
+        handler.flush()  # What was said before comes first.
     causes = leaves(error)
     if not all(isinstance(cause, (BusError, OSError, MemoryError)) for cause in causes):
         raise error  # A bug of ours: its traceback is wanted.
@@ -537,6 +539,10 @@ def _is_on_command_line(context: typer.Context, name: str) -> bool:
 def _announce(line: str) -> None:
     """The ready line is all that a script has to read; the rest is for people. Whether anybody
     still reads is not the server's concern."""
-    stream = sys.stdout if line.startswith("simplebus ready ") else sys.stderr
+    from simplebus.logs import say
+
     with contextlib.suppress(OSError):
-        print(line, file=stream, flush=True)
+        if line.startswith("simplebus ready "):
+            print(line, flush=True)
+        else:
+            say(line)

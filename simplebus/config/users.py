@@ -173,8 +173,8 @@ def read_users(path: Path) -> tuple[ConfiguredUsers, str]:
         raise ConfigError(f"{path}: is no TOML: it is not UTF-8") from None
     found = users_in(text, path)
     warning = ""
-    if mode & (stat.S_IRGRP | stat.S_IROTH):
-        warning = f"{path} holds secrets, and others may read it; chmod 600 it"
+    if mode & stat.S_IROTH:
+        warning = f"{path} holds secrets, and every user may read it; chmod 640 it, or 600"
     return found, warning
 
 
