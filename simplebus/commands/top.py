@@ -71,6 +71,7 @@ class Facts:
     def ask(self) -> dict[str, Any]:
         """Raises OSError with a sentence."""
         import http.client
+        import ssl
         import urllib.error
         import urllib.request
 
@@ -83,7 +84,16 @@ class Facts:
             with error:
                 raise OSError(f"{self._url} says {error.code} {plain(error.reason)}") from None
         except urllib.error.URLError as error:
+            if isinstance(error.reason, ssl.SSLCertVerificationError):
+                raise OSError(
+                    f"{self._url} shows a certificate that is not trusted "
+                    f"({error.reason.verify_message}): --tls-ca says who may have signed it"
+                ) from None
             raise OSError(f"{self._url} does not answer: {error.reason}") from None
+        except http.client.RemoteDisconnected:
+            raise OSError(
+                f"{self._url} hangs up without an answer; if it speaks TLS, it is https://…"
+            ) from None
         except (http.client.HTTPException, ValueError, RecursionError):
             raise other from None
         except OSError as error:  # While the answer is read.

@@ -214,7 +214,8 @@ class Zpages:
     def _row(self, connection: Any_, *, subs: str, auth: bool) -> dict[str, Any]:
         session = connection.session
         now, since = time.time(), connection.since
-        host, _, port = session.peer.rpartition(":")
+        address = session.peer.partition(" (")[0]  # Behind it is what its program is called.
+        host, _, port = address.rpartition(":")
         row: dict[str, Any] = {
             "cid": cid(connection),
             "kind": "Client",

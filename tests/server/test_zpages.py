@@ -20,6 +20,7 @@ from nats_peer import greeted
 from needs import needed
 from served import connect, message, serving, subscribe, until
 
+from simplebus.core import frames
 from simplebus.core.statistics import BrokerStatistics
 from simplebus.server import zpages
 from simplebus.server.serve import Serving
@@ -179,6 +180,33 @@ async def test_a_binary_connection_is_there_beside_those_of_nats() -> None:
         assert varz["subscriptions"] == 3
 
 
+async def test_a_connection_is_where_it_comes_from_whatever_it_calls_itself() -> None:
+    async with serving(http_port=0) as up:
+        peer = await connect(up)
+        asked = b'{"version":2,"client":"a:b (c:1","name":"d:2"}'
+        await peer.send(frames.encode(frames.CONNECT, content=asked))
+        await peer.frame()
+        host, port, *_ = peer.stream.socket.getsockname()
+        (row,) = (await ask(up, "/connz"))["connections"]
+        assert (row["ip"], row["port"], row["name"]) == (host, port, "d:2")
+
+
+async def test_every_number_is_whole_where_programs_in_go_want_it_so() -> None:
+    def fractions(value: Any, name: str = "") -> set[str]:
+        if isinstance(value, dict):
+            return {each for key, inner in value.items() for each in fractions(inner, key)}
+        if isinstance(value, list):
+            return {each for inner in value for each in fractions(inner, name)}
+        return {name} if isinstance(value, float) else set()
+
+    async with same() as up:
+        for path in PATHS:
+            assert fractions(await ask(up, path)) <= {
+                *("cpu", "auth_timeout", "tls_timeout"),
+                *("cache_hit_rate", "avg_fanout"),
+            }
+
+
 async def test_what_connections_have_said_counts_when_they_are_gone() -> None:
     async with serving(http_port=0, nats_port=0) as up:
         bus = await connect(up, [1])
@@ -204,7 +232,13 @@ async def test_an_answer_is_bounded_and_says_what_there_is() -> None:
         assert (await ask(up, "/connz?state=closed"))["connections"] == []
 
 
-@pytest.mark.parametrize("sort", sorted(zpages._SORTS))
+ORDERS_OF_TOP = {
+    *("cid", "subs", "pending", "msgs_to", "msgs_from", "bytes_to", "bytes_from"),
+    *("last", "idle", "uptime", "rtt"),
+}
+
+
+@pytest.mark.parametrize("sort", sorted(zpages._SORTS.keys() | ORDERS_OF_TOP))
 async def test_connections_come_in_the_order_that_is_asked_for(sort: str) -> None:
     async with serving(http_port=0) as up:
         for count in (1, 3, 2):
