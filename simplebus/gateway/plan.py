@@ -183,10 +183,11 @@ def parse_settings(factory: Factory, raw: Mapping[str, Any]) -> Any:
         raise
     except msgspec.ValidationError as error:
         what, _, at = str(error).partition(" - at `$.")
-        key = at.removesuffix("`")
-        raise _MistakeError(
-            (*re.split(r"[.\[]", key)[:1],) if key else (), f"{key}: {what}"
-        ) from None
+        if missing := re.fullmatch(r"Object missing required field `(.*)`", what):
+            what = f"{missing[1].replace('_', '-')!r} is missing"
+        if not (key := at.removesuffix("`")):
+            raise _MistakeError((), what) from None
+        raise _MistakeError((*re.split(r"[.\[]", key)[:1],), f"{key}: {what}") from None
     except (Exception, SystemExit) as error:
         raise ConfigError(f"settings: {error or repr(error)}") from error
 
