@@ -12,14 +12,13 @@ import contextlib
 import importlib
 import logging
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from places import place
 
 TESTS = Path(__file__).resolve().parent
 IN_CI = bool(os.environ.get("CI"))
@@ -56,25 +55,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seeds", type=int, default=SEEDS, help="how many lives there")
 
 
-_COMPILED = pytest.StashKey[str]()
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Compile each file once in a run, even where Python is told to keep nothing it compiles.
+def pytest_configure() -> None:
+    """Keep what Python compiles, even where it is told to keep nothing.
 
     Else every worker and each of the hundreds of programs that tests start would do it again,
-    which is a third of their time. The folder is the run's own and goes with it.
+    which is a third of their time. It lies with what else is kept from run to run.
     """
     if sys.dont_write_bytecode:
-        place = config.stash[_COMPILED] = tempfile.mkdtemp(prefix="simplebus-compiled-")
-        sys.dont_write_bytecode, sys.pycache_prefix = False, place
+        sys.dont_write_bytecode, sys.pycache_prefix = False, str(place() / "compiled")
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-        os.environ["PYTHONPYCACHEPREFIX"] = place
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    if place := config.stash.get(_COMPILED, None):
-        shutil.rmtree(place, ignore_errors=True)
+        os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
 
 
 def pytest_collection(session: pytest.Session) -> None:

@@ -11,25 +11,16 @@ import hashlib
 import os
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 import pyspark
+from places import place
 
 _OPTIONS = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
     "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote -Xlog:disable"
 )
 """Less is compiled and collected than pays in hours, and no class is verified."""
-
-
-def place() -> Path:
-    """A folder that outlives a run of the tests: an archive of classes is of those at one path."""
-    found = Path(tempfile.gettempdir()) / f"simplebus-tests-{os.getuid()}"
-    found.mkdir(mode=0o700, exist_ok=True)
-    if found.stat().st_uid != os.getuid():
-        raise PermissionError(f"{found} is somebody else's")
-    return found
 
 
 def archive() -> Path:
