@@ -111,25 +111,20 @@ class Answers:
         if not dialect.is_greeted:
             publisher = dialect.publisher
             if asked.name is not None:
-                former_program = self.publishers.program(asked.name)
-                publisher, former = self.publishers.claim(
-                    asked.name, asked.instance or "", session.session_id
+                claim = self.publishers.claim(
+                    asked.name, asked.instance or "", session.session_id, user=session.user
                 )
-                if former is not None:
-                    self._take_over(former)  # From here on, what it has stored is known.
+                publisher = claim.publisher
+                if claim.former is not None:
+                    self._take_over(claim.former)  # From here on, what it has stored is known.
                 before = publisher.next, publisher.is_doubted
                 is_elsewheres = bool(asked.bus) and asked.bus != self.identity
-                if is_elsewheres:
-                    self.publishers.begin_anew(publisher)  # It gives its messages new numbers.
-                elif asked.unconfirmed is not None:
-                    lost = self.publishers.go_on(publisher, asked.unconfirmed)
-                else:
-                    self.publishers.come_again(publisher)
+                lost = self.publishers.begin(claim, asked.unconfirmed, is_elsewheres=is_elsewheres)
                 first_number = store.table.first_number
                 if first_number is not None and (asked.unconfirmed is None or is_elsewheres):
                     self.publishers.begin_at(publisher, first_number(store.clock.now))
                 now = publisher.next, publisher.is_doubted
-                if former_program != publisher.instance or before != now:
+                if not claim.is_known or claim.is_another or before != now:
                     self._note_publisher(publisher)
                 if store.ledger is not None and publisher.ahead is not None:
                     # Its former connection ended before these were safe: they come again.
@@ -165,7 +160,7 @@ class Answers:
         may not be safe yet: the records say it."""
         ledger = self._store.ledger
         if ledger is not None and publisher.ahead is None:
-            ledger.begin(publisher.name, publisher.next, publisher.instance)
+            ledger.begin(publisher.key, publisher.next, publisher.instance)
 
     def _heartbeat(self, asked: float) -> float:
         """The shorter one of what both sides allow, in whole ticks."""

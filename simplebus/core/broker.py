@@ -258,7 +258,7 @@ class Broker:
     def _leave_publisher(self, session: Session, dialect: Version2) -> None:
         """Remember how far its messages are stored. What is not will come again."""
         publisher, publishers = dialect.publisher, self.answers.publishers
-        if publisher.name:
+        if publisher.key:
             said = session.confirmed
             ahead = dialect.stored_ahead(said, [batch for _, batch in session.parked])
             publishers.note(publisher, said, ahead)

@@ -198,7 +198,7 @@ class Keeper:
                 ahead = dialect.stored_ahead(following, [batch for _, batch in session.parked])
             kept.append(
                 KeptPublisher(
-                    publisher.name,
+                    publisher.key,
                     following,
                     ahead.ranges() if ahead else [],
                     publisher.instance,

@@ -208,6 +208,10 @@ CREDIT_BYTES = 8 * 1024 * 1024
 # Publishers that are gone are remembered so long, and so many of them.
 PUBLISHER_SECONDS = 3600.0
 PUBLISHERS_MAX = 65_536
+# A program whose name another one had meanwhile is told a number so far ahead that it has not used
+# it, whatever its credit. Odd, and no simple part of all numbers: however often two take turns,
+# it is long until one of them comes by where it was.
+PUBLISHER_STEP = 820_265_763
 # And which of their messages were stored though some before them were not, one bit for each number
 # up to the last one of them.
 PUBLISHERS_AHEAD_BYTES_MAX = 16 * 1024 * 1024

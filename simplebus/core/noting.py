@@ -49,7 +49,7 @@ def refuse(
     program is told again should it not have heard of that."""
     if refused.frame_type in (frames.MESSAGE, frames.ENVELOPE):
         dialect = session.dialect
-        if isinstance(dialect, Version2) and dialect.publisher.name:
+        if isinstance(dialect, Version2) and dialect.publisher.key:
             publishers.refuse(dialect.publisher, refused)
             if ledger is not None:
-                ledger.refuse(dialect.publisher.name, refused)
+                ledger.refuse(dialect.publisher.key, refused)

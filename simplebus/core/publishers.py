@@ -2,19 +2,28 @@
 
 Rule 1: a number is stored once. What is known of a name outlives its sessions, for a time and for a
 number of names that are bounded.
-Rule 2: a name belongs to one running program at a time; the same program may come again before its
-former connection is known to be dead.
+Rule 2: a name is its user's: two users may use one name, and have nothing to do with one another.
+It belongs to one running program at a time; the same program may come again before its former
+connection is known to be dead.
 Rule 3: what is too much to remember of one name is forgotten of that one, never of others.
 Rule 4: a number means one message. Numbers that another program has used, or that were confirmed,
 are never waited for again, whatever has become of their messages.
-Rule 5: where what is known may be too much, the program is believed: better a message is stored
-twice than never.
+Rule 5: where what is known may be too much, or is another program's, the program is believed:
+better a message is stored twice than never.
+
+    its numbers:   confirmed │ sent, and nobody has heard what became of them │ to come
+                             5  6  7  8  9                                    10
+    another one came under the name meanwhile, used 5 to 9, and has gone: so this one is told
+    neither 5 nor 10, but a number that it has not used, and sends all five under new numbers
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,12 +36,19 @@ from simplebus.core.limits import (
     PUBLISHER_REFUSALS_MAX,
     PUBLISHER_RESENT_MAX,
     PUBLISHER_SECONDS,
+    PUBLISHER_STEP,
     PUBLISHERS_AHEAD_BYTES_MAX,
     PUBLISHERS_MAX,
     PUBLISHERS_REFUSALS_MAX,
 )
 
 _HALF = 1 << (MESSAGE_ID_BITS - 1)
+
+
+def key_of(user: str, name: str) -> str:
+    """What a publisher is called by those who keep what is known of it: its name, where nobody is
+    asked who he is. No user's name holds a NUL, so no two have the same key."""
+    return f"{user}\0{name}" if user or "\0" in name else name
 
 
 def distance(first: int, last: int) -> int:
@@ -95,6 +111,8 @@ class Ahead:
 class Publisher:
     """One name."""
 
+    key: str = ""
+    """The name, and whose it is: see `key_of`. Empty for who has none."""
     name: str = ""
     instance: str = ""
     next: int = 0
@@ -111,6 +129,11 @@ class Publisher:
     gone_at: float = 0.0
 
     @property
+    def user(self) -> str:
+        """Whose name it is; empty where nobody is asked."""
+        return self.key.partition("\0")[0] if "\0" in self.key else ""
+
+    @property
     def end(self) -> int:
         """The number behind all of which anything is known."""
         if self.ahead is None or distance(self.next, self.ahead.end) < 0:
@@ -118,13 +141,29 @@ class Publisher:
         return self.ahead.end
 
 
+class Claim(NamedTuple):
+    """A name that a session has got."""
+
+    publisher: Publisher
+    former: int | None
+    """The session from which it is taken over."""
+    is_known: bool
+    """Whether anything was known of it."""
+    is_another: bool
+    """Whether another program had it before."""
+
+
 class Publishers:
-    """All names."""
+    """All names. Whatever is kept by name is kept by `Publisher.key`."""
 
     def __init__(self) -> None:
+        self.may_have_lost = False
+        """Whether names may be gone of which something was known: since a power cut."""
         self._names: dict[str, Publisher] = {}
         self._gone: dict[str, Publisher] = {}
         """Those that nobody uses, in the order of their going."""
+        self._gone_of: dict[str, dict[str, Publisher]] = {}
+        """The same by user."""
         self._ahead: dict[str, int] = {}
         """Who had numbers ahead when it was asked last, in this order, and how many bytes these
         take."""
@@ -137,31 +176,51 @@ class Publishers:
     def __len__(self) -> int:
         return len(self._names)
 
-    def claim(self, name: str, instance: str, session_id: int) -> tuple[Publisher, int | None]:
-        """A session wants a name. Returns its state, and the session from which it is taken over.
-        When it was another program's before, nothing of what that one left open comes again.
+    def claim(self, name: str, instance: str, session_id: int, *, user: str = "") -> Claim:
+        """A session wants a name. `begin` says where it goes on, as soon as the session from which
+        the name is taken over has ended.
 
         Raises RemoteProtocolError (name_in_use) when another program has it.
         """
-        publisher = self._names.get(name)
+        key = key_of(user, name)
+        publisher = self._names.get(key)
+        is_known = publisher is not None
         if publisher is None:
-            publisher = self._names[name] = Publisher(name)
+            publisher = self._names[key] = Publisher(key, name)
         former = publisher.session_id
-        if former is not None and (not instance or instance != publisher.instance):
+        is_another = is_known and instance != publisher.instance
+        if former is not None and (is_another or not instance):
             raise RemoteProtocolError(
                 Reason.NAME_IN_USE,
                 f"the name {name!r} is used by session {former}, which is another program's",
             )
-        self._gone.pop(name, None)
-        if instance and publisher.instance and instance != publisher.instance:
-            self.begin_anew(publisher)
+        self._is_back(publisher)
         publisher.instance = instance
         publisher.session_id = session_id
-        return publisher, former
+        return Claim(publisher, former, is_known, is_another)
 
-    def program(self, name: str) -> str | None:
+    def begin(self, claim: Claim, unconfirmed: int | None, *, is_elsewheres: bool) -> int:
+        """Say at which number the program goes on. Every number below `unconfirmed` it knows to be
+        confirmed; None where it says nothing of that. `is_elsewheres`: that are another bus's
+        numbers. Returns how many confirmed messages are not stored, as far as that is known."""
+        publisher = claim.publisher
+        if is_elsewheres or (claim.is_another and unconfirmed is None):
+            self.begin_anew(publisher)
+        elif unconfirmed is None:
+            self.come_again(publisher)
+        elif claim.is_another and not publisher.is_doubted:
+            # What is known are the numbers of another one's messages. What this one has sent may
+            # be stored or not: it goes on where it can take nothing of it for stored.
+            self.begin_at(publisher, (unconfirmed + PUBLISHER_STEP) & MESSAGE_ID_MASK)
+        elif claim.is_known or self.may_have_lost:
+            return self.go_on(publisher, unconfirmed)
+        else:  # What was confirmed to it was stored: that is long ago.
+            self.begin_at(publisher, unconfirmed)
+        return 0
+
+    def program(self, key: str) -> str | None:
         """Which program used a name last; "" when that is not known, None for a new name."""
-        publisher = self._names.get(name)
+        publisher = self._names.get(key)
         return None if publisher is None else publisher.instance
 
     def __iter__(self) -> Iterator[Publisher]:
@@ -234,16 +293,16 @@ class Publishers:
         """These are remembered. When all are too many, those are forgotten of whom nothing was
         refused for the longest time."""
         publisher.refusals = refusals
-        self._refusals_count -= self._refusals.pop(publisher.name, 0)
+        self._refusals_count -= self._refusals.pop(publisher.key, 0)
         if refusals:
-            self._refusals[publisher.name] = len(refusals)
+            self._refusals[publisher.key] = len(refusals)
             self._refusals_count += len(refusals)
         while self._refusals_count > PUBLISHERS_REFUSALS_MAX:
             self._keep_refusals(self._names[next(iter(self._refusals))], [])
 
     def restore(
         self,
-        name: str,
+        key: str,
         following: int,
         ahead: Ahead | None,
         now: float,
@@ -253,7 +312,8 @@ class Publishers:
         is_doubted: bool = False,
     ) -> None:
         """A name is known from before: so far its messages are stored."""
-        publisher = self._names[name] = Publisher(name, instance, is_doubted=is_doubted)
+        name = key.partition("\0")[2] or key
+        publisher = self._names[key] = Publisher(key, name, instance, is_doubted=is_doubted)
         self.note(publisher, following, ahead)
         self._keep_refusals(publisher, refusals or [])
         self.leave(publisher, now)
@@ -262,9 +322,9 @@ class Publishers:
         """So far its messages are stored. When all that are ahead take too much memory, those of
         whom this was said longest ago are forgotten."""
         publisher.next, publisher.ahead = following, ahead
-        self._ahead_bytes -= self._ahead.pop(publisher.name, 0)
+        self._ahead_bytes -= self._ahead.pop(publisher.key, 0)
         if ahead is not None:
-            self._ahead[publisher.name] = ahead.size
+            self._ahead[publisher.key] = ahead.size
             self._ahead_bytes += ahead.size
         while self._ahead_bytes > PUBLISHERS_AHEAD_BYTES_MAX:
             self._forget_ahead(next(iter(self._ahead)))
@@ -273,21 +333,42 @@ class Publishers:
         """Its session is gone."""
         publisher.session_id = None
         publisher.gone_at = now
-        self._gone[publisher.name] = publisher
+        self._gone[publisher.key] = publisher
+        self._gone_of.setdefault(publisher.user, {})[publisher.key] = publisher
+
+    def _is_back(self, publisher: Publisher) -> None:
+        """Nobody has to look for it any more among those that are gone."""
+        if self._gone.pop(publisher.key, None) is not None:
+            others = self._gone_of[publisher.user]
+            del others[publisher.key]
+            if not others:
+                del self._gone_of[publisher.user]
 
     def forget(self, now: float) -> None:
-        """Once per tick: drop what is long gone, and what is too much."""
+        """Once per tick: drop what is long gone, and what is too much: of the user who has left
+        the most names."""
         while self._gone:
-            name, longest = next(iter(self._gone.items()))
-            if longest.gone_at + PUBLISHER_SECONDS > now and len(self._names) <= PUBLISHERS_MAX:
+            longest = next(iter(self._gone.values()))
+            if longest.gone_at + PUBLISHER_SECONDS > now:
                 break
-            self._forget_ahead(name)
-            self._keep_refusals(longest, [])
-            del self._gone[name], self._names[name]
+            self._forget_one(longest)
+        excess = len(self._names) - PUBLISHERS_MAX
+        while excess > 0 and self._gone:
+            most, *second = heapq.nlargest(2, self._gone_of.values(), key=len)
+            count = min(excess, max(1, len(most) - len(second[0]) if second else excess))
+            for longest in list(islice(most.values(), count)):
+                self._forget_one(longest)
+                excess -= 1
 
-    def _forget_ahead(self, name: str) -> None:
-        publisher = self._names[name]
+    def _forget_one(self, publisher: Publisher) -> None:
+        self._forget_ahead(publisher.key)
+        self._keep_refusals(publisher, [])
+        self._is_back(publisher)
+        del self._names[publisher.key]
+
+    def _forget_ahead(self, key: str) -> None:
+        publisher = self._names[key]
         if publisher.ahead is not None:  # What was refused behind `next` is to be dealt with anew.
             self._keep_refusals(publisher, [])
         publisher.ahead = None
-        self._ahead_bytes -= self._ahead.pop(name, 0)
+        self._ahead_bytes -= self._ahead.pop(key, 0)

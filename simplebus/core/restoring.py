@@ -191,6 +191,10 @@ class Restoring:
         for cls in self._broker.classes.values():
             cls.ring.trim()
 
+    def doubt_names(self) -> None:
+        """Of some publishers nothing may be left that was known of them."""
+        self._broker.answers.publishers.may_have_lost = True
+
     def add_publisher(
         self,
         kept: KeptPublisher,

@@ -467,9 +467,10 @@ def _follow(numbers: Integers, first: int) -> bool:
 
 
 def publisher_of(session: Session) -> str:
-    """Whose numbers its messages carry; empty for nobody's that is remembered."""
+    """Whose numbers its messages carry, see `publishers.key_of`; empty for nobody's that is
+    remembered."""
     dialect = session.dialect
-    return dialect.publisher.name if isinstance(dialect, Version2) else ""
+    return dialect.publisher.key if isinstance(dialect, Version2) else ""
 
 
 def first_number(batch: FrameBatch) -> int:

@@ -326,6 +326,8 @@ class _Reader:
                 image.refusals.get(name, []),
                 self.belief,
             )
+        if self.belief is not Belief.ALL or self._found.dropped:
+            restoring.doubt_names()
         restoring.release()
 
 

@@ -21,11 +21,12 @@ class Pair:
         *,
         broker: Broker | None = None,
         name: str = "tester",
+        instance: str = "one",
         chunk: int = 1 << 16,
         frame_bytes_max: int = 1 << 20,
     ) -> None:
         self.broker = broker or Broker(settings)
-        self.core = ClientCore(name=name, instance="one", frame_bytes_max=frame_bytes_max)
+        self.core = ClientCore(name=name, instance=instance, frame_bytes_max=frame_bytes_max)
         self.chunk = chunk
         """Bytes that cross at a time."""
         self.said = b""

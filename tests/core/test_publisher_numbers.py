@@ -47,7 +47,7 @@ def test_numbers_are_confirmed_as_messages_are_stored() -> None:
 def test_numbers_go_over_the_wrap(count: int) -> None:
     bus = Bus()
     publishers = bus.broker.answers.publishers
-    publisher, _ = publishers.claim("a", "", 99)
+    publisher = publishers.claim("a", "", 99).publisher
     publisher.next = ID_COUNT - 1
     publishers.leave(publisher, 0.0)
     peer = peer2(bus, classes=(1, 2), name="a")

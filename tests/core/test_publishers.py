@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,7 +17,7 @@ from simplebus.core.publishers import Ahead, Publisher, Publishers
 
 def left(publishers: Publishers, name: str, ahead: Ahead | None, now: float = 0.0) -> Publisher:
     """One that came, had number 7 stored, and went."""
-    publisher, _ = publishers.claim(name, "", 1)
+    publisher = publishers.claim(name, "", 1).publisher
     publishers.note(publisher, 8, ahead)
     publishers.leave(publisher, now)
     return publisher
@@ -23,38 +25,69 @@ def left(publishers: Publishers, name: str, ahead: Ahead | None, now: float = 0.
 
 def test_a_name_is_taken_over_by_the_same_program_alone() -> None:
     publishers = Publishers()
-    publisher, former = publishers.claim("a", "i", 1)
-    assert former is None
-    assert publishers.claim("a", "i", 2) == (publisher, 1)
+    publisher, *rest = publishers.claim("a", "i", 1)
+    assert rest == [None, False, False]
+    assert publishers.claim("a", "i", 2) == (publisher, 1, True, False)
     for instance in ("j", ""):
         with pytest.raises(RemoteProtocolError) as caught:
             publishers.claim("a", instance, 3)
         assert caught.value.reason is Reason.NAME_IN_USE
     publishers.leave(publisher, 0.0)
-    assert publishers.claim("a", "j", 4) == (publisher, None)
+    assert publishers.claim("a", "j", 4) == (publisher, None, True, True)
 
 
 def test_who_is_there_is_not_forgotten() -> None:
     publishers = Publishers()
     publishers.claim("there", "", 1)
-    gone, _ = publishers.claim("gone", "", 2)
+    gone = publishers.claim("gone", "", 2).publisher
     publishers.leave(gone, 0.0)
     publishers.forget(PUBLISHER_SECONDS - 1)
     assert len(publishers) == 2
     publishers.forget(PUBLISHER_SECONDS)
-    assert publishers.claim("gone", "", 2)[0] is not gone
+    assert publishers.claim("gone", "", 2).publisher is not gone
     assert len(publishers) == 2
 
 
 def test_of_too_many_the_one_that_is_gone_longest_is_forgotten() -> None:
     publishers = Publishers()
     for number in range(PUBLISHERS_MAX + 3):
-        publisher, _ = publishers.claim(f"{number}", "", number)
+        publisher = publishers.claim(f"{number}", "", number).publisher
         publisher.next = 7
         publishers.leave(publisher, 0.0)
     publishers.forget(1.0)
     assert len(publishers) == PUBLISHERS_MAX
-    assert [publishers.claim(f"{number}", "", 1)[0].next for number in (0, 2, 3)] == [0, 0, 7]
+    assert [publishers.claim(f"{n}", "", 1).publisher.next for n in (0, 2, 3)] == [0, 0, 7]
+
+
+def test_of_too_many_those_are_forgotten_of_whom_there_are_most() -> None:
+    """Who makes up names has nobody else's forgotten."""
+    publishers = Publishers()
+    for user, count in (("ann", 3), ("bob", PUBLISHERS_MAX - 1), ("cid", 3)):
+        for number in range(count):
+            claim = publishers.claim(f"{number}", "", number, user=user)
+            publishers.leave(claim.publisher, 0.0)
+    publishers.forget(1.0)
+    left = Counter(each.user for each in publishers)
+    assert left == {"ann": 3, "bob": PUBLISHERS_MAX - 6, "cid": 3}
+    assert not publishers.claim("4", "", 1, user="bob").is_known
+    publishers.forget(PUBLISHER_SECONDS)
+    assert [each.user for each in publishers] == ["bob"]
+    assert not publishers._gone_of
+
+
+def test_a_name_is_its_user_s() -> None:
+    publishers = Publishers()
+    found = [
+        publishers.claim(name, "", 1, user=user).publisher
+        for user, name in (("ann", "a"), ("bob", "a"), ("", "a"), ("", "ann\0a"), ("", "\0a"))
+    ]
+    assert len(publishers) == len({each.key for each in found}) == 5
+    assert [each.user for each in found] == ["ann", "bob", "", "", ""]
+    for each in found:
+        again = Publishers()
+        again.restore(each.key, 7, None, 0.0)
+        assert again.claim(each.name, "", 1, user=each.user).publisher.next == 7
+        assert next(iter(again)).name == each.name
 
 
 def test_who_has_left_and_come_again_is_gone_from_then_on() -> None:
@@ -64,7 +97,7 @@ def test_who_has_left_and_come_again_is_gone_from_then_on() -> None:
     left(publishers, "first", None, 2.0)
     publishers.forget(PUBLISHER_SECONDS + 1)
     assert len(publishers) == 1
-    assert publishers.claim("first", "", 1)[0].next == 8
+    assert publishers.claim("first", "", 1).publisher.next == 8
 
 
 def test_numbers_that_are_ahead_are_forgotten_alone_when_they_are_too_many() -> None:

@@ -59,15 +59,16 @@ def test_who_comes_back_from_another_bus_has_new_numbers() -> None:
     assert peer.told()[0].content["next"] == 3
 
 
-@pytest.mark.parametrize("more", [{}, {"instance": "one"}])
+@pytest.mark.parametrize(("instance", "following"), [("one", 1), (None, 3)])
 def test_who_does_not_say_what_was_confirmed_is_told_the_first_that_is_not_stored(
-    more: dict[str, object],
+    instance: str | None, following: int
 ) -> None:
+    """Unless it is another program; and one that says nothing of itself is."""
     bus = Bus()
     bus.broker = bus_that_lost("one")
     peer = Peer2(bus, bus.broker.open())
-    peer.say(hello(1, name="tester", **more))
-    assert peer.told()[0].content["next"] == 1
+    peer.say(hello(1, name="tester", instance=instance))
+    assert peer.told()[0].content["next"] == following
 
 
 @given(
@@ -86,7 +87,7 @@ def test_a_number_is_waited_for_unless_it_is_used_up_or_confirmed(
     publishers = Publishers()
     ahead = Ahead.of(following, np.array(flags, np.bool_))
     publishers.restore("a", following, ahead, 0.0, refusals=[refused(*each) for each in known])
-    publisher, _ = publishers.claim("a", "", 1)
+    publisher = publishers.claim("a", "", 1).publisher
     lost = publishers.go_on(publisher, unconfirmed)
     assert lost == len(set(range(unconfirmed)) - used)
     unheard = {n for first, count in known for n in range(first, first + count) if n >= unconfirmed}
@@ -154,7 +155,7 @@ def test_refusals_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatc
     publishers = Publishers()
     everybody: list[Publisher] = []
     for session in range(3):
-        publisher, _ = publishers.claim(f"{session}", "", session)
+        publisher = publishers.claim(f"{session}", "", session).publisher
         everybody.append(publisher)
         for number in range(PUBLISHER_REFUSALS_MAX + 10):
             publishers.refuse(publisher, refused(2 * number))

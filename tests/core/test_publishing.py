@@ -12,9 +12,10 @@ from core.model_server import CONNECT, ENVELOPE, MESSAGE, SUBSCRIBE, Line, Model
 from simplebus.core import envelope
 from simplebus.core.client import publishing
 from simplebus.core.client.core import ClientCore
+from simplebus.core.client.publishing import Publisher
 from simplebus.core.envelope import Envelope
 from simplebus.core.errors import LocalProtocolError, Reason, RefusedError, RemoteProtocolError
-from simplebus.core.limits import CREDIT_BYTES
+from simplebus.core.limits import CREDIT_BYTES, PUBLISHER_STEP
 
 NUMBERED = [b"message %d" % number for number in range(200)]
 
@@ -154,6 +155,24 @@ def test_another_bus_is_not_believed_to_have_what_its_number_says() -> None:
     line.connect()
     line.exchange()
     assert payloads(line.server) == NUMBERED[:10]
+
+
+def test_a_number_that_it_has_not_used_confirms_nothing_however_long_it_has_published() -> None:
+    publisher = Publisher(frame_bytes_max=1000, name_class=lambda class_id: None)
+    publisher.published = publisher.confirmed = ID_COUNT  # As if so many had been there.
+    publisher._released = publisher._numbered = ID_COUNT
+    publisher.open_class(1)
+    publisher.publish_many([b"a", b"b"], 1)
+    publisher.resume(number=0, credit=1 << 20, frame_bytes=1000)
+    assert publisher.release() is not None
+    for number in (3, PUBLISHER_STEP, 2 * PUBLISHER_STEP % ID_COUNT):
+        publisher.lost()
+        publisher.resume(number=number, credit=1 << 20, frame_bytes=1000)
+        assert (publisher.confirmed, publisher.unconfirmed) == (ID_COUNT, number)
+        chunk = publisher.release()
+        assert chunk is not None
+        assert chunk.count == 2
+    assert publisher.forgotten == 0
 
 
 # Credit ------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from simplebus.core.frames import Flags, Integers
 from simplebus.core.group import Group, Member
 from simplebus.core.last_errors import LastErrors
 from simplebus.core.picking import Picked
+from simplebus.core.publishers import Claim, Publishers
 from simplebus.core.requests import SubscribeRequest
 from simplebus.core.ring import Ring
 from simplebus.core.spans import Span, Wheel
@@ -169,6 +170,16 @@ def sends_more_than_may_be_in_flight(patch: Patch) -> None:
     patch.setattr(Subscription, "_room", lambda self: room(self) + 1)
 
 
+def takes_another_program_s_numbers_for_its_own(patch: Patch) -> None:
+    begin = Publishers.begin
+
+    def believed(self: Publishers, claim: Claim, *known: int | None, is_elsewheres: bool) -> int:
+        claim = claim._replace(is_another=False)
+        return begin(self, claim, *known, is_elsewheres=is_elsewheres)
+
+    patch.setattr(Publishers, "begin", believed)
+
+
 BREAKS: list[Callable[[Patch], None]] = [
     stores_what_was_stored_before,
     confirms_what_waits_for_room,
@@ -184,6 +195,7 @@ BREAKS: list[Callable[[Patch], None]] = [
     sends_without_end,
     forgets_what_was_said,
     sends_more_than_may_be_in_flight,
+    takes_another_program_s_numbers_for_its_own,
 ]
 
 

@@ -146,6 +146,13 @@ class Version2Machine(RuleBasedStateMachine):
             if not lost:
                 self.world.connect(author)
 
+    @rule(who=anybody, count=st.integers(0, 9), first=st.booleans())
+    def another_program_takes_its_name(self, who: int, count: int, first: bool) -> None:
+        author = self.author(who)
+        if first and author.talker is not None:
+            self.world.leave(author.talker)
+        self.world.displace(author, count)
+
     @rule(who=anybody, count=st.integers(1, 9))
     def an_author_repeats_itself(self, who: int, count: int) -> None:
         self.world.repeat(self.author(who), count)

@@ -75,7 +75,8 @@ class World:
         for class_id in CLASSES:
             self.begin(class_id, first_sequence)
         for author in self.authors:
-            publisher, _ = self.broker.answers.publishers.claim(author.name, author.name, 999)
+            claim = self.broker.answers.publishers.claim(author.name, author.name, 999)
+            publisher = claim.publisher
             publisher.next = first_number
             self.broker.answers.publishers.leave(publisher, self.now)
 
@@ -107,13 +108,16 @@ class World:
         kind, there, message_id, _, content = parse_frame(frame)
         assert (there, message_id) == (class_id, sequence % ID_COUNT)
         payload = content[content.index(b"|") :] if kind == talk2.ENVELOPE else content
-        assert payload not in self.seen, "stored twice"
-        self.seen.add(payload)
         name, number = payload[1:].split(b".")[0].split(b"-")
         key = (name.decode(), class_id)
-        assert int(number) > self.order.get(key, -1), "not in its publisher's order"
-        self.order[key] = int(number)
         author = next(a for a in self.authors if a.name == key[0])
+        if payload not in self.seen:
+            assert int(number) > self.order.get(key, -1), "not in its publisher's order"
+            self.order[key] = int(number)
+        else:
+            assert payload in author.may_be_twice, "stored twice"
+            author.may_be_twice.remove(payload)
+        self.seen.add(payload)
         message = next(m for m in author.unconfirmed if m.payload == payload)
         expires = float("inf") if message.expires_ms is None else message.expires_ms / 1000
         opens = 0.0 if message.delay_ms is None else self.now + message.delay_ms / 1000
@@ -150,16 +154,36 @@ class World:
         """(Again.) What is unconfirmed is said again, from where the bus wants it."""
         talker = self.open(greet=False)
         former, author.talker = author.talker, talker
-        talker.peer.say(hello(*CLASSES, name=author.name, instance=author.name))
+        known = {"unconfirmed": author.confirmed % ID_COUNT} if author.is_displaced else {}
+        talker.peer.say(hello(*CLASSES, name=author.name, instance=author.name, **known))
         if former is not None:  # It was taken over from.
             assert self.broker.take_cut()[0][0] is former.peer.session
             self.gone(former)
         [reply] = [said for said in talker.peer.told() if said.kind == "connect"]
-        self.confirm(author, reply.content["next"])
+        if author.is_displaced:
+            ahead = (reply.content["next"] - author.confirmed) % ID_COUNT
+            assert len(author.unconfirmed) < ahead < ID_COUNT // 2, "it may take it for its own"
+            author.confirmed, author.is_displaced = reply.content["next"], False
+        else:
+            self.confirm(author, reply.content["next"])
         first = author.confirmed
         again = [m.frame((first + n) % ID_COUNT) for n, m in enumerate(author.unconfirmed)]
         talker.peer.say(b"".join(again))
         self.look()
+
+    def displace(self, author: Author, count: int) -> None:
+        """Another program has the name for a while, and uses so many numbers."""
+        if author.talker is None:
+            peer = Peer2(self.bus, self.broker.open())
+            peer.say(hello(name=author.name, instance="another"))
+            [reply] = peer.told()
+            first = reply.content["next"]
+            numbers = [n % ID_COUNT for n in range(first, first + count)]
+            peer.say(b"".join(talk2.publish(9, number, b"refused") for number in numbers))
+            peer.leave()
+            author.is_displaced = True
+            author.may_be_twice |= {message.payload for message in author.unconfirmed}
+            self.look()
 
     def repeat(self, author: Author, count: int) -> None:
         """Say again what was confirmed or is under way: it changes nothing."""

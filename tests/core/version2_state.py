@@ -110,3 +110,7 @@ class Author:
         self.confirmed = first
         self.unconfirmed: list[Message] = []
         self.talker: Talker | None = None
+        self.is_displaced = False
+        """Whether another program had the name since."""
+        self.may_be_twice: set[bytes] = set()
+        """What was unconfirmed then."""

@@ -8,6 +8,7 @@ import pytest
 from core.talk2 import Peer2, hello, peer2, publish
 
 from simplebus.core.ledger import Level
+from simplebus.core.limits import PUBLISHER_STEP
 from storage.kept_bus import KeptBus
 from storage.test_journal import payloads
 from storage.test_recovery import segments
@@ -55,6 +56,64 @@ def test_what_was_confirmed_and_is_gone_is_counted_and_its_number_not_used_again
     peer = greeted(bus, instance="one", unconfirmed=3, bus=bus.broker.answers.identity)
     reply = peer.told()[0].content
     assert (reply["next"], reply["lost"]) == (3, 1)
+
+
+@pytest.mark.parametrize("is_snapshot", [False, True])
+@pytest.mark.parametrize("another", ["two", None])
+def test_numbers_that_another_program_used_before_a_crash_are_not_the_first_one_s(
+    tmp_path: Path, another: str | None, is_snapshot: bool
+) -> None:
+    bus = KeptBus(tmp_path)
+    peer2(bus, publish(1, 0, b"a"), name="till", instance="one").leave()
+    bus.sync()
+    peer = greeted(bus, instance=another)
+    peer.say(publish(9, 1, b"x", b"y"), publish(1, 3, b"z"))
+    bus.keeper.wants_snapshot = is_snapshot
+    bus.sync()
+    bus.crash()
+    bus = KeptBus(tmp_path)
+    peer = greeted(bus, instance="one", unconfirmed=1, bus=bus.broker.answers.identity)
+    reply = peer.told()[0].content
+    assert (reply["next"], reply["lost"]) == (1 + PUBLISHER_STEP, 0)
+    peer.say(publish(1, reply["next"], b"b", b"c"))
+    bus.sync()
+    bus.crash()
+    bus = KeptBus(tmp_path)
+    assert greeted(bus, instance="one").told()[0].content["next"] == reply["next"] + 2
+    assert payloads(bus) == [b"a", b"z", b"b", b"c"]
+    bus.crash()
+
+
+@pytest.mark.parametrize("user", ["", "ann"])
+def test_whose_a_name_is_is_kept(tmp_path: Path, user: str) -> None:
+    bus = KeptBus(tmp_path)
+    for who, count in ((user, 2), ("bob", 3)):
+        peer = Peer2(bus, bus.broker.open())
+        peer.session.user = who
+        peer.say(hello(1, name="till", instance="one"), publish(1, 0, *[b"x"] * count))
+        peer.say(publish(9, count, b"refused"))
+    bus.sync()
+    bus.crash()
+    bus = KeptBus(tmp_path)
+    for who, following in ((user, 3), ("bob", 4), ("cid", 0)):
+        peer = Peer2(bus, bus.broker.open())
+        peer.session.user = who
+        peer.say(hello(1, name="till", instance="one"))
+        assert peer.told()[0].content["next"] == following
+    bus.crash()
+
+
+def test_who_is_not_known_lost_nothing_unless_the_machine_did(tmp_path: Path) -> None:
+    for boot, lost in (("before", 0), ("after", 5)):
+        path = tmp_path / boot
+        bus = KeptBus(path, level=Level.OS, boot="before")
+        bus.sync()
+        bus.crash()
+        bus = KeptBus(path, level=Level.OS, boot=boot)
+        peer = greeted(bus, instance="one", unconfirmed=5, bus=bus.broker.answers.identity)
+        reply = peer.told()[0].content
+        assert (reply["next"], reply["lost"]) == (5, lost)
+        bus.crash()
 
 
 @pytest.mark.parametrize("is_snapshot", [False, True])
@@ -127,7 +186,7 @@ def test_after_a_power_cut_a_program_is_believed(
 
 
 @pytest.mark.parametrize(
-    ("who", "following"), [({"instance": "one"}, 0), ({}, 0), ({"instance": "two"}, 3)]
+    ("who", "following"), [({"instance": "one"}, 0), ({}, 3), ({"instance": "two"}, 3)]
 )
 def test_after_a_power_cut_who_says_nothing_is_forgotten(
     tmp_path: Path, who: dict[str, str], following: int

@@ -332,7 +332,7 @@ class Publisher:
             self._cut_settled()
         else:
             behind = (self._number(self.confirmed) - number) & MESSAGE_ID_MASK
-            if not forgotten and behind <= self.confirmed:
+            if not forgotten and behind < _HALF and behind <= self.confirmed:
                 self.forgotten += behind
             self._base = number - self.confirmed
             for chunk in self._again:
