@@ -136,7 +136,7 @@ def test_the_model_notices_an_engine_that(
         run_state_machine_as_test(
             TrustingMachine,
             settings=settings(
-                max_examples=300,
+                max_examples=3000,  # It ends with the first that shows it.
                 stateful_step_count=40,
                 phases=[Phase.generate],
                 derandomize=True,
