@@ -208,7 +208,8 @@ def _bus(said: BusSaid) -> Iterator[Line]:
         yield 2, text + (f", {line.dropped:,} dropped" if line.dropped else "")
     yield from _heading(1, "sessions", said.sessions, said.sessions_left_out)
     for one in said.sessions:
-        yield 2, f"{_who(one.session, one.name, one.peer)}: {_version(one.version)}"
+        user = f", user {one.user!r}" if one.user else ""
+        yield 2, f"{_who(one.session, one.name, one.peer)}: {_version(one.version)}{user}"
 
 
 def _class(said: ClassSaid) -> Iterator[Line]:
@@ -276,6 +277,8 @@ def _position(depth: int, said: Position, *, of_class: bool = False) -> Iterator
     if said.session >= 0:
         names.append(_who(said.session, said.name, said.peer))
         names.append(f"subscription {said.number}")
+    if said.owner and (said.durable or said.group):
+        names.append(f"made by user {said.owner!r}")
     if of_class:
         names.insert(0, f"class {said.class_id}")
     yield depth, ", ".join(names) or "a group"
@@ -350,7 +353,8 @@ def _match(match: Match) -> str:
 def _session(said: SessionSaid) -> Iterator[Line]:
     from simplebus.core.waiting import messages, size, span
 
-    yield 0, f"{_who(said.session, said.name, said.peer)}: {_version(said.version)}"
+    user = f", user {said.user!r}" if said.user else ""
+    yield 0, f"{_who(said.session, said.name, said.peer)}: {_version(said.version)}{user}"
     if said.waits_for:
         yield 1, said.waits_for
     yield (

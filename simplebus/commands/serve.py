@@ -393,6 +393,8 @@ def serve(
     users: tls.UsersFile = None,
     max_connections_per_address: tls.PerAddress = 0,
     max_connection_rate: tls.Rate = 0.0,
+    max_message_rate: tls.MessageRate = 0.0,
+    max_byte_rate: tls.ByteRate = 0,
     config: Annotated[Any, config_option()] = None,
     verbose: Annotated[
         bool,

@@ -31,6 +31,7 @@ RELOADED = {
     *("max_total_pending", "max_connections", "max_classes", "max_subscriptions", "max_durables"),
     *("max_deliveries", "hello_timeout", "frame_timeout", "stall_timeout", "heartbeat"),
     *("users", "max_connections_per_address", "max_connection_rate"),
+    *("max_message_rate", "max_byte_rate"),
     *("drain_timeout", "log_level", "log_format"),
     *("nats_max_payload", "nats_max_control_line", "nats_max_subs", "nats_max_pending"),
     *("nats_max_connections", "nats_ping_interval", "nats_max_pings_out", "nats_auth_timeout"),
@@ -86,6 +87,7 @@ def planned(context: typer.Context) -> Plan:
 def _planned(context: typer.Context) -> Plan:
     from simplebus.commands import serve as serve_command
     from simplebus.core.ledger import Level
+    from simplebus.core.meters import Rate
     from simplebus.server.serve import ServeOptions
 
     values = context.params
@@ -108,6 +110,7 @@ def _planned(context: typer.Context) -> Plan:
         users=known,
         per_address=values["max_connections_per_address"],
         connection_rate=values["max_connection_rate"],
+        publish_rate=Rate(values["max_message_rate"], values["max_byte_rate"]),
         classes=(*door.classes, *(values["last_values"] or ())),
         data_dir=values["data_dir"],
         cluster=engine_flags.engine_options(chosen, environment=os.environ, **values),

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from simplebus.config.options import option, parse_seconds
+from simplebus.config.options import option, parse_seconds, parse_size
 
 if TYPE_CHECKING:
     from simplebus.config.file import Config
@@ -90,6 +90,28 @@ Rate = Annotated[
         panel=USERS,
         min=0,
         metavar="COUNT",
+    ),
+]
+MessageRate = Annotated[
+    float,
+    option(
+        "--max-message-rate",
+        "Messages a second that all connections of one address together may publish for long; as "
+        "many at once. What is beyond that waits, and is not lost. 0 sets no limit.",
+        panel=USERS,
+        min=0,
+        metavar="COUNT",
+    ),
+]
+ByteRate = Annotated[
+    int,
+    option(
+        "--max-byte-rate",
+        "Bytes a second of what they publish, in the same way. 0 sets no limit.",
+        panel=USERS,
+        parser=parse_size,
+        metavar="SIZE",
+        show_default="0",
     ),
 ]
 

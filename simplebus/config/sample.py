@@ -43,6 +43,9 @@ TABLES = """\
 #- [[users]]
 #- name = "till"
 #- password = "change me"            # or "$argon2id$…"; or token = "sha256:…", nkey, certificate
+#- max-connections = 100             # at all doors together; and in a second they may publish
+#- max-message-rate = 10000          # so many messages,
+#- max-byte-rate = "10MiB"           # of so many bytes: what is beyond that waits
 #- addresses = ["10.1.0.0/16"]       # from where clients that cannot say who they are may come
 #- [users.permissions]
 #- publish = { allow = ["orders eu.#", "audit"], deny = ["orders eu.test"] }

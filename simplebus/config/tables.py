@@ -149,12 +149,12 @@ class ClassTable(Table, frozen=True):
         if asked != (None, None, None):
             keep = Keep(
                 self.keep_messages or 0,
-                _size(self.keep_memory, f"{where}.keep-memory") or 0,
+                size_of(self.keep_memory, f"{where}.keep-memory") or 0,
                 self.keep_seconds or 0.0,
             )
-        most = _size(self.max_memory, f"{where}.max-memory")
+        most = size_of(self.max_memory, f"{where}.max-memory")
         policy = None if self.full is None else FullPolicy(self.full)
-        disk = _size(self.max_disk, f"{where}.max-disk")
+        disk = size_of(self.max_disk, f"{where}.max-disk")
         return or_complaint(
             where,
             lambda: ClassSettings(
@@ -285,7 +285,7 @@ def _take_out(raw: Any, path: list[str | int], numbers: dict[int, list[int]]) ->
     return True
 
 
-def _size(given: int | str | None, where: str) -> int | None:
+def size_of(given: int | str | None, where: str) -> int | None:
     """Bytes. Raises ConfigError for what is no size."""
     try:
         return None if given is None else parse_size(given)

@@ -10,6 +10,8 @@ Rule 1: shapes are declared, and checked where all tables are; see `config_table
     certificate = "CN=till,OU=shops"        or an email address, or a DNS name
     addresses = ["10.1.0.0/16"]             for those who cannot say who they are
     max-connections = 100
+    max-message-rate = 1000                 published in a second, by all of them together
+    max-byte-rate = "10MiB"
 
     [users.permissions]                     without it: everything
     publish = { allow = ["orders eu.#"], deny = ["orders eu.test"] }
@@ -36,8 +38,16 @@ import msgspec
 
 from simplebus.config.lines import line_of, places
 from simplebus.config.mistakes import MISTAKES_MAX, ConfigError, Mistakes, no_toml
-from simplebus.config.tables import PermissionsTable, Table, nats_permissions, or_complaint, table
+from simplebus.config.tables import (
+    PermissionsTable,
+    Table,
+    nats_permissions,
+    or_complaint,
+    size_of,
+    table,
+)
 from simplebus.core.access import Permissions, Rule, Rules
+from simplebus.core.meters import Rate
 from simplebus.core.users import User, Users
 from simplebus.nats.auth import decode_user_key
 from simplebus.nats.permissions import Permissions as NatsPermissions
@@ -76,12 +86,16 @@ class UserTable(Table, frozen=True):
     certificate: Texts = ()
     addresses: Texts = ()
     max_connections: Annotated[int, msgspec.Meta(ge=0)] = 0
+    max_message_rate: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """Messages a second that all its connections together may publish."""
+    max_byte_rate: int | str = 0
+    """Bytes of them, or with a unit."""
     permissions: GrantedTable | None = None
     nats: PermissionsTable | None = None
 
     def made(self, where: str) -> User:
         """The user. Raises ConfigError for all values that make no sense."""
-        mistakes, granted = Mistakes(), None
+        mistakes, granted, size = Mistakes(), None, 0
         with mistakes.noted():
             if self.nkey:
                 or_complaint(f"{where}.nkey", lambda: decode_user_key(self.nkey))
@@ -91,6 +105,8 @@ class UserTable(Table, frozen=True):
                     f"{where}.password: it begins with $argon2, and is no hash as `simplebus user "
                     "add` writes it"
                 )
+        with mistakes.noted():
+            size = size_of(self.max_byte_rate, f"{where}.max-byte-rate") or 0
         with mistakes.noted():
             granted = _granted(self.permissions, f"{where}.permissions")
         with mistakes.noted():
@@ -105,6 +121,7 @@ class UserTable(Table, frozen=True):
                     _several(self.addresses),
                     granted,
                     self.max_connections,
+                    Rate(self.max_message_rate, size),
                 ),
             )
             if not (made.password or made.token or made.nkey or made.certificates or made.networks):
@@ -123,13 +140,15 @@ class ConfiguredUsers:
     users: tuple[User, ...] = ()
     nats: Mapping[str, NatsPermissions] = field(default_factory=dict)
     """By name, what they may do with subjects that are bound to no class."""
+    is_said: bool = False
+    """Whether it is said who the users are. If that is nobody, nobody may come in."""
 
     def known(self, key: bytes = b"") -> Users | None:
-        """As a bus asks for them; None for nobody. Raises ValueError for two that are alike.
-        `key` is by chance."""
+        """As a bus asks for them; None where everybody may come in. Raises ValueError for two that
+        are alike. `key` is by chance."""
         from simplebus.core.passwords import Passwords
 
-        return Users(self.users, Passwords(key)) if self.users else None
+        return Users(self.users, Passwords(key)) if self.is_said else None
 
 
 def users_of(raw: Any, where: str = "users") -> ConfiguredUsers:
@@ -153,7 +172,7 @@ def users_of(raw: Any, where: str = "users") -> ConfiguredUsers:
                 if permissions := nats_permissions(one.nats, f"{here}.nats"):
                     nats[one.name] = permissions
             found.append(one.made(here))
-    all_of_them = ConfiguredUsers(tuple(found), nats)
+    all_of_them = ConfiguredUsers(tuple(found), nats, is_said=True)
     with mistakes.noted():
         or_complaint(where, all_of_them.known)
     mistakes.check()
@@ -173,7 +192,9 @@ def read_users(path: Path) -> tuple[ConfiguredUsers, str]:
         raise ConfigError(f"{path}: is no TOML: it is not UTF-8") from None
     found = users_in(text, path)
     warning = ""
-    if mode & stat.S_IROTH:
+    if not found.users:
+        warning = f"{path} has no users: nobody may connect"
+    elif mode & stat.S_IROTH:
         warning = f"{path} holds secrets, and every user may read it; chmod 640 it, or 600"
     return found, warning
 
@@ -205,7 +226,8 @@ def together(groups: Sequence[ConfiguredUsers]) -> ConfiguredUsers:
     nats: dict[str, NatsPermissions] = {}
     for group in groups:
         nats |= group.nats
-    made = ConfiguredUsers(tuple(user for group in groups for user in group.users), nats)
+    users = tuple(user for group in groups for user in group.users)
+    made = ConfiguredUsers(users, nats, any(group.is_said for group in groups))
     made.known()
     return made
 

@@ -1,7 +1,8 @@
 """What one user may do with which classes and channels.
 
-Rule 1: what is denied is denied, whatever is allowed. Where nothing is said of publishing or of
-subscribing, everything is allowed; of looking after the bus, nothing is.
+Rule 1: what is denied is denied, whatever is allowed, and so is what was given up of it. Where
+nothing is said of publishing or of subscribing, everything is allowed; of looking after the bus,
+nothing is.
 Rule 2: a class is judged once, by its id and name; a channel of it once, by its number. A run of
 messages is a look into a table.
 Rule 3: who may see some channels of a class and subscribes to more is sent what it may see.
@@ -29,6 +30,8 @@ from simplebus.core.limits import RULES_MAX, VERDICTS_KEPT_MAX
 
 _NO, _YES, _UNKNOWN = range(3)
 _SHOWN_CHARACTERS = 80
+DEAD = "dead."
+"""What the name of a class begins with that keeps what was given up in another one."""
 
 
 class Right(enum.StrEnum):
@@ -57,7 +60,7 @@ class Verdict(enum.Enum):
 
 @functools.lru_cache(maxsize=1024)
 def _class_pattern(text: str) -> re.Pattern[str]:
-    return re.compile(".*".join(map(re.escape, text.split("*"))))
+    return re.compile(".*".join(map(re.escape, text.split("*"))), re.DOTALL)
 
 
 def is_of_class(pattern: str, class_id: int, name: str) -> bool:
@@ -108,6 +111,10 @@ class Rules:
         """What they say of one class."""
         allow = [r for r in self.allow or () if is_of_class(r.class_, class_id, name)]
         deny = [r for r in self.deny if is_of_class(r.class_, class_id, name)]
+        if name.startswith(DEAD):  # What is denied is denied when it is given up, too.
+            of = name.removeprefix(DEAD)
+            of_id = int(of) if of.isdecimal() else -1
+            deny += [r for r in self.deny if is_of_class(r.class_, of_id, of)]
         return Scope(
             everything=self.allow is None or any(not rule.channel for rule in allow),
             allow=tuple(sorted({rule.channel for rule in allow if rule.channel})),
@@ -136,7 +143,10 @@ class Permissions:
         except ValueError:
             known = ", ".join(Right)
             raise ValueError(f"{word!r} is no right, expected one of {known}") from None
-        return right, Rule(class_.strip() or "*").class_
+        of = Rule(class_.strip() or "*").class_
+        if of != "*" and right in (Right.INQUIRE, Right.MONITOR):
+            raise ValueError(f"{text.strip()!r}: the right {word!r} is one in all classes")
+        return right, of
 
 
 class Scope:

@@ -10,14 +10,16 @@ from collections.abc import Callable, Mapping
 
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.events import Event, Greeted
+from simplebus.core.metering import Metering
 from simplebus.core.session import Session
 from simplebus.core.users import User, Users
 
 
 class Visits:
-    """How many connections each user has."""
+    """How many connections each user has, and how fast these publish."""
 
-    def __init__(self, sessions: Mapping[int, Session]) -> None:
+    def __init__(self, sessions: Mapping[int, Session], metering: Metering) -> None:
+        self.metering = metering
         self._sessions = sessions
         self.others: list[Callable[[str], int]] = []
         """What doors with sessions of their own say of a user's name."""
@@ -62,4 +64,5 @@ def admit(
             refused[error.reason] += 1
             raise
         session.user, session.grants = user.name, users.grants(user)
+        session.meters = visits.metering.meters(user, session.address)
     session.is_admitted = True

@@ -27,6 +27,7 @@ from simplebus.core.group import Group, Member
 from simplebus.core.kept import KeptPosition
 from simplebus.core.key_group import KeyGroup
 from simplebus.core.outbox import Feed, Outbox
+from simplebus.core.owners import Owners
 from simplebus.core.publishers import Publisher, Publishers
 from simplebus.core.purging import purge_again
 from simplebus.core.requests import (
@@ -55,7 +56,8 @@ class Answers:
         run: str,
         ready: Callable[[Outbox], None],
         put_off: Callable[[float, Subscription], None],
-        take_over: Callable[[int], None],
+        end_session: Callable[[int, RemoteProtocolError], None],
+        owners: Owners,
         answer: Callable[[Session, bytes, int, Feed | None], None],
     ) -> None:
         self.identity = identity
@@ -63,14 +65,16 @@ class Answers:
         self.publishers = Publishers()
         self._store = store
         store.table.opened = self._begin_early
+        store.table.named = owners.judge_again
         self._ready = ready
         self._put_off = put_off
         """Called with a time, and who is to be woken then."""
-        self._take_over = take_over
-        """Called with the id of a session that another one replaces."""
+        self._end_session = end_session
+        """Called with the id of a session that has to go, and why."""
         self._answer = answer
         """Called with an answer that waits for a mark in the ledger, and with whom it lets begin:
         see `Confirming`."""
+        self._owners = owners
         self._early: dict[int, dict[Session, None]] = {}
         """Version 1: who subscribed to classes that nobody has named yet."""
         self._idle: dict[Subscription, float] = {}
@@ -116,7 +120,9 @@ class Answers:
                 )
                 publisher = claim.publisher
                 if claim.former is not None:
-                    self._take_over(claim.former)  # From here on, what it has stored is known.
+                    why = "this program has connected again under the same name"
+                    # From here on, what it has stored is known.
+                    self._end_session(claim.former, RemoteProtocolError(Reason.TAKEN_OVER, why))
                 before = publisher.next, publisher.is_doubted
                 is_elsewheres = bool(asked.bus) and asked.bus != self.identity
                 lost = self.publishers.begin(claim, asked.unconfirmed, is_elsewheres=is_elsewheres)
@@ -242,12 +248,15 @@ class Answers:
         if position is None:
             position = self._open(cls, wish, scope)
         elif wish.seek:
+            self._owners.check_change(session, cls, position)
             position = self._moved(cls, position, wish, scope)
         else:
+            self._owners.check(session, cls, position, scope)
             showing.show(cls, position, scope)
             if not position.is_served:
                 self._set_terms(cls, position, wishes.terms(wish, cls, self._settings))
         position.request = asked.request
+        position.owner = position.owner or session.user
         if wish.idle_seconds is not None:
             position.idle_seconds = wish.idle_seconds
         self._idle.pop(position, None)
@@ -374,7 +383,7 @@ class Answers:
         names = (kept.durable, kept.group)
         kind = _kind(kept.group, by_key=kept.by_key)
         position = self._make(kind, cls, names, wanted, terms, window, spans)
-        position.idle_seconds = kept.idle_seconds
+        position.idle_seconds, position.owner = kept.idle_seconds, kept.owner
         # Should the clock have been set back, nothing waits longer for that.
         told = min(kept.told, self._store.clock.now)
         position.put_off((first, last, told + pause) for first, last, pause in kept.pauses)
@@ -433,7 +442,7 @@ class Answers:
         """A durable's new position. The former one ends when that is there: what both need is
         stored throughout."""
         position = self._open(cls, asked, scope)
-        position.idle_seconds = former.idle_seconds
+        position.idle_seconds, position.owner = former.idle_seconds, former.owner
         self.end(former)
         return position
 
@@ -472,13 +481,16 @@ class Answers:
             del self._store.classes[held.class_id].listening[held]
 
     def unsubscribe(self, session: Session, asked: UnsubscriptionAsked) -> None:
-        held = session.subscriptions.pop(asked.number, None)
+        held = session.subscriptions.get(asked.number)
         if held is None:
             raise RemoteProtocolError(
                 Reason.UNKNOWN_SUBSCRIPTION, f"this session has no subscription {asked.number}"
             )
         forget = asked.asked.forget
         position = held.group if isinstance(held, Member) else held
+        if forget:
+            self._owners.check_change(session, self._store.classes[held.class_id], position)
+        del session.subscriptions[asked.number]
         if isinstance(held, Member):
             held.group.leave(held)
             self._has_fewer(held.group, forget=forget)

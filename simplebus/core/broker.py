@@ -53,7 +53,9 @@ from simplebus.core.limits import (
     PUBLISHER_TICKS,
 )
 from simplebus.core.lookups import Lookups
+from simplebus.core.metering import Metering
 from simplebus.core.outbox import Outbox
+from simplebus.core.owners import Owners
 from simplebus.core.receive import ReceiveBuffer
 from simplebus.core.requests import ErrorReply
 from simplebus.core.rights import Right, check_right, explained
@@ -108,7 +110,8 @@ class Broker:
         self.clock = Clock()
         """The driver sets `now` before it brings anything."""
         self.sessions: dict[int, Session] = {}
-        self.visits = Visits(self.sessions)
+        self.metering = Metering(self.clock)
+        self.visits = Visits(self.sessions, self.metering)
         self.refused: Counter[Reason] = Counter()
         self.alarms = Alarms(self.clock, self._woken)
         self.store = Store(
@@ -119,6 +122,7 @@ class Broker:
             end=self._end_slow,
             ledger=ledger,
         )
+        self.store.room.pacing.put_off = self.alarms.put_off
         self.ledger = ledger
         self.confirming = Confirming(ledger, self.refused, self.make_ready)
         self._confirm = self.confirming.confirm
@@ -128,7 +132,8 @@ class Broker:
             run=run or identity,
             ready=self.make_ready,
             put_off=self.alarms.put_off,
-            take_over=self._take_over,
+            end_session=self._end_session,
+            owners=Owners(lambda: self.users, self.sessions, lambda *cut: self._cut.append(cut)),
             answer=self.confirming.answer,
         )
         self.explaining = Explaining(self.store, self.sessions, self.refused, identity=identity)
@@ -164,6 +169,7 @@ class Broker:
             peer=peer or f"session {session_id}",
         )
         session.address = address
+        session.meters = self.metering.meters(None, address)
         if self.users is not None:
             session.is_admitted = False
             session.receiver.frame_bytes_max = min(
@@ -328,12 +334,9 @@ class Broker:
         cut, self._cut = self._cut, []
         return cut
 
-    def _take_over(self, session_id: int) -> None:
+    def _end_session(self, session_id: int, error: RemoteProtocolError) -> None:
         """The same program has come again: its former session ends."""
         session = self.sessions[session_id]
-        error = RemoteProtocolError(
-            Reason.TAKEN_OVER, "this program has connected again under the same name"
-        )
         self.fail(session, error)
         self._cut.append((session, error))
         self.close(session)
@@ -518,8 +521,7 @@ class Broker:
                 overdue.append((session, error))
             elif session.heartbeat_seconds and not session.outbox.idle:
                 self.make_ready(session.outbox)
-        most = self.settings.limits.total_pending_bytes
-        return overdue + too_heavy(self.sessions.values(), most)
+        return overdue + too_heavy(self.sessions.values(), limits.total_pending_bytes)
 
     @property
     def due(self) -> float:

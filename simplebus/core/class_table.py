@@ -70,6 +70,8 @@ class ClassTable:
         self.first_number: Callable[[float], int] | None = None
         """Which number a program begins with that connects at this time; None where all that is
         known of its name is known here."""
+        self.named: Callable[[MessageClass], None] = lambda cls: None
+        """Called with a class that was there and has a name now."""
         self.opened: Callable[[int], None] = lambda class_id: None
         """Called with the id of a class that is new."""
         self._acknowledged_after: Histogram | None = None
@@ -127,9 +129,12 @@ class ClassTable:
     def _name_class(self, cls: MessageClass, name: str) -> None:
         if self.ledger is not None and cls.name != name:
             self.ledger.hurries[cls.class_id] = None
+        is_news = cls.name != name and bool(cls.subscriptions)
         cls.name = name
         self.names[name] = cls.class_id
         self._obey(cls)
+        if is_news:
+            self.named(cls)
 
     def _obey(self, cls: MessageClass) -> None:
         """Have a class do what the settings say of it, by the name that it has now."""

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from simplebus.core import envelope, frames
+from simplebus.core.access import DEAD
 from simplebus.core.envelope import Envelope, EnvelopeColumns
 from simplebus.core.errors import LocalProtocolError, Reason
 from simplebus.core.frames import FrameBatch
 from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES, NAME_CHARACTERS_MAX
 
-PREFIX = "dead."
+PREFIX = DEAD
 """What names of classes that keep dead letters begin with."""
 
 REASON = "dead-reason"

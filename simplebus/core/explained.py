@@ -94,6 +94,8 @@ class Position(_Said, frozen=True):
     peer: str = ""
     durable: str = ""
     group: str = ""
+    owner: str = ""
+    """The user that made it; empty where that is nobody, or not known."""
     patterns: list[str] = []
     """None: every message."""
     patterns_left_out: int = 0
@@ -190,6 +192,7 @@ class SessionLine(_Said, frozen=True):
     name: str = ""
     peer: str = ""
     version: int = 0
+    user: str = ""
 
 
 class ClassSaid(_Said, frozen=True, tag_field="about", tag="class"):
@@ -307,6 +310,8 @@ class SessionSaid(_Said, frozen=True, tag_field="about", tag="session"):
     """0 while it has not shown which; -1 at another door."""
     name: str = ""
     peer: str = ""
+    user: str = ""
+    """Who it is; empty where nobody is asked."""
     level: str = "memory"
     unconfirmed: int = 0
     """Messages that it was not told are stored."""

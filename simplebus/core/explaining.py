@@ -121,7 +121,13 @@ class Explaining:
             key=lambda cls: (not cls.blocked, -len(cls.ring), cls.class_id),
         )
         lines = [
-            SessionLine(session.session_id, name_of(session), short(session.peer), version(session))
+            SessionLine(
+                session.session_id,
+                name_of(session),
+                short(session.peer),
+                version(session),
+                session.user,
+            )
             for session in islice(sessions.values(), EXPLAINED_SESSIONS)
         ]
         return BusSaid(
@@ -262,6 +268,7 @@ class Explaining:
             version=version(session),
             name=name_of(session),
             peer=short(session.peer),
+            user=session.user,
             level=self._level,
             unconfirmed=unconfirmed,
             parked=parked,
@@ -284,10 +291,17 @@ class Explaining:
         if class_id is not None:
             cls = self._store.classes[class_id]
             name = repr(cls.name) if cls.name else str(class_id)
-            reasons.append(
-                f"{messages(parked)} wait for room in class {name} since "
-                f"{span(self._positions.seconds(session.parked_ticks))}: {self._full(cls)}"
-            )
+            since = span(self._positions.seconds(session.parked_ticks))
+            if session in self._store.room.pacing.waiting:
+                reasons.append(
+                    f"{messages(parked)} wait since {since}: its user or its address publishes "
+                    "faster than it may"
+                )
+            else:
+                reasons.append(
+                    f"{messages(parked)} wait for room in class {name} since {since}: "
+                    f"{self._full(cls)}"
+                )
         if session.lags and ledger is not None:
             why = (
                 ledger.failure[1] if ledger.failure else f"{size(ledger.held_bytes)} are unwritten"

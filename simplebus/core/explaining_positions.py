@@ -120,6 +120,7 @@ class ExplainingPositions:
             name=name_of(session),
             peer=short(session.peer) if session is not None else "",
             durable=position.durable,
+            owner=position.owner,
             group=position.group,
             patterns=[short(pattern) for pattern in patterns[:EXPLAINED_PATTERNS]],
             patterns_left_out=max(0, len(patterns) - EXPLAINED_PATTERNS),

@@ -245,6 +245,7 @@ class Keeper:
             self._pauses(position.left()),
             self._broker.clock.now,
             unburied,
+            position.owner,
         )
 
     def _pauses(self, left: Left) -> Pauses:
@@ -288,6 +289,7 @@ def _progress(position: Subscription) -> object:
         position.refused,
         position.terms,
         position.idle_seconds,
+        position.owner,
         len(position.unburied),
     )
 

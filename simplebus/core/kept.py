@@ -88,6 +88,8 @@ class KeptPosition(_Kept, frozen=True):
     given_up: list[tuple[int, int, int, str]] = []
     """Messages first..last-1 that wait for room among the dead letters, how often they were sent,
     and why they were given up."""
+    owner: str = ""
+    """The user that made it; empty where that is not known."""
 
     @property
     def key(self) -> tuple[int, str, str]:

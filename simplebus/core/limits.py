@@ -79,6 +79,16 @@ ACK_REST_MESSAGES_MAX = 64
 # Who published so many ticks ago, or less, may be about to publish again: its acks are not put off.
 PUBLISHER_TICKS = 1
 
+# Who may publish so fast and no faster, and has to wait, waits for so much of it at once, or longer
+# than this; where what was read cannot wait, so much is read of it at once, or these bytes if that
+# is more. A message is taken to be so long before it is known. So many users and addresses are
+# remembered that have published lately.
+METERED_PART_SECONDS = 0.05
+METERED_WAIT_SECONDS = 0.001
+METERED_READ_BYTES = 256
+METERED_MESSAGE_BYTES = 64
+METERS_MAX = 65_536
+
 # Memory blocks from here on are asked to be huge pages: scattered access misses fewer of them.
 HUGE_BYTES_MIN = 2 * 1024 * 1024
 

@@ -80,6 +80,8 @@ class Position(ABC):
         """Which channels; None for everything."""
         self.durable = ""
         """The name under which it outlives its session; empty for none."""
+        self.owner = ""
+        """The user that made it; empty where that is nobody, or not known."""
         self.kept_mark = 0
         """The mark in the ledger with which it is known that it has come, or is gone; 0 for what is
         not kept past the process."""

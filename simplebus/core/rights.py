@@ -11,7 +11,9 @@ from dataclasses import replace
 
 from simplebus.core.access import Right, Scope, Verdict
 from simplebus.core.channels import is_literal
+from simplebus.core.class_table import ClassTable
 from simplebus.core.classes import MessageClass
+from simplebus.core.columns import Row
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.events import Refused
 from simplebus.core.requests import NamedClass
@@ -33,9 +35,13 @@ def check_right(session: Session, right: Right, cls: MessageClass | None = None)
 
 
 def check_fetch(session: Session, cls: MessageClass) -> None:
-    """The same of messages by their sequences: who may see all of a class may."""
+    """The same of messages by their sequences: who may see all of a class may, unless it may
+    subscribe to whole channels only."""
     grants = session.grants
-    if grants is None or grants.subscribing(cls.class_id, cls.name).verdict is Verdict.ALL:
+    if grants is None:
+        return
+    sees_all = grants.subscribing(cls.class_id, cls.name).verdict is Verdict.ALL
+    if sees_all and grants.permissions.wildcards:
         return
     check_right(session, Right.FETCH, cls)
 
@@ -62,13 +68,34 @@ def check_names(
         if not grants.knows(class_id, name):
             shown = name or class_id
             raise _unauthorized(session, f"has nothing to do with class {shown!r}")
+        is_new_id = class_id >= 0 and class_id not in known
+        if name and is_new_id and not grants.knows(class_id, ""):
+            # Others know a class by its id: whose it is, the name that it is given does not say.
+            raise _unauthorized(session, f"has nothing to do with class {class_id}")
+        if named is not None and named.subjects and not grants.has(Right.CONFIGURE):
+            # What is bound is heard, and may be refused, whoever publishes it.
+            raise _unauthorized(session, "may not bind subjects: it may not configure all classes")
         if (
             named is not None
-            and (named.subjects or named.last_values)
+            and named.last_values
             and not grants.has(Right.CONFIGURE, class_id, name)
         ):
             shown = name or class_id
             raise _unauthorized(session, f"may not say what class {shown!r} keeps")
+
+
+def check_subscribed(session: Session, asked: int | str, table: ClassTable) -> None:
+    """The same of a class that is named to be subscribed to: there is none for who may not."""
+    grants = session.grants
+    if grants is None:
+        return
+    [(class_id, name)] = table.find_ids([asked])
+    cls = table.classes.get(class_id)
+    about = (
+        (class_id if isinstance(asked, int) else -1, name) if cls is None else (class_id, cls.name)
+    )
+    if grants.subscribing(*about).verdict is Verdict.NONE:
+        raise _unauthorized(session, f"may not subscribe to class {asked!r}")
 
 
 def seen_by(session: Session, cls: MessageClass, channels: Sequence[str]) -> Scope | None:
@@ -102,6 +129,15 @@ def explained(session: Session, refused: Refused) -> Refused:
         return refused
     sentence = f"user {session.user!r} has nothing to do with class {refused.class_id}"
     return replace(refused, reason=Reason.UNAUTHORIZED, sentence=sentence)
+
+
+def may_publish(session: Session, cls: MessageClass, row: Row | None) -> bool:
+    """Whether a session may publish a message like this one; None for one without an envelope."""
+    assert session.grants is not None
+    scope = session.grants.publishing(cls.class_id, cls.name)
+    if scope.verdict is not Verdict.SOME:
+        return scope.verdict is Verdict.ALL
+    return bool(cls.channels.allowed(scope, 0 if row is None else row.channel)[0])
 
 
 def publishes_nothing(session: Session, cls: MessageClass, channel: str) -> str:

@@ -1,8 +1,10 @@
-"""Messages that wait for room in a full class, and the order in which they get it.
+"""Messages that wait for room in a full class, or came too fast, and who gets in first.
 
 Rule 1: what one session published is stored in its order: behind one message that waits, all wait.
 Rule 2: of sessions that wait for the same class, the one that waits longest is let in first.
-Rule 3: what a peer left behind when it went is kept as long as there is memory. Not in version 2:
+Rule 3: who publishes faster than it may waits for that, and holds up nobody: it comes behind those
+who wait for the class then.
+Rule 4: what a peer left behind when it went is kept as long as there is memory. Not in version 2:
 nobody told its publisher that it was stored, and it comes again.
 """
 
@@ -15,7 +17,10 @@ from simplebus.core.classes import MessageClass
 from simplebus.core.errors import Reason
 from simplebus.core.frames import FrameBatch
 from simplebus.core.limits import PARKED_PIECE_BYTES
+from simplebus.core.meters import charge
+from simplebus.core.pacing import Pacing
 from simplebus.core.session import Session
+from simplebus.core.terms import Clock
 
 
 class Room:
@@ -27,6 +32,7 @@ class Room:
         budget: MemoryBudget,
         append: Callable[[MessageClass, FrameBatch, Session], int],
         set_aside: MemoryBudget,
+        clock: Clock,
     ) -> None:
         self._classes = classes
         self._budget = budget
@@ -38,11 +44,15 @@ class Room:
         """Sessions of whose messages some found room; whoever looks at them clears it."""
         self.awaited: dict[MessageClass, None] = {}
         """The classes in which somebody waits for room."""
+        self.pacing = Pacing(clock, self._let_go_on)
 
-    def park(self, session: Session, cls: MessageClass, batch: FrameBatch) -> None:
-        """Keep messages aside until their class has room."""
+    def park(
+        self, session: Session, cls: MessageClass, batch: FrameBatch, *, has_room: bool = False
+    ) -> None:
+        """Keep messages aside until their class has room; or, if it has, until their publisher may
+        go on."""
         if not session.parked:
-            self._wait(session, cls)
+            self._wait(session, self.pacing if has_room else cls)
         session.parked_bytes += batch.data.size
         if session.parked and session.parked[-1][0] == cls.class_id:
             last = session.parked[-1][1]
@@ -69,7 +79,16 @@ class Room:
                 self._wait_no_more(session, cls)
                 if goes_on_in is not None:
                     self._wait(session, goes_on_in)
+                if isinstance(goes_on_in, MessageClass):
                     with_room.append(goes_on_in)
+
+    def _let_go_on(self, session: Session) -> None:
+        """A session may publish again: it is in line for its class."""
+        self._wait_no_more(session)
+        cls = self._classes[session.parked[0][0]]
+        self._wait(session, cls)
+        if cls.blocked[0] is session:
+            self.made(cls)
 
     def left_behind(self, session: Session) -> None:
         """A peer is gone: keep what it parked, if there is memory."""
@@ -79,7 +98,7 @@ class Room:
     def forget(self, session: Session) -> None:
         """Drop what a session has parked."""
         if session.parked:
-            self._wait_no_more(session, self._classes[session.parked[0][0]])
+            self._wait_no_more(session)
             self._drop(session)
 
     def kept_bytes(self) -> int:
@@ -87,33 +106,45 @@ class Room:
         return sum(s.parked_bytes for s in self.blocked_sessions() if s.closed)
 
     def blocked_sessions(self) -> list[Session]:
-        return [session for cls in self.awaited for session in cls.blocked]
+        return [*self.pacing.waiting, *(each for cls in self.awaited for each in cls.blocked)]
 
     def is_short_of_memory(self) -> bool:
         """Whether somebody waits for room that another class may have to make."""
         return any(len(cls.ring) < cls.ring.messages_max for cls in self.awaited)
 
-    def _wait(self, session: Session, cls: MessageClass) -> None:
-        cls.blocked.append(session)
-        self.awaited[cls] = None
+    def _wait(self, session: Session, what_for: MessageClass | Pacing) -> None:
+        if isinstance(what_for, Pacing):
+            what_for.wait(session)
+            return
+        what_for.blocked.append(session)
+        self.awaited[what_for] = None
 
-    def _wait_no_more(self, session: Session, cls: MessageClass) -> None:
+    def _wait_no_more(self, session: Session, cls: MessageClass | None = None) -> None:
+        """`cls` is the one for which it has waited, if that is not the one of its first message."""
+        if session in self.pacing.waiting:
+            self.pacing.wait_no_more(session)
+            return
+        cls = cls or self._classes[session.parked[0][0]]
         cls.blocked.remove(session)
         if not cls.blocked:
             del self.awaited[cls]
 
-    def _unpark(self, session: Session, cls: MessageClass) -> MessageClass | None:
+    def _unpark(self, session: Session, cls: MessageClass) -> MessageClass | Pacing | None:
         """Store what a session has parked, in order, as far as it is for `cls` and fits.
 
-        Returns the class whose room it needs next, or None when nothing is left.
+        Returns what it needs next: room in a class, or time; None when nothing is left.
         """
         while session.parked:
             class_id, batch = session.parked[0]
             if class_id != cls.class_id:
                 return self._classes[class_id]
-            taken = self._append(cls, batch, session)
+            fits = self.pacing.fits(session, batch)
+            if not fits:
+                return self.pacing
+            taken = self._append(cls, batch.slice(0, fits), session)
             stored = int(batch.bounds[taken])
             session.parked_bytes -= stored
+            charge(session.meters, taken, stored)
             if taken:
                 self.let_in[session] = None
                 assert session.dialect is not None
@@ -123,7 +154,7 @@ class Room:
             if taken < batch.count:
                 if taken:
                     session.parked[0] = (class_id, batch.slice(taken, batch.count))
-                return cls
+                return cls if taken < fits else self.pacing
             session.parked.popleft()
         return None
 

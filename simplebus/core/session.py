@@ -26,6 +26,7 @@ from simplebus.core.limits import (
     TRICKLE_BYTES,
     Limits,
 )
+from simplebus.core.meters import Meter
 from simplebus.core.outbox import Feed, Outbox
 from simplebus.core.receive import FrameReceiver, ReceiveBuffer
 from simplebus.core.version1 import Version1
@@ -66,6 +67,8 @@ class Session:
         """Why it is not to be let in, whoever it says to be."""
         self.is_judged = False
         """Whether it has said who it is, and that is looked at: it waits for us."""
+        self.meters: tuple[Meter, ...] = ()
+        """How fast it may publish; none for as fast as it can."""
         self.receiver = FrameReceiver(frame_bytes_max=frame_bytes_max)
         self.outbox = Outbox(session_id)
         self.dialect: Version1 | Version2 | None = None

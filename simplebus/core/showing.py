@@ -32,14 +32,23 @@ def wanted(cls: MessageClass, channels: Sequence[str], scope: Scope | None) -> W
     return found
 
 
+def key_of(scope: Scope | None) -> object:
+    """What tells scopes apart that allow different things."""
+    return None if scope is None else scope.key
+
+
+def seen(position: Subscription) -> object:
+    """The same of what who holds a position may see."""
+    return None if position.wanted is None else key_of(position.wanted.scope)
+
+
 def show(cls: MessageClass, position: Subscription, scope: Scope | None) -> None:
     """A named position is taken up by who may see this much of the class.
 
     Raises RemoteProtocolError (unauthorized) when it is shared by who may see something else.
     """
     former = position.wanted
-    had = former.scope.key if former is not None and former.scope is not None else None
-    if had == (scope.key if scope is not None else None):
+    if seen(position) == key_of(scope):
         return
     if position.is_served:
         raise RemoteProtocolError(

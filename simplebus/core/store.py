@@ -16,7 +16,7 @@ from simplebus.core import carrying, dead_letters, envelope, frames, noting, pic
 from simplebus.core.access import Verdict
 from simplebus.core.class_table import ClassTable
 from simplebus.core.classes import MessageClass
-from simplebus.core.columns import AT_ONCE, NEVER, Row, Rows, Times
+from simplebus.core.columns import AT_ONCE, Rows, Times
 from simplebus.core.dead_letters import Dead
 from simplebus.core.envelope import EnvelopeColumns
 from simplebus.core.errors import Reason, RemoteProtocolError
@@ -34,8 +34,10 @@ from simplebus.core.limits import (
     PLAIN_FRAMES_MAX,
     REDELIVERY_MESSAGES,
 )
+from simplebus.core.lone_rows import lone_row
+from simplebus.core.meters import charge, fits_one, is_awaited
 from simplebus.core.outbox import Outbox
-from simplebus.core.rights import publishes_nothing
+from simplebus.core.rights import may_publish, publishes_nothing
 from simplebus.core.room import Room
 from simplebus.core.session import Session
 from simplebus.core.settings import FullPolicy, Settings
@@ -79,7 +81,7 @@ class Store:
         if ledger is not None and settings.spills:
             self.spilling = Spilling(self, ledger, self.table.spill_budget, ready=ready)
             self.table.spilling = self.spilling
-        self.room = Room(self.classes, self.budget, self._append, self.table.dead_budget)
+        self.room = Room(self.classes, self.budget, self._append, self.table.dead_budget, clock)
         self.errors = LastErrors()
         """What was said of messages that are to come again."""
         self.timer_index = 0
@@ -121,17 +123,20 @@ class Store:
         cls = self.classes[class_id]
         row = None
         if frame[0] == frames.ENVELOPE:
-            row = self._row(cls, frame)
+            row = lone_row(cls, frame, self.clock.now)
         if (
             session.parked
             or cls.blocked
             or noting.failure(self.ledger, session)
             or (row is None and frame[0] != frames.MESSAGE)
-            or (session.grants is not None and not self._may_publish(session, cls, row))
+            or (session.grants is not None and not may_publish(session, cls, row))
+            or (session.meters and not fits_one(session.meters, len(frame), self.clock.now))
             or not cls.ring.append_one(frame, self.timer_index, row)
         ):
             self.publish(session, class_id, FrameBatch.of_one(frame))
             return
+        if session.meters:
+            charge(session.meters, 1, len(frame))
         if self.clock.now >= cls.times.next_time:
             cls.accepted(self.clock.now, cls.ring.head - 1)
         first = cls.ring.head - 1
@@ -141,22 +146,6 @@ class Store:
         if tap is not None:
             tap(session, cls, first, first + 1)
         self.wake(cls)
-
-    def _row(self, cls: MessageClass, frame: memoryview) -> Row | None:
-        """What is known of a message with an envelope; None of a bad one, or without memory."""
-        try:
-            read, _ = envelope.decode(bytes(frame[HEADER_BYTES:-DELIMITER_BYTES]))
-        except RemoteProtocolError:
-            return None
-        numbers = cls.channels.numbers((read.channel,))
-        if numbers is None:
-            return None
-        now, expires, opens = self.clock.now, read.expires_ms, read.not_before_ms
-        return Row(
-            numbers[0],
-            NEVER if expires is None else now + expires / 1000,
-            AT_ONCE if not opens else now + opens / 1000,
-        )
 
     def publish(self, session: Session, class_id: int, batch: FrameBatch) -> None:
         cls = self.classes[class_id]
@@ -170,25 +159,34 @@ class Store:
         if session.parked or cls.blocked:
             self.room.park(session, cls, batch)
             return
+        if not session.meters:
+            self._publish(session, cls, batch)
+            return
+        fits = 0
+        if not is_awaited(session.meters):
+            fits = self.room.pacing.fits(session, batch)
+        if fits:
+            dealt = self._publish(session, cls, batch.slice(0, fits))
+            charge(session.meters, dealt, int(batch.bounds[dealt]))
+        if fits < batch.count:
+            self.room.park(session, cls, batch.slice(fits, batch.count), has_room=True)
+
+    def _publish(self, session: Session, cls: MessageClass, batch: FrameBatch) -> int:
+        """Returns how many messages it dealt with; the rest is parked."""
         put = partial(self._put, cls, session)
         taken = self._append_by(put, session, cls, batch)
-        if taken < batch.count:
-            rest = batch.slice(taken, batch.count)
-            match cls.policy:
-                case FullPolicy.BLOCK | FullPolicy.SPILL:
-                    self.room.park(session, cls, rest)
-                case FullPolicy.DROP_NEWEST:
-                    self._drop_newest(session, cls, rest)
-                case FullPolicy.DROP_OLDEST:
-                    self._append_dropping_oldest(put, session, cls, rest)
-
-    def _may_publish(self, session: Session, cls: MessageClass, row: Row | None) -> bool:
-        """Whether a session may publish a message like this one."""
-        assert session.grants is not None
-        scope = session.grants.publishing(cls.class_id, cls.name)
-        if scope.verdict is not Verdict.SOME:
-            return scope.verdict is Verdict.ALL
-        return bool(cls.channels.allowed(scope, 0 if row is None else row.channel)[0])
+        if taken == batch.count:
+            return taken
+        rest = batch.slice(taken, batch.count)
+        match cls.policy:
+            case FullPolicy.BLOCK | FullPolicy.SPILL:
+                self.room.park(session, cls, rest)
+                return taken
+            case FullPolicy.DROP_NEWEST:
+                self._drop_newest(session, cls, rest)
+            case FullPolicy.DROP_OLDEST:
+                self._append_dropping_oldest(put, session, cls, rest)
+        return batch.count
 
     def _may_publish_any(self, session: Session, cls: MessageClass, batch: FrameBatch) -> bool:
         """Whether a session may publish messages like some of these: without a channel, or with any

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from simplebus.core.access import Grants, Permissions
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import NAME_CHARACTERS_MAX
+from simplebus.core.meters import UNLIMITED, Rate
 from simplebus.core.passwords import Passwords, check_secret, is_slow, quick_hash
 from simplebus.core.requests import Auth
 
@@ -39,6 +40,8 @@ class User:
     """None for everything."""
     connections: int = 0
     """How many there may be at once; 0 for any number."""
+    rate: Rate = UNLIMITED
+    """How fast all of them together may publish."""
     networks: tuple[Network, ...] = field(init=False, repr=False, default=())
 
     def __post_init__(self) -> None:
@@ -63,6 +66,10 @@ class User:
         except ValueError as error:
             raise ValueError(f"user {self.name!r}: {error}") from None
         object.__setattr__(self, "networks", networks)
+
+    def without_limits(self) -> User:
+        """Who it is and what it may do, but for how much of it."""
+        return replace(self, connections=0, rate=UNLIMITED)
 
 
 _NOT_LET_IN = "the user and the password, or the token, are not those of anybody here"
@@ -100,6 +107,15 @@ class Users:
             self._networks += [(network, user) for network in user.networks]
         # The narrowest network that an address is in says who it is.
         self._networks.sort(key=lambda pair: -pair[0].prefixlen)
+
+    def named(self, name: str) -> User | None:
+        """Who has this name; None for nobody."""
+        return self._named.get(name)
+
+    def still_has(self, user: User) -> bool:
+        """Whether there is such a user, who may do the same, however much of it."""
+        found = self._named.get(user.name)
+        return found is not None and found.without_limits() == user.without_limits()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Users) and other.users == self.users

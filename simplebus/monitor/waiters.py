@@ -208,9 +208,9 @@ def sessions(
         if session.full_ticks:
             why = f"it has taken no bytes since {span(explaining.seconds(session.full_ticks))}"
         elif session.parked:
-            why = (
-                f"its messages wait for room since {span(explaining.seconds(session.parked_ticks))}"
-            )
+            is_fast = session in broker.store.room.pacing.waiting
+            what = "wait because they come too fast" if is_fast else "wait for room"
+            why = f"its messages {what} since {span(explaining.seconds(session.parked_ticks))}"
         elif session.lags:
             why = "the journal is behind: it is not read from until then"
         rows.append(

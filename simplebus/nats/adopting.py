@@ -34,7 +34,7 @@ def _may_stay(session: NatsSession, before: NatsAuth, now: NatsAuth) -> bool:
         name = user.name
         return (
             now.shared is not None
-            and user.shared in now.shared.users
+            and now.shared.still_has(user.shared)
             and before.shared_permissions.get(name) == now.shared_permissions.get(name)
         )
     if user is not None:

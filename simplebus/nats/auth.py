@@ -127,6 +127,11 @@ class NatsAuth:
                 found = None
         return None if found is None else self._here(found)
 
+    def at_this_door(self, name: str) -> User | None:
+        """Who of the users of all doors has this name; None for nobody."""
+        found = self.shared.named(name) if self.shared is not None else None
+        return None if found is None else self._here(found)
+
     def _here(self, found: SharedUser) -> User:
         """A user of all doors at this one."""
         made = self._known_shared.get(found.name)

@@ -22,7 +22,7 @@ from simplebus.nats.envelopes import class_subject
 from simplebus.nats.permissions import Grants, Permissions, Verdicts
 from simplebus.nats.table import SubjectTable
 
-_INBOX, _ACKS = "_INBOX.", "$JS.ACK."
+_INBOX, _ACKS, _CLASS = "_INBOX.", "$JS.ACK.", "class."
 
 
 class BoundClasses:
@@ -31,6 +31,10 @@ class BoundClasses:
     def __init__(self) -> None:
         self.of: Callable[[bytes], Iterable[MessageClass]] = lambda subject: ()
         """The classes that a subject is bound to."""
+        self.may_speak: Callable[[str, bytes], bool] = lambda user, subject: True
+        """Whether a user of all doors may publish on a subject."""
+        self.called: Callable[[str], tuple[int, str]] = lambda channel: (-1, "")
+        """Id and name of the class whose messages without a channel are on this one."""
         self.epoch: Callable[[], int] = lambda: 0
         """Changes when these, or their names, do."""
         self.shown: MessageClass | None = None
@@ -64,6 +68,8 @@ class ClassGrants(Grants):
             return all(
                 self.rights.publishing(cls.class_id, cls.name).allows(channel) for cls in bound
             )
+        if name.startswith(_CLASS):  # Others take it for one of that class.
+            return self.rights.publishing(*self._classes.called(channel)).allows("")
         if self._has_own:
             return self._own.one(subject)
         return name.startswith((_INBOX, _ACKS)) or _is_free(self.rights.permissions.publish)
@@ -71,6 +77,8 @@ class ClassGrants(Grants):
     def may_subscribe(self, subject: bytes, queue: bytes, *, of_class: bool = False) -> bool:
         if of_class:
             return True  # The class itself is asked.
+        if not (self.rights.permissions.wildcards or _is_whole(subject)):
+            return False
         return super().may_subscribe(subject, queue)
 
     def denied(self, subject: bytes, queue: bytes) -> tuple[str, ...]:
@@ -151,6 +159,13 @@ class _Shown(_Epochs):
         scope: Scope = self._rights.subscribing(shown.class_id, shown.name)
         is_plain = subject == class_subject(shown.class_id, shown.name)
         return not scope.allows("" if is_plain else subjects.text(subject))
+
+
+def _is_whole(subject: bytes) -> bool:
+    """Whether this names each channel that is to be heard, or is one's own inbox."""
+    if subject.startswith(_INBOX.encode()):
+        subject = b".".join(subject.split(b".")[:2])
+    return subjects.is_literal(subject)
 
 
 def _is_free(rules: Rules) -> bool:

@@ -30,6 +30,7 @@ from simplebus.core.events import (
 from simplebus.core.group import Member
 from simplebus.core.limits import MESSAGE_ID_MASK
 from simplebus.core.requests import UnsubscribeRequest
+from simplebus.core.rights import check_subscribed
 from simplebus.core.session import Session
 from simplebus.core.store import Tap as StoreTap
 from simplebus.nats.acked import (
@@ -72,7 +73,7 @@ class Classes:
         bound: BoundClasses,
     ) -> None:
         self.broker = broker
-        bound.of, bound.epoch = self._bound_to, self._epoch
+        bound.of, bound.epoch, bound.called = self._bound_to, self._epoch, self._called
         self.guests: dict[int, NatsSession] = {}
         """Whose a guest of the broker is, by its id there."""
         self._routes = routes
@@ -127,6 +128,13 @@ class Classes:
         sinks = self._routes.of(subject)
         found = [sink.class_id for sink in sinks if isinstance(sink, Binding)]
         return [self.broker.classes[id_] for id_ in found if id_ in self.broker.classes]
+
+    def _called(self, channel: str) -> tuple[int, str]:
+        """Id and name of the class whose messages without a channel are on this one."""
+        name = channel.removeprefix("class.")
+        class_id = int(name) if name.isdecimal() else self.broker.store.names.get(name, -1)
+        cls = self.broker.classes.get(class_id)
+        return (class_id, "" if class_id >= 0 else name) if cls is None else (class_id, cls.name)
 
     def _epoch(self) -> int:
         """Changes with what is bound, and with classes' names."""
@@ -209,8 +217,9 @@ class Classes:
         try:
             wanted = wish(event.subject, event.queue)
             _check_grants(session, event.queue, wanted)
-            [(class_id, _)] = store.table.name_classes([wanted.class_])
             deliveries = self._enter(session)
+            check_subscribed(deliveries.guest, wanted.class_, store.table)
+            [(class_id, _)] = store.table.name_classes([wanted.class_])
             number = deliveries.number()
             subscription = AckedSubscription(
                 session,
@@ -243,6 +252,8 @@ class Classes:
         """A client says something about a message. Returns whether it counts: who waits for an
         answer is told by that that there will be none."""
         self._weigh(ACK_BYTES)
+        session.said_messages += 1
+        session.said_bytes += len(message.body)
         deliveries, about = session.deliveries, receipt(message.subject)
         says = verdict(bytes(message.body[message.header_bytes :]))
         if about is None or says is None:

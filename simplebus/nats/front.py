@@ -39,6 +39,7 @@ from simplebus.nats.events import (
     singles,
 )
 from simplebus.nats.gate import Gate, check_visits, connections_of, violation
+from simplebus.nats.limited import Limited
 from simplebus.nats.limits import (
     DROPPED_AT_ONCE,
     EVENT_BYTES,
@@ -54,7 +55,7 @@ from simplebus.nats.permissions import Replies
 from simplebus.nats.routes import Routes, Sinks
 from simplebus.nats.session import NatsSession, Written
 from simplebus.nats.settings import NatsSettings
-from simplebus.nats.statistics import FrontStatistics
+from simplebus.nats.statistics import FrontStatistics, snapshot
 from simplebus.nats.subscription import Sink, Subscription
 
 _OK = b"+OK\r\n"
@@ -90,11 +91,12 @@ class Front:
         """How often something was asked for that permissions do not allow."""
         self.slow_consumers = 0
         """Clients cut off because they took too little."""
-        self._in_messages = self._in_bytes = self._out_messages = self._out_bytes = 0
+        self.gone_in_messages = self.gone_in_bytes = 0
+        self.gone_out_messages = self.gone_out_bytes = 0
         """Of clients that are gone."""
         bus = broker.settings.limits if broker else Limits()
         self.pace = Pace(self.settings.limits, total=bus.total_pending_bytes)
-        self._next_client_id = 1
+        self.next_client_id = 1
         self._ready: dict[NatsSession, None] = {}
         self._gathering: list[NatsSession] = []
         """For whom something is gathered of the batch that is looked at."""
@@ -103,6 +105,7 @@ class Front:
         self._cut: list[tuple[NatsSession, NatsError]] = []
         self._faults: list[Exception] = []
         self.classes: Classes | None = None
+        self.limited = Limited(broker)
         if broker is not None:
             self.classes = Classes(
                 broker,
@@ -124,8 +127,8 @@ class Front:
     ) -> NatsSession:
         """A client has connected to this host and port, from this address. If that is early,
         something else comes before it may speak; then `start` says that it may."""
-        settings, gate, client_id = self.settings, self.gate, self._next_client_id
-        self._next_client_id += 1
+        settings, gate, client_id = self.settings, self.gate, self.next_client_id
+        self.next_client_id += 1
         info = connect.info(
             settings,
             server_id=self.server_id,
@@ -147,6 +150,7 @@ class Front:
             overflow=self._fell_behind,
         )
         session.is_connected = not gate.auth.required
+        self.limited.open(session)
         self.sessions[client_id] = session
         session.send(info.line())
         if not is_early:
@@ -179,6 +183,7 @@ class Front:
             if session.is_cut:
                 break
         session.took(count, made=self._made, events=events)
+        self.limited.charge(session)
         if session.parser.tail_bytes > KEPT_BYTES_MIN:
             self.pace.keep(session)
         if self.pace.has_behind or session.has_held:
@@ -213,10 +218,10 @@ class Front:
             return
         session.closed = session.is_cut = True
         del self.sessions[session.client_id]
-        self._in_messages += session.in_messages
-        self._in_bytes += session.in_bytes
-        self._out_messages += session.out_messages
-        self._out_bytes += session.outbox.sent_bytes
+        self.gone_in_messages += session.in_messages
+        self.gone_in_bytes += session.in_bytes
+        self.gone_out_messages += session.out_messages
+        self.gone_out_bytes += session.outbox.sent_bytes
         if self.classes is not None:
             self.classes.leave(session)  # What it held of classes is given back in one go.
         self._drop_all(session)
@@ -236,19 +241,7 @@ class Front:
 
     def statistics(self) -> FrontStatistics:
         """A snapshot."""
-        sessions = self.sessions.values()
-        return FrontStatistics(
-            clients=len(sessions),
-            accepted=self._next_client_id - 1,
-            subscriptions=sum(len(session.subscriptions) for session in sessions),
-            in_messages=self._in_messages + sum(session.in_messages for session in sessions),
-            in_bytes=self._in_bytes + sum(session.in_bytes for session in sessions),
-            out_messages=self._out_messages + sum(session.out_messages for session in sessions),
-            out_bytes=self._out_bytes + sum(session.outbox.sent_bytes for session in sessions),
-            pending_bytes=sum(session.outbox.pending_bytes for session in sessions),
-            denied=self.denied,
-            slow_consumers=self.slow_consumers,
-        )
+        return snapshot(self)
 
     def take_faults(self) -> list[Exception]:
         """What went wrong through faults of ours, to be logged."""
@@ -291,7 +284,7 @@ class Front:
                 ),
             )
             return now
-        if session.must_wait:  # What it may have said is not read.
+        if session.must_wait or self.limited.is_paused(session):  # What it may say is not read.
             return now + limits.ping_seconds
         quiet_until = session.heard_at + limits.ping_seconds
         if session.is_probed or not session.is_greeted:
@@ -403,6 +396,7 @@ class Front:
         """It is known who it is. Raises NatsError for one that is there too often."""
         if session.user is None and self.classes is not None:
             check_visits(self.classes.broker.visits, user)
+        self.limited.enter(session, user)
         session.user, session.grants = user, self.gate.grants(user)
         session.rights = self.gate.rights(user)
         responses = session.grants.responses if session.grants else None
@@ -543,7 +537,7 @@ class Front:
             queue = f' using queue "{subjects.text(event.queue)}"' if event.queue else ""
             self._deny(session, f'Subscription to "{subjects.text(event.subject)}"{queue}')
             return
-        if limits.max_subs and len(session.subscriptions) >= limits.max_subs:
+        if self.limited.has_too_many(len(session.subscriptions), limits, self.routes):
             session.send(error_line("maximum subscriptions exceeded"))
             return
         if event.sid not in session.subscriptions:

@@ -42,10 +42,16 @@ class Gate:
         self._grants: dict[tuple[str, bool], Grants] = {}
         """By the user's name or key, and whether it is one of all doors."""
         self._classes = classes or BoundClasses()
+        self._classes.may_speak = self._may_speak
         self._has_keys = auth.uses_keys
         self.silent_user = auth.silent_user()
         self.asks = auth.required and self.silent_user is None
         """Whether everybody has to say CONNECT."""
+
+    def _may_speak(self, name: str, subject: bytes) -> bool:
+        """Whether a user of all doors may publish on a subject."""
+        grants = self.grants(self.auth.at_this_door(name))
+        return grants is None or grants.publishing.one(subject)
 
     def with_auth(self, auth: NatsAuth) -> Gate:
         """One that lets others in, with the same nonces."""

@@ -35,6 +35,10 @@ PLAIN_MESSAGES = 16
 # Messages that a subscription with acknowledgements is sent and has not acknowledged, unless it
 # asks for another number. More than that, and clients begin to drop what waits in them.
 ACKED_IN_FLIGHT_MESSAGES = 1000
+# Subscriptions of all clients together, at about 1.8 KiB each: beyond, clients that have more than
+# so many get no more, and beyond twice as many nobody does.
+SUBSCRIPTIONS_ALL = 250_000
+SUBSCRIPTIONS_OWN = 1024
 # Subjects of which it is remembered whether a user may do something with them; beyond, all are
 # judged again.
 VERDICTS_MAX = 4096

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from simplebus.core.access import Grants as Rights
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.limits import RECEIVE_BYTES, TRICKLE_BYTES
+from simplebus.core.meters import Meter, read_bytes
 from simplebus.core.requests import Auth
 from simplebus.nats import writing
 from simplebus.nats.connect import Info, Options
@@ -84,6 +85,10 @@ class NatsSession:
         """What it may do; None for everything."""
         self.replies: Replies | None = None
         """Where it may answer; None if that is nothing special."""
+        self.meters: tuple[Meter, ...] = ()
+        """How fast it may publish; none for as fast as it can. See `adopt`."""
+        self.paused_until = 0.0
+        """Until when it is not read from because it has published too fast, by the bus's clock."""
         self.is_connected = False
         """Whether it is known who it is: it has said CONNECT, or need not."""
         self.has_said_connect = False
@@ -129,6 +134,8 @@ class NatsSession:
         does."""
         self.in_messages = self.in_bytes = 0
         """What it has published: messages, and their headers and payloads."""
+        self.said_messages = self.said_bytes = 0
+        """What of it are acknowledgements."""
         self.out_messages = 0
         """Messages that it was sent, or that wait for it."""
         self.end = end
@@ -142,6 +149,8 @@ class NatsSession:
         """Called when something is gathered for it, where nothing was."""
         self._gathered_bytes = 0
         self._gathered: Gathered = []
+        self._counted_messages = self._counted_bytes = 0
+        self._read_bytes_most = RECEIVE_BYTES
         self._read_bytes = READ_BYTES_FIRST
 
     @property
@@ -162,7 +171,8 @@ class NatsSession:
     @property
     def read_bytes(self) -> int:
         """How much to read from this client at once."""
-        return min(self._read_bytes, TRICKLE_BYTES) if self.must_wait else self._read_bytes
+        most = TRICKLE_BYTES if self.must_wait else self._read_bytes_most
+        return min(self._read_bytes, most)
 
     @property
     def may_make_room(self) -> bool:
@@ -173,6 +183,20 @@ class NatsSession:
     def hears_farewell(self) -> bool:
         """Whether it is sent what waits for it before it is closed."""
         return True
+
+    def adopt(self, its: tuple[Meter, ...]) -> None:
+        """From now on what it publishes is measured by these."""
+        self.take_published()
+        self.meters, self.paused_until = its, 0.0
+        self._read_bytes_most = read_bytes(its) if its else RECEIVE_BYTES
+
+    def take_published(self) -> tuple[int, int]:
+        """Messages that it has published since the last time, and their bytes."""
+        messages = self.in_messages - self.said_messages - self._counted_messages
+        size = self.in_bytes - self.said_bytes - self._counted_bytes
+        self._counted_messages += messages
+        self._counted_bytes += size
+        return messages, size
 
     def took(self, count: int, *, made: int, events: int) -> None:
         """A read brought so many bytes, that said so many things, and made so many bytes for

@@ -6,6 +6,10 @@ Rule 1: a snapshot never changes; counters in it only grow from one to the next.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from simplebus.nats.front import Front
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +36,20 @@ class FrontStatistics:
     """How often something was asked for that permissions do not allow."""
     slow_consumers: int
     """Clients cut off because they took too little."""
+
+
+def snapshot(front: Front) -> FrontStatistics:
+    """Of now."""
+    sessions = front.sessions.values()
+    return FrontStatistics(
+        clients=len(sessions),
+        accepted=front.next_client_id - 1,
+        subscriptions=sum(len(session.subscriptions) for session in sessions),
+        in_messages=front.gone_in_messages + sum(session.in_messages for session in sessions),
+        in_bytes=front.gone_in_bytes + sum(session.in_bytes for session in sessions),
+        out_messages=front.gone_out_messages + sum(session.out_messages for session in sessions),
+        out_bytes=front.gone_out_bytes + sum(session.outbox.sent_bytes for session in sessions),
+        pending_bytes=sum(session.outbox.pending_bytes for session in sessions),
+        denied=front.denied,
+        slow_consumers=front.slow_consumers,
+    )

@@ -3,7 +3,8 @@
 Rule 1: a message is seen when it is stored, once, on its channel; one without a channel, and every
 dead letter, on `class.<name>`, or `class.<id>` where the class has no name that is a channel.
 Rule 2: one that opens later is seen then, if it is still stored; one that has expired, never.
-Rule 3: where nobody has subscribed to anything nothing is looked at, and where nobody has to what a
+Rule 3: what a user publishes is seen on a channel on which it may publish at this door, too.
+Rule 4: where nobody has subscribed to anything nothing is looked at, and where nobody has to what a
 message is on, no message is.
 """
 
@@ -100,10 +101,21 @@ class Tap:
             return
         rows = ring.rows(first, last)
         here = self._wanted_of(cls, rows)
+        if session.grants is not None:
+            here &= self._allowed(session, cls, rows)
         if rows.is_timed:
             self.note(session, cls, first, last)
             here &= self._is_open(rows)
         self._send_those(cls, first, here)
+
+    def _allowed(self, session: Session, cls: MessageClass, rows: Rows) -> frames.Flags:
+        """Which of these messages a session would be allowed to publish at this door."""
+        numbers, inverse = np.unique(np.atleast_1d(np.asarray(rows.channels)), return_inverse=True)
+        names = [cls.channels.name(number).encode() for number in numbers.tolist()]
+        may: frames.Flags = np.array(
+            [not name or self._bound.may_speak(session.user, name) for name in names]
+        )[inverse]
+        return may if may.size == rows.count else np.repeat(may, rows.count)
 
     def _is_open(self, rows: Rows) -> frames.Flags:
         """Which of these messages may be delivered now."""
@@ -204,7 +216,10 @@ class Tap:
         rows = cls.ring.rows(first, last)
         if rows.opens is None:
             return
-        for begin, end in ranges_of(rows.opens > self._clock.now):
+        later: frames.Flags = rows.opens > self._clock.now
+        if session is not None and session.grants is not None:
+            later &= self._allowed(session, cls, rows)
+        for begin, end in ranges_of(later):
             for opens, a, b in picking.opens(cls.ring, first + begin, first + end):
                 if len(self._later) >= self._later_max:
                     self._forget_gone()

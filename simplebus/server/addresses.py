@@ -9,6 +9,7 @@ import ipaddress
 from collections import Counter
 
 from simplebus.core.errors import Reason
+from simplebus.core.metering import place_of
 from simplebus.server.buckets import Buckets
 
 _SECONDS_AT_ONCE = 10.0
@@ -23,20 +24,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.partition("%")[0]).is_loopback
     except ValueError:
         return False
-
-
-def place_of(address: str) -> str:
-    """What addresses have in common that are one host's, or one network's that it may choose its
-    addresses from: 64 bits of version 6. One of version 4 is itself, however it is written."""
-    try:
-        found = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if isinstance(found, ipaddress.IPv4Address):
-        return str(found)
-    if found.ipv4_mapped is not None:
-        return str(found.ipv4_mapped)
-    return str(ipaddress.ip_network((found, 64), strict=False))
 
 
 class Addresses:

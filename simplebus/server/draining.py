@@ -34,6 +34,7 @@ async def drain(
     """Wait until every subscriber has acknowledged what is stored for it, and every NATS client
     has taken what waits for it, up to the deadline or a second signal."""
     say_draining(engine, door)
+    engine.end_rates()
     with trio.move_on_after(seconds) as scope:
         async with trio.open_nursery() as nursery:
 

@@ -22,10 +22,11 @@ from simplebus.core.broker import Broker, Settings
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.ledger import Ledger
 from simplebus.core.limits import ACK_REST_SECONDS
+from simplebus.core.meters import Rate
 from simplebus.core.receive import ReceiveBuffer
 from simplebus.core.requests import Auth
 from simplebus.core.session import Session
-from simplebus.core.users import Users
+from simplebus.core.users import User, Users
 from simplebus.engine.cluster import Cluster
 from simplebus.server.addresses import Addresses
 from simplebus.server.connection import Connection
@@ -305,15 +306,38 @@ class Engine:
             self.gatekeeper.adopt(users)
         else:
             self.gatekeeper = Gatekeeper(users) if users is not None else None
+        self.broker.metering.adopt(users)
         if before == users:
             return
         known = {user.name: user for user in before.users} if before is not None else {}
         for session in list(self.broker.sessions.values()):
-            is_same = users is not None and known.get(session.user) in users.users
+            was = known.get(session.user)
+            is_same = users is not None and was is not None and users.still_has(was)
             is_asked = session.is_admitted and not session.is_inside and not session.is_own
             if users is not None and is_asked and not is_same:
                 error = RemoteProtocolError(Reason.UNAUTHORIZED, "its user is not as it was")
                 self._cut(session, error)
+
+    def adopt_rates(self, of_each_address: Rate) -> None:
+        """From now on connections publish no faster than their users may, nor all of one address
+        together than this."""
+        broker = self.broker
+        broker.metering.limit_addresses(of_each_address)
+        for session in broker.sessions.values():
+            if not session.is_inside:
+                meters = broker.metering.meters(self.user_named(session.user), session.address)
+                broker.store.room.pacing.adopt(session, meters)
+
+    def end_rates(self) -> None:
+        """Nobody who has published too fast waits any more."""
+        self.broker.metering.end_rates()
+        self.read_clock()
+        self.broker.store.room.pacing.wake_due()
+        self.settle()
+
+    def user_named(self, name: str) -> User | None:
+        """Who that is now; None for nobody."""
+        return self.broker.users.named(name) if self.broker.users is not None else None
 
     def introduction(self, heard: bytearray) -> tuple[bool, Auth | None]:
         return introduction(heard)

@@ -29,9 +29,9 @@ from simplebus.core.limits import (
     HEADER_BYTES,
     NAME_CHARACTERS_MAX,
 )
+from simplebus.core.metering import place_of
 from simplebus.core.requests import Auth, ConnectRequest, decode
 from simplebus.core.users import Users
-from simplebus.server.addresses import place_of
 from simplebus.server.buckets import Buckets
 
 log = logging.getLogger("simplebus.server")

@@ -23,6 +23,7 @@ from typing import TypeAlias, TypeVar
 import h11
 import trio
 
+from simplebus.core.metering import place_of
 from simplebus.monitor.board import TICK_SECONDS, Board
 from simplebus.monitor.requests import (
     METHODS,
@@ -137,7 +138,7 @@ class HttpDoor:
         """Take over a connected, non-blocking socket."""
         assert self._nursery is not None, "the door is not running"
         self.accepted += 1
-        if self._comers.take(peer.rpartition(":")[0], trio.current_time()):
+        if self._comers.take(place_of(listeners.host_of(peer)), trio.current_time()):
             self._begin(sock, peer)
             return
         if len(self._waiting) < WAITING_MAX:

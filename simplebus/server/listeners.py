@@ -16,6 +16,7 @@ from simplebus.server import memory
 
 log = logging.getLogger("simplebus.server")
 
+_MAPPED = "::ffff:"
 _BACKLOG = 1024
 _ACCEPTS_PER_TURN = 16
 # Out of file descriptors or memory: what is open must close first.
@@ -82,8 +83,10 @@ async def bind_all(hosts: tuple[str, ...], port: int) -> list[socket.socket]:
 
 
 def name(address: tuple[object, ...]) -> str:
-    """HOST:PORT, with brackets around an IPv6 host."""
+    """HOST:PORT, with brackets around an IPv6 host. One of IPv4 is one at every socket."""
     host, port = str(address[0]), address[1]
+    if host.startswith(_MAPPED) and "." in host:
+        host = host.removeprefix(_MAPPED)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

@@ -70,6 +70,8 @@ class NatsDoor:
         """By client id."""
         self.accepted = 0
         self._is_tidying = self._is_finishing = False
+        self._paused = trio.lowlevel.ParkingLot()
+        """Clients that are not read from because they have published too fast."""
         self._freed = False
         """Whether much memory may be free since the last beat."""
         self._hold: Hold | None = None
@@ -86,6 +88,14 @@ class NatsDoor:
         adopt(self.front, settings)
         self._users = {user.name for user in settings.auth.users if user.name}
         self.settle()
+
+    def adopt_rates(self) -> None:
+        """From now on clients publish no faster than the engine's users and addresses may."""
+        for session in self.front.sessions.values():
+            shared = session.user.shared if session.user is not None else None
+            user = self.engine.user_named(shared.name if shared is not None else "")
+            session.adopt(self.engine.broker.metering.meters(user, session.address))
+        self._paused.unpark_all()
 
     async def run(self) -> None:
         """Beat until cancelled."""
@@ -169,6 +179,7 @@ class NatsDoor:
         """Stop reading from clients that have subscribed to nothing, each as soon as what it has
         sent so far is read."""
         self._is_finishing = True
+        self._paused.unpark_all()
         self._settled.unpark_all()
         last = trio.current_time() + _FINISH_SECONDS_MAX
         while publishers := [c for c in self.connections.values() if not c.session.subscriptions]:
@@ -245,7 +256,7 @@ class NatsDoor:
         return self.engine.tick_number
 
     def may_rest(self, session: NatsSession) -> bool:
-        return session.hold is not None
+        return session.hold is not None or self.front.limited.is_paused(session)
 
     def holds_back(self, session: NatsSession) -> bool:
         self.front.now = trio.current_time()
@@ -275,6 +286,10 @@ class NatsDoor:
         hold, session.hold = session.hold, None
         if hold is not None:
             await self._wait(hold, session)
+        while pause := self.front.limited.pause_seconds(session):
+            with trio.move_on_after(pause):
+                await self._paused.park()
+            self.engine.read_clock()
 
     def feeds_anybody(self) -> bool:
         return self.front.feeds_anybody()

@@ -25,6 +25,7 @@ import trio
 from simplebus.core.broker import Settings
 from simplebus.core.errors import BusError
 from simplebus.core.ledger import Ledger, Level
+from simplebus.core.meters import UNLIMITED, Rate
 from simplebus.core.requests import NamedClass
 from simplebus.core.users import Users
 from simplebus.engine.cluster import Cluster
@@ -79,6 +80,8 @@ class ServeOptions:
     """Connections of one address at once; 0 for any number."""
     connection_rate: float = 0.0
     """Connections a second of one address; 0 for any number."""
+    publish_rate: Rate = UNLIMITED
+    """How fast all connections of one address together may publish."""
     classes: tuple[NamedClass, ...] = ()
     """Classes that are there from the start, and the subjects of the NATS door bound to them."""
     data_dir: Path | None = None
@@ -189,6 +192,7 @@ async def _serve(
     if options.users is not None:
         engine.adopt_users(options.users)
     engine.addresses = Addresses(options.per_address, options.connection_rate)
+    engine.adopt_rates(options.publish_rate)
     nats_door = None
     if options.nats_port is not None:
         shown = given[options.nats_tls] if options.nats_tls is not None else None
@@ -302,6 +306,10 @@ def reload(up: Serving, options: ServeOptions) -> ServeOptions:
     try:
         if options.reload is not None:
             settings, fresh, say = options.reload()
+            if fresh.users is None and up.engine.broker.users is not None:
+                raise ValueError(
+                    "there are no users any more, so everybody could connect: that needs a restart"
+                )
             adopt(
                 up.engine.broker,
                 up.nats_door,
@@ -312,6 +320,9 @@ def reload(up: Serving, options: ServeOptions) -> ServeOptions:
             )
             up.engine.adopt_users(fresh.users)
             up.engine.addresses.limit(fresh.per_address, fresh.connection_rate)
+            up.engine.adopt_rates(fresh.publish_rate)
+            if up.nats_door is not None:
+                up.nats_door.adopt_rates()
             up.engine.settle()
             options = replace(options, classes=fresh.classes, drain_seconds=fresh.drain_seconds)
             say()

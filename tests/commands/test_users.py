@@ -15,7 +15,7 @@ from simplebus.cli import app
 from simplebus.client.access import FILE_VARIABLE, VARIABLES, Access
 from simplebus.commands.access_flags import with_access
 from simplebus.config.mistakes import ConfigError
-from simplebus.config.users import read_users, users_of
+from simplebus.config.users import ConfiguredUsers, read_users, together, users_of
 from simplebus.core.access import Permissions, Right, Rule, Rules
 from simplebus.core.passwords import quick_hash
 from simplebus.server.addresses import Addresses, is_loopback
@@ -267,3 +267,13 @@ def test_options_of_commands_say_what_the_environment_would(
     with_access(look)(user="ada", credentials=None, **options)
     shown = {name: str(path) for name, path in files.items()}
     assert found == [Access(user="ada", password="x", **shown)]
+
+
+def test_a_file_without_users_lets_in_nobody(file: Path) -> None:
+    file.write_text("# Nobody yet.\n")
+    found, warning = read_users(file)
+    assert warning == f"{file} has no users: nobody may connect"
+    assert found.known() is not None
+    assert together([found, ConfiguredUsers()]).known() is not None
+    assert together([ConfiguredUsers()]).known() is None
+    assert users_of([]).known() is not None

@@ -193,16 +193,22 @@ async def test_a_durable_shows_each_user_what_that_may_see() -> None:
         simplebus.connect(server.addresses[0], token="bob's token") as bus,
         simplebus.connect(server.addresses[0], user="ada", password="secret") as ada,
     ):
-        async with ada.subscribe("orders", durable="shared"):
+        async with bus.subscribe("orders", durable="bob's"):
             pass
         for channel in ("us.secret", "us.paid"):
             await ada.publish(b"x", class_id="orders", channel=channel)
-        async with bus.subscribe("orders", durable="shared") as messages:
+        async with bus.subscribe("orders", durable="bob's") as messages:
             assert (await messages.get(timeout=60)).channel == "us.paid"
         await bus.publish(b"what was said before has been heard", class_id=7)
-        async with ada.subscribe("orders", durable="shared") as messages:
+        async with ada.subscribe("orders", durable="bob's") as messages:
             await ada.publish(b"x", class_id="orders", channel="eu.secret")
             assert (await messages.get(timeout=60)).channel == "eu.secret"
+        async with ada.subscribe("orders", durable="ada's"):
+            pass
+        await ada.publish(b"that it is over has been heard", class_id=7)
+        with pytest.raises(simplebus.RefusedError, match='the durable "ada\'s" is not its own'):
+            async with bus.subscribe("orders", durable="ada's"):
+                pass
 
 
 async def test_looking_after_the_bus_is_a_right() -> None:

@@ -1,0 +1,104 @@
+"""Whose a durable or a group is, and who else may take it up.
+
+Rule 1: who made a durable has it, whatever its rights are now. Others have it who may do
+everything, or may configure its class; and, if it is nobody's, who may see all that it is for.
+Rule 2: a group is for several: whoever may see the same as its maker is let in.
+Rule 3: to move or to forget either is for its maker, and for those who may configure its class.
+Rule 4: nobody takes up what is for more than it may see: what it passed over would be lost for the
+others. Only its maker does, whose own it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from simplebus.core.access import Right, Scope, Verdict
+from simplebus.core.classes import MessageClass
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.group import Member
+from simplebus.core.session import Session
+from simplebus.core.showing import key_of, seen, wanted
+from simplebus.core.subscription import Subscription
+from simplebus.core.users import Users
+
+
+class Owners:
+    """Of one broker."""
+
+    def __init__(
+        self,
+        users: Callable[[], Users | None],
+        sessions: Mapping[int, Session],
+        cut: Callable[[Session, RemoteProtocolError], None],
+    ) -> None:
+        """`users` says who they are now; `cut` has a session closed."""
+        self._users = users
+        self._sessions = sessions
+        self._cut = cut
+
+    def check(
+        self, session: Session, cls: MessageClass, position: Subscription, scope: Scope | None
+    ) -> None:
+        """Raise RemoteProtocolError (unauthorized) when a session that may see this much of a class
+        may not take this up."""
+        if self._is_free(session, position):
+            return
+        if position.owner and not (position.group or self._configures(session, cls)):
+            raise _unauthorized(session, position, "is not its own")
+        of_maker = self._seen_by_maker(cls, position)
+        if scope is not None and key_of(of_maker) != scope.key:
+            raise _unauthorized(session, position, "is for more than it may see")
+
+    def check_change(self, session: Session, cls: MessageClass, position: Subscription) -> None:
+        """The same where it is to be moved, or forgotten."""
+        is_named = bool(position.durable or position.group)
+        if is_named and not (self._is_free(session, position) or self._configures(session, cls)):
+            raise _unauthorized(session, position, "is not its own to move or to forget")
+
+    def judge_again(self, cls: MessageClass) -> None:
+        """A class that was there has a name now: whose rights are others by that is sent no more
+        than these allow, and has to come again."""
+        for session in list(self._sessions.values()):
+            grants = session.grants
+            if grants is None:
+                continue
+            scope: Scope | None = grants.subscribing(cls.class_id, cls.name)
+            scope = None if scope is not None and scope.verdict is Verdict.ALL else scope
+            for held in list(session.subscriptions.values()):
+                position = held.group if isinstance(held, Member) else held
+                if position.class_id != cls.class_id or seen(position) == key_of(scope):
+                    continue
+                former = position.wanted
+                patterns = former.patterns if former is not None else ()
+                position.wants(wanted(cls, patterns, scope))
+                if former is not None:
+                    cls.channels.remove(former)
+                sentence = f"class {cls.class_id} has the name {cls.name!r} now"
+                self._cut(session, RemoteProtocolError(Reason.UNAUTHORIZED, sentence))
+
+    @staticmethod
+    def _is_free(session: Session, position: Subscription) -> bool:
+        return session.grants is None or bool(session.user and session.user == position.owner)
+
+    @staticmethod
+    def _configures(session: Session, cls: MessageClass) -> bool:
+        grants = session.grants
+        return grants is None or grants.has(Right.CONFIGURE, cls.class_id, cls.name)
+
+    def _seen_by_maker(self, cls: MessageClass, position: Subscription) -> Scope | None:
+        """What its maker may see of the class by now; None for everything."""
+        users = self._users()
+        user = users.named(position.owner) if users is not None else None
+        grants = users.grants(user) if users is not None and user is not None else None
+        if grants is None:
+            return None
+        scope = grants.subscribing(cls.class_id, cls.name)
+        return None if scope.verdict is Verdict.ALL else scope
+
+
+def _unauthorized(session: Session, position: Subscription, why: str) -> RemoteProtocolError:
+    kind = "durable" if position.durable else "group"
+    name = position.durable or position.group
+    return RemoteProtocolError(
+        Reason.UNAUTHORIZED, f"user {session.user!r}: the {kind} {name!r} {why}"
+    )

@@ -1,0 +1,118 @@
+"""Whose durables and names are: who may take them up, move and forget them."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.talk import Bus
+from core.talk2 import Peer2, peer2, publish, subscribe, unsubscribe
+from simplebus.core.access import Permissions, Right, Rule, Rules
+from simplebus.core.errors import Reason
+from simplebus.core.passwords import quick_hash
+from simplebus.core.users import User, Users
+
+
+def user(name: str, *subscribe: str, admin: tuple[tuple[Right, str], ...] = ()) -> User:
+    rules = Rules(tuple(map(Rule.parse, subscribe)) or None)
+    return User(name, token=quick_hash(name), permissions=Permissions(Rules(), rules, admin))
+
+
+BOSS = User("boss", token=quick_hash("boss"))
+USERS = Users(
+    [
+        BOSS,
+        user("ada"),
+        user("bob"),
+        user("eu", "1 eu.#"),
+        user("eu2", "1 eu.#"),
+        user("keeper", admin=((Right.CONFIGURE, "*"),)),
+    ]
+)
+
+
+@pytest.fixture
+def bus() -> Bus:
+    found = Bus()
+    found.broker.users = USERS
+    return found
+
+
+def peer(bus: Bus, name: str, *said: bytes) -> Peer2:
+    return peer2(bus, *said, auth={"token": name})
+
+
+def takes_up(bus: Bus, who: str, **what: object) -> str:
+    """What somebody hears who subscribes to this, and goes again; "" for being let in."""
+    found = peer(bus, who, subscribe(1, 1, **what))
+    (told,) = found.told()
+    found.leave()
+    return "" if told.kind == "subscribe" else str(told.content["message"])
+
+
+def test_a_durable_is_who_made_its_own(bus: Bus) -> None:
+    for who in ("ada", "eu"):
+        assert takes_up(bus, who, durable=who) == ""
+        assert (
+            takes_up(bus, "bob", durable=who) == f"user 'bob': the durable {who!r} is not its own"
+        )
+        for other in (who, "keeper", "boss"):
+            assert takes_up(bus, other, durable=who) == ""
+
+
+def test_nobody_takes_up_what_is_for_more_than_he_may_see(bus: Bus) -> None:
+    for maker in ("boss", "ada"):
+        assert takes_up(bus, maker, durable="d", group="g") == ""
+        said = takes_up(bus, "eu", durable="d", group="g")
+        assert said == "user 'eu': the durable 'd' is for more than it may see"
+        assert takes_up(bus, "bob", durable="d", group="g") == ""
+
+
+def test_a_group_is_for_all_who_may_see_the_same(bus: Bus) -> None:
+    first = peer(bus, "eu", subscribe(1, 1, group="g"))
+    assert takes_up(bus, "eu2", group="g") == ""
+    assert "shared by users who may see other channels" in takes_up(bus, "ada", group="g")
+    assert [said.kind for said in first.told()] == ["subscribe"]
+
+
+def test_moving_and_forgetting_are_for_the_maker_and_who_configures(bus: Bus) -> None:
+    takes_up(bus, "ada", durable="p")
+    said = takes_up(bus, "bob", durable="p", seek=True, start="new")
+    assert said == "user 'bob': the durable 'p' is not its own to move or to forget"
+    for who in ("keeper", "ada"):
+        assert takes_up(bus, who, durable="p", seek=True, start="new") == ""
+    takes_up(bus, "ada", durable="d", group="g")
+    bob = peer(bus, "bob", subscribe(1, 1, durable="d", group="g"), unsubscribe(1, forget=True))
+    granted, refused = bob.told()
+    assert (granted.kind, refused.content["code"]) == ("subscribe", Reason.UNAUTHORIZED)
+    bob.say(unsubscribe(1))
+    assert [told.kind for told in bob.told()] == ["unsubscribe"]
+    bob.leave()
+    for what in ({"durable": "d", "group": "g"}, {"durable": "p"}):
+        ada = peer(bus, "ada", subscribe(1, 1, **what), unsubscribe(1, forget=True))
+        assert [told.kind for told in ada.told()] == ["subscribe", "unsubscribe"]
+    assert not bus.broker.classes[1].named
+
+
+def test_what_was_nobodys_is_whose_who_may_see_all_of_it(bus: Bus) -> None:
+    bus.broker.users = None
+    anybody = peer2(bus, subscribe(1, 1, durable="d"))
+    anybody.leave()
+    bus.broker.users = USERS
+    assert (
+        takes_up(bus, "eu", durable="d") == "user 'eu': the durable 'd' is for more than it may see"
+    )
+    assert takes_up(bus, "ada", durable="d") == ""
+    assert takes_up(bus, "bob", durable="d") == "user 'bob': the durable 'd' is not its own"
+
+
+def test_a_class_that_gets_a_name_is_judged_by_that(bus: Bus) -> None:
+    secret = Rules(deny=(Rule.parse("secret*"),))
+    spy = User("spy", token=quick_hash("spy"), permissions=Permissions(subscribe=secret))
+    bus.broker.users = Users([BOSS, spy])
+    listener = peer2(bus, subscribe(7, 1), classes=[7], auth={"token": "spy"})
+    boss = peer2(bus, classes=[{"id": 7, "name": "secret7"}, 8], auth={"token": "boss"})
+    boss.say(publish(7, 0, b"TOPSECRET"))
+    assert listener.got() == []
+    ((cut, error),) = bus.broker.take_cut()
+    assert cut is listener.session
+    assert error.reason is Reason.UNAUTHORIZED

@@ -1,0 +1,89 @@
+"""Rates and numbers of connections at the NATS door: what users and addresses may at all doors."""
+
+from __future__ import annotations
+
+from nats.two_doors import Client, Doors
+
+from simplebus.core.meters import Rate
+from simplebus.core.passwords import quick_hash
+from simplebus.core.users import User, Users
+from simplebus.nats.auth import NatsAuth
+from simplebus.nats.limits import SUBSCRIPTIONS_ALL, SUBSCRIPTIONS_OWN
+from simplebus.nats.settings import NatsSettings
+
+TOO_MANY = b"-ERR 'maximum subscriptions exceeded'"
+
+
+def doors(*users: User) -> Doors:
+    known = Users(users)
+    found = Doors(nats=NatsSettings(auth=NatsAuth(shared=known)))
+    found.broker.users = known
+    return found
+
+
+def is_paused(bus: Doors, client: Client) -> bool:
+    return bus.front.limited.is_paused(client.session)
+
+
+def test_who_publishes_too_fast_is_read_from_later() -> None:
+    ada = User("ada", token=quick_hash("t"), rate=Rate(10))
+    bus = doors(ada, User("bob", token=quick_hash("u")))
+    client, other = bus.client(auth_token="t"), bus.client(auth_token="u")
+    assert client.session.read_bytes == 256
+    client.say(b"PUB a 1\r\nx\r\n" * 9)
+    assert not is_paused(bus, client)
+    client.say(b"PUB a 1\r\nx\r\n" * 6)  # What has come is dealt with, and counts.
+    assert bus.front.statistics().in_messages == 15
+    assert is_paused(bus, client)
+    assert 0.5 < bus.front.limited.pause_seconds(client.session) <= 0.7
+    same = bus.client(b"PUB a 1\r\nx\r\n", auth_token="t")  # A second connection of the user.
+    assert is_paused(bus, same)
+    other.say(b"PUB a 1\r\nx\r\n" * 100)
+    assert not is_paused(bus, other)
+    bus.wait(1.0)
+    assert not is_paused(bus, client)
+    assert bus.front.limited.pause_seconds(client.session) == 0
+
+
+def test_who_is_paused_is_asked_for_no_sign_of_life() -> None:
+    bus = doors(User("ada", token=quick_hash("t"), rate=Rate(1)))
+    client = bus.client(b"PUB a 1\r\nx\r\n" * 10_000, auth_token="t")
+    for minutes in range(1, 60):
+        bus.front.now = 60.0 * minutes
+        bus.front.tick()
+    assert not client.session.is_cut
+    assert client.session.pings == 0
+
+
+def test_acknowledgements_do_not_count() -> None:
+    bus = doors(User("ada", token=quick_hash("t"), rate=Rate(2)))
+    client = bus.client(b"SUB $SB.SUB.1 1\r\n", auth_token="t")
+    client.say(*[b"PUB $JS.ACK.x.y.1.1.1.1.1 4\r\n+ACK\r\n"] * 50)
+    assert not is_paused(bus, client)
+
+
+def test_an_address_is_held_back_whoever_it_is() -> None:
+    bus = Doors()
+    bus.broker.metering.limit_addresses(Rate(bytes=100))
+    session = bus.front.open("a client", ip="10.0.0.1")
+    client = Client(bus, session)
+    client.say(b"PUB a 200\r\n" + b"x" * 200 + b"\r\n")
+    assert is_paused(bus, client)
+    bus.broker.metering.end_rates()
+    assert bus.front.limited.pause_seconds(session) == 0
+
+
+def test_who_has_many_subscriptions_gets_no_more_when_there_are_very_many() -> None:
+    bus = Doors()
+    greedy, modest = bus.client(), bus.client()
+    greedy.say(b"".join(b"SUB a%d %d\r\n" % (n, n) for n in range(SUBSCRIPTIONS_OWN)))
+    routes = bus.front.routes
+    for all_, refused in ((SUBSCRIPTIONS_ALL - 2, []), (SUBSCRIPTIONS_ALL, [greedy])):
+        routes.subscriptions = all_
+        for client in (greedy, modest):
+            client.say(b"SUB b%d b%d\r\n" % (all_, all_))
+            said = [TOO_MANY] if client in refused else []
+            assert client.lines() == said
+    routes.subscriptions = 2 * SUBSCRIPTIONS_ALL
+    modest.say(b"SUB c c\r\n")
+    assert modest.lines() == [TOO_MANY]
