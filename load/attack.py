@@ -1,16 +1,19 @@
 """An attack on a server under load: what do those notice who are let in?
 
-Rule 1: the attackers know the protocols and no secret. They come from addresses of their own, and
-leave processors to others: what they take from a machine that is not theirs is what counts.
+Rule 1: the attackers know the protocols and no secret, and try all doors. They come from addresses
+of their own, and leave processors to others: what they take from a machine that is not theirs is
+what counts.
 Rule 2: the one who is let in publishes at a pace, each message confirmed, and hears them all: a
 message that is missing, or comes twice, fails the run.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
+import re
 import socket
 import ssl
 import sys
@@ -18,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import quantiles
 
@@ -53,10 +57,11 @@ def run(manner: Manner) -> list[Row]:
         users.touch(mode=0o600)
         users.write_text(_user())
         args = ("--tls-cert", shown.cert, "--tls-key", shown.key, "--users", users, *SERVER)
+        args += ("--nats-tls-cert", shown.cert, "--nats-tls-key", shown.key)
         broker = stack.enter_context(
-            running("simplebus", server_args=(*manner.server_args, *map(str, args)))
+            running("simplebus-all", server_args=(*manner.server_args, *map(str, args)))
         )
-        where = (str(broker.port), str(shown.cert))
+        where = (_ports(broker.process.output()), str(shown.cert))
         part = 0.4 if manner.quick else 1.0
         calm = _client(*where, CALM_S * part)
         open_before, memory_before = broker.process.descriptors(), broker.process.memory_bytes()
@@ -92,6 +97,11 @@ def run(manner: Manner) -> list[Row]:
     ]
 
 
+def _ports(said: str) -> str:
+    """Of the binary, the NATS and the HTTP door, with commas between them."""
+    return ",".join(re.findall(rf"(?:tcp|nats|http)={re.escape(HOST)}:(\d+)", said)[:3])
+
+
 def _shown(found: dict[str, float]) -> str:
     """Its times, in milliseconds."""
     times = [found[name] * 1e3 for name in ("p50", "p99", "max")]
@@ -125,7 +135,7 @@ def _client(port: str, ca: str, seconds: float) -> dict[str, float]:
 
 def client(port: str, ca: str, seconds: str) -> None:
     """Publish at a pace, hear everything, and print how long each message took."""
-    print(json.dumps(trio.run(_talk, int(port), ca, float(seconds))))
+    print(json.dumps(trio.run(_talk, int(port.partition(",")[0]), ca, float(seconds))))
 
 
 async def _talk(port: int, ca: str, seconds: float) -> dict[str, float]:
@@ -159,13 +169,31 @@ async def _talk(port: int, ca: str, seconds: float) -> dict[str, float]:
 # The attackers -----------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Target:
+    """Where the doors are, and from where they are attacked."""
+
+    tcp: int
+    nats: int
+    http: int
+    source: str
+    ca: str
+
+    def secret(self, port: int) -> ssl.SSLSocket:
+        """A connection over TLS."""
+        trusting = ssl.create_default_context(cafile=self.ca)
+        return trusting.wrap_socket(_dialled(port, self.source), server_hostname="localhost")
+
+    def secret_nats(self) -> ssl.SSLSocket:
+        """The same at the NATS door, where INFO comes first."""
+        trusting = ssl.create_default_context(cafile=self.ca)
+        plain = _dialled(self.nats, self.source)
+        plain.recv(4096)
+        return trusting.wrap_socket(plain, server_hostname="localhost")
+
+
 def _dialled(port: int, source: str) -> socket.socket:
     return socket.create_connection((HOST, port), timeout=5, source_address=(source, 0))
-
-
-def _secret(port: int, source: str, ca: str) -> ssl.SSLSocket:
-    trusting = ssl.create_default_context(cafile=ca)
-    return trusting.wrap_socket(_dialled(port, source), server_hostname="localhost")
 
 
 def _hello() -> bytes:
@@ -177,13 +205,13 @@ def _hello() -> bytes:
     return goes.read()
 
 
-def half_tls(port: int, source: str, ca: str) -> None:
-    """Hold many connections, each in the middle of a handshake."""
+def half_tls(at: Target) -> None:
+    """Hold many connections to each door, each in the middle of a handshake."""
     held: list[socket.socket] = []
     half = _hello()
     half = half[: len(half) // 2]
-    for _ in range(HELD):
-        sock = _dialled(port, source)
+    for n in range(HELD):
+        sock = _dialled((at.tcp, at.nats, at.http)[n % 3], at.source)
         with contextlib.suppress(OSError):
             sock.sendall(half)
         held.append(sock)
@@ -193,60 +221,114 @@ def half_tls(port: int, source: str, ca: str) -> None:
         sock.close()
 
 
-def slow(port: int, source: str, ca: str) -> None:
-    """Behind the handshake, say a Connect byte by byte."""
-    held: list[ssl.SSLSocket] = []
-    said = frames.encode(frames.CONNECT, content=b'{"version":2,"client":"' + b"x" * 100 + b'"}')
+def _slowly(held: list[ssl.SSLSocket], said: bytes) -> None:
+    """Say something on all of these byte by byte."""
     try:
-        for _ in range(20):
-            with contextlib.suppress(OSError):
-                held.append(_secret(port, source, ca))
-            yield_()
-        for at in range(40):
+        for n in range(40):
             for sock in held:
                 with contextlib.suppress(OSError):
-                    sock.send(said[at : at + 1])
+                    sock.send(said[n : n + 1])
             time.sleep(0.05)
     finally:
         for sock in held:
             sock.close()
 
 
-def flood(port: int, source: str, ca: str) -> None:
+def _many(made: Callable[[], ssl.SSLSocket]) -> list[ssl.SSLSocket]:
+    held: list[ssl.SSLSocket] = []
+    for _ in range(20):
+        with contextlib.suppress(OSError):
+            held.append(made())
+        yield_()
+    return held
+
+
+def slow(at: Target) -> None:
+    """Behind the handshake, say a Connect byte by byte."""
+    said = frames.encode(frames.CONNECT, content=b'{"version":2,"client":"' + b"x" * 100 + b'"}')
+    _slowly(_many(lambda: at.secret(at.tcp)), said)
+
+
+def slow_nats(at: Target) -> None:
+    """The same of a NATS client."""
+    _slowly(_many(at.secret_nats), b'CONNECT {"user":"ada","pass":"' + b"x" * 100)
+
+
+def slow_http(at: Target) -> None:
+    """A head that does not end."""
+    said = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nX-Long: " + b"x" * 100
+    _slowly(_many(lambda: at.secret(at.http)), said)
+
+
+def flood(at: Target) -> None:
     """Connect and go, as fast as that goes."""
-    for _ in range(500):
-        _dialled(port, source).close()
+    for n in range(500):
+        _dialled((at.tcp, at.nats, at.http)[n % 3], at.source).close()
         yield_()
 
 
-def oversize(port: int, source: str, ca: str) -> None:
+def _say(made: Callable[[], ssl.SSLSocket], *all_: bytes) -> None:
+    for said in all_:
+        with contextlib.suppress(OSError), made() as sock:
+            sock.sendall(said)
+            sock.recv(1000)
+        yield_()
+
+
+def oversize(at: Target) -> None:
     """Say more than anybody may before it is known who he is: Heartbeats, deep JSON, no end."""
-    for said in (
+    _say(
+        lambda: at.secret(at.tcp),
         frames.encode(frames.HEARTBEAT) * 20_000,
         frames.encode(frames.CONNECT, content=b'{"x":' + b"[" * 60_000),
         b"4" + bytes(8) + b"{" + b" " * 300_000,
         os.urandom(100_000),
-    ):
-        with contextlib.suppress(OSError), _secret(port, source, ca) as sock:
-            sock.sendall(said)
-            sock.recv(100)
-        yield_()
+    )
+    _say(
+        at.secret_nats,
+        b"CONNECT " + b'{"x":' * 50_000,
+        b'CONNECT {"x":' + b"[" * 4000 + b"\r\n",
+        b"PUB a 999999999\r\n" + b"x" * 300_000,
+        b"x" * 300_000,
+        os.urandom(100_000),
+    )
+    _say(
+        lambda: at.secret(at.http),
+        b"GET / HTTP/1.1\r\nX-Long: " + b"x" * 300_000,
+        b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 50_000 + b"\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: 300000000\r\n\r\n" + b"x" * 300_000,
+        os.urandom(100_000),
+    )
 
 
-def guess(port: int, source: str, ca: str) -> None:
-    """Try passwords."""
-    auth = b'{"version":2,"auth":{"user":"ada","password":"%d"}}' % time.monotonic_ns()
-    with contextlib.suppress(OSError), _secret(port, source, ca) as sock:
-        sock.sendall(frames.encode(frames.CONNECT, content=auth))
-        sock.recv(1000)
-    yield_()
+def replay(at: Target) -> None:
+    """Say, without a Connect, what others may have said: messages, acknowledgements, requests."""
+    said = frames.encode(frames.MESSAGE, class_id=1, message_id=0, content=b"x") * 3
+    said += frames.encode_ack(class_id=1, timer_index=0, first=0, last=1000)
+    said += frames.encode(frames.SUBSCRIBE, class_id=1, content=b"{}")
+    _say(lambda: at.secret(at.tcp), said, said * 100)
+    _say(at.secret_nats, b"PUB $JS.ACK.a.1.1.1.1.1.1 4\r\n+ACK\r\n" * 100, b"SUB > 1\r\n" * 100)
 
 
-ATTACKS: dict[str, Callable[[int, str, str], None]] = {
+def guess(at: Target) -> None:
+    """Try passwords, at all doors."""
+    wrong = b"%d" % time.monotonic_ns()
+    auth = b'{"version":2,"auth":{"user":"ada","password":"%b"}}' % wrong
+    _say(lambda: at.secret(at.tcp), frames.encode(frames.CONNECT, content=auth))
+    _say(at.secret_nats, b'CONNECT {"user":"ada","pass":"%b"}\r\nPING\r\n' % wrong)
+    basic = base64.b64encode(b"ada:" + wrong)
+    ask = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nAuthorization: Basic %b\r\n\r\n"
+    _say(lambda: at.secret(at.http), ask % basic)
+
+
+ATTACKS: dict[str, Callable[[Target], None]] = {
     "half_tls": half_tls,
     "slow": slow,
+    "slow_nats": slow_nats,
+    "slow_http": slow_http,
     "flood": flood,
     "oversize": oversize,
+    "replay": replay,
     "guess": guess,
 }
 
@@ -261,12 +343,13 @@ def yield_() -> None:
         print(f"attacking {_tried}", flush=True)
 
 
-def attack(kind: str, port: str, ca: str, source: str) -> None:
+def attack(kind: str, ports: str, ca: str, source: str) -> None:
     """Attack without end."""
     os.nice(19)
+    target = Target(*map(int, ports.split(",")), source=source, ca=ca)
     while True:
         with contextlib.suppress(OSError):
-            ATTACKS[kind](int(port), source, ca)
+            ATTACKS[kind](target)
 
 
 if __name__ == "__main__":

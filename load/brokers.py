@@ -124,6 +124,12 @@ def _start_simplebus_nats(directory: Path, server_args: Sequence[str]) -> tuple[
     return process, _port_of(process, "simplebus ready", rf"nats={re.escape(HOST)}:(\d+)")
 
 
+def _start_with_all_doors(directory: Path, server_args: Sequence[str]) -> tuple[Process, int]:
+    doors = ("--port", "0", "--nats-port", "0", "--http-port", "0")
+    process = Process("simplebus", [*SERVE, *doors, *server_args], directory=REPOSITORY)
+    return process, _port_of(process, "simplebus ready", rf"tcp={re.escape(HOST)}:(\d+)")
+
+
 def _start_nats(directory: Path, server_args: Sequence[str]) -> tuple[Process, int]:
     program = find_program("nats-server")
     command = [program, "-a", HOST, "-p", "-1", "-js", "-sd", directory]
@@ -175,6 +181,7 @@ def _start_redis(directory: Path, server_args: Sequence[str]) -> tuple[Process, 
 
 STARTERS = {
     "simplebus": _start_simplebus,
+    "simplebus-all": _start_with_all_doors,
     "simplebus-nats": _start_simplebus_nats,
     "simplebus-os": partial(_start_with_journal, "os"),
     "simplebus-disk": partial(_start_with_journal, "disk"),
