@@ -84,13 +84,12 @@ async def test_a_request_that_is_a_bomb_is_refused_and_the_next_is_answered(kind
     [
         b"CONNECT " + b'{"x":' * 600 + b"\r\n",
         b"CONNECT " + b"[" * 4000 + b"\r\n",
-        b"CONNECT {" + b'"a":1,' * 600 + b'"b":1e999}\r\n',
         b"CONNECT " + b"x" * 100_000,
         b"PUB a 99999999999999999999\r\n",
         b"HPUB a 4000000 4000001\r\n",
         b"x" * 100_000,
     ],
-    ids=["deep", "list", "huge", "no end", "size", "headers", "no word"],
+    ids=["deep", "list", "no end", "size", "headers", "no word"],
 )
 async def test_a_line_that_is_a_bomb_ends_its_nats_client_alone(said: bytes) -> None:
     async with serving(nats_port=0) as server:
