@@ -17,6 +17,7 @@ from simplebus.core.access import Scope
 from simplebus.core.acks import AckWindow
 from simplebus.core.channel_table import Wanted
 from simplebus.core.classes import MessageClass
+from simplebus.core.elsewhere import Coming
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.events import (
     Greeted,
@@ -111,8 +112,8 @@ class Answers:
         store = self._store
         store.table.check_classes(asked.classes)
         check_names(session, asked.classes, store.classes)
-        lost = 0
-        if not dialect.is_greeted:
+        lost, is_first = 0, not dialect.is_greeted
+        if is_first:
             publisher = dialect.publisher
             if asked.name is not None:
                 claim = self.publishers.claim(
@@ -156,10 +157,21 @@ class Answers:
             level=store.ledger.level if store.ledger is not None else 0,
             lost=0 if store.table.is_remote else lost,  # Another door may have confirmed them.
         )
-        self._reply(
-            session,
-            frames.encode(frames.CONNECT, message_id=greeted.request, content=reply.encode()),
-        )
+        frame = frames.encode(frames.CONNECT, message_id=greeted.request, content=reply.encode())
+        if store.table.is_remote and not (is_first or asked.classes):
+            self._reply_when_all_has_come(session, frame)
+        else:
+            self._reply(session, frame)
+
+    def _reply_when_all_has_come(self, session: Session, frame: bytes) -> None:
+        """Who asks no more than to be answered is told behind all that waits for it elsewhere."""
+        coming = Coming(session, partial(self._reply, session, frame), self._ready)
+        for held in session.subscriptions.values():
+            cls = self._store.classes[held.class_id]
+            if cls.elsewhere is not None:
+                coming.look(cls.elsewhere, held.group if isinstance(held, Member) else held)
+        session.outbox.owe(coming.answer)
+        self._ready(session.outbox)
 
     def _note_publisher(self, publisher: Publisher) -> None:
         """Have the journal know whose numbers these are now, and where they go on. What is ahead

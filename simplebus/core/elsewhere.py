@@ -20,6 +20,7 @@ from simplebus.core.outbox import Outbox
 from simplebus.core.requests import FetchReply, FetchRequest, PurgeReply
 from simplebus.core.ring import Ring
 from simplebus.core.session import Session
+from simplebus.core.subscription import Subscription
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,39 @@ class Elsewhere(Protocol):
     def strike(self, first: int, last: int | None, tell: Callable[[Purged], None]) -> None:
         """Have messages first..last-1 be nobody's any more; None for all from `first` on. How many
         there were."""
+
+    def has_come(self, position: Subscription, tell: Callable[[], None]) -> bool:
+        """Whether all that is stored for a position has come to here, as far as it may. If not,
+        `tell` is called, later: it has then, or nobody knows."""
+
+
+class Coming:
+    """What a session is told when all that is stored for its subscriptions has come."""
+
+    def __init__(
+        self, session: Session, say: Callable[[], None], ready: Callable[[Outbox], None]
+    ) -> None:
+        self._session = session
+        self._say = say
+        self._ready = ready
+        self._missing = 0
+
+    def look(self, cls: Elsewhere, position: Subscription) -> None:
+        """It is told when this one has all, too."""
+        self._missing += not cls.has_come(position, self._hear)
+
+    def answer(self) -> bool:
+        """Say it. Returns False while something has not come."""
+        if self._missing:
+            return self._session.closed
+        self._say()
+        return True
+
+    def _hear(self) -> None:
+        self._missing -= 1
+        self._session.outbox.go_on()
+        if not self._session.closed:
+            self._ready(self._session.outbox)
 
 
 class Asking:

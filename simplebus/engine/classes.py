@@ -58,16 +58,19 @@ class RemoteClass(MessageClass):
         ask: Ask,
         struck: Callable[[RemoteClass, int, int], None],
         accepted_at: Callable[[Subscription, int], float],
+        coming: Callable[[RemoteClass, Subscription, Callable[[], None]], bool],
         frame_bytes: int,
     ) -> None:
         """`struck` is called with messages of the stream that are purged, first..last-1;
-        `accepted_at` says when the stream took a message that a position holds."""
+        `accepted_at` says when the stream took a message that a position holds; `coming` is what
+        `has_come` does."""
         super().__init__(ring, keep, policy)
         self.times = _NoTimes()
         self.elsewhere = self
         self._ask = ask
         self._struck = struck
         self._accepted_at = accepted_at
+        self._coming = coming
         self._frame_bytes = frame_bytes
         self._begin = begin
         self._end = end
@@ -125,6 +128,10 @@ class RemoteClass(MessageClass):
             return count
 
         self._ask(self, find, tell)
+
+    def has_come(self, position: Subscription, tell: Callable[[], None]) -> bool:
+        """See `Elsewhere`."""
+        return self._coming(self, position, tell)
 
     def check_wish(self, asked: SubscribeRequest) -> None:
         """Raises RemoteProtocolError (bad_request) for what the cluster cannot do."""

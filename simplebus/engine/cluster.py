@@ -28,6 +28,7 @@ from simplebus.core.ledger import Ledger
 from simplebus.core.requests import Start
 from simplebus.core.subscription import Subscription
 from simplebus.engine.classes import RemoteClass, askers_of, let_answer, owes_letters
+from simplebus.engine.coming import when_all_has_come
 from simplebus.engine.feed import ALIVE_SECONDS, FETCH_BYTES, FETCH_SECONDS, Feed, Owed
 from simplebus.engine.link import Event, Link, Lost, new_inbox
 from simplebus.engine.naming import Naming
@@ -116,6 +117,7 @@ class Cluster:
             ask=self._ask,
             struck=self._struck,
             accepted_at=self._accepted_at,
+            coming=self._coming,
             frame_bytes=broker.settings.limits.frame_bytes,
         )
         self._naming = Naming(broker.store.names, table.name_classes)
@@ -408,7 +410,7 @@ class Cluster:
         self.uplink.open_classes.add(cls.class_id)
         feed = self.feeds[position]
         feed.sole = Sole(found.sent_to) if found.is_sole else None
-        feed.born = self.positions.born(cls.class_id)
+        feed.born, feed.sent_before = self.positions.born(cls.class_id), found.sent_before
         self._listen(feed, found.name)
         cls.begun[position] = found.was_there
         feed.is_open = True
@@ -557,6 +559,14 @@ class Cluster:
             await self._reached.wait()
         if cls.class_id in self._acked:
             await self.positions.trim(cls.class_id)
+
+    def _coming(self, cls: RemoteClass, position: Subscription, tell: Callable[[], None]) -> bool:
+        feed, consumer = self.feeds.get(position), self._consumers.get(position)
+        if feed is None or consumer is None or feed.is_busy or self._nursery is None:
+            return True
+        names = self.options.names
+        self._nursery.start_soon(when_all_has_come, self.link, names, consumer, feed, tell)
+        return False
 
     def _accepted_at(self, position: Subscription, sequence: int) -> float:
         feed = self.feeds.get(position)

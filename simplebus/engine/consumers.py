@@ -15,6 +15,8 @@ from simplebus.engine.settings import EngineOptions
 NAME_IN_USE, WRONG_CONFIG = 10058, 10148
 EXISTS = frozenset({10013, 10148, 10105})
 """A consumer of this name is there, and is another one."""
+NO_MESSAGE = frozenset({404, 10037, 10043, 10057})
+"""A stream has no such message."""
 _KIND, _DOOR, _CHANNELS = "simplebus", "simplebus-door", "simplebus-channels"
 PLAIN_SECONDS = 86_400.0
 """How long what a plain subscription has not acknowledged waits after its door has died."""
@@ -148,6 +150,11 @@ def is_sole(info: dict[str, Any]) -> bool:
 def sent_to(info: dict[str, Any]) -> int:
     """The last message of the stream that it has sent to anybody."""
     return int(info.get("delivered", {}).get("stream_seq", 0))
+
+
+def sent_count(info: dict[str, Any]) -> int:
+    """How many messages it has sent, those counted that it sent again."""
+    return int(info.get("delivered", {}).get("consumer_seq", 0))
 
 
 def kind_of(info: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +29,7 @@ from simplebus.core.limits import GROUP_IN_FLIGHT_MESSAGES
 from simplebus.core.spans import SequenceSet
 from simplebus.core.store import Store
 from simplebus.core.subscription import Subscription
-from simplebus.engine import content
+from simplebus.engine import consumers, content
 from simplebus.engine.classes import FEED_MESSAGES_MAX, RemoteClass
 from simplebus.engine.sole import Sole
 from simplebus.nats.client import jetstream
@@ -73,6 +74,8 @@ class Found:
     """Whether it acknowledges all up to a message at once."""
     sent_to: int = 0
     """The last message of the stream that somebody was sent by one that it took over from."""
+    sent_before: int = 0
+    """The last one that it has sent itself."""
     is_of_new_stream: bool = False
     """Whether the stream is another one than the one before."""
 
@@ -123,6 +126,8 @@ class Feed:
         """How often it has, since messages came last."""
         self.sole: Sole | None = None
         """Of a consumer that is this door's alone."""
+        self.sent_before = 0
+        """The last message of the stream that its consumer had sent when it was found."""
         self.born = ""
         """When the stream was made from which it is fed."""
         self.is_renewing = False
@@ -150,6 +155,17 @@ class Feed:
         return self.position.window.in_flight + (
             self.position.ring.head - self.position.window.cursor
         )
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it has messages that its subscriber is sent or has, but for those that pause."""
+        return bool(self._waiting) or self.outstanding > self.position.paused
+
+    def has_all(self, info: dict[str, Any]) -> bool:
+        """Whether all that its consumer has sent, of which this is told, has come to here."""
+        if self.sole is not None:
+            return self.sole.taken >= consumers.sent_count(info)
+        return max(self._highest, self.sent_before) >= consumers.sent_to(info)
 
     @property
     def needed(self) -> int:

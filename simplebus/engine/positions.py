@@ -135,7 +135,7 @@ class Positions:
             info = await self._info(class_id, name)
             if info is not None:
                 _check_same(position, patterns, info)
-                return Found(name, True)
+                return Found(name, True, sent_before=consumers.sent_to(info))
             kind = "durable" if position.durable else "group"
         else:
             name, kind = self._new_name(), "plain"
@@ -197,7 +197,7 @@ class Positions:
                 await self._update(
                     class_id, found, consumers.held_by(left[0]["config"], self._door)
                 )
-                return Found(found, False)
+                return Found(found, False, sent_before=consumers.sent_to(left[0]))
         at = min(consumers.floor(info) for info in left)
         await make(consumers.from_sequence(at))
         taken = [await self._delete(class_id, str(info["name"])) for info in left]

@@ -36,6 +36,11 @@ class Sole:
         self._subjects: deque[tuple[Integers, Messages]] = deque()
         """What was not, by the ack subjects of messages; ascending."""
 
+    @property
+    def taken(self) -> int:
+        """How many it has sent that have come, those counted that it sent again."""
+        return self._next_count - 1
+
     def admit(self, told: Deliveries, messages: Messages) -> Flags:
         """Which of these are new, and behind no gap."""
         fresh = np.zeros(messages.count, np.bool_)

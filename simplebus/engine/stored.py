@@ -34,7 +34,6 @@ STRIKE_MESSAGES_MAX = 10_000
 PATIENCE_SECONDS = 10.0
 _TRIES = 4
 _PAUSE_SECONDS = 0.05
-_NO_MESSAGE = frozenset({404, 10037, 10043, 10057})
 
 
 class Stored:
@@ -131,7 +130,7 @@ class Stored:
                 await self._link.ask(f"STREAM.MSG.DELETE.{stream}", body)
                 count += 1
             except JetStreamError as error:
-                if error.code not in _NO_MESSAGE:
+                if error.code not in consumers.NO_MESSAGE:
                     raise
         return count, first, last
 

@@ -70,8 +70,17 @@ class Handling(Suite):
             await host.until(bus, lambda: len(got) > 0)
             await bus.drain()
             assert got == NUMBERED
+
+    @promise
+    async def test_what_was_drained_is_kept_for_nobody(self) -> None:
+        async with self.host(CLOCKLESS) as host, host.connect() as bus:
+            got: list[bytes] = []
+            await bus.publish_many(NUMBERED, class_id=1)
+            bus.handle(1, lambda message: got.append(message.payload))
+            await bus.drain()
             async with bus.subscribe(1, start="earliest") as rest:
                 assert await nothing_comes(rest)
+            assert got == NUMBERED
 
     @promise
     async def test_draining_waits_for_what_comes_of_handling(self) -> None:

@@ -95,6 +95,29 @@ async def test_what_is_confirmed_at_one_door_is_delivered_at_another(
         assert (info["ack_floor"]["stream_seq"], info["num_ack_pending"]) == (3002, 0)
 
 
+async def test_what_was_published_behind_a_connection_that_is_cut_is_there_once_and_in_order(
+    jetstream_server: NatsServer,
+) -> None:
+    """Its subscriber may see again what it had: its sequences begin anew."""
+    async with (
+        door(options(jetstream_server.url)) as up,
+        simplebus.connect(at(up)) as bus,
+        bus.subscribe(1) as messages,
+    ):
+        expected = [b"%d %s" % (n, when) for n in range(3) for when in (b"before", b"behind")]
+        for number in range(3):
+            await bus.publish(b"%d before" % number, class_id=1)
+            for connection in up.engine.connections.values():
+                connection.cut()
+            await bus.publish(b"%d behind" % number, class_id=1)
+        with trio.fail_after(PATIENCE_SECONDS):
+            assert [message.payload for message in await bus.fetch(1)] == expected
+            got = dict[bytes, None]()
+            while len(got) < len(expected):
+                got[(await messages.get()).payload] = None
+        assert list(got) == expected
+
+
 async def test_version_1_has_what_waited_and_leaves_what_it_did_not_acknowledge(
     jetstream_server: NatsServer,
 ) -> None:

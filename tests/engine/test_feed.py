@@ -39,6 +39,7 @@ class Door:
             ask=lambda *_: None,
             struck=lambda *_: None,
             accepted_at=lambda *_: 0.0,
+            coming=lambda *_: True,
             frame_bytes=1 << 20,
         )
         table.open_classes([(7, "")])

@@ -80,11 +80,24 @@ class ConsumerList(TypedDict):
     missing: NotRequired[list[str] | None]
 
 
+class StoredMessage(TypedDict):
+    """One of a stream."""
+
+    seq: Count
+
+
+class MessageFound(TypedDict):
+    """STREAM.MSG.GET."""
+
+    message: StoredMessage
+
+
 _SHAPES: dict[str, Any] = {
     "STREAM.INFO.": StreamInfo,
     "STREAM.CREATE.": StreamInfo,
     "STREAM.UPDATE.": StreamInfo,
     "STREAM.LIST": StreamList,
+    "STREAM.MSG.GET.": MessageFound,
     "CONSUMER.INFO.": ConsumerInfo,
     "CONSUMER.CREATE.": ConsumerInfo,
     "CONSUMER.DURABLE.CREATE.": ConsumerInfo,
