@@ -2,6 +2,8 @@
 
 Rule 1: whoever starts a process stops it, by its pid; a parent that dies takes its children along.
 Rule 2: every wait has a deadline, and running into it says what was waited for.
+Rule 3: to the kernel a child's parent is the thread that has started it. So one thread starts them
+all, which ends with the program.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
@@ -22,6 +25,7 @@ STOP_S = 10.0
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
+_STARTER = ThreadPoolExecutor(1, "starter of processes")
 
 
 class LoadError(Exception):
@@ -44,14 +48,15 @@ class Process:
         self.name = name
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop().
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
-        self._child = subprocess.Popen(
+        self._child = _STARTER.submit(
+            subprocess.Popen,
             [str(word) for word in command],
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=self._errors,
             cwd=directory,
             preexec_fn=_die_with_parent,
-        )
+        ).result()
 
     def __enter__(self) -> Self:
         return self
