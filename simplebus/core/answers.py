@@ -130,8 +130,13 @@ class Answers:
                 first_number = store.table.first_number
                 if first_number is not None and (asked.unconfirmed is None or is_elsewheres):
                     self.publishers.begin_at(publisher, first_number(store.clock.now))
+                is_new_here = claim.is_another or not claim.is_known
+                is_on_its_way = asked.unconfirmed is not None and not is_elsewheres
+                if store.table.is_remote and is_new_here and is_on_its_way:
+                    # That nothing is known of it here is no reason to have it begin anew.
+                    self.publishers.begin_at(publisher, asked.unconfirmed or 0)
                 now = publisher.next, publisher.is_doubted
-                if not claim.is_known or claim.is_another or before != now:
+                if is_new_here or before != now:
                     self._note_publisher(publisher)
                 if store.ledger is not None and publisher.ahead is not None:
                     # Its former connection ended before these were safe: they come again.

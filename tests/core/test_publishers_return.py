@@ -59,6 +59,25 @@ def test_who_comes_back_from_another_bus_has_new_numbers() -> None:
     assert peer.told()[0].content["next"] == 3
 
 
+@pytest.mark.parametrize("unconfirmed", [5, 1 << 29, 1 << 30, (1 << 31) - 1])
+@pytest.mark.parametrize("name", ["new here", "tester"])
+def test_where_messages_are_kept_elsewhere_a_program_goes_on_with_its_own_numbers(
+    name: str, unconfirmed: int
+) -> None:
+    """This door knows nothing of it, or that another program had its name."""
+    bus = Bus()
+    bus.broker = bus_that_lost("another")
+    bus.broker.store.table.is_remote = True
+    bus.broker.store.table.first_number = lambda now: 77
+    peer = Peer2(bus, bus.broker.open())
+    peer.say(hello(name=name, instance="one", unconfirmed=unconfirmed, bus="one"))
+    assert peer.told()[0].content["next"] == unconfirmed
+    bus.broker.close(peer.session)
+    again = Peer2(bus, bus.broker.open())
+    again.say(hello(name=name, instance="one", unconfirmed=unconfirmed, bus="one"))
+    assert again.told()[0].content["next"] == unconfirmed
+
+
 @pytest.mark.parametrize(("instance", "following"), [("one", 1), (None, 3)])
 def test_who_does_not_say_what_was_confirmed_is_told_the_first_that_is_not_stored(
     instance: str | None, following: int
