@@ -5,7 +5,8 @@ Rule 1: three nats-servers keep each message, two doors serve it. One of either 
 and comes back; all of either are restarted, one after the other; then the next round begins.
 Rule 2: publishers send again what was not confirmed, and nothing else. So what was confirmed and is
 gone stays away, and is counted as lost.
-Rule 3: one durable reads only in the end, when all is quiet: what it is sent twice is stored twice,
+Rule 3: NATS clients take part (`engine_kills_nats`): what they subscribe to is judged as all is.
+Rule 4: one durable reads only in the end, when all is quiet: what it is sent twice is stored twice,
 and the order in which it is sent messages is that in which they are stored.
 """
 
@@ -25,6 +26,9 @@ import simplebus
 from load.accounts import Seen, Sent
 from load.brokers import HOST, REPOSITORY, SERVE, closed_doors, find_program, free_port
 from load.clients import quick_clients
+from load.engine_kills_nats import PUBLISHER as NATS_PUBLISHER
+from load.engine_kills_nats import SUBJECT as NATS_SUBJECT
+from load.engine_kills_nats import NatsClients
 from load.measure import Manner
 from load.processes import LoadError, Process
 from load.report import Row
@@ -35,7 +39,9 @@ ROUNDS, QUICK_ROUNDS = 5, 1
 PUBLISHERS = ("ann", "bob", "cid")
 OLD_PUBLISHER = "old"
 CLASSES = (1, 2)
-OLD_CLASS = 3
+OLD_CLASS, NATS_CLASS = 3, 4
+UNCONFIRMED = {OLD_CLASS: OLD_PUBLISHER, NATS_CLASS: NATS_PUBLISHER}
+"""Classes of which only such publishers are counted to whom nothing is confirmed."""
 BURST_MAX = 50
 OLD_BURST_MAX = 200  # Many at once go into a stream in another way than few.
 PAUSE_S = 0.02
@@ -73,8 +79,12 @@ def run(manner: Manner) -> list[Row]:
 class _Member:
     """A nats-server, or a door: stopped and started again at its port."""
 
-    def __init__(self, name: str, command: list[str], ready: str, health: str = "") -> None:
+    def __init__(
+        self, name: str, command: list[str], ready: str, *, health: str = "", nats: str = ""
+    ) -> None:
         self.name = name
+        self.nats = nats
+        """Of a door, where NATS clients come in."""
         self._command = command
         self._ready = ready
         self._health = health
@@ -121,7 +131,7 @@ def _cluster(directory: Path) -> Iterator[list[_Member]]:
         )
         command = [str(find_program("nats-server")), "-c", str(config)]
         health = f"http://{HOST}:{http}/healthz"
-        member = _Member(f"nats://{HOST}:{port}", command, "Server is ready", health)
+        member = _Member(f"nats://{HOST}:{port}", command, "Server is ready", health=health)
         members.append(member)
     with _running(members):
         yield members
@@ -131,14 +141,17 @@ def _cluster(directory: Path) -> Iterator[list[_Member]]:
 def _doors(servers: list[_Member], manner: Manner) -> Iterator[list[_Member]]:
     members = []
     for _ in range(2):
-        port = free_port()
+        port, nats_port = free_port(), free_port()
+        closed = [flag for flag in closed_doors() if flag != "--no-nats"]
         command = [
             *map(str, SERVE),
             *("--engine", ",".join(server.name for server in servers), "--engine-replicas", "3"),
             *("--engine-ack-wait", str(ACK_WAIT_S), "--host", HOST, "--port", str(port)),
-            *("--log-level", "error", *closed_doors(), *manner.server_args),
+            *("--nats-port", str(nats_port), "--bind", f"{NATS_SUBJECT}={NATS_CLASS}"),
+            *("--log-level", "error", *closed, *manner.server_args),
         ]
-        members.append(_Member(f"simplebus://{HOST}:{port}", command, "simplebus ready"))
+        nats = f"nats://{HOST}:{nats_port}"
+        members.append(_Member(f"simplebus://{HOST}:{port}", command, "simplebus ready", nats=nats))
     with _running(members):
         yield members
 
@@ -179,6 +192,14 @@ class _Run:
             for each in late:
                 async with bus.subscribe(each.class_id, durable="late", start="earliest"):
                     pass
+        crews = [Seen(class_id, is_ordered=False) for class_id in (*CLASSES, NATS_CLASS)]
+        self._seen += crews
+        urls = [door.nats for door in self._doors]
+        with NatsClients(urls, self._sent, NATS_CLASS, crews) as clients:
+            await self._work(late, clients)
+        return self._rows(late)
+
+    async def _work(self, late: list[Seen], clients: NatsClients) -> None:
         async with trio.open_nursery() as readers:
             for which, class_id in enumerate((*CLASSES, OLD_CLASS)):
                 await readers.start(self._read, Seen(class_id), {"durable": "only"}, which)
@@ -194,12 +215,13 @@ class _Run:
                     await self._kill("a door killed", self._chance.choice(self._doors))
                     await self._roll("servers restarted in turn", self._servers)
                     await self._roll("doors restarted in turn", self._doors)
-                self._is_over = True
+                    clients.check()
+                self._is_over = clients.is_over = True
             for each in late:
                 await readers.start(self._read, each, {"durable": "late"}, 0)
             await self._end()
+            clients.check()
             readers.cancel_scope.cancel()
-        return self._rows(late)
 
     @asynccontextmanager
     async def _bus(self, name: str, which: int) -> AsyncIterator[Bus]:
@@ -293,7 +315,7 @@ class _Run:
     async def _end(self) -> None:
         """Wait until everybody has all there is, or has had the time for it."""
         async with self._bus(END, 0) as bus:
-            for class_id in (*CLASSES, OLD_CLASS):
+            for class_id in (*CLASSES, *UNCONFIRMED):
                 await bus.publish_many(self._sent.more(class_id, END, 1), class_id=class_id)
         with trio.move_on_after(QUIET_S):
             await _until(lambda: all(each.holds(END, 0) for each in self._seen))
@@ -304,7 +326,7 @@ class _Run:
                     break  # What has not come will not.
 
     def _judged(self) -> list[Seen]:
-        return [each for each in self._seen if each.class_id != OLD_CLASS]
+        return [each for each in self._seen if each.class_id not in UNCONFIRMED]
 
     def _rows(self, late: list[Seen]) -> list[Row]:
         lost = {
@@ -318,10 +340,6 @@ class _Run:
         again = sum(each.again for each in self._judged())
         twice = sum(max(0, each.again - self._marked.get(id(each), 0)) for each in late)
         disordered = sum(each.disordered for each in late)
-        old = next(each for each in self._seen if each.class_id == OLD_CLASS)
-        old_lost = len(old.missing(self._sent)) / max(
-            1, self._sent.counts[OLD_CLASS, OLD_PUBLISHER]
-        )
 
         def row(title: str, value: float, unit: str = "", wish: float | None = None) -> Row:
             return Row("engine-kills", title, [value], unit, wish, None, less_is_better=True)
@@ -333,12 +351,19 @@ class _Run:
             row("stored more than once", twice, wish=0),
             row("stored behind a later one of its publisher", disordered),
             row("of 1,000 deliveries repeated", again / max(1, deliveries) * 1e3),
-            row("of 1,000 of version 1, unconfirmed, lost", old_lost * 1e3),
+            row("of 1,000 of version 1, unconfirmed, lost", self._lost_of_1000(OLD_CLASS)),
+            row("of 1,000 of NATS clients, unconfirmed, lost", self._lost_of_1000(NATS_CLASS)),
             *(
                 Row("engine-kills", f"{what}: all go on", seconds, "s")
                 for what, seconds in self._back_s.items()
             ),
         ]
+
+    def _lost_of_1000(self, class_id: int) -> float:
+        """Of what was published to this class, to which nothing is confirmed."""
+        seen = next(each for each in self._seen if each.class_id == class_id)
+        count = self._sent.counts[class_id, UNCONFIRMED[class_id]]
+        return len(seen.missing(self._sent)) / max(1, count) * 1e3
 
 
 async def _until(is_true: Callable[[], bool]) -> None:
