@@ -17,7 +17,7 @@ from simplebus.core.access import Scope
 from simplebus.core.acks import AckWindow
 from simplebus.core.channel_table import Wanted
 from simplebus.core.classes import MessageClass
-from simplebus.core.elsewhere import Coming
+from simplebus.core.elsewhere import Coming, Elsewhere
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.events import (
     Greeted,
@@ -170,13 +170,19 @@ class Answers:
 
     def _reply_when_all_has_come(self, session: Session, frame: bytes) -> None:
         """Who asks no more than to be answered is told behind all that waits for it elsewhere."""
-        coming = Coming(session, partial(self._reply, session, frame), self._ready)
-        for held in session.subscriptions.values():
-            cls = self._store.classes[held.class_id]
-            if cls.elsewhere is not None:
-                coming.look(cls.elsewhere, held.group if isinstance(held, Member) else held)
+        held = partial(self._held_elsewhere, session)
+        coming = Coming(session, held, partial(self._reply, session, frame), self._ready)
         session.outbox.owe(coming.answer)
         self._ready(session.outbox)
+
+    def _held_elsewhere(self, session: Session) -> list[tuple[Elsewhere, Subscription]]:
+        """A session's positions in classes that keep their messages elsewhere."""
+        found: list[tuple[Elsewhere, Subscription]] = []
+        for held in session.subscriptions.values():
+            cls = self._store.classes[held.class_id].elsewhere
+            if cls is not None:
+                found.append((cls, held.group if isinstance(held, Member) else held))
+        return found
 
     def _note_publisher(self, publisher: Publisher) -> None:
         """Have the journal know whose numbers these are now, and where they go on. What is ahead

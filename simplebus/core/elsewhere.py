@@ -61,19 +61,27 @@ class Coming:
     """What a session is told when all that is stored for its subscriptions has come."""
 
     def __init__(
-        self, session: Session, say: Callable[[], None], ready: Callable[[Outbox], None]
+        self,
+        session: Session,
+        held: Callable[[], list[tuple[Elsewhere, Subscription]]],
+        say: Callable[[], None],
+        ready: Callable[[Outbox], None],
     ) -> None:
+        """`held` tells the session's positions; they are looked at when what it asked before is
+        answered."""
         self._session = session
+        self._held = held
         self._say = say
         self._ready = ready
+        self._is_looked_at = False
         self._missing = 0
-
-    def look(self, cls: Elsewhere, position: Subscription) -> None:
-        """It is told when this one has all, too."""
-        self._missing += not cls.has_come(position, self._hear)
 
     def answer(self) -> bool:
         """Say it. Returns False while something has not come."""
+        if not self._is_looked_at:
+            self._is_looked_at = True
+            for cls, position in self._held():
+                self._missing += not cls.has_come(position, self._hear)
         if self._missing:
             return self._session.closed
         self._say()

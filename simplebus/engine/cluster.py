@@ -564,8 +564,8 @@ class Cluster:
         feed, consumer = self.feeds.get(position), self._consumers.get(position)
         if feed is None or consumer is None or feed.is_busy or self._nursery is None:
             return True
-        names = self.options.names
-        self._nursery.start_soon(when_all_has_come, self.link, names, consumer, feed, tell)
+        asked = self.link, self.options.names, consumer, feed, tell, self._settle
+        self._nursery.start_soon(when_all_has_come, *asked)
         return False
 
     def _accepted_at(self, position: Subscription, sequence: int) -> float:

@@ -29,12 +29,13 @@ _PAUSE_SECONDS, _PAUSE_SECONDS_MAX = 0.005, 0.1
 
 
 async def when_all_has_come(
-    link: Link, names: Names, consumer: str, feed: Feed, tell: Callable[[], None]
+    link: Link, names: Names, consumer: str, feed: Feed, *tell: Callable[[], None]
 ) -> None:
-    """Call `tell` when the consumer of a feed has sent what the stream has now, and it is here; or
-    when there is no use in waiting."""
+    """Call each of `tell` when the consumer of a feed has sent what the stream has now, and it is
+    here; or when there is no use in waiting."""
     await _all_has_come(link, names, consumer, feed)
-    tell()
+    for each in tell:
+        each()
 
 
 async def _all_has_come(link: Link, names: Names, consumer: str, feed: Feed) -> None:
