@@ -10,6 +10,7 @@ from simplebus.core.limits import Limits
 from simplebus.nats.auth import NatsAuth
 from simplebus.nats.front import Front
 from simplebus.nats.gate import violation
+from simplebus.nats.interest import limit_of
 from simplebus.nats.session import NatsSession
 from simplebus.nats.settings import NatsSettings
 
@@ -20,6 +21,7 @@ def adopt(front: Front, settings: NatsSettings) -> None:
     bus = front.classes.broker.settings.limits if front.classes is not None else Limits()
     front.settings = settings
     front.pace.adopt(settings.limits, total=bus.total_pending_bytes)
+    front.routes.interest.limit = limit_of(bus)
     if before == now:
         return
     front.gate = front.gate.with_auth(now)

@@ -152,10 +152,11 @@ def _refuse(constant: str) -> object:
     raise ValueError(f"{constant} is no JSON")
 
 
-def introduction(heard: bytes | bytearray) -> tuple[bool, Auth | None]:
+def introduction(heard: bytes | bytearray, searched: int = 0) -> tuple[bool, Auth | None]:
     """Whether a client's first line is whole, or too long to be waited for, and what it says of who
-    the client is. What is wrong with it is for the front to say."""
-    end = heard.find(b"\n")
+    the client is. It does not end before `searched`. What is wrong with it is for the front to
+    say."""
+    end = heard.find(b"\n", searched)
     if end < 0:
         return len(heard) > _LINE_BYTES_MAX, None
     verb, _, said = bytes(heard[:end]).strip().partition(b" ")

@@ -38,3 +38,13 @@ def too_many(most: int) -> NatsError:
         says="maximum connections exceeded",
         closed="Maximum Connections Exceeded",
     )
+
+
+def stale(pings: int) -> NatsError:
+    """A client has answered none of its last PINGs, so many."""
+    return NatsError(
+        Reason.HEARTBEAT_TIMEOUT,
+        f"it did not answer {pings} PINGs",
+        says="Stale Connection",
+        closed="Stale Connection",
+    )

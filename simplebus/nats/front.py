@@ -24,7 +24,7 @@ from simplebus.nats.acked import AckedSubscription
 from simplebus.nats.auth import User
 from simplebus.nats.class_grants import BoundClasses
 from simplebus.nats.classes import Classes
-from simplebus.nats.errors import NatsError, error_line
+from simplebus.nats.errors import NatsError, error_line, stale
 from simplebus.nats.events import (
     Connect,
     Event,
@@ -61,6 +61,7 @@ from simplebus.nats.subscription import Sink, Subscription
 _OK = b"+OK\r\n"
 _PING = b"PING\r\n"
 _PONG = b"PONG\r\n"
+_TOO_MANY = error_line("maximum subscriptions exceeded")
 
 
 class Front:
@@ -84,7 +85,8 @@ class Front:
         """The driver sets it before it brings anything."""
         self.sessions: dict[int, NatsSession] = {}
         """By client id."""
-        self.routes = Routes(np.random.default_rng(seed))
+        bus = broker.settings.limits if broker else Limits()
+        self.routes = Routes(np.random.default_rng(seed), bus)
         bound = BoundClasses()
         self.gate = Gate(self.settings.auth, self.routes.table, secret, bound)
         self.denied = 0
@@ -94,7 +96,6 @@ class Front:
         self.gone_in_messages = self.gone_in_bytes = 0
         self.gone_out_messages = self.gone_out_bytes = 0
         """Of clients that are gone."""
-        bus = broker.settings.limits if broker else Limits()
         self.pace = Pace(self.settings.limits, total=bus.total_pending_bytes)
         self.next_client_id = 1
         self._ready: dict[NatsSession, None] = {}
@@ -291,15 +292,7 @@ class Front:
             if now < quiet_until:
                 return quiet_until
             if session.pings >= limits.pings_max:
-                self.cut(
-                    session,
-                    NatsError(
-                        Reason.HEARTBEAT_TIMEOUT,
-                        f"it did not answer {session.pings} PINGs",
-                        says="Stale Connection",
-                        closed="Stale Connection",
-                    ),
-                )
+                self.cut(session, stale(session.pings))
                 return now
         session.is_probed = True
         session.pings += 1
@@ -537,8 +530,8 @@ class Front:
             queue = f' using queue "{subjects.text(event.queue)}"' if event.queue else ""
             self._deny(session, f'Subscription to "{subjects.text(event.subject)}"{queue}')
             return
-        if self.limited.has_too_many(len(session.subscriptions), limits, self.routes):
-            session.send(error_line("maximum subscriptions exceeded"))
+        if limits.max_subs and len(session.subscriptions) >= limits.max_subs:
+            session.send(_TOO_MANY)
             return
         if event.sid not in session.subscriptions:
             if not subjects.is_legal(event.subject):
@@ -557,8 +550,10 @@ class Front:
             else:
                 denied = grants.filter(event.subject, event.queue) if grants else None
                 subscription = Subscription(session, event.subject, event.queue, event.sid, denied)
+                if not self.routes.subscribe(subscription):
+                    session.send(_TOO_MANY)
+                    return
                 session.subscriptions[event.sid] = subscription
-                self.routes.subscribe(subscription)
         self._ok(session)
 
     def _unsubscribe(self, session: NatsSession, event: Unsub) -> None:

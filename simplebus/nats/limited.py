@@ -1,4 +1,4 @@
-"""How fast clients of the NATS door publish, and to how much they subscribe.
+"""How fast clients of the NATS door publish.
 
 Rule 1: what has come is dealt with, and counts; it is reading on that waits. So little is read at
 once that what waits behind, acknowledgements too, does not wait long.
@@ -11,8 +11,6 @@ from simplebus.core.broker import Broker
 from simplebus.core.metering import Metering
 from simplebus.core.terms import Clock
 from simplebus.nats.auth import User
-from simplebus.nats.limits import SUBSCRIPTIONS_ALL, SUBSCRIPTIONS_OWN, NatsLimits
-from simplebus.nats.routes import Routes
 from simplebus.nats.session import NatsSession
 
 
@@ -31,16 +29,6 @@ class Limited:
         """It is known who it is."""
         shared = user.shared if user is not None else None
         session.adopt(self._metering.meters(shared, session.address))
-
-    @staticmethod
-    def has_too_many(own: int, limits: NatsLimits, routes: Routes) -> bool:
-        """Whether a client that has so many subscriptions may have no more."""
-        if limits.max_subs and own >= limits.max_subs:
-            return True
-        all_ = routes.subscriptions
-        return all_ >= SUBSCRIPTIONS_ALL and (
-            own >= SUBSCRIPTIONS_OWN or all_ >= 2 * SUBSCRIPTIONS_ALL
-        )
 
     def charge(self, session: NatsSession) -> None:
         """Have what it has published since the last time count, and see how long it is to wait."""

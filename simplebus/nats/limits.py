@@ -35,10 +35,6 @@ PLAIN_MESSAGES = 16
 # Messages that a subscription with acknowledgements is sent and has not acknowledged, unless it
 # asks for another number. More than that, and clients begin to drop what waits in them.
 ACKED_IN_FLIGHT_MESSAGES = 1000
-# Subscriptions of all clients together, at about 1.8 KiB each: beyond, clients that have more than
-# so many get no more, and beyond twice as many nobody does.
-SUBSCRIPTIONS_ALL = 250_000
-SUBSCRIPTIONS_OWN = 1024
 # Subjects of which it is remembered whether a user may do something with them; beyond, all are
 # judged again.
 VERDICTS_MAX = 4096
@@ -67,6 +63,17 @@ TAKER_BYTES = 1024
 DROPPED_AT_ONCE = 512
 TIDIED_AT_ONCE = 256
 READ_BYTES_MIN = 4 * 1024
+# What subscriptions take of memory, roughly: each, each byte of its subject, with a wildcard, for
+# each step of that behind those that lead to its box, in a queue group. All together take no more
+# than such a part of what classes may hold.
+KEPT_BYTES_OF_SUBSCRIPTION = 512
+KEPT_BYTES_OF_BYTE = 3
+KEPT_BYTES_OF_PATTERN = 768
+KEPT_BYTES_OF_STEP = 320
+KEPT_BYTES_OF_QUEUE = 512
+INTEREST_PART = 4
+# And so much is for each client, if there is any.
+INTEREST_LITTLE_BYTES = 64 * 1024
 # What an acknowledgement counts as of that; and a message that is kept in a class, if it is packed
 # with others, or by itself.
 ACK_BYTES = 16 * 1024

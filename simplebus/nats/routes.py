@@ -17,9 +17,11 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from simplebus.core.limits import Limits
 from simplebus.core.sublist import Sublist
 from simplebus.nats import subjects
 from simplebus.nats.events import Mix, Positions, Run
+from simplebus.nats.interest import Interest, limit_of
 from simplebus.nats.limits import JOINED_MAX, SCATTERED_PART, SUBJECTS_MAX, TIDIED_AT_ONCE
 from simplebus.nats.queue_group import Dice, JoinedGroup, QueueGroup
 from simplebus.nats.subscription import Sink, Subscription
@@ -57,8 +59,10 @@ class RoutesStatistics:
 class Routes:
     """Of one front."""
 
-    def __init__(self, generator: np.random.Generator) -> None:
+    def __init__(self, generator: np.random.Generator, bus: Limits | None = None) -> None:
+        """`bus` says what the bus may hold, of which subscriptions may take a part."""
         self.table = SubjectTable()
+        self.interest = Interest(limit_of(bus or Limits()))
         self.subscriptions = 0
         """How many clients have."""
         self.heard: Callable[[bool], None] = lambda is_heard: None
@@ -68,7 +72,7 @@ class Routes:
         self._dice = Dice(generator)
         self._sublist: Sublist[Sink] = Sublist(check=lambda pattern: pattern)
         self._groups: dict[tuple[bytes, bytes], QueueGroup] = {}
-        self._abandoned: deque[Subscription | QueueGroup] = deque()
+        self._abandoned: deque[Subscription] = deque()
         self._joined: dict[tuple[QueueGroup, ...], JoinedGroup] = {}
         self._results: dict[Sinks, int] = {}
         self._sinks: list[Sinks] = []
@@ -105,23 +109,29 @@ class Routes:
         """No longer."""
         self._sublist.remove(subjects.key(subject), sink)
 
-    def subscribe(self, subscription: Subscription) -> None:
-        """The same for a subscription, which may be one of a group."""
+    def subscribe(self, subscription: Subscription) -> bool:
+        """The same for a subscription, which may be one of a group. Returns whether there is room
+        for it."""
+        if not self.interest.take(subscription):
+            return False
         self._count(1)
         subject, queue = subscription.subject, subscription.queue
         if not queue:
             self.add(subject, subscription)
-            return
+            return True
         group = self._groups.get((subject, queue))
         if group is None:
             group = self._groups[subject, queue] = QueueGroup(self._dice, subject, queue)
             self.add(subject, group)
             self._joined.clear()
         group.add(subscription)  # It may be one that is empty, and not tidied away yet.
+        return True
 
     def unsubscribe(self, subscription: Subscription) -> None:
         """No longer."""
         self._count(-1)
+        self.interest.leave(subscription)
+        self.interest.give(subscription)
         subject, queue = subscription.subject, subscription.queue
         if not queue:
             self.remove(subject, subscription)
@@ -139,15 +149,16 @@ class Routes:
     def abandon(self, subscription: Subscription) -> None:
         """No longer, and what it leaves behind is forgotten later: see `tidy`."""
         self._count(-1)
+        self.interest.leave(subscription)
+        subscription.is_over = True
         subject, queue = subscription.subject, subscription.queue
-        if not queue:
-            subscription.is_over = True
-            self._abandoned.append(subscription)
-            return
-        group = self._groups[subject, queue]
-        group.remove(subscription)
-        if not group.members:
-            self._abandoned.append(group)
+        if queue:
+            group = self._groups[subject, queue]
+            group.remove(subscription)
+            if group.members:  # Which pay for it.
+                self.interest.give(subscription)
+                return
+        self._abandoned.append(subscription)
 
     @property
     def has_abandoned(self) -> bool:
@@ -157,11 +168,14 @@ class Routes:
     def tidy(self) -> None:
         """Forget some of what was left behind."""
         for _ in range(min(TIDIED_AT_ONCE, len(self._abandoned))):
-            sink = self._abandoned.popleft()
-            if isinstance(sink, Subscription):
-                self.remove(sink.subject, sink)
-            elif not sink.members and self._groups.get((sink.subject, sink.queue)) is sink:
-                self._forget(sink)
+            subscription = self._abandoned.popleft()
+            subject, queue = subscription.subject, subscription.queue
+            group = self._groups.get((subject, queue)) if queue else None
+            if not queue:
+                self.remove(subject, subscription)
+            elif group is not None and not group.members:
+                self._forget(group)
+            self.interest.give(subscription)
 
     def _count(self, more: int) -> None:
         before, self.subscriptions = self.subscriptions, self.subscriptions + more

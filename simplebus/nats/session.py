@@ -105,6 +105,8 @@ class NatsSession:
         """PINGs that it did not answer."""
         self.subscriptions: dict[bytes, Subscription] = {}
         """By sid."""
+        self.interest_bytes = 0
+        """What they take of memory."""
         self.hold: Hold | None = None
         """Clients that it has filled with its last words, and that are to catch up."""
         self.has_held = False
@@ -152,6 +154,11 @@ class NatsSession:
         self._counted_messages = self._counted_bytes = 0
         self._read_bytes_most = RECEIVE_BYTES
         self._read_bytes = READ_BYTES_FIRST
+
+    @property
+    def account(self) -> str:
+        """Who answers for what it takes: its user, or else its address."""
+        return (self.user.name if self.user is not None else "") or self.address
 
     @property
     def must_wait(self) -> bool:

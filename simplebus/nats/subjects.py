@@ -27,10 +27,16 @@ def is_literal(subject: bytes) -> bool:
     return not (b"" in tokens or ONE in tokens or SOME in tokens)
 
 
+def is_wild(subject: bytes) -> bool:
+    """Whether any of its tokens is a wildcard."""
+    tokens = subject.split(b".")
+    return ONE in tokens or SOME in tokens
+
+
 def is_too_deep(subject: bytes) -> bool:
     """Whether it has wildcards among more tokens than a pattern may have segments."""
     tokens = subject.split(b".")
-    return len(tokens) > PATTERN_SEGMENTS_MAX and (ONE in tokens or SOME in tokens)
+    return len(tokens) > PATTERN_SEGMENTS_MAX and is_wild(subject)
 
 
 def is_reserved(reply: bytes) -> bool:

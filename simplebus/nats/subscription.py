@@ -42,7 +42,17 @@ class Sink(Protocol):
 class Subscription:
     """Of one client."""
 
-    __slots__ = ("delivered", "denied", "is_over", "most", "queue", "session", "sid", "subject")
+    __slots__ = (
+        "account",
+        "delivered",
+        "denied",
+        "is_over",
+        "most",
+        "queue",
+        "session",
+        "sid",
+        "subject",
+    )
 
     def __init__(
         self,
@@ -56,6 +66,8 @@ class Subscription:
         self.subject = subject
         self.queue = queue
         self.sid = sid
+        self.account = ""
+        """Who answers for the memory that it takes."""
         self.delivered = 0
         """Messages since it began."""
         self.most = 0

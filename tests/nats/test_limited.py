@@ -8,10 +8,8 @@ from simplebus.core.meters import Rate
 from simplebus.core.passwords import quick_hash
 from simplebus.core.users import User, Users
 from simplebus.nats.auth import NatsAuth
-from simplebus.nats.limits import SUBSCRIPTIONS_ALL, SUBSCRIPTIONS_OWN
 from simplebus.nats.settings import NatsSettings
 
-TOO_MANY = b"-ERR 'maximum subscriptions exceeded'"
 
 
 def doors(*users: User) -> Doors:
@@ -71,19 +69,3 @@ def test_an_address_is_held_back_whoever_it_is() -> None:
     assert is_paused(bus, client)
     bus.broker.metering.end_rates()
     assert bus.front.limited.pause_seconds(session) == 0
-
-
-def test_who_has_many_subscriptions_gets_no_more_when_there_are_very_many() -> None:
-    bus = Doors()
-    greedy, modest = bus.client(), bus.client()
-    greedy.say(b"".join(b"SUB a%d %d\r\n" % (n, n) for n in range(SUBSCRIPTIONS_OWN)))
-    routes = bus.front.routes
-    for all_, refused in ((SUBSCRIPTIONS_ALL - 2, []), (SUBSCRIPTIONS_ALL, [greedy])):
-        routes.subscriptions = all_
-        for client in (greedy, modest):
-            client.say(b"SUB b%d b%d\r\n" % (all_, all_))
-            said = [TOO_MANY] if client in refused else []
-            assert client.lines() == said
-    routes.subscriptions = 2 * SUBSCRIPTIONS_ALL
-    modest.say(b"SUB c c\r\n")
-    assert modest.lines() == [TOO_MANY]
