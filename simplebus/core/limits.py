@@ -136,6 +136,14 @@ MESSAGES_MAX = 1 << (MESSAGE_ID_BITS - 2)
 DENSE_EVENTS = 64
 DENSE_EVENT_BYTES = 256
 DENSE_READ_BYTES = 16 * 1024
+# So is it where a read asks for more subscriptions than so many: about so many are made in one turn
+# of the loop.
+HEAVY_EVENTS = 16
+HEAVY_READ_BYTES = 1024
+
+# What a durable takes, roughly, and which part of the memory of classes all may take beside it.
+DURABLE_BYTES = 8 * 1024
+DURABLES_PART = 4
 
 # Of what is held for last values alone, so many bytes may be no value's; more when the values have
 # more. Values are stored anew so many bytes at a time.
@@ -154,6 +162,9 @@ RULES_MAX = 1024
 VERDICTS_KEPT_MAX = 65_536
 # The longest frame of a peer that has to say who it is, and has not: a Connect.
 GREETING_BYTES_MAX = 64 * 1024
+# Of all such peers together; and Heartbeats of one, which are not kept.
+GREETINGS_BYTES_MAX = 16 * 1024 * 1024
+EARLY_HEARTBEATS_MAX = 64
 CHANNEL_BYTES_MAX = 4096
 BINDINGS_MAX = 1024
 # Pairs of a class and a subject of the NATS door that is bound to it.

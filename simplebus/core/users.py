@@ -62,7 +62,7 @@ class User:
                 f"user {self.name!r}: connections is 0 or more, got {self.connections}"
             )
         try:
-            networks = tuple(ipaddress.ip_network(each, strict=False) for each in self.addresses)
+            networks = tuple(map(_network, self.addresses))
         except ValueError as error:
             raise ValueError(f"user {self.name!r}: {error}") from None
         object.__setattr__(self, "networks", networks)
@@ -72,6 +72,17 @@ class User:
         return replace(self, connections=0, rate=UNLIMITED)
 
 
+def _network(text: str) -> Network:
+    """What a text stands for; version 4 also as version 6 writes it. Raises ValueError."""
+    found = ipaddress.ip_network(text, strict=False)
+    if isinstance(found, ipaddress.IPv6Network) and found.prefixlen >= _MAPPED_BITS:
+        mapped = found.network_address.ipv4_mapped
+        if mapped is not None:
+            return ipaddress.ip_network((mapped, found.prefixlen - _MAPPED_BITS))
+    return found
+
+
+_MAPPED_BITS = 96
 _NOT_LET_IN = "the user and the password, or the token, are not those of anybody here"
 _DECOY = "a password that is compared where there is no such user"
 
@@ -182,6 +193,8 @@ class Users:
             found = ipaddress.ip_address(address.partition("%")[0])
         except ValueError:
             return None
+        if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
+            found = found.ipv4_mapped
         return next((user for network, user in self._networks if found in network), None)
 
     def grants(self, user: User) -> Grants | None:

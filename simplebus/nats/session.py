@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from simplebus.core.access import Grants as Rights
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.limits import RECEIVE_BYTES, TRICKLE_BYTES
+from simplebus.core.metering import place_of
 from simplebus.core.meters import Meter, read_bytes
 from simplebus.core.requests import Auth
 from simplebus.nats import writing
@@ -157,8 +158,8 @@ class NatsSession:
 
     @property
     def account(self) -> str:
-        """Who answers for what it takes: its user, or else its address."""
-        return (self.user.name if self.user is not None else "") or self.address
+        """Who answers for what it takes: its user, or else its place."""
+        return (self.user.name if self.user is not None else "") or place_of(self.address)
 
     @property
     def must_wait(self) -> bool:

@@ -27,6 +27,7 @@ from simplebus.core.limits import (
 from simplebus.core.receive import ReceiveBuffer
 from simplebus.core.requests import Auth
 from simplebus.server.gatekeeper import Gatekeeper
+from simplebus.server.greeting import Heard
 from simplebus.tls import TlsSocket, has_unread
 
 log = logging.getLogger("simplebus.server")
@@ -94,7 +95,7 @@ class Door(Protocol[S]):
     def knows(self, auth: Auth) -> bool:
         """Whether this shows who one is, as far as it can be told at once."""
 
-    def introduction(self, heard: bytearray) -> tuple[bool, Auth | None]:
+    def introduction(self, heard: Heard) -> tuple[bool, Auth | None]:
         """Whether enough was heard of a peer to know what it says of who it is, and that. Raises
         RemoteProtocolError."""
 
@@ -185,33 +186,39 @@ class Connection(Generic[S]):
         """Hear who the peer says it is, and have it checked, before the session hears it. Returns
         False when the peer has left."""
         door, session, wire, space = self._door, self.session, self.wire, self._door.buffer.space
-        heard = bytearray()
+        greetings = gatekeeper.greetings
+        heard = greetings.open(self.cut)
         is_whole, auth = False, None
-        while not is_whole:
-            if has_unread(wire):
-                await trio.lowlevel.checkpoint()
-            else:
-                await trio.lowlevel.wait_readable(self.socket)
-            try:
-                count = wire.recv_into(space[:GREETING_BYTES_MAX])
-            except BlockingIOError:
-                continue
-            except OSError:
-                return False
-            if count == 0:
-                return False
-            heard += space[:count]
-            is_whole, auth = door.introduction(heard)
-        session.is_judged = True
         try:
-            await gatekeeper.hear(auth, session.address, door.knows)
-        except RemoteProtocolError as error:
-            session.refusal = error  # In whose words it is told, the session knows.
-        session.is_judged = False
+            while not is_whole:
+                if has_unread(wire):
+                    await trio.lowlevel.checkpoint()
+                else:
+                    await trio.lowlevel.wait_readable(self.socket)
+                try:
+                    count = wire.recv_into(space[:GREETING_BYTES_MAX])
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    return False
+                if count == 0:
+                    return False
+                heard.data += space[:count]
+                is_whole, auth = door.introduction(heard)
+                greetings.count(heard)
+            session.is_judged = True
+            try:
+                await gatekeeper.hear(auth, session.address, door.knows)
+            except RemoteProtocolError as error:
+                session.refusal = error  # In whose words it is told, the session knows.
+            session.is_judged = False
+        finally:
+            greetings.close(heard)
         if session.closed:
             return False
-        space[: len(heard)] = heard
-        door.receive(session, len(heard))
+        count = len(heard.data)
+        space[:count] = heard.data
+        door.receive(session, count)
         return True
 
     async def begin(self) -> None:

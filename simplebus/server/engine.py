@@ -30,7 +30,8 @@ from simplebus.core.users import User, Users
 from simplebus.engine.cluster import Cluster
 from simplebus.server.addresses import Addresses
 from simplebus.server.connection import Connection
-from simplebus.server.gatekeeper import Gatekeeper, introduction
+from simplebus.server.gatekeeper import Gatekeeper
+from simplebus.server.greeting import Heard, introduction
 from simplebus.server.handshake import SecureConnection
 from simplebus.server.keeping import Keeping
 from simplebus.server.listeners import host_of
@@ -339,7 +340,7 @@ class Engine:
         """Who that is now; None for nobody."""
         return self.broker.users.named(name) if self.broker.users is not None else None
 
-    def introduction(self, heard: bytearray) -> tuple[bool, Auth | None]:
+    def introduction(self, heard: Heard) -> tuple[bool, Auth | None]:
         return introduction(heard)
 
     def knows(self, auth: Auth) -> bool:

@@ -21,18 +21,13 @@ from dataclasses import dataclass, field
 
 import trio
 
-from simplebus.core import frames
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.limits import (
-    DELIMITER_BYTES,
-    GREETING_BYTES_MAX,
-    HEADER_BYTES,
-    NAME_CHARACTERS_MAX,
-)
+from simplebus.core.limits import NAME_CHARACTERS_MAX
 from simplebus.core.metering import place_of
-from simplebus.core.requests import Auth, ConnectRequest, decode
+from simplebus.core.requests import Auth
 from simplebus.core.users import Users
 from simplebus.server.buckets import Buckets
+from simplebus.server.greeting import Greetings
 
 log = logging.getLogger("simplebus.server")
 
@@ -67,6 +62,8 @@ class Gatekeeper:
 
     def __init__(self, users: Users) -> None:
         self.users = users
+        self.greetings = Greetings()
+        """What is heard of those who have not said who they are."""
         self.checks = 0
         """Slow passwords that were looked at."""
         self._wrong = Buckets(_WRONG_AT_ONCE, _WRONG_PER_SECOND)
@@ -234,33 +231,3 @@ def is_password(kept: str, said: str) -> bool:
         return PasswordHasher().verify(kept, said.encode("utf-8", "surrogatepass"))
     except (Argon2Error, InvalidHashError):
         return False
-
-
-def introduction(heard: bytearray) -> tuple[bool, Auth | None]:
-    """Whether a binary peer's first frame but Heartbeats is whole, and what it says of who the peer
-    is. What is wrong with it is for the bus to say.
-
-    Raises RemoteProtocolError (frame_too_long).
-    """
-    first = 0
-    while (end := heard.find(frames.DELIMITER, first + HEADER_BYTES)) >= 0:
-        if heard[first] != frames.HEARTBEAT:
-            return True, _auth(heard, first, end)
-        first = end + DELIMITER_BYTES
-    if len(heard) > GREETING_BYTES_MAX:
-        raise RemoteProtocolError(
-            Reason.FRAME_TOO_LONG,
-            f"{len(heard)} bytes came before the peer said who it is, {GREETING_BYTES_MAX} are "
-            "allowed",
-        )
-    return False, None
-
-
-def _auth(heard: bytearray, first: int, end: int) -> Auth | None:
-    content = bytes(heard[first + HEADER_BYTES : end])
-    if heard[first] != frames.CONNECT or not content.lstrip().startswith(b"{"):
-        return None
-    try:
-        return decode(ConnectRequest, content).auth
-    except RemoteProtocolError:
-        return None

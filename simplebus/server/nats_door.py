@@ -27,6 +27,7 @@ from simplebus.server import memory
 from simplebus.server.connection import Connection
 from simplebus.server.engine import Engine
 from simplebus.server.gatekeeper import Gatekeeper
+from simplebus.server.greeting import Heard
 from simplebus.server.listeners import host_of
 from simplebus.server.tls import Certificates
 from simplebus.server.tls_connection import TlsConnection
@@ -172,8 +173,10 @@ class NatsDoor:
         if (gatekeeper := self.gatekeeper) is not None:
             gatekeeper.hear_again(words, address, self.knows)
 
-    def introduction(self, heard: bytearray) -> tuple[bool, Auth | None]:
-        return introduction(heard)
+    def introduction(self, heard: Heard) -> tuple[bool, Auth | None]:
+        found = introduction(heard.data, heard.searched)
+        heard.searched = len(heard.data)
+        return found
 
     async def finish_publishers(self) -> None:
         """Stop reading from clients that have subscribed to nothing, each as soon as what it has

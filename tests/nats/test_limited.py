@@ -11,7 +11,6 @@ from simplebus.nats.auth import NatsAuth
 from simplebus.nats.settings import NatsSettings
 
 
-
 def doors(*users: User) -> Doors:
     known = Users(users)
     found = Doors(nats=NatsSettings(auth=NatsAuth(shared=known)))
