@@ -15,6 +15,7 @@ from functools import partial
 from simplebus.core import frames, showing, wishes
 from simplebus.core.access import Scope
 from simplebus.core.acks import AckWindow
+from simplebus.core.arriving import arrive
 from simplebus.core.channel_table import Wanted
 from simplebus.core.classes import MessageClass
 from simplebus.core.elsewhere import Coming, Elsewhere
@@ -26,7 +27,6 @@ from simplebus.core.events import (
 )
 from simplebus.core.group import Group, Member
 from simplebus.core.kept import KeptPosition
-from simplebus.core.key_group import KeyGroup
 from simplebus.core.outbox import Feed, Outbox
 from simplebus.core.owners import Owners
 from simplebus.core.publishers import Publisher, Publishers
@@ -80,6 +80,8 @@ class Answers:
         """Version 1: who subscribed to classes that nobody has named yet."""
         self._idle: dict[Subscription, float] = {}
         """Since when nobody is connected to durables that are not kept for ever."""
+        self._durables = 0
+        """How many there are."""
         self._held_back: dict[Subscription, None] = {}
         """Version 1: positions that begin when a pause is over."""
 
@@ -124,19 +126,10 @@ class Answers:
                     why = "this program has connected again under the same name"
                     # From here on, what it has stored is known.
                     self._end_session(claim.former, RemoteProtocolError(Reason.TAKEN_OVER, why))
-                before = publisher.next, publisher.is_doubted
-                is_elsewheres = bool(asked.bus) and asked.bus != self.identity
-                lost = self.publishers.begin(claim, asked.unconfirmed, is_elsewheres=is_elsewheres)
-                first_number = store.table.first_number
-                if first_number is not None and (asked.unconfirmed is None or is_elsewheres):
-                    self.publishers.begin_at(publisher, first_number(store.clock.now))
-                is_new_here = claim.is_another or not claim.is_known
-                is_on_its_way = asked.unconfirmed is not None and not is_elsewheres
-                if store.table.is_remote and is_new_here and is_on_its_way:
-                    # That nothing is known of it here is no reason to have it begin anew.
-                    self.publishers.begin_at(publisher, asked.unconfirmed or 0)
-                now = publisher.next, publisher.is_doubted
-                if is_new_here or before != now:
+                lost, is_news = arrive(
+                    self.publishers, claim, asked, store.table, store.clock.now, self.identity
+                )
+                if is_news:
                     self._note_publisher(publisher)
                 if store.ledger is not None and publisher.ahead is not None:
                     # Its former connection ended before these were safe: they come again.
@@ -336,6 +329,8 @@ class Answers:
             return None
         position = cls.named.get(cls.key(durable, group))
         if position is None:
+            if durable:
+                wishes.check_durables(self._durables, self._settings)
             if len(cls.named) >= self._settings.limits.durables:
                 raise RemoteProtocolError(
                     Reason.TOO_MANY_SUBSCRIPTIONS,
@@ -382,7 +377,7 @@ class Answers:
                 cls.channels.remove(wanted)
             raise RemoteProtocolError(Reason.BAD_REQUEST, str(error)) from None
         names = (asked.durable or "", asked.group or "")
-        kind = _kind(asked.group, by_key=asked.by_key)
+        kind = wishes.kind_of(asked.group, by_key=asked.by_key)
         terms, spans = wishes.terms(asked, cls, self._settings), left.spans(window)
         position = self._make(kind, cls, names, wanted, terms, window, spans)
         position.take_over(left, self._settings.tick_seconds)
@@ -404,7 +399,7 @@ class Answers:
         if kept.channels and wanted is None:
             return None
         names = (kept.durable, kept.group)
-        kind = _kind(kept.group, by_key=kept.by_key)
+        kind = wishes.kind_of(kept.group, by_key=kept.by_key)
         position = self._make(kind, cls, names, wanted, terms, window, spans)
         position.idle_seconds, position.owner = kept.idle_seconds, kept.owner
         # Should the clock have been set back, nothing waits longer for that.
@@ -443,6 +438,7 @@ class Answers:
             spans=spans,
         )
         position.durable, position.group = durable, group
+        self._durables += bool(durable)
         cls.add(position)
         self._set_terms(cls, position, terms)
         self._changed(position)
@@ -579,6 +575,7 @@ class Answers:
         self._idle.pop(position, None)
         self._held_back.pop(position, None)
         self._changed(position)
+        self._durables -= bool(position.durable)
         position.give_up_waiting()
         cls.remove(position)
         self._store.release(cls)
@@ -595,10 +592,3 @@ class Answers:
     def _reply(self, session: Session, frame: bytes) -> None:
         session.outbox.reply(frame)
         self._ready(session.outbox)
-
-
-def _kind(group: str | None, *, by_key: bool) -> type[Subscription]:
-    """What a position is that has this group."""
-    if not group:
-        return Subscription
-    return KeyGroup if by_key else Group

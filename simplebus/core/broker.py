@@ -204,10 +204,11 @@ class Broker:
             self._apply(session, single)
         else:
             most = self.settings.limits.pending_bytes
-            events = 0
+            events = heavy = 0
             try:
                 for event in session.receive(buffer, count):
                     events += 1
+                    heavy += type(event) is SubscriptionAsked
                     if not session.is_admitted:
                         admit(self.users, session, event, self.visits, self.refused)
                         session.receiver.frame_bytes_max = self.settings.limits.frame_bytes
@@ -216,7 +217,7 @@ class Broker:
                         break  # Little said may ask for much.
             finally:
                 self._confirm(session)
-            session.took(count, events)
+            session.took(count, events, heavy)
             self._check_pending(session)
             return
         if isinstance(session.dialect, Version2):

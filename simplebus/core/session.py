@@ -21,6 +21,8 @@ from simplebus.core.limits import (
     DENSE_EVENTS,
     DENSE_READ_BYTES,
     HEARTBEATS_MISSED_MAX,
+    HEAVY_EVENTS,
+    HEAVY_READ_BYTES,
     PUBLISHER_TICKS,
     RECEIVE_BYTES,
     TRICKLE_BYTES,
@@ -133,9 +135,12 @@ class Session:
         """How much to read from this peer at once."""
         return min(self._read_bytes, TRICKLE_BYTES) if self.must_wait else self._read_bytes
 
-    def took(self, count: int, events: int) -> None:
-        """A read of `count` bytes brought so many events. Bulk is read in ever larger pieces."""
-        if events > DENSE_EVENTS and count < events * DENSE_EVENT_BYTES:
+    def took(self, count: int, events: int, heavy: int = 0) -> None:
+        """A read of `count` bytes brought so many events, of which so many take long. Bulk is read
+        in ever larger pieces."""
+        if heavy > HEAVY_EVENTS:
+            self._read_bytes = max(HEAVY_READ_BYTES, count * HEAVY_EVENTS // heavy)
+        elif events > DENSE_EVENTS and count < events * DENSE_EVENT_BYTES:
             self._read_bytes = DENSE_READ_BYTES
         elif count >= self._read_bytes:
             self._read_bytes = min(2 * self._read_bytes, RECEIVE_BYTES)

@@ -12,9 +12,12 @@ from simplebus.core.channels import check_pattern
 from simplebus.core.classes import MessageClass
 from simplebus.core.dead_letters import are_kept_in
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.limits import IN_FLIGHT_MESSAGES
+from simplebus.core.group import Group
+from simplebus.core.key_group import KeyGroup
+from simplebus.core.limits import DURABLE_BYTES, DURABLES_PART, IN_FLIGHT_MESSAGES
 from simplebus.core.requests import SubscribeRequest
 from simplebus.core.settings import Settings
+from simplebus.core.subscription import Subscription
 from simplebus.core.terms import Terms, whole_ticks
 
 _SLOW = ("block", "drop_oldest", "drop_newest", "disconnect")
@@ -87,3 +90,20 @@ def terms(asked: SubscribeRequest | None, cls: MessageClass, settings: Settings)
         slow=asked.slow,
         takes_envelopes=True,
     )
+
+
+def kind_of(group: str | None, *, by_key: bool) -> type[Subscription]:
+    """What a position is that has this group."""
+    if not group:
+        return Subscription
+    return KeyGroup if by_key else Group
+
+
+def check_durables(count: int, settings: Settings) -> None:
+    """Raise RemoteProtocolError (too_many_subscriptions) if so many are all that there may be."""
+    most = settings.limits.total_bytes // (DURABLES_PART * DURABLE_BYTES)
+    if count >= most:
+        raise RemoteProtocolError(
+            Reason.TOO_MANY_SUBSCRIPTIONS,
+            f"{count} durables exist; by the memory of this bus {most} may exist",
+        )

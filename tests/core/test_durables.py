@@ -19,6 +19,7 @@ from core.talk2 import (
     unsubscribe,
 )
 from simplebus.core.errors import Reason
+from simplebus.core.limits import DURABLES_PART, HEAVY_EVENTS, HEAVY_READ_BYTES, Limits
 from simplebus.core.subscription import Subscription
 
 
@@ -254,3 +255,33 @@ def test_a_subscription_that_is_refused_takes_no_memory_and_nothing_that_waits(s
     assert peer.errors() == ["memory_limit" if start == "waiting" else "bad_request"]
     assert bus.broker.budget.used == used
     assert peer2(bus, subscribe(1, 5)).ids() == [0, 1, 2]
+
+
+def test_durables_of_all_classes_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = Limits().total_bytes // (4 * DURABLES_PART)
+    monkeypatch.setattr("simplebus.core.wishes.DURABLE_BYTES", size)
+    bus = Bus()
+    for class_id in (1, 2):
+        peer = peer2(bus, subscribe(class_id, 1, durable="a"), classes=(class_id,))
+        peer.say(subscribe(class_id, 2, durable="b"), subscribe(class_id, 3))
+        assert [said.kind for said in peer.told()[-3:]] == ["subscribe"] * 3
+    peer.say(subscribe(2, 4, request=8, durable="c"), subscribe(2, 5, group="g"))
+    refused, granted = peer.told()
+    assert (refused.content["code"], refused.message_id) == ("too_many_subscriptions", 8)
+    assert "4 durables exist" in refused.content["message"]
+    assert granted.kind == "subscribe"
+    peer.say(unsubscribe(1, forget=True), subscribe(2, 4, durable="c"))
+    assert [said.kind for said in peer.told()] == ["unsubscribe", "subscribe"]
+    peer.say(unsubscribe(4), subscribe(2, 4, durable="c", seek=True, start="new"))
+    assert [said.kind for said in peer.told()] == ["unsubscribe", "subscribe"]
+    assert bus.broker.answers._durables == 4
+
+
+def test_who_asks_for_many_subscriptions_is_read_in_short_pieces() -> None:
+    bus = Bus()
+    peer = peer2(bus, classes=(1,))
+    before = peer.session.read_bytes
+    asked = b"".join(subscribe(1, number) for number in range(1, 501))
+    peer.say(asked)
+    assert peer.session.read_bytes < before
+    assert peer.session.read_bytes <= max(HEAVY_READ_BYTES, len(asked) * HEAVY_EVENTS // 500)
