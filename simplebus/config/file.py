@@ -178,7 +178,7 @@ def read(path: Path, context: typer.Context) -> tuple[Config, tuple[str, ...]]:
         has_secrets |= theirs
     known = _nobody()
     with mistakes.noted():
-        known = users_of(raw.get("users", []))
+        known = users_of(raw["users"]) if "users" in raw else _nobody()
         has_secrets |= any(user.password or user.token for user in known.users)
     warnings = []
     if has_secrets and mode & stat.S_IROTH:

@@ -8,12 +8,14 @@ import stat
 from pathlib import Path
 
 import pytest
+import typer
 from programs import program
 from typer.testing import CliRunner
 
 from simplebus.cli import app
 from simplebus.client.access import FILE_VARIABLE, VARIABLES, Access
 from simplebus.commands.access_flags import with_access
+from simplebus.commands.serving import planned
 from simplebus.config.mistakes import ConfigError
 from simplebus.config.users import ConfiguredUsers, read_users, together, users_of
 from simplebus.core.access import Permissions, Right, Rule, Rules
@@ -21,6 +23,8 @@ from simplebus.core.passwords import quick_hash
 from simplebus.server.addresses import Addresses, is_loopback
 from simplebus.server.buckets import Buckets
 from simplebus.server.gatekeeper import is_password
+
+SERVE = typer.main.get_group(app).commands["serve"]
 
 
 def run(*words: str, said: str = "") -> tuple[int, str]:
@@ -277,3 +281,15 @@ def test_a_file_without_users_lets_in_nobody(file: Path) -> None:
     assert together([found, ConfiguredUsers()]).known() is not None
     assert together([ConfiguredUsers()]).known() is None
     assert users_of([]).known() is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "is_open"), [("", True), ("[serve]\nport = 1\n", True), ("users = []\n", False)]
+)
+def test_a_configuration_without_a_word_of_users_lets_in_everybody(
+    text: str, is_open: bool, tmp_path: Path
+) -> None:
+    config = tmp_path / "bus.toml"
+    config.write_text(text)
+    with SERVE.make_context("serve", ["--config", str(config)]) as context:
+        assert (planned(context).options.users is None) is is_open
