@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -39,7 +38,6 @@ _WRONG_AT_ONCE, _WRONG_PER_SECOND = 5, 0.5
 """How often one place may be wrong about one user."""
 _WRONG_OF_PLACE_AT_ONCE, _WRONG_OF_PLACE_PER_SECOND = 50, 5.0
 """And about whomever."""
-_NICE = 3  # The event loop goes first, but a busy machine must not keep everybody out.
 
 
 @dataclass(eq=False, slots=True)
@@ -203,12 +201,11 @@ def _too_many_wait() -> RemoteProtocolError:
 
 
 async def _worked_out(kept: str, said: str) -> bool:
-    """The same as `is_password`, in a thread of its own, which everything else goes before."""
+    """The same as `is_password`, in a thread of its own. It has no lower priority: others would
+    keep it from its processor while it keeps the event loop from the interpreter."""
     token, done, found = trio.lowlevel.current_trio_token(), trio.Event(), [False]
 
     def work() -> None:
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         try:
             found[0] = is_password(kept, said)
         except Exception:

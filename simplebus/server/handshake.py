@@ -2,8 +2,9 @@
 
 Rule 1: who makes no handshake in time is closed without a word: it waits for TLS, or does not speak
 it, and would not understand.
-Rule 2: a step of a handshake takes long, as other things go. One is taken at a time, and others
-have their turn between any two: a thousand that come at once hold up nobody who is inside.
+Rule 2: a step of a handshake takes long, as other things go, and so does its end. One is taken at a
+time, and others have their turn between any two: a thousand that come, or go, at once hold up
+nobody who is inside.
 """
 
 from __future__ import annotations
@@ -32,9 +33,11 @@ async def shake_hands(tls: TlsSocket, seconds: float, turn: trio.Lock) -> str:
                 else:
                     await trio.lowlevel.wait_readable(tls.socket)
             return ""
+        why = f"took longer than {seconds:g} s"
     except OSError as error:
-        return f"failed: {getattr(error, 'reason', None) or error.strerror or error}"
-    return f"took longer than {seconds:g} s"
+        why = f"failed: {getattr(error, 'reason', None) or error.strerror or error}"
+    async with turn:  # Whoever is told closes the connection at once: the next one waits for that.
+        return why
 
 
 async def _is_done(tls: TlsSocket, turn: trio.Lock) -> bool:

@@ -62,7 +62,6 @@ FAREWELL_SECONDS_MAX = 1.0
 PART_OF_LOOP = 0.1
 """How much of the event loop's time answers may take, whoever asks for how many."""
 _READ_BYTES = 8 * 1024
-_ACCEPTED_AT_ONCE = 16
 _HEALTH_ASKED = re.compile(rb"(GET|HEAD) (%b) HTTP/1\.[01]\r\n" % "|".join(OPEN_PATHS).encode())
 
 Gate: TypeAlias = Callable[[Request, str, str, Sequence[str]], Awaitable[Response | None]]

@@ -18,7 +18,7 @@ log = logging.getLogger("simplebus.server")
 
 _MAPPED = "::ffff:"
 _BACKLOG = 1024
-_ACCEPTS_PER_TURN = 16
+_ACCEPTS_PER_TURN = 4  # Many at once would hold up those who are inside.
 # Out of file descriptors or memory: what is open must close first.
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _EXHAUSTED_PAUSE_SECONDS = 0.5
