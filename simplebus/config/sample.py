@@ -46,6 +46,8 @@ TABLES = """\
 #- max-connections = 100             # at all doors together; and in a second they may publish
 #- max-message-rate = 10000          # so many messages,
 #- max-byte-rate = "10MiB"           # of so many bytes: what is beyond that waits
+#- max-classes = 100                 # that it may make; without: a quarter of all, and any number
+#- max-durables = 100                # where it may do everything; the same of durables and groups
 #- addresses = ["10.1.0.0/16"]       # from where clients that cannot say who they are may come
 #- [users.permissions]
 #- publish = { allow = ["orders eu.#", "audit"], deny = ["orders eu.test"] }

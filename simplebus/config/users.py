@@ -12,6 +12,8 @@ Rule 1: shapes are declared, and checked where all tables are; see `config_table
     max-connections = 100
     max-message-rate = 1000                 published in a second, by all of them together
     max-byte-rate = "10MiB"
+    max-classes = 100                       that it may make
+    max-durables = 100                      and groups, in all classes together
 
     [users.permissions]                     without it: everything
     publish = { allow = ["orders eu.#"], deny = ["orders eu.test"] }
@@ -90,6 +92,8 @@ class UserTable(Table, frozen=True):
     """Messages a second that all its connections together may publish."""
     max_byte_rate: int | str = 0
     """Bytes of them, or with a unit."""
+    max_classes: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    max_durables: Annotated[int, msgspec.Meta(ge=0)] | None = None
     permissions: GrantedTable | None = None
     nats: PermissionsTable | None = None
 
@@ -122,6 +126,8 @@ class UserTable(Table, frozen=True):
                     granted,
                     self.max_connections,
                     Rate(self.max_message_rate, size),
+                    self.max_classes,
+                    self.max_durables,
                 ),
             )
             if not (made.password or made.token or made.nkey or made.certificates or made.networks):

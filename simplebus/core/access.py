@@ -18,7 +18,7 @@ from __future__ import annotations
 import enum
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,6 +47,16 @@ class Right(enum.StrEnum):
     """To say what a class keeps, and which subjects are its own."""
     MONITOR = "monitor"
     """To see the figures of the bus."""
+
+
+Called = tuple[int, str]
+"""Id and name of a class; -1 and empty where it has none that is known."""
+_Judged = tuple[int | str | Called, ...]
+
+
+def called_so(text: str) -> list[Called]:
+    """The class that is called so, where no more is known of it."""
+    return [(int(text) if text.isdecimal() else -1, text)]
 
 
 class Verdict(enum.Enum):
@@ -107,14 +117,13 @@ class Rules:
         if count > RULES_MAX:
             raise ValueError(f"there are {count} rules, expected at most {RULES_MAX}")
 
-    def scope(self, class_id: int, name: str) -> Scope:
-        """What they say of one class."""
+    def scope(self, class_id: int, name: str, of: Iterable[Called] = ()) -> Scope:
+        """What they say of one class. If it keeps what was given up, `of` are those in which it may
+        have been."""
         allow = [r for r in self.allow or () if is_of_class(r.class_, class_id, name)]
         deny = [r for r in self.deny if is_of_class(r.class_, class_id, name)]
-        if name.startswith(DEAD):  # What is denied is denied when it is given up, too.
-            of = name.removeprefix(DEAD)
-            of_id = int(of) if of.isdecimal() else -1
-            deny += [r for r in self.deny if is_of_class(r.class_, of_id, of)]
+        for each in of:  # What is denied is denied when it is given up, too.
+            deny += [r for r in self.deny if is_of_class(r.class_, *each)]
         return Scope(
             everything=self.allow is None or any(not rule.channel for rule in allow),
             allow=tuple(sorted({rule.channel for rule in allow if rule.channel})),
@@ -215,18 +224,22 @@ class Scope:
 class Grants:
     """Permissions as they are asked; one for all sessions of a user."""
 
-    def __init__(self, permissions: Permissions) -> None:
+    def __init__(
+        self, permissions: Permissions, called: Callable[[str], Sequence[Called]] | None = None
+    ) -> None:
+        """`called` says of the name of a class without `dead.` which classes' letters it keeps."""
         self.permissions = permissions
-        self._publishing: dict[tuple[int, str], Scope] = {}
-        self._subscribing: dict[tuple[int, str], Scope] = {}
+        self._called = called or called_so
+        self._publishing: dict[_Judged, Scope] = {}
+        self._subscribing: dict[_Judged, Scope] = {}
 
     def publishing(self, class_id: int, name: str) -> Scope:
         """What may be published to this class."""
-        return _scope(self._publishing, self.permissions.publish, class_id, name)
+        return self._scope(self._publishing, self.permissions.publish, class_id, name)
 
     def subscribing(self, class_id: int, name: str) -> Scope:
         """What may be seen of it."""
-        return _scope(self._subscribing, self.permissions.subscribe, class_id, name)
+        return self._scope(self._subscribing, self.permissions.subscribe, class_id, name)
 
     def has(self, right: Right, class_id: int | None = None, name: str = "") -> bool:
         """Whether it has a right: in this class, or in all for None."""
@@ -245,11 +258,13 @@ class Grants:
             return True
         return any(self.has(right, class_id, name) for right in Right)
 
-
-def _scope(cached: dict[tuple[int, str], Scope], rules: Rules, class_id: int, name: str) -> Scope:
-    found = cached.get((class_id, name))
-    if found is None:
-        if len(cached) >= VERDICTS_KEPT_MAX:
-            cached.clear()
-        found = cached[class_id, name] = rules.scope(class_id, name)
-    return found
+    def _scope(self, cached: dict[_Judged, Scope], rules: Rules, class_id: int, name: str) -> Scope:
+        of: Sequence[Called] = ()
+        if name.startswith(DEAD):
+            of = self._called(name.removeprefix(DEAD))
+        found = cached.get((class_id, name, *of))
+        if found is None:
+            if len(cached) >= VERDICTS_KEPT_MAX:
+                cached.clear()
+            found = cached[class_id, name, *of] = rules.scope(class_id, name, of)
+        return found

@@ -39,6 +39,7 @@ from simplebus.core.requests import (
 from simplebus.core.rights import check_names, seen_by
 from simplebus.core.session import Session
 from simplebus.core.settings import Settings
+from simplebus.core.shares import Shares
 from simplebus.core.spans import Span
 from simplebus.core.store import Store
 from simplebus.core.subscription import Subscription
@@ -76,12 +77,11 @@ class Answers:
         """Called with an answer that waits for a mark in the ledger, and with whom it lets begin:
         see `Confirming`."""
         self._owners = owners
+        self.shares = Shares(owners.users, store)
         self._early: dict[int, dict[Session, None]] = {}
         """Version 1: who subscribed to classes that nobody has named yet."""
         self._idle: dict[Subscription, float] = {}
         """Since when nobody is connected to durables that are not kept for ever."""
-        self._durables = 0
-        """How many there are."""
         self._held_back: dict[Subscription, None] = {}
         """Version 1: positions that begin when a pause is over."""
 
@@ -94,7 +94,9 @@ class Answers:
     def connect(self, session: Session, class_ids: tuple[int, ...]) -> None:
         """Version 1: name classes, answer with the session's id."""
         check_names(session, class_ids, self._store.classes)
-        self._store.table.open_classes((class_id, "") for class_id in class_ids)
+        found = [(class_id, "") for class_id in class_ids]
+        self.shares.check_classes(session, found)
+        self._store.table.open_classes(found, maker=session.user)
         content = session.session_id.to_bytes(4, "little")
         self._reply(session, frames.encode(frames.CONNECT, content=content))
 
@@ -112,8 +114,9 @@ class Answers:
         dialect, asked = session.dialect, greeted.asked
         assert isinstance(dialect, Version2)
         store = self._store
-        store.table.check_classes(asked.classes)
+        named, _ = store.table.check_classes(asked.classes)
         check_names(session, asked.classes, store.classes)
+        self.shares.check_classes(session, named)
         lost, is_first = 0, not dialect.is_greeted
         if is_first:
             publisher = dialect.publisher
@@ -139,7 +142,7 @@ class Answers:
             session.heartbeat_seconds = self._heartbeat(asked.heartbeat)
             if asked.client:
                 session.peer = f"{session.peer} ({asked.client!r})"
-        found = store.table.name_classes(asked.classes)
+        found = store.table.name_classes(asked.classes, maker=session.user)
         settings = self._settings
         reply = ConnectReply(
             session=session.session_id,
@@ -259,7 +262,7 @@ class Answers:
         wishes.check(wish)
         cls.check_wish(wish)
         scope = seen_by(session, cls, wish.channels)
-        position = self._named(cls, wish)
+        position = self._named(session, cls, wish)
         resumed = position is not None
         if position is None:
             position = self._open(cls, wish, scope)
@@ -272,7 +275,7 @@ class Answers:
             if not position.is_served:
                 self._set_terms(cls, position, wishes.terms(wish, cls, self._settings))
         position.request = asked.request
-        position.owner = position.owner or session.user
+        self.shares.give(position, session.user)
         if wish.idle_seconds is not None:
             position.idle_seconds = wish.idle_seconds
         self._idle.pop(position, None)
@@ -322,20 +325,16 @@ class Answers:
         self._answer(session, frame, position.kept_mark, held)
         return True
 
-    def _named(self, cls: MessageClass, asked: SubscribeRequest) -> Subscription | None:
+    def _named(
+        self, session: Session, cls: MessageClass, asked: SubscribeRequest
+    ) -> Subscription | None:
         """The durable or group that is asked for, if it is there."""
         durable, group = asked.durable or "", asked.group or ""
         if not (durable or group):
             return None
         position = cls.named.get(cls.key(durable, group))
         if position is None:
-            if durable:
-                wishes.check_durables(self._durables, self._settings)
-            if len(cls.named) >= self._settings.limits.durables:
-                raise RemoteProtocolError(
-                    Reason.TOO_MANY_SUBSCRIPTIONS,
-                    f"class {cls.class_id} has {len(cls.named)} durables and groups",
-                )
+            self.shares.check_named(session, cls, is_durable=bool(durable))
             return None
         if position.group != group:
             raise RemoteProtocolError(
@@ -401,7 +400,8 @@ class Answers:
         names = (kept.durable, kept.group)
         kind = wishes.kind_of(kept.group, by_key=kept.by_key)
         position = self._make(kind, cls, names, wanted, terms, window, spans)
-        position.idle_seconds, position.owner = kept.idle_seconds, kept.owner
+        position.idle_seconds = kept.idle_seconds
+        self.shares.give(position, kept.owner)
         # Should the clock have been set back, nothing waits longer for that.
         told = min(kept.told, self._store.clock.now)
         position.put_off((first, last, told + pause) for first, last, pause in kept.pauses)
@@ -438,7 +438,7 @@ class Answers:
             spans=spans,
         )
         position.durable, position.group = durable, group
-        self._durables += bool(durable)
+        self.shares.begin(position)
         cls.add(position)
         self._set_terms(cls, position, terms)
         self._changed(position)
@@ -461,7 +461,8 @@ class Answers:
         """A durable's new position. The former one ends when that is there: what both need is
         stored throughout."""
         position = self._open(cls, asked, scope)
-        position.idle_seconds, position.owner = former.idle_seconds, former.owner
+        position.idle_seconds = former.idle_seconds
+        self.shares.give(position, former.owner)
         self.end(former)
         return position
 
@@ -575,7 +576,7 @@ class Answers:
         self._idle.pop(position, None)
         self._held_back.pop(position, None)
         self._changed(position)
-        self._durables -= bool(position.durable)
+        self.shares.end(position)
         position.give_up_waiting()
         cls.remove(position)
         self._store.release(cls)

@@ -4,7 +4,8 @@ Rule 1: a channel is matched against a subscription's patterns once: against all
 first message comes, against those of a later one when that looks at such a message. From then on a
 run of messages is a look into a table by channel number.
 Rule 2: names that no stored message carries are forgotten when there are too many, or no memory for
-others: about as many at a time as new ones come, so that nobody waits for it.
+others: about as many at a time as new ones come, so that nobody waits for it. Of a class in which
+nothing has been stored for long all are, and what was kept for each number is given back.
 Rule 3: names, verdicts and patterns are paid for from the memory of all classes, before they are
 there.
 
@@ -74,6 +75,11 @@ class Wanted:
     def forget(self, numbers: npt.NDArray[np.intp]) -> None:
         """These numbers, which ascend, stand for no channel any more."""
         self._verdicts[numbers[: numbers.searchsorted(self._verdicts.size)]] = _NO
+
+    def rest(self) -> None:
+        """No number stands for a channel any more."""
+        self._verdicts = np.full(_VERDICTS_MIN, _NO, np.uint8)
+        self._verdicts[0] = _UNKNOWN  # A message without a channel may come first.
 
     def of(self, numbers: npt.NDArray[np.uint32] | int) -> Flags:
         """Which of these channels are wanted."""
@@ -205,6 +211,25 @@ class ChannelTable:
             wanted.forget(idle)
         self._free += idle[::-1].tolist()
         return idle.size
+
+    def rest(self, most: int) -> int:
+        """Nothing has been stored for long: forget up to so many channels, and behind the last one
+        give back what is kept for each. Returns how many."""
+        forgotten = self.forget(most) if len(self) and most else 0
+        if len(self) or not self._capacity:
+            return forgotten
+        del self._names[1:]  # Others look into this list.
+        self._free.clear()
+        self._is_named = self._is_named[:0]
+        self._give(self._capacity * self._column_bytes)
+        self._capacity = 0
+        self._names_max = CHANNEL_NAMES_MAX
+        self._columns.rest()
+        self._sublist.forget_matches()
+        for wanted in self._wanted:
+            wanted.rest()
+        self.generation += 1
+        return forgotten
 
     def _pay_for(self, names: list[str]) -> bool:
         """Take the memory that these new channels need, if there is so much."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from simplebus.core import dead_letters
+from simplebus.core.access import Called, called_so
 from simplebus.core.bound import Bound
 from simplebus.core.budget import MemoryBudget, MemoryShare
 from simplebus.core.classes import MessageClass
@@ -19,6 +20,7 @@ from simplebus.core.limits import (
     CLASS_ID_MAX,
     DEAD_LETTERS_ASIDE,
     DEAD_LETTERS_PART,
+    NAME_CHARACTERS_MAX,
     RING_BYTES_MIN,
     SPILL_MEMORY_PART,
 )
@@ -70,8 +72,9 @@ class ClassTable:
         self.first_number: Callable[[float], int] | None = None
         """Which number a program begins with that connects at this time; None where all that is
         known of its name is known here."""
-        self.named: Callable[[MessageClass], None] = lambda cls: None
-        """Called with a class that was there and has a name now."""
+        self.named: Callable[[MessageClass, str], None] = lambda cls, why: None
+        """Called with a class of which something else may be true now, and with what has happened:
+        it has a name, or one has whose dead letters it keeps."""
         self.opened: Callable[[int], None] = lambda class_id: None
         """Called with the id of a class that is new."""
         self._acknowledged_after: Histogram | None = None
@@ -93,9 +96,22 @@ class ClassTable:
         for cls in self.classes.values():
             self._obey(cls)
 
-    def open_classes(self, found: Iterable[tuple[int, str]], *, are_own: bool = False) -> None:
+    def called(self, text: str) -> list[Called]:
+        """Which classes have dead letters in the class of this name, without what it begins with:
+        those of this name or, without a name, of this id, and those of names too long for it."""
+        found = called_so(text)
+        ids = {self.names.get(text, -1), *(class_id for class_id, _ in found)}
+        if len(dead_letters.PREFIX + text) >= NAME_CHARACTERS_MAX:
+            ids |= {class_id for name, class_id in self.names.items() if name.startswith(text)}
+        found += [(id_, self.classes[id_].name) for id_ in sorted(ids) if id_ in self.classes]
+        return list(dict.fromkeys(found))
+
+    def open_classes(
+        self, found: Iterable[tuple[int, str]], *, are_own: bool = False, maker: str = ""
+    ) -> None:
         """Have the classes with these ids and names, as `find_ids` has found them; "" is for no
-        name, or for the one that it has. The bus's own are not limited.
+        name, or for the one that it has. The bus's own are not limited. `maker`
+        is the user whose new ones are.
 
         Raises RemoteProtocolError (too_many_classes), and has none of them then.
         """
@@ -106,6 +122,7 @@ class ClassTable:
             self.own.update(names.keys() - self.classes.keys())
         for class_id in self.new_classes(names):
             self._open_class(class_id, names[class_id])
+            self.classes[class_id].maker = maker
         for class_id, name in names.items():
             if name:
                 self._name_class(self.classes[class_id], name)
@@ -129,12 +146,16 @@ class ClassTable:
     def _name_class(self, cls: MessageClass, name: str) -> None:
         if self.ledger is not None and cls.name != name:
             self.ledger.hurries[cls.class_id] = None
-        is_news = cls.name != name and bool(cls.subscriptions)
+        is_news = cls.name != name
         cls.name = name
         self.names[name] = cls.class_id
         self._obey(cls)
         if is_news:
-            self.named(cls)
+            letters = self.names.get(dead_letters.class_name(str(cls.class_id)), cls.class_id)
+            for class_id in {cls.class_id, letters}:
+                self.named(
+                    self.classes[class_id], f"class {cls.class_id} has the name {name!r} now"
+                )
 
     def _obey(self, cls: MessageClass) -> None:
         """Have a class do what the settings say of it, by the name that it has now."""
@@ -226,14 +247,17 @@ class ClassTable:
         [(class_id, _)] = self.name_classes([asked])
         return class_id
 
-    def name_classes(self, asked: Sequence[int | str | NamedClass]) -> list[tuple[int, str]]:
-        """Have these classes, bound to these subjects. Returns what `find_ids` does.
+    def name_classes(
+        self, asked: Sequence[int | str | NamedClass], *, maker: str = ""
+    ) -> list[tuple[int, str]]:
+        """Have these classes, bound to these subjects. `maker` is the user whose new ones are.
+        Returns what `find_ids` does.
 
         Raises RemoteProtocolError as `find_ids`, `new_classes` and `Bound.check` do, and has none
         of them then.
         """
         found, bound = self.check_classes(asked)
-        self.open_classes(found)
+        self.open_classes(found, maker=maker)
         for (class_id, _), one in zip(found, asked, strict=True):
             if isinstance(one, NamedClass) and one.last_values:
                 self.ask_for_values(class_id)

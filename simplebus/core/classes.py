@@ -51,6 +51,8 @@ class MessageClass:
     def __init__(self, ring: Ring, keep: Keep, policy: FullPolicy = FullPolicy.BLOCK) -> None:
         self.class_id = ring.class_id
         self.name = ""
+        self.maker = ""
+        """The user that named it first; empty where that is not known."""
         self.policy = policy
         """What happens when it is full."""
         self.ring = ring

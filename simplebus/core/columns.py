@@ -144,6 +144,11 @@ class Columns:
         else:
             np.add.at(self.uses, channels, 1)
 
+    def rest(self) -> None:
+        """No stored message carries a channel, and none has for long."""
+        assert not self.uses[1:].any()
+        self.uses = np.zeros(1, np.int64)
+
     def let_go(self, pieces: list[tuple[int, int]]) -> None:
         """Messages in these slot ranges are stored no longer."""
         assert self.channels is not None

@@ -221,6 +221,7 @@ class Keeper:
             merged(left.sent, 0),
             self._pauses(left),
             self._broker.clock.now,
+            cls.maker,
         )
 
     def _position(self, position: Subscription) -> KeptPosition:

@@ -59,6 +59,8 @@ class KeptClass(_Kept, frozen=True):
     """For how many seconds from `told` on messages first..last-1 of it are not to be sent."""
     told: float = 0.0
     """When all this was so: seconds since 1970."""
+    maker: str = ""
+    """The user that made it; empty where that is not known."""
 
 
 class KeptPosition(_Kept, frozen=True):

@@ -144,6 +144,9 @@ HEAVY_READ_BYTES = 1024
 # What a durable takes, roughly, and which part of the memory of classes all may take beside it.
 DURABLE_BYTES = 8 * 1024
 DURABLES_PART = 4
+# And such a part of all classes, and of one class's durables, may a user make who may not do
+# everything.
+USER_PART = 4
 
 # Of what is held for last values alone, so many bytes may be no value's; more when the values have
 # more. Values are stored anew so many bytes at a time.

@@ -32,7 +32,7 @@ class Owners:
         cut: Callable[[Session, RemoteProtocolError], None],
     ) -> None:
         """`users` says who they are now; `cut` has a session closed."""
-        self._users = users
+        self.users = users
         self._sessions = sessions
         self._cut = cut
 
@@ -55,9 +55,11 @@ class Owners:
         if is_named and not (self._is_free(session, position) or self._configures(session, cls)):
             raise _unauthorized(session, position, "is not its own to move or to forget")
 
-    def judge_again(self, cls: MessageClass) -> None:
-        """A class that was there has a name now: whose rights are others by that is sent no more
-        than these allow, and has to come again."""
+    def judge_again(self, cls: MessageClass, why: str) -> None:
+        """A class has a name now, or one whose dead letters it keeps: whose rights in it are others
+        by that is sent no more than these allow, and has to come again."""
+        if not cls.subscriptions:
+            return
         for session in list(self._sessions.values()):
             grants = session.grants
             if grants is None:
@@ -73,8 +75,7 @@ class Owners:
                 position.wants(wanted(cls, patterns, scope))
                 if former is not None:
                     cls.channels.remove(former)
-                sentence = f"class {cls.class_id} has the name {cls.name!r} now"
-                self._cut(session, RemoteProtocolError(Reason.UNAUTHORIZED, sentence))
+                self._cut(session, RemoteProtocolError(Reason.UNAUTHORIZED, why))
 
     @staticmethod
     def _is_free(session: Session, position: Subscription) -> bool:
@@ -87,7 +88,7 @@ class Owners:
 
     def _seen_by_maker(self, cls: MessageClass, position: Subscription) -> Scope | None:
         """What its maker may see of the class by now; None for everything."""
-        users = self._users()
+        users = self.users()
         user = users.named(position.owner) if users is not None else None
         grants = users.grants(user) if users is not None and user is not None else None
         if grants is None:

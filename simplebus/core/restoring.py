@@ -143,6 +143,7 @@ class Restoring:
         ring = cls.ring
         cls.waiting = AckWindow(floor=cls.first)
         if kept is not None:
+            cls.maker = kept.maker
             head = ring.head if known_head is None else known_head
             window = cls.waiting = kept.waiting.window(floor=cls.first, head=head)
             sent = [(window.floor, head, 1)] if kept.sent is None else kept.sent

@@ -467,13 +467,13 @@ class Ring:
         self.release(self.head)
         self._resize(0, 0)
 
-    def tick(self) -> None:
-        """Once per tick: give memory back that was long not needed."""
+    def tick(self) -> bool:
+        """Once per tick: give memory back that was long not needed. Returns whether all was."""
         if self.exceeds:
             self.trim()
         self._idle_ticks += 1
         if self._idle_ticks < RING_IDLE_TICKS or self._slots == 0:
-            return
+            return self._slots == 0
         slots = at_least(RING_SLOTS_MIN, 2 * self._peak_messages)
         size = at_least(RING_BYTES_MIN, 2 * self._peak_bytes)
         if self._peak_messages == 0:
@@ -481,8 +481,8 @@ class Ring:
         if 2 * slots <= self._slots or 2 * size <= self._size:
             self._resize(min(slots, self._slots), min(size, self._size))
         self._idle_ticks = 0
-        self._peak_messages = len(self)
-        self._peak_bytes = self.frame_bytes
+        self._peak_messages, self._peak_bytes = len(self), self.frame_bytes
+        return self._slots == 0
 
     # Memory --------------------------------------------------------------------------------------
 

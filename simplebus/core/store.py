@@ -26,6 +26,7 @@ from simplebus.core.last_errors import LastErrors
 from simplebus.core.ledger import Ledger
 from simplebus.core.limits import (
     CHANNEL_NAMES_MAX,
+    CHANNELS_FORGOTTEN,
     DELIMITER_BYTES,
     EXPIRED_FIRST,
     EXPIRED_MESSAGES_MAX,
@@ -539,13 +540,14 @@ class Store:
         self.errors.forget_done()
         if 4 * self.budget.left < self.budget.limit:
             self._forget_channels()
-        spare = EXPIRED_MESSAGES_MAX
+        spare, names = EXPIRED_MESSAGES_MAX, CHANNELS_FORGOTTEN
         if self.unburied:
             self._bury_on()
         if self.spilling is not None:
             self.spilling.tick()
         for cls in list(self.classes.values()):
-            cls.ring.tick()
+            if cls.ring.tick():
+                names -= cls.channels.rest(names)
             cls.times.forget(cls.first)
             if cls.purged:
                 cls.purged.remove(0, cls.first)

@@ -172,6 +172,11 @@ class Sublist(Generic[T]):
             self._results.keep(hits, found)
         return found
 
+    def forget_matches(self) -> None:
+        """Give back the memory of what was matched: it is not needed for now."""
+        self._cache.clear()
+        self._results.clear()
+
     def _changed(self, pattern: str) -> None:
         """Forget what may not hold any more.
 
@@ -183,8 +188,7 @@ class Sublist(Generic[T]):
         if is_literal(pattern):
             self._cache.forget(pattern)
         else:
-            self._cache.clear()
-            self._results.clear()
+            self.forget_matches()
 
 
 class _Cache(Generic[K, T]):

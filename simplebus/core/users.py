@@ -8,10 +8,10 @@ user says so.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from simplebus.core.access import Grants, Permissions
+from simplebus.core.access import Called, Grants, Permissions, called_so
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import NAME_CHARACTERS_MAX
 from simplebus.core.meters import UNLIMITED, Rate
@@ -42,6 +42,11 @@ class User:
     """How many there may be at once; 0 for any number."""
     rate: Rate = UNLIMITED
     """How fast all of them together may publish."""
+    classes_max: int | None = None
+    """How many classes it may make; 0 for any number. None for a part of all, where it has
+    permissions; see `shares`."""
+    durables_max: int | None = None
+    """How many durables and groups it may have, in all classes together. 0 and None as above."""
     networks: tuple[Network, ...] = field(init=False, repr=False, default=())
 
     def __post_init__(self) -> None:
@@ -57,10 +62,13 @@ class User:
                 raise ValueError(f"the {what} of user {self.name!r}: {error}") from None
         if is_slow(self.token):
             raise ValueError(f"the token of user {self.name!r}: expected sha256: and 64 digits")
-        if self.connections < 0:
-            raise ValueError(
-                f"user {self.name!r}: connections is 0 or more, got {self.connections}"
-            )
+        for what, count in (
+            ("connections", self.connections),
+            ("classes", self.classes_max),
+            ("durables", self.durables_max),
+        ):
+            if count is not None and count < 0:
+                raise ValueError(f"user {self.name!r}: {what} is 0 or more, got {count}")
         try:
             networks = tuple(map(_network, self.addresses))
         except ValueError as error:
@@ -69,7 +77,7 @@ class User:
 
     def without_limits(self) -> User:
         """Who it is and what it may do, but for how much of it."""
-        return replace(self, connections=0, rate=UNLIMITED)
+        return replace(self, connections=0, rate=UNLIMITED, classes_max=None, durables_max=None)
 
 
 def _network(text: str) -> Network:
@@ -99,6 +107,8 @@ class Users:
         self._certified: dict[str, User] = {}
         self._networks: list[tuple[Network, User]] = []
         self._grants: dict[str, Grants] = {}
+        self.called: Callable[[str], Sequence[Called]] = called_so
+        """Which classes are called so: by what their dead letters are judged, too."""
         self._decoy = next((u.password for u in users if is_slow(u.password)), _DECOY)
         for user in users:
             token = user.token
@@ -203,5 +213,5 @@ class Users:
             return None
         found = self._grants.get(user.name)
         if found is None:
-            found = self._grants[user.name] = Grants(user.permissions)
+            found = self._grants[user.name] = Grants(user.permissions, self.called)
         return found

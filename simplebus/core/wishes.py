@@ -14,7 +14,7 @@ from simplebus.core.dead_letters import are_kept_in
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.group import Group
 from simplebus.core.key_group import KeyGroup
-from simplebus.core.limits import DURABLE_BYTES, DURABLES_PART, IN_FLIGHT_MESSAGES
+from simplebus.core.limits import IN_FLIGHT_MESSAGES
 from simplebus.core.requests import SubscribeRequest
 from simplebus.core.settings import Settings
 from simplebus.core.subscription import Subscription
@@ -97,13 +97,3 @@ def kind_of(group: str | None, *, by_key: bool) -> type[Subscription]:
     if not group:
         return Subscription
     return KeyGroup if by_key else Group
-
-
-def check_durables(count: int, settings: Settings) -> None:
-    """Raise RemoteProtocolError (too_many_subscriptions) if so many are all that there may be."""
-    most = settings.limits.total_bytes // (DURABLES_PART * DURABLE_BYTES)
-    if count >= most:
-        raise RemoteProtocolError(
-            Reason.TOO_MANY_SUBSCRIPTIONS,
-            f"{count} durables exist; by the memory of this bus {most} may exist",
-        )

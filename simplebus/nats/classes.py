@@ -219,7 +219,9 @@ class Classes:
             _check_grants(session, event.queue, wanted)
             deliveries = self._enter(session)
             check_subscribed(deliveries.guest, wanted.class_, store.table)
-            [(class_id, _)] = store.table.name_classes([wanted.class_])
+            found = store.table.find_ids([wanted.class_])
+            broker.answers.shares.check_classes(deliveries.guest, found)
+            [(class_id, _)] = store.table.name_classes([wanted.class_], maker=deliveries.guest.user)
             number = deliveries.number()
             subscription = AckedSubscription(
                 session,

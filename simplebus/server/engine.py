@@ -303,6 +303,8 @@ class Engine:
         """From now on whoever comes has to be one of these. Whoever is inside, and is none of them,
         or may do something else now, is disconnected."""
         before, self.broker.users = self.broker.users, users
+        if users is not None:
+            users.called = self.broker.store.table.called
         if users is not None and self.gatekeeper is not None:
             self.gatekeeper.adopt(users)
         else:

@@ -49,6 +49,7 @@ steps = st.one_of(
     st.tuples(st.just("drop"), st.integers(0, 5)),
     st.tuples(st.just("release"), st.integers(0, 9)),
     st.tuples(st.just("look"), st.integers(0, 5)),
+    st.tuples(st.just("rest"), st.integers(0, 9)),
 )
 
 
@@ -72,6 +73,10 @@ def test_who_wants_what_is_what_the_patterns_say(
                     wanted.append(wants(table, *value))
             elif what == "drop" and wanted:
                 table.remove(wanted.pop(value % len(wanted)))
+            elif what == "rest":
+                there.free()
+                assert table.rest(value) <= value
+                table.check()
             elif what == "release":
                 there.release(min(there.head, there.floor + value))
             elif wanted and len(there):
@@ -186,6 +191,25 @@ def test_no_more_channels_are_forgotten_at_a_time_than_new_ones_warrant() -> Non
         assert table.numbers([f"new{number}" for number in range(5000)]) is not None
         assert before - len(table) == 5000
     table.check()
+
+
+def test_a_class_at_rest_gives_back_what_it_keeps_for_channels() -> None:
+    there = ring()
+    table = ChannelTable(there)
+    wanted = wants(table, "n.*")
+    before = there.budget.used
+    store(table, there, [f"n.{number}" for number in range(1000)])
+    look(wanted, there, [f"n.{number}" for number in range(1000)])
+    assert not there.tick()
+    there.release(there.head)
+    while not there.tick():
+        pass
+    assert [table.rest(600) for _ in range(3)] == [600, 400, 0]
+    assert table.rest(1) == 0
+    assert there.budget.used == before
+    assert (len(table._names), there.columns.uses.size) == (1, 1)
+    store(table, there, ["n.1", "x", ""])
+    look(wanted, there, [*[""] * 1000, "n.1", "x", ""])
 
 
 def test_patterns_and_verdicts_are_paid_for_and_given_back() -> None:

@@ -259,7 +259,7 @@ def test_a_subscription_that_is_refused_takes_no_memory_and_nothing_that_waits(s
 
 def test_durables_of_all_classes_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     size = Limits().total_bytes // (4 * DURABLES_PART)
-    monkeypatch.setattr("simplebus.core.wishes.DURABLE_BYTES", size)
+    monkeypatch.setattr("simplebus.core.shares.DURABLE_BYTES", size)
     bus = Bus()
     for class_id in (1, 2):
         peer = peer2(bus, subscribe(class_id, 1, durable="a"), classes=(class_id,))
@@ -274,7 +274,7 @@ def test_durables_of_all_classes_have_a_bound(monkeypatch: pytest.MonkeyPatch) -
     assert [said.kind for said in peer.told()] == ["unsubscribe", "subscribe"]
     peer.say(unsubscribe(4), subscribe(2, 4, durable="c", seek=True, start="new"))
     assert [said.kind for said in peer.told()] == ["unsubscribe", "subscribe"]
-    assert bus.broker.answers._durables == 4
+    assert bus.broker.answers.shares.durables == 4
 
 
 def test_who_asks_for_many_subscriptions_is_read_in_short_pieces() -> None:

@@ -116,3 +116,40 @@ def test_a_class_that_gets_a_name_is_judged_by_that(bus: Bus) -> None:
     ((cut, error),) = bus.broker.take_cut()
     assert cut is listener.session
     assert error.reason is Reason.UNAUTHORIZED
+
+
+def test_what_is_denied_of_a_class_is_denied_of_its_dead_letters_by_id_and_by_name(
+    bus: Bus,
+) -> None:
+    def denied(who: str, what: str) -> User:
+        rules = Rules(deny=(Rule.parse(what),))
+        return User(who, token=quick_hash(who), permissions=Permissions(subscribe=rules))
+
+    users = bus.broker.users = Users([BOSS, denied("by-id", "7"), denied("by-name", "orders")])
+    users.called = bus.broker.store.table.called
+    early = peer2(bus, classes=["dead.7"], auth={"token": "by-name"})
+    dead_of_7 = bus.broker.store.names["dead.7"]
+    early.say(subscribe(dead_of_7, 1))
+    assert [told.kind for told in early.told()] == ["subscribe"]
+    peer2(bus, classes=[{"id": 7, "name": "orders"}], auth={"token": "boss"})
+    ((cut, error),) = bus.broker.take_cut()
+    assert (cut, error.sentence) == (early.session, "class 7 has the name 'orders' now")
+    peer2(bus, classes=["dead.orders"], auth={"token": "boss"})
+    for who in ("by-id", "by-name"):
+        for name in ("dead.7", "dead.orders"):
+            one = peer2(bus, classes=[1], auth={"token": who})
+            one.say(subscribe(bus.broker.store.names[name], 1))
+            assert [told.content["code"] for told in one.told()] == [Reason.UNAUTHORIZED]
+
+
+def test_a_name_that_is_too_long_for_its_dead_letters_is_denied_there_too(bus: Bus) -> None:
+    long = "x" * 198
+    rules = Rules(deny=(Rule.parse(long),))
+    spy = User("spy", token=quick_hash("spy"), permissions=Permissions(subscribe=rules))
+    users = bus.broker.users = Users([BOSS, spy])
+    users.called = bus.broker.store.table.called
+    peer2(bus, classes=[long], auth={"token": "boss"})
+    dead = bus.broker.store.table.dead_class(long)
+    one = peer2(bus, classes=[1], auth={"token": "spy"})
+    one.say(subscribe(dead.class_id, 1))
+    assert [told.content["code"] for told in one.told()] == [Reason.UNAUTHORIZED]

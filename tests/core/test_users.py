@@ -110,6 +110,8 @@ def test_users_that_cannot_be_told_apart_are_refused(users: list[User], sentence
         ({"name": "a", "token": "sha256:12"}, "64 hexadecimal digits are expected"),
         ({"name": "a", "addresses": ("10.0.0.0/99",)}, "user 'a': '10.0.0.0/99'"),
         ({"name": "a", "connections": -1}, "connections is 0 or more, got -1"),
+        ({"name": "a", "classes_max": -1}, "classes is 0 or more, got -1"),
+        ({"name": "a", "durables_max": -2}, "durables is 0 or more, got -2"),
     ],
 )
 def test_a_user_that_makes_no_sense_is_a_sentence(about: dict[str, object], sentence: str) -> None:
