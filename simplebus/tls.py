@@ -3,6 +3,8 @@
 Rule 1: never wait. What cannot go on raises BlockingIOError, as a plain socket does; what was taken
 from the caller and is not on the wire yet is `unsent`, what came and was not asked for `unread`.
 Rule 2: nothing here decides whom to trust: that is the context's business.
+Rule 3: what a peer may have of TLS itself, behind the handshake, is bounded: who asks for new keys
+again and again, or sends records with nothing in them, costs time and is nobody's user.
 """
 
 from __future__ import annotations
@@ -16,6 +18,14 @@ from typing import Any
 PIECE_BYTES = 256 * 1024
 # A record, and a little more.
 _RECORD_BYTES = 17 * 1024
+# What came from the wire is looked at so much at a time.
+SLICE_BYTES = 32 * 1024
+# Of so much that came, one part in so many is data: a whole record fits into it, and of a record
+# with a single byte that is one part in 85 or more.
+_JUDGED_BYTES = 32 * 1024
+_DATA_PART = 128
+# What TLS itself has to answer may wait for the wire up to here: 600 answers.
+_ANSWERS_BYTES_MAX = 16 * 1024
 
 
 def socket_of(wire: socket.socket | TlsSocket) -> socket.socket:
@@ -56,6 +66,10 @@ class TlsSocket:
             server_hostname=server_name,
         )
         self._unsent = memoryview(b"")
+        self._rest = memoryview(b"")
+        """What came from the wire and was not looked at."""
+        self._looked = self._found = 0
+        """Bytes that were looked at, and how much data was in them, since that was judged last."""
         self._full = False
         """Whether there may be more of what came from the wire."""
 
@@ -80,13 +94,15 @@ class TlsSocket:
                 self._tls.do_handshake()
             except ssl.SSLWantReadError:
                 self.flush()
-                self._receive()
+                if self._receive():
+                    self._look()
             except ssl.SSLError:
                 self._last_words()
                 raise
             else:
                 self.flush()
                 self._full = True  # What the peer said right behind it may have come with it.
+                self._looked = 0
                 return
 
     def certificate(self) -> dict[str, Any] | None:
@@ -102,26 +118,52 @@ class TlsSocket:
 
     def recv_into(self, space: memoryview) -> int:
         """Read up to as many bytes as there is space for; 0 at the end."""
-        count = 0
+        count, slices = 0, 0
         self._full = False
         while count < len(space):
             try:
                 read = self._tls.read(len(space) - count, space[count:])
             except ssl.SSLWantReadError:
-                if count:
-                    return count
-                if self._goes.pending:
-                    self.flush()
-                if not self._receive(len(space)):
-                    return 0
+                self._judge()
+                if not self._rest:
+                    if count:
+                        return count
+                    if slices:  # Others have their turn before more is looked at for nothing.
+                        raise BlockingIOError from None
+                    if not self._receive(len(space)):
+                        return 0
+                elif count < slices * SLICE_BYTES // _DATA_PART:
+                    self._full = True
+                    if count:
+                        return count
+                    raise BlockingIOError from None
+                self._look()
+                slices += 1
                 continue
             except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
                 return count
             if not read:
                 return count
             count += int(read)
+            self._found += int(read)
         self._full = True
         return count
+
+    def _look(self) -> None:
+        """Have the next part of what came looked at."""
+        piece, self._rest = self._rest[:SLICE_BYTES], self._rest[SLICE_BYTES:]
+        self._looked += self._came.write(piece)
+
+    def _judge(self) -> None:
+        """All that was looked at is understood. Raises OSError where it was for nothing."""
+        if self._goes.pending:
+            self.flush()
+            if self._goes.pending > _ANSWERS_BYTES_MAX:
+                raise ConnectionAbortedError(0, "it asked for new TLS keys and took no answer")
+        if self._looked >= _JUDGED_BYTES:
+            if self._found * _DATA_PART < self._looked:
+                raise ConnectionAbortedError(0, "its TLS records had next to nothing in them")
+            self._looked = self._found = 0
 
     def send(self, piece: memoryview | bytes) -> int:
         """Take a beginning of the piece. Raises BlockingIOError while what was taken before is not
@@ -160,9 +202,8 @@ class TlsSocket:
         """Take from the wire what is there, about so much of it. Returns whether there was anything
         but its end."""
         data = self.socket.recv(min(PIECE_BYTES, max(wanted, _RECORD_BYTES)))
-        if data:
-            self._came.write(data)
-        else:
+        self._rest = memoryview(data)
+        if not data:
             self._came.write_eof()
         return bool(data)
 

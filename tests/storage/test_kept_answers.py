@@ -21,9 +21,12 @@ from core.talk2 import (
 )
 
 from simplebus.core import keeper as keeper_module
+from simplebus.core.access import Permissions
 from simplebus.core.errors import Reason
 from simplebus.core.kept import decode
 from simplebus.core.ledger import Level
+from simplebus.core.passwords import quick_hash
+from simplebus.core.users import User, Users
 from storage.kept_bus import KeptBus
 
 KINDS = [{}, {"group": "g"}, {"group": "g", "by_key": True}]
@@ -214,4 +217,17 @@ def test_a_durable_that_went_and_came_as_a_group_s_is_that_after_a_crash(tmp_pat
     bus = KeptBus(tmp_path)
     (position,) = bus.broker.classes[1].subscriptions
     assert (position.durable, position.group) == ("d", "g")
+    bus.crash()
+
+
+def test_what_a_user_has_made_is_its_share_after_a_crash(tmp_path: Path) -> None:
+    users = Users([User("till", token=quick_hash("till"), permissions=Permissions())])
+    bus = KeptBus(tmp_path)
+    bus.broker.users = users
+    peer2(bus, subscribe(1, 5, durable="d"), classes=[1, "orders"], auth={"token": "till"})
+    bus.sync()
+    bus.crash()
+    bus = KeptBus(tmp_path)
+    assert [cls.maker for cls in bus.broker.classes.values()] == ["till", "till"]
+    assert bus.broker.answers.shares.made == {"till": 1}
     bus.crash()
