@@ -42,6 +42,7 @@ from simplebus.config.options import (
     parse_start,
     parse_url,
 )
+from simplebus.config.variables import leave_out_links
 from simplebus.core.errors import BusError
 from simplebus.core.limits import CLASS_ID_MAX, DELIVERIES_MAX
 from simplebus.spark import commands as pipeline
@@ -515,6 +516,7 @@ def main() -> None:
     while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:
         pass  # Standard input, output or error was closed: no socket is to be in its place.
     os.close(descriptor)
+    leave_out_links(os.environ)
     try:
         app(prog_name="simplebus")
     except (BaseExceptionGroup, BusError, OSError, MemoryError, KeyboardInterrupt) as error:

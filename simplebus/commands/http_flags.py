@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from simplebus.config.options import HOSTS, option
+from simplebus.config.options import HOSTS, option, parse_port
 
 HTTP_PORT = 8222
 HTTP = "HTTP: health, metrics, the live page"
@@ -24,8 +24,7 @@ Port = Annotated[
         "The TCP port for health, metrics and the live page. 0 picks a free one; the ready line "
         "tells which.",
         panel=HTTP,
-        min=0,
-        max=65535,
+        parser=parse_port,
         metavar="PORT",
         show_default=f"{HTTP_PORT}, or 0 with --port 0",
     ),

@@ -44,6 +44,7 @@ from simplebus.config.options import (
     LogLevel,
     option,
     parse_last_values,
+    parse_port,
     seconds_option,
     show_size,
     size_option,
@@ -90,8 +91,7 @@ def serve(
         option(
             "--port",
             "The TCP port. 0 picks a free one; the ready line tells which.",
-            min=0,
-            max=65535,
+            parser=parse_port,
             metavar="PORT",
         ),
     ] = 8888,

@@ -114,6 +114,9 @@ class LogFormat(enum.StrEnum):
     JSON = "json"
 
 
+PORT_MAX = 65_535
+
+
 # Words -------------------------------------------------------------------------------------------
 
 _UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
@@ -132,6 +135,20 @@ def parse_size(text: str | int) -> int:
             "GiB behind it, such as 64MiB"
         )
     return int(digits) * _UNITS[unit]
+
+
+def parse_port(text: str | int) -> int:
+    """The number of a port, or 0. Raises typer.BadParameter."""
+    word = str(text).strip()
+    if word.isascii() and word.isdigit() and int(word) <= PORT_MAX:
+        return int(word)
+    hint = ""
+    if "://" in word:
+        hint = (
+            "; Kubernetes sets a variable to that for a service whose name makes it, such "
+            "as SIMPLEBUS_PORT: name the port by the option, which wins"
+        )
+    raise typer.BadParameter(f"{word!r} is no port, expected a number from 0 to {PORT_MAX}{hint}")
 
 
 _SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}

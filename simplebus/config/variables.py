@@ -1,15 +1,18 @@
-"""Variables of the environment that begin with SIMPLEBUS_ and are read by nothing.
+"""Variables of the environment that begin with SIMPLEBUS_: read by nothing, or set by others.
 
 Rule 1: only names are told, never values: they may be secrets.
 Rule 2: what another command reads is no mistake, and neither is what Kubernetes tells each program
-of a service that is called simplebus.
+of a service that is called simplebus. Of those the one that an option has, too, is not that
+option's: nobody else says the same a second time.
+
+    SIMPLEBUS_PORT=tcp://10.96.0.1:8888     SIMPLEBUS_PORT_8888_TCP=tcp://10.96.0.1:8888
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, MutableMapping
 from typing import Any
 
 PREFIX = "SIMPLEBUS_"
@@ -17,6 +20,17 @@ _OF_BRIDGES = ("SIMPLEBUS_FROM_", "SIMPLEBUS_TO_")  # And then any of those of c
 _OF_KUBERNETES = re.compile(
     r"SIMPLEBUS_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP)\w*)?)"
 )
+_LINK = re.compile(r"(tcp|udp|sctp)://\S+:(\d+)")
+"""What Kubernetes, and Docker before, say of where a service is."""
+
+
+def leave_out_links(environment: MutableMapping[str, str]) -> None:
+    """Take what says where a service is, and is called as an option is, from the environment."""
+    for name, value in list(environment.items()):
+        if name.startswith(PREFIX) and name.endswith("PORT") and (link := _LINK.fullmatch(value)):
+            same = environment.get(f"{name}_{link[2]}_{link[1].upper()}")
+            if same == value:
+                del environment[name]
 
 
 def unread(environment: Iterable[str], command: Any) -> list[str]:
