@@ -20,6 +20,9 @@ DISK = Path(__file__).resolve().parent / "disk"
 TLS = Path(__file__).resolve().parent / "tls"
 BUILD = Path(__file__).resolve().parent / ".build"
 FLAGS = ("-O2", "-march=native", "-std=gnu11", "-Wall", "-Wextra")
+_OPENSSL = "apt-get install libssl-dev, or dnf install openssl-devel"
+_PACKAGES = {"openssl/ssl.h": _OPENSSL, "-lssl": _OPENSSL, "-lcrypto": _OPENSSL}
+"""What a compiler says that lacks something, and how that is had."""
 READY_S = 20.0
 GRACE_S = 10.0  # Beyond the generator's own time limit, which says more.
 
@@ -55,12 +58,19 @@ def _built(name: str, folder: Path, flags: tuple[str, ...]) -> Path:
 def _compile(sources: list[Path], flags: tuple[str, ...], target: Path) -> None:
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        raise LoadError("the load generator is written in C, and no compiler (cc) was found")
+        raise LoadError(
+            "the load generator is written in C, and no compiler (cc) was found: "
+            "apt-get install gcc libc6-dev, or dnf install gcc glibc-devel"
+        )
     target.parent.mkdir(exist_ok=True)
     unfinished = target.with_suffix(f".{os.getpid()}")  # Others may compile it too.
     command = [compiler, *flags, "-o", str(unfinished), *map(str, sources)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     if done.returncode != 0:
+        for said, packages in _PACKAGES.items():
+            if said in done.stderr:
+                name = target.name.partition("-")[0]
+                raise LoadError(f"{name} cannot be compiled without OpenSSL's headers: {packages}")
         raise LoadError(f"the load generator does not compile: {done.stderr.strip()[-600:]}")
     unfinished.replace(target)
 

@@ -16,6 +16,9 @@ from typing import Any
 
 # What is encrypted at once, and read from the wire at once: many records of 16 KiB.
 PIECE_BYTES = 256 * 1024
+# How TLS begins; and as much of what comes first as tells what else it may be.
+_HANDSHAKE = b"\x16"
+_OPENING_BYTES = 16
 # A record, and a little more.
 _RECORD_BYTES = 17 * 1024
 # What came from the wire is looked at so much at a time.
@@ -66,6 +69,8 @@ class TlsSocket:
             server_hostname=server_name,
         )
         self._unsent = memoryview(b"")
+        self.opening = b""
+        """What the peer said first of all: a few bytes."""
         self._rest = memoryview(b"")
         """What came from the wire and was not looked at."""
         self._looked = self._found = 0
@@ -97,7 +102,8 @@ class TlsSocket:
                 if self._receive():
                     self._look()
             except ssl.SSLError:
-                self._last_words()
+                if self.opening.startswith(_HANDSHAKE):  # Others would not understand.
+                    self._last_words()
                 raise
             else:
                 self.flush()
@@ -203,6 +209,7 @@ class TlsSocket:
         but its end."""
         data = self.socket.recv(min(PIECE_BYTES, max(wanted, _RECORD_BYTES)))
         self._rest = memoryview(data)
+        self.opening = self.opening or data[:_OPENING_BYTES]
         if not data:
             self._came.write_eof()
         return bool(data)

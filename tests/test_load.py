@@ -14,8 +14,9 @@ sys.path.insert(0, str(ROOT))
 
 from needs import needed  # noqa: E402
 
-from load import canary, canary_nats, sdk  # noqa: E402
+from load import canary, canary_nats, generators, sdk  # noqa: E402
 from load.measure import Manner  # noqa: E402
+from load.processes import LoadError  # noqa: E402
 from simplebus.spark.jobs.traces import RUN_FILE  # noqa: E402
 
 
@@ -87,3 +88,21 @@ def test_a_short_run_against_the_real_server_reports_a_verified_rate(tmp_path: P
         "angle-with-0.parquet",
     ]
     assert json.loads((traces / RUN_FILE).read_text()) == json.loads(figures.read_text())
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ('#error "openssl/ssl.h: No such file or directory"\n', "tls cannot be compiled without "),
+        ("x\n", "the load generator does not compile: "),
+    ],
+)
+def test_what_is_lacking_is_said_with_where_it_is_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, said: str
+) -> None:
+    (tmp_path / "shim.c").write_text(source)
+    monkeypatch.setattr(generators, "TLS", tmp_path)
+    monkeypatch.setattr(generators, "BUILD", tmp_path / "build")
+    with pytest.raises(LoadError, match=said) as caught:
+        generators.tls()
+    assert ("apt-get install libssl-dev" in str(caught.value)) == ("openssl" in source)

@@ -120,6 +120,23 @@ async def test_who_makes_no_handshake_is_closed(own: Pair, said: bytes) -> None:
         assert not server.engine.broker.sessions
 
 
+async def test_who_speaks_version_2_in_clear_is_told_what_is_spoken_here(own: Pair) -> None:
+    said = "this port speaks TLS, and the peer began in clear: expected simplebuss://"
+    async with tls_server(own) as server:
+        address = f"simplebus://{server.addresses[0]}"
+        with pytest.raises(simplebus.BusError, match=said):
+            async with simplebus.connect(address):
+                pass
+
+        def connect() -> None:
+            with simplebus.connect_blocking(address):
+                pass
+
+        with pytest.raises(simplebus.BusError, match=said):
+            await trio.to_thread.run_sync(connect)
+        await until(lambda: not server.engine.broker.sessions)
+
+
 async def test_who_trusts_nobody_here_is_told_so(own: Pair) -> None:
     async with tls_server(own) as server:
         with pytest.raises(simplebus.BusConnectionError, match="its certificate is not trusted"):
