@@ -33,6 +33,7 @@ from simplebus.engine.feed import ALIVE_SECONDS, FETCH_BYTES, FETCH_SECONDS, Fee
 from simplebus.engine.link import Event, Link, Lost, new_inbox
 from simplebus.engine.naming import Naming
 from simplebus.engine.positions import Positions
+from simplebus.engine.returning import Leaving
 from simplebus.engine.settings import EngineOptions
 from simplebus.engine.sole import Sole
 from simplebus.engine.stored import Stored, found_of
@@ -410,7 +411,8 @@ class Cluster:
         self.uplink.open_classes.add(cls.class_id)
         feed = self.feeds[position]
         feed.sole = Sole(found.sent_to) if found.is_sole else None
-        feed.born, feed.sent_before = self.positions.born(cls.class_id), found.sent_before
+        feed.born = self.positions.born(cls.class_id)
+        feed.sent_before, feed.count_before = found.sent_before, found.sent_count
         self._listen(feed, found.name)
         cls.begun[position] = found.was_there
         feed.is_open = True
@@ -486,17 +488,11 @@ class Cluster:
         del self._by_sid[sid]
         tick_seconds = self._broker.settings.tick_seconds
         pauses = position.left().pauses(self._broker.clock, tick_seconds)
-        owed = None
-        if feed.sole is not None:
-            owed = feed.owed(pauses)
-        else:
-            for messages, pause in feed.given_back(pauses):
-                word = jetstream.nak(pause)
-                core.write(jetstream.say_in_order(messages, word))
-                last = last or (messages.reply(-1).decode("latin-1"), word)
+        owed = feed.owed(pauses) if feed.sole is not None else None
+        leaving = Leaving(feed.given_back(pauses), feed.known) if feed.sole is None else None
         name = self._consumers.pop(position)
-        close = partial(self._close, cls, position, name, forget=forget, last=last, owed=owed)
-        self._do(cls.class_id, close)
+        close = partial(self._close, cls, position, name, forget=forget, last=last)
+        self._do(cls.class_id, partial(close, leaving=leaving, owed=owed))
         self.link.flush()
 
     async def _close(
@@ -507,6 +503,7 @@ class Cluster:
         *,
         forget: bool,
         last: tuple[str, bytes] | None = None,
+        leaving: Leaving | None = None,
         owed: Owed | None = None,
     ) -> None:
         """`last` is what was said last of a message: when that is answered, all is known that was
@@ -514,7 +511,9 @@ class Cluster:
         try:
             if last is not None:
                 await self.link.request(*last)
-            await self.positions.close(cls, position, name, forget=forget, owed=owed)
+            await self.positions.close(
+                cls, position, name, forget=forget, leaving=leaving, owed=owed
+            )
         except (BusConnectionError, JetStreamError) as error:
             log.warning("a subscription to class %d could not be ended: %s", cls.class_id, error)
 

@@ -76,6 +76,8 @@ class Found:
     """The last message of the stream that somebody was sent by one that it took over from."""
     sent_before: int = 0
     """The last one that it has sent itself."""
+    sent_count: int = 0
+    """How many it has, those counted that it sent again."""
     is_of_new_stream: bool = False
     """Whether the stream is another one than the one before."""
 
@@ -128,6 +130,9 @@ class Feed:
         """Of a consumer that is this door's alone."""
         self.sent_before = 0
         """The last message of the stream that its consumer had sent when it was found."""
+        self.count_before = self._count_here = self._last_count = 0
+        """How many its consumer had sent when it was found, how many came since, and how many it
+        had sent with the last of them."""
         self.born = ""
         """When the stream was made from which it is fed."""
         self.is_renewing = False
@@ -161,6 +166,14 @@ class Feed:
         """Whether it has messages that its subscriber is sent or has, but for those that pause."""
         return bool(self._waiting) or self.outstanding > self.position.paused
 
+    @property
+    def known(self) -> tuple[int, int] | None:
+        """How many messages its consumer has sent, and the last one of the stream among them, to
+        here or before; None if some went elsewhere meanwhile."""
+        count = self.count_before + self._count_here
+        is_all = not self._count_here or self._last_count == count
+        return (count, max(self._highest, self.sent_before)) if is_all else None
+
     def has_all(self, info: dict[str, Any]) -> bool:
         """Whether all that its consumer has sent, of which this is told, has come to here."""
         if self.sole is not None:
@@ -191,9 +204,10 @@ class Feed:
         if found.is_of_new_stream:
             self._blocks.clear()
             self._waiting.clear()
-            self._waiting_count = self._done_sequence = self._highest = 0
+            self._waiting_count = self._done_sequence = self._highest = self.sent_before = 0
             self._done = SequenceSet()
         self._again_to = self._highest
+        self.count_before = self._count_here = self._last_count = 0
 
     def statistics(self) -> FeedStatistics:
         return FeedStatistics(self.outstanding, self.asked, self.fetched, self.repeated, self.odd)
@@ -237,6 +251,8 @@ class Feed:
         self.fetched += messages.count
         self.refused = 0
         told = jetstream.deliveries(messages)
+        self._count_here += messages.count
+        self._last_count = max(self._last_count, int(told.counts.max(initial=0)))
         said: list[bytes] = []
         if not told.good.all():
             self.odd += messages.count - int(np.count_nonzero(told.good))

@@ -31,6 +31,7 @@ from simplebus.engine.classes import RemoteClass
 from simplebus.engine.feed import Feed, Found, Owed
 from simplebus.engine.link import Link
 from simplebus.engine.names import WAITING, consumer
+from simplebus.engine.returning import Leaving, give_again, give_back, with_note
 from simplebus.engine.settings import EngineOptions
 from simplebus.nats.client import jetstream
 from simplebus.nats.client.events import Messages
@@ -135,11 +136,21 @@ class Positions:
             info = await self._info(class_id, name)
             if info is not None:
                 _check_same(position, patterns, info)
-                return Found(name, True, sent_before=consumers.sent_to(info))
+                return await self._again(class_id, info, was_there=True)
             kind = "durable" if position.durable else "group"
         else:
             name, kind = self._new_name(), "plain"
         return await self._begin(class_id, name, kind, patterns, start)
+
+    async def _again(self, class_id: int, info: dict[str, Any], *, was_there: bool) -> Found:
+        """Go on with a consumer that others had."""
+        await give_again(self._link, self._options.names.stream(class_id), info)
+        return Found(
+            str(info["name"]),
+            was_there,
+            sent_before=consumers.sent_to(info),
+            sent_count=consumers.sent_count(info),
+        )
 
     def _new_name(self) -> str:
         self._count += 1
@@ -197,7 +208,7 @@ class Positions:
                 await self._update(
                     class_id, found, consumers.held_by(left[0]["config"], self._door)
                 )
-                return Found(found, False, sent_before=consumers.sent_to(left[0]))
+                return await self._again(class_id, left[0], was_there=False)
         at = min(consumers.floor(info) for info in left)
         await make(consumers.from_sequence(at))
         taken = [await self._delete(class_id, str(info["name"])) for info in left]
@@ -243,11 +254,17 @@ class Positions:
         name: str,
         *,
         forget: bool,
+        leaving: Leaving | None = None,
         owed: Owed | None = None,
     ) -> None:
         """A position is gone from this door. What is to be forgotten, or nobody can come back to,
-        goes; what the last one leaves waits for whoever comes, `owed` among it."""
+        goes; what the last one leaves waits for whoever comes, `leaving` or `owed` among it."""
         class_id = cls.class_id
+        if leaving is not None and not forget:
+            stream = self._options.names.stream(class_id)
+            config = await give_back(self._link, stream, name, leaving)
+            if config is not None:
+                await self._update(class_id, name, config)
         if owed is not None:
             name = await self._give_back(cls, position, name, owed)
         if (position.durable or position.group) and not forget:
@@ -265,7 +282,9 @@ class Positions:
         info = await self._info(class_id, name)
         if info is None:
             return
-        await self._update(class_id, name, consumers.left_by_its_door(info["config"]))
+        back = owed.sequences[owed.waits == 0.0] if owed is not None else np.empty(0, np.int64)
+        config = consumers.left_by_its_door(with_note(info, back))
+        await self._update(class_id, name, config)
         nobodys = {str(each["name"]) for each in await self._left(class_id)}
         stay = [i for i in await self._list(class_id) if consumers.kind_of(i)]
         if any(each["name"] not in nobodys for each in stay):

@@ -1,0 +1,122 @@
+"""What a door gives back to a consumer that others may have, for whoever comes next (trio).
+
+Rule 1: what is given back comes again first, and in order. A server that has a request of somebody
+who is gone would put the first message behind the others: it is asked something before that, and
+forgets the request.
+Rule 2: what was on its way to nobody is given back as well, where all that the consumer has sent
+before came to this door.
+Rule 3: a server forgets what was given back when messages in front of it are purged, and sends it
+after the ack wait, behind what is newer. So the consumer says what that was, and how many messages
+it had sent by then; who finds that it has sent none since gives the same back once more.
+
+    simplebus-left    7 4-5 9-9    7 sent so far; 4, 5 and 9 of the stream were given back
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from simplebus.core.frames import Integers
+from simplebus.engine import consumers
+from simplebus.engine.link import Link
+from simplebus.nats.client import jetstream, writing
+from simplebus.nats.client.events import Messages
+
+LEFT = "simplebus-left"
+RETURN_MAX = 16 * 1024
+"""Of more messages it is not said that they were given back."""
+_RUNS_MAX = 256
+_NOTE = re.compile(r"([0-9]{1,18})((?: [0-9]{1,18}-[0-9]{1,18})+)")
+_NOTE_CHARACTERS_MAX = 64 * _RUNS_MAX
+_ASIDE = jetstream.nak(30.0)
+"""What has a server take a message out of the row of those that are to come again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """What a position leaves that is nobody's at this door any more."""
+
+    messages: list[tuple[Messages, float]]
+    """Those that are not acknowledged, and for how many seconds they are not to be sent."""
+    known: tuple[int, int] | None = None
+    """How many messages the consumer has sent by now and the last one of the stream among them, as
+    far as this door knows; None where some went elsewhere."""
+
+
+def with_note(info: dict[str, Any], sequences: Integers) -> dict[str, Any]:
+    """How a consumer is configured that says that these messages were given back: ascending, shape
+    (n,)."""
+    config: dict[str, Any] = info["config"]
+    metadata = {**(config.get("metadata") or {})}
+    metadata.pop(LEFT, None)
+    sequences = sequences[:RETURN_MAX]
+    if sequences.size:
+        edges = np.flatnonzero(np.diff(sequences) != 1) + 1
+        runs = [f"{run[0]}-{run[-1]}" for run in np.split(sequences, edges)[:_RUNS_MAX]]
+        metadata[LEFT] = " ".join([str(consumers.sent_count(info)), *runs])
+    return {**config, "metadata": metadata}
+
+
+def noted(info: dict[str, Any]) -> list[int]:
+    """What was given back to a consumer that has sent nothing since."""
+    metadata = info.get("config", {}).get("metadata") or {}
+    match = _NOTE.fullmatch(str(metadata.get(LEFT, ""))[:_NOTE_CHARACTERS_MAX])
+    if match is None or int(match[1]) != consumers.sent_count(info):
+        return []
+    found: list[int] = []
+    for run in match[2].split():
+        first, last = map(int, run.split("-"))
+        found += range(first, min(last + 1, first + RETURN_MAX - len(found)))
+    return found
+
+
+async def give_back(link: Link, stream: str, name: str, leaving: Leaving) -> dict[str, Any] | None:
+    """Give messages back to a consumer, and what it has sent to nobody. Returns how it is to be
+    configured from now on; None for as it is. Raises BusConnectionError and JetStreamError."""
+    info = await link.ask(f"CONSUMER.INFO.{stream}.{name}")
+    lost = range(0)
+    if leaving.known is not None and not info.get("num_waiting"):  # Else they may be another's.
+        count, highest = leaving.known
+        if consumers.sent_count(info) > count:
+            first, last_sent = consumers.floor(info), consumers.sent_to(info)
+            lost = range(max(first, highest + 1), last_sent + 1)[:RETURN_MAX]
+    subjects = [_subject(stream, info, sequence) for sequence in lost]
+    _say(link, subjects, _ASIDE)  # They may be in the row already, before what is older.
+    given: list[Integers] = [np.array(lost, np.int64)]
+    last = ("", b"")
+    for messages, pause in leaving.messages:
+        word = jetstream.nak(pause)
+        link.core.write(jetstream.say_in_order(messages, word))
+        last = messages.reply(-1).decode("latin-1"), word
+        if pause <= 0:
+            given.append(jetstream.deliveries(messages).sequences)
+    _say(link, subjects, jetstream.NAK)
+    if subjects:
+        last = subjects[-1].decode(), jetstream.NAK
+    if last[0]:  # What was said before is known when this is answered.
+        await link.request(*last)
+    sequences = np.unique(np.concatenate(given))
+    return with_note(info, sequences) if sequences.size else None
+
+
+async def give_again(link: Link, stream: str, info: dict[str, Any]) -> None:
+    """Have what was given back to a consumer come first, whatever was purged since. Raises
+    BusConnectionError."""
+    subjects = [_subject(stream, info, sequence) for sequence in noted(info)]
+    if subjects:
+        _say(link, subjects, jetstream.NAK)
+        await link.request(subjects[-1].decode(), jetstream.NAK)
+
+
+def _subject(stream: str, info: dict[str, Any], sequence: int) -> bytes:
+    """By which a consumer is told of a message of the stream that it has sent, whenever it was."""
+    sent = consumers.sent_count(info)
+    return f"$JS.ACK.{stream}.{info['name']}.1.{sequence}.{sent}.0.0".encode()
+
+
+def _say(link: Link, subjects: list[bytes], word: bytes) -> None:
+    link.core.write(b"".join([writing.pub(subject, word) for subject in subjects]))

@@ -1,0 +1,118 @@
+"""What a door gives back comes again first and in order, at whichever door, whatever happens to the
+stream meanwhile: before a server that would send it after the ack wait only, which is longer than
+anybody waits here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import simplebus
+from simplebus.engine.returning import RETURN_MAX, noted, with_note
+
+from .doors import PATIENCE_SECONDS, door, options
+from .nats_servers import NatsServer
+from .test_doors import at, cluster_of, until
+
+ACK_WAIT_SECONDS = 3600.0
+NUMBERED = [b"%d" % number for number in range(10)]
+
+
+async def get(messages: Any, count: int) -> list[bytes]:
+    return [(await messages.get(PATIENCE_SECONDS)).payload for _ in range(count)]
+
+
+async def is_quiet(up: Any) -> None:
+    """What its sessions have left is with the cluster."""
+    await until(lambda: not (cluster_of(up).feeds or cluster_of(up).is_busy))
+
+
+@pytest.mark.parametrize("wish", [{"durable": "d"}, {"durable": "d", "group": "g"}, {}])
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+async def test_what_was_given_back_comes_first_though_the_stream_was_purged_in_front_of_it(
+    jetstream_server: NatsServer, wish: dict[str, str], is_elsewhere: bool
+) -> None:
+    cluster = options(jetstream_server.url, ack_wait_seconds=ACK_WAIT_SECONDS)
+    async with door(cluster) as up, door(cluster) as other, simplebus.connect(at(up)) as bus:
+        async with (
+            simplebus.connect(at(up)) as first,
+            first.subscribe(7, auto_ack=False, **wish) as messages,
+        ):
+            await bus.publish_many(NUMBERED[:5], class_id=7)
+            for message in [await messages.get(PATIENCE_SECONDS) for _ in range(5)][:3]:
+                message.ack()
+        await is_quiet(up)
+        await cluster_of(up).link.ask(f"STREAM.PURGE.{cluster.names.stream(7)}", {"seq": 4})
+        await bus.publish_many(NUMBERED[5:], class_id=7)
+        async with (
+            simplebus.connect(at(other if is_elsewhere else up)) as second,
+            second.subscribe(7, **wish) as messages,
+        ):
+            assert await get(messages, 7) == NUMBERED[3:]
+
+
+async def test_what_was_on_its_way_to_nobody_comes_to_whoever_comes_next(
+    jetstream_server: NatsServer,
+) -> None:
+    cluster = options(jetstream_server.url, ack_wait_seconds=ACK_WAIT_SECONDS)
+    async with door(cluster) as up, simplebus.connect(at(up)) as bus:
+        async with (
+            simplebus.connect(at(up)) as first,
+            first.subscribe(7, auto_ack=False, durable="d", max_in_flight=2) as messages,
+        ):
+            await bus.publish_many(NUMBERED, class_id=7)
+            assert await get(messages, 2) == NUMBERED[:2]
+            link, stream = cluster_of(up).link, cluster.names.stream(7)
+            request = b'{"batch":3,"no_wait":true}'
+            (lost,) = await link.collect(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.d-d", request, most=3)
+            assert lost.all_payloads() == NUMBERED[2:5]
+        await is_quiet(up)
+        async with (
+            simplebus.connect(at(up)) as second,
+            second.subscribe(7, durable="d") as messages,
+        ):
+            assert await get(messages, 10) == NUMBERED
+
+
+def info(sent: int, metadata: dict[str, str] | None = None) -> dict[str, Any]:
+    return {
+        "config": {"metadata": metadata},
+        "delivered": {"stream_seq": sent, "consumer_seq": sent},
+    }
+
+
+@pytest.mark.parametrize(
+    "sequences", [[], [4], [4, 5, 9], list(range(1, 200, 2)), [10**17, 10**17 + 1]]
+)
+def test_what_was_noted_is_found_as_long_as_nothing_was_sent(sequences: list[int]) -> None:
+    config = with_note(info(7, {"simplebus": "durable"}), np.array(sequences, np.int64))
+    assert config["metadata"]["simplebus"] == "durable"
+    assert noted({**info(7), "config": config}) == sequences
+    assert noted({**info(8), "config": config}) == []
+    assert with_note({**info(8), "config": config}, np.empty(0, np.int64))["metadata"] == {
+        "simplebus": "durable"
+    }
+
+
+def test_a_note_has_a_bound() -> None:
+    many = np.arange(1, 10 * RETURN_MAX)
+    assert noted({**info(7), "config": with_note(info(7), many)}) == many[:RETURN_MAX].tolist()
+    holes = noted({**info(7), "config": with_note(info(7), many[::2])})
+    assert holes == many[::2][: len(holes)].tolist()
+    assert len(holes) > 200
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["", "7", "7 ", "7 4", "7 4-", "7 5-4", "8 4-5", "7 4-5,6", "x", "7 4-5\n", "-1 4-5", "٧ 4-5"],
+)
+def test_a_note_that_says_nothing_is_none(said: str) -> None:
+    assert noted(info(7, {"simplebus-left": said})) == []
+    assert noted(info(7)) == []
+
+
+def test_a_note_of_somebody_else_has_the_same_bound() -> None:
+    assert len(noted(info(7, {"simplebus-left": "7 1-999999999999999999"}))) == RETURN_MAX
+    assert len(noted(info(7, {"simplebus-left": "7" + " 1-9999" * 200}))) <= RETURN_MAX
