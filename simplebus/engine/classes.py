@@ -31,8 +31,9 @@ FEED_MESSAGES_MAX = 128 * 1024
 FEED_BYTES_MAX = 64 * 1024 * 1024
 """What one subscription may hold at a door."""
 
-Begin = Callable[["RemoteClass", Subscription, "str | Start"], None]
-"""Called with a position that is new, and where it begins if the cluster does not know it."""
+Begin = Callable[["RemoteClass", Subscription, "str | Start", bool], None]
+"""Called with a position that is new, and where it begins if the cluster does not know it; or in
+any case."""
 End = Callable[["RemoteClass", Subscription, bool], None]
 """Called with a position that nobody here has any more, and whether it is to be forgotten."""
 
@@ -75,6 +76,7 @@ class RemoteClass(MessageClass):
         self._begin = begin
         self._end = end
         self._start: str | Start = "waiting"
+        self._seeks = False
         self._forgets = False
         self.touched: Callable[[RemoteClass], None] = lambda cls: None
         """Called when positions of it may have moved."""
@@ -139,11 +141,10 @@ class RemoteClass(MessageClass):
             what = "by_key: members at several doors would not know of each other's keys"
         elif asked.slow != "block":
             what = f"slow = {asked.slow!r}: what waits is not counted at a door"
-        elif asked.seek:
-            what = "seek: a consumer of JetStream does not move"
         elif asked.start == "last_values":
             what = "last_values: no door sees them all"
         else:
+            self._seeks = asked.seek
             return
         raise RemoteProtocolError(
             Reason.BAD_REQUEST, f"a door before a JetStream cluster does not know {what}"
@@ -159,7 +160,8 @@ class RemoteClass(MessageClass):
 
     def add(self, position: Subscription) -> None:
         super().add(position)
-        self._begin(self, position, self._start)
+        seeks, self._seeks = self._seeks, False
+        self._begin(self, position, self._start, seeks)
 
     def forget(self, position: Subscription) -> None:
         """The next one to be removed goes for good."""

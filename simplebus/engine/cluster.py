@@ -30,6 +30,7 @@ from simplebus.core.subscription import Subscription
 from simplebus.engine.classes import RemoteClass, askers_of, let_answer, owes_letters
 from simplebus.engine.coming import when_all_has_come
 from simplebus.engine.feed import ALIVE_SECONDS, FETCH_BYTES, FETCH_SECONDS, Feed, Owed
+from simplebus.engine.feed import Found as Consumer
 from simplebus.engine.link import Event, Link, Lost, new_inbox
 from simplebus.engine.naming import Naming
 from simplebus.engine.positions import Positions
@@ -46,6 +47,7 @@ from simplebus.nats.client.jetstream import JetStreamError
 log = logging.getLogger("simplebus.engine")
 
 Job = Callable[[], Awaitable[None]]
+Find = Callable[[], Awaitable[Consumer]]
 
 _LOTS_MAX = 64
 _BEAT_SECONDS = 0.25
@@ -344,11 +346,14 @@ class Cluster:
 
     # Positions -----------------------------------------------------------------------------------
 
-    def _begin(self, cls: RemoteClass, position: Subscription, start: str | Start) -> None:
+    def _begin(
+        self, cls: RemoteClass, position: Subscription, start: str | Start, seeks: bool
+    ) -> None:
         cls.touched = self._touch
         self.feeds[position] = Feed(cls, position, self._broker.store)
         self.uplink.hold(cls.class_id)
-        self._do(cls.class_id, partial(self._open_feed, cls, position, start))
+        find = partial(self.positions.open, cls, position, start, seeks=seeks)
+        self._do(cls.class_id, partial(self._open_feed, cls, position, find))
 
     def _touch(self, cls: RemoteClass) -> None:
         for position in cls.subscriptions:
@@ -379,23 +384,19 @@ class Cluster:
             log.info("what is done with of class %d stays for now: %s", class_id, error)
             self._acked.add(class_id)
 
-    async def _open_feed(
-        self, cls: RemoteClass, position: Subscription, start: str | Start
-    ) -> None:
+    async def _open_feed(self, cls: RemoteClass, position: Subscription, find: Find) -> None:
         """Find or make the consumer of a position, and have it feed it."""
         try:
-            await self._find_consumer(cls, position, start)
+            await self._find_consumer(cls, position, find)
         finally:
             self.uplink.let_go(cls.class_id)
             self._settle()
 
-    async def _find_consumer(
-        self, cls: RemoteClass, position: Subscription, start: str | Start
-    ) -> None:
+    async def _find_consumer(self, cls: RemoteClass, position: Subscription, find: Find) -> None:
         while position in self.feeds:
             try:
                 await self.link.wait_ready()
-                found = await self.positions.open(cls, position, start)
+                found = await find()
                 break
             except RemoteProtocolError as error:
                 self._refuse(cls, position, error)

@@ -56,7 +56,8 @@ def consumer(
     channels: tuple[str, ...] = (),
     is_sole: bool = False,
 ) -> dict[str, Any]:
-    """The configuration of a position: a "durable", a "group", or a "plain" one. One that no other
+    """The configuration of a position: a "durable", a "group", or a "plain" one; or of a "hold",
+    which keeps what another one needs that is made anew. One that no other
     door can have acknowledges all up to a message at once: one word for each costs a server as much
     as all the rest."""
     made: dict[str, Any] = {
@@ -72,6 +73,8 @@ def consumer(
     }
     if kind == "plain" and name != WAITING:
         made["inactive_threshold"] = round(PLAIN_SECONDS * 1e9)
+    elif kind == "hold":
+        made["inactive_threshold"] = round(CLAIM_SECONDS * 1e9)
     elif kind == "group":
         made["inactive_threshold"] = round(GROUP_SECONDS * 1e9)
     return made

@@ -122,11 +122,14 @@ class Positions:
         """A class's stream may be gone: it is looked for before it is used again."""
         self._streams.discard(class_id)
 
-    async def open(self, cls: RemoteClass, position: Subscription, start: str | Start) -> Found:
-        """Have a position's consumer.
+    async def open(
+        self, cls: RemoteClass, position: Subscription, start: str | Start, *, seeks: bool = False
+    ) -> Found:
+        """Have a position's consumer; where it `seeks`, at `start` in any case.
 
         Raises RemoteProtocolError (subscription_mismatch) for a name that is there for something
-        else, JetStreamError and BusConnectionError.
+        else, and (durable_in_use) for one that is to be moved and is another door's now;
+        JetStreamError and BusConnectionError.
         """
         class_id = cls.class_id
         await self.open_stream(class_id, cls.name)
@@ -136,6 +139,8 @@ class Positions:
             info = await self._info(class_id, name)
             if info is not None:
                 _check_same(position, patterns, info)
+                if seeks:
+                    return await self._move(class_id, info, patterns, start)
                 return await self._again(class_id, info, was_there=True)
             kind = "durable" if position.durable else "group"
         else:
@@ -151,6 +156,24 @@ class Positions:
             sent_before=consumers.sent_to(info),
             sent_count=consumers.sent_count(info),
         )
+
+    async def _move(
+        self, class_id: int, info: dict[str, Any], patterns: tuple[str, ...], start: str | Start
+    ) -> Found:
+        """Have a durable begin at `start`: consumers do not move, so it is made anew. Another one
+        keeps what is stored for it until it is there."""
+        name = str(info["name"])
+        if info.get("num_waiting"):
+            raise RemoteProtocolError(
+                Reason.DURABLE_IN_USE, f"another door has {name!r}: it is not moved under its feet"
+            )
+        hold = f"hold-{name}"
+        at = consumers.from_sequence(consumers.floor(info))
+        await self._make(class_id, hold, "hold", at, channels=patterns)
+        await self._delete(class_id, name)
+        await self._make(class_id, name, "durable", consumers.starting(start), channels=patterns)
+        await self._delete(class_id, hold)
+        return Found(name, True)
 
     def _new_name(self) -> str:
         self._count += 1

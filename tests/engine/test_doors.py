@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
 import served
 import trio
 import trio.testing
+from core.talk2 import asked, hello, subscribe
 from nats_peer import greeted
 
 import simplebus
@@ -134,6 +136,54 @@ async def test_version_1_has_what_waited_and_leaves_what_it_did_not_acknowledge(
         await until(lambda: not (other.engine.broker.sessions or cluster_of(other).is_busy))
         await first.send(frames.encode(frames.SUBSCRIBE, class_id=3))
         assert await first.messages(1) == [(0, b"2")]
+
+
+async def test_a_durable_that_is_to_seek_begins_where_it_is_asked_to(
+    jetstream_server: NatsServer,
+) -> None:
+    cluster = options(jetstream_server.url)
+    keeps: dict[str, Any] = {"durable": "keeps all", "auto_ack": False}
+    async with (
+        door(cluster) as one,
+        door(cluster) as other,
+        simplebus.connect(at(one)) as bus,
+        bus.subscribe(7, **keeps) as kept,
+    ):
+        await bus.publish_many([b"0", b"1", b"2"], class_id=7)
+        await kept.get(PATIENCE_SECONDS)
+        peer = await served.connect(other)
+        await peer.send(hello(7))
+        assert (await peer.frame())[0] == frames.CONNECT
+
+        async def begun(number: int, **wish: object) -> bytes:
+            """What the first frame behind the subscription's is."""
+            await peer.send(subscribe(7, number, durable="d", **wish))
+            told = await peer.frame()
+            if told[0] == frames.SUBSCRIBE:
+                assert (await peer.frame())[0] == frames.DELIVER
+                return (await peer.frame())[9:-4]
+            return told
+
+        async def ended(number: int) -> None:
+            await peer.send(asked(frames.UNSUBSCRIBE, 7, 9, number))
+            while (await peer.frame())[0] != frames.UNSUBSCRIBE:
+                pass
+            await until(lambda: not cluster_of(other).is_busy)
+
+        assert await begun(1, start="earliest") == b"0"
+        await ended(1)
+        assert await begun(2, start="last", seek=True) == b"2"
+        await ended(2)
+        assert await begun(3, start={"sequence": 1}, seek=True) == b"1"
+        await ended(3)
+        async with bus.subscribe(7, durable="d", auto_ack=False):
+            name = f"CONSUMER.INFO.{cluster.names.stream(7)}.d-d"
+            with trio.fail_after(PATIENCE_SECONDS):
+                while not (await cluster_of(one).link.ask(name)).get("num_waiting"):  # noqa: ASYNC110
+                    await trio.sleep(0.01)
+            told = await begun(4, start="earliest", seek=True)
+            assert told[0] == frames.ERROR
+            assert b"another door has" in told
 
 
 async def test_members_of_a_group_at_two_doors_share(jetstream_server: NatsServer) -> None:

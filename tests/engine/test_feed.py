@@ -50,7 +50,7 @@ class Door:
         self.taken()
         (self.feed,) = self.feeds
 
-    def _begin(self, cls: RemoteClass, position: Subscription, start: object) -> None:
+    def _begin(self, cls: RemoteClass, position: Subscription, *start: object) -> None:
         self.feeds.append(Feed(cls, position, self.broker.store))
 
     def _end(self, cls: RemoteClass, position: Subscription, forget: bool) -> None:
