@@ -76,7 +76,7 @@ class Answers:
         self._answer = answer
         """Called with an answer that waits for a mark in the ledger, and with whom it lets begin:
         see `Confirming`."""
-        self._owners = owners
+        self.owners = owners
         self.shares = Shares(owners.users, store)
         self._early: dict[int, dict[Session, None]] = {}
         """Version 1: who subscribed to classes that nobody has named yet."""
@@ -267,10 +267,10 @@ class Answers:
         if position is None:
             position = self._open(cls, wish, scope)
         elif wish.seek:
-            self._owners.check_change(session, cls, position)
+            self.owners.check_change(session, cls, position)
             position = self._moved(cls, position, wish, scope)
         else:
-            self._owners.check(session, cls, position, scope)
+            self.owners.check(session, cls, position, scope)
             showing.show(cls, position, scope)
             if not position.is_served:
                 self._set_terms(cls, position, wishes.terms(wish, cls, self._settings))
@@ -509,7 +509,7 @@ class Answers:
         forget = asked.asked.forget
         position = held.group if isinstance(held, Member) else held
         if forget:
-            self._owners.check_change(session, self._store.classes[held.class_id], position)
+            self.owners.check_change(session, self._store.classes[held.class_id], position)
         del session.subscriptions[asked.number]
         if isinstance(held, Member):
             held.group.leave(held)

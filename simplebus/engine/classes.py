@@ -18,6 +18,7 @@ from simplebus.core.elsewhere import Found, Purged
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.left import Left
 from simplebus.core.requests import FetchRequest, Start, SubscribeRequest
+from simplebus.core.rights import seen_by
 from simplebus.core.ring import Ring
 from simplebus.core.session import Session
 from simplebus.core.settings import FullPolicy, Keep
@@ -206,6 +207,22 @@ def askers_of(broker: Broker, position: Subscription) -> list[Session]:
             for held in session.subscriptions.values()
         )
     ]
+
+
+def judge(
+    broker: Broker, cls: RemoteClass, position: Subscription, owner: str, *, moves: bool
+) -> None:
+    """A durable or a group that was asked for here is this user's, as the cluster says; empty for
+    nobody's. Raises RemoteProtocolError (unauthorized) where who asks may not have it, or not have
+    it moved."""
+    position.owner = owner
+    patterns = tuple(position.wanted.patterns) if position.wanted else ()
+    for session in askers_of(broker, position):
+        if moves:
+            broker.answers.owners.check_change(session, cls, position)
+        else:
+            scope = seen_by(session, cls, patterns)
+            broker.answers.owners.check(session, cls, position, scope)
 
 
 def let_answer(broker: Broker, sessions: list[Session]) -> None:

@@ -27,7 +27,7 @@ from simplebus.core.errors import BusConnectionError, RemoteProtocolError
 from simplebus.core.ledger import Ledger
 from simplebus.core.requests import Start
 from simplebus.core.subscription import Subscription
-from simplebus.engine.classes import RemoteClass, askers_of, let_answer, owes_letters
+from simplebus.engine.classes import RemoteClass, askers_of, judge, let_answer, owes_letters
 from simplebus.engine.coming import when_all_has_come
 from simplebus.engine.feed import ALIVE_SECONDS, FETCH_BYTES, FETCH_SECONDS, Feed, Owed
 from simplebus.engine.feed import Found as Consumer
@@ -81,7 +81,7 @@ class Cluster:
             tls=options.tls,
         )
         core = self.link.core
-        self.positions = Positions(self.link, options, self.door)
+        self.positions = Positions(self.link, options, self.door, partial(judge, broker))
         self.uplink = Uplink(
             core,
             subject=options.names.subject,

@@ -18,6 +18,7 @@ EXISTS = frozenset({10013, 10148, 10105})
 NO_MESSAGE = frozenset({404, 10037, 10043, 10057})
 """A stream has no such message."""
 _KIND, _DOOR, _CHANNELS = "simplebus", "simplebus-door", "simplebus-channels"
+_OWNER = "simplebus-owner"
 PLAIN_SECONDS = 86_400.0
 """How long what a plain subscription has not acknowledged waits after its door has died."""
 GROUP_SECONDS = 300.0
@@ -54,6 +55,7 @@ def consumer(
     door: str,
     start: dict[str, Any],
     channels: tuple[str, ...] = (),
+    owner: str = "",
     is_sole: bool = False,
 ) -> dict[str, Any]:
     """The configuration of a position: a "durable", a "group", or a "plain" one; or of a "hold",
@@ -71,6 +73,8 @@ def consumer(
         "metadata": {_KIND: kind, _DOOR: door, _CHANNELS: "\n".join(sorted(channels))},
         **start,
     }
+    if owner:
+        made["metadata"][_OWNER] = owner
     if kind == "plain" and name != WAITING:
         made["inactive_threshold"] = round(PLAIN_SECONDS * 1e9)
     elif kind == "hold":
@@ -167,6 +171,11 @@ def kind_of(info: dict[str, Any]) -> str:
 def door_of(info: dict[str, Any]) -> str:
     """Which door holds a plain one; empty for none."""
     return str(info.get("config", {}).get("metadata", {}).get(_DOOR, ""))
+
+
+def owner_of(info: dict[str, Any]) -> str:
+    """Which user has made a durable or a group; empty for nobody."""
+    return str(info.get("config", {}).get("metadata", {}).get(_OWNER, ""))
 
 
 def channels_of(info: dict[str, Any]) -> set[str]:

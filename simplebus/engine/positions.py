@@ -17,9 +17,10 @@ and the other one begins anew.
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -43,11 +44,20 @@ _STREAM_SECONDS = 10.0
 _BATCH_MAX = 4096
 
 
+class Judge(Protocol):
+    """What is asked whether those who want a position may have it: see `classes.judge`."""
+
+    def __call__(
+        self, cls: RemoteClass, position: Subscription, owner: str, *, moves: bool
+    ) -> None: ...
+
+
 class Positions:
     """Of one door."""
 
-    def __init__(self, link: Link, options: EngineOptions, door: str) -> None:
+    def __init__(self, link: Link, options: EngineOptions, door: str, judge: Judge) -> None:
         self._link = link
+        self._judge = judge
         self._options = options
         self._door = door
         self._count = 0
@@ -128,8 +138,8 @@ class Positions:
         """Have a position's consumer; where it `seeks`, at `start` in any case.
 
         Raises RemoteProtocolError (subscription_mismatch) for a name that is there for something
-        else, and (durable_in_use) for one that is to be moved and is another door's now;
-        JetStreamError and BusConnectionError.
+        else, (unauthorized) for one of a user whose it is not to have, and (durable_in_use) for one
+        that is to be moved and is another door's now; JetStreamError and BusConnectionError.
         """
         class_id = cls.class_id
         await self.open_stream(class_id, cls.name)
@@ -139,13 +149,15 @@ class Positions:
             info = await self._info(class_id, name)
             if info is not None:
                 _check_same(position, patterns, info)
+                self._judge(cls, position, consumers.owner_of(info), moves=seeks)
                 if seeks:
                     return await self._move(class_id, info, patterns, start)
                 return await self._again(class_id, info, was_there=True)
             kind = "durable" if position.durable else "group"
         else:
             name, kind = self._new_name(), "plain"
-        return await self._begin(class_id, name, kind, patterns, start)
+        make = partial(self._make, class_id, name, kind, channels=patterns, owner=position.owner)
+        return await self._begin(class_id, name, make, start, sole=kind == "plain")
 
     async def _again(self, class_id: int, info: dict[str, Any], *, was_there: bool) -> Found:
         """Go on with a consumer that others had."""
@@ -171,7 +183,8 @@ class Positions:
         at = consumers.from_sequence(consumers.floor(info))
         await self._make(class_id, hold, "hold", at, channels=patterns)
         await self._delete(class_id, name)
-        await self._make(class_id, name, "durable", consumers.starting(start), channels=patterns)
+        begin, owner = consumers.starting(start), consumers.owner_of(info)
+        await self._make(class_id, name, "durable", begin, channels=patterns, owner=owner)
         await self._delete(class_id, hold)
         return Found(name, True)
 
@@ -209,19 +222,24 @@ class Positions:
         elif info is None:
             # What other doors have of a group is not known here: all that is stored comes again.
             start = consumers.from_sequence(needed) if needed and not position.group else start
-            await self._make(class_id, name, kind, start, channels=patterns)
+            await self._make(class_id, name, kind, start, channels=patterns, owner=position.owner)
         if is_new:  # Nothing there is for whoever comes first.
             await self._delete(class_id, WAITING)
         feed.born = self.born(class_id)
         return Found(name, True, feed.sole is not None, is_of_new_stream=is_new)
 
     async def _begin(
-        self, class_id: int, name: str, kind: str, patterns: tuple[str, ...], start: str | Start
+        self,
+        class_id: int,
+        name: str,
+        make: Callable[..., Awaitable[None]],
+        start: str | Start,
+        *,
+        sole: bool,
     ) -> Found:
         """Make a consumer; one that is for what waits takes that over, if there is any."""
         left = await self._left(class_id) if start == "waiting" else []
-        sole = kind == "plain"
-        make = partial(self._make, class_id, name, kind, channels=patterns, is_sole=sole)
+        make = partial(make, is_sole=sole)
         if not left:
             await make(consumers.starting(start))
             return Found(name, False, sole)
@@ -378,6 +396,7 @@ class Positions:
         *,
         door: str | None = None,
         channels: tuple[str, ...] = (),
+        owner: str = "",
         is_sole: bool = False,
     ) -> None:
         stream = self._options.names.stream(class_id)
@@ -388,6 +407,7 @@ class Positions:
             door=self._door if door is None else door,
             start=start,
             channels=channels,
+            owner=owner,
             is_sole=is_sole,
         )
         body = {"stream_name": stream, "config": config, "action": "create"}
