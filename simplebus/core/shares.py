@@ -82,9 +82,18 @@ class Shares:
             if position.durable or position.group:
                 self.made[user] += 1
 
+    def hand_over(self, position: Subscription, user: str) -> None:
+        """A position is not whose it was taken for, but this user's; nobody's for an empty one."""
+        self._take_from_owner(position)
+        position.owner = ""
+        self.give(position, user)
+
     def end(self, position: Subscription) -> None:
         """A position is gone for good."""
         self.durables -= bool(position.durable)
+        self._take_from_owner(position)
+
+    def _take_from_owner(self, position: Subscription) -> None:
         if position.owner and (position.durable or position.group):
             self.made[position.owner] -= 1
             if not self.made[position.owner]:

@@ -215,7 +215,7 @@ def judge(
     """A durable or a group that was asked for here is this user's, as the cluster says; empty for
     nobody's. Raises RemoteProtocolError (unauthorized) where who asks may not have it, or not have
     it moved."""
-    position.owner = owner
+    broker.answers.shares.hand_over(position, owner)
     patterns = tuple(position.wanted.patterns) if position.wanted else ()
     for session in askers_of(broker, position):
         if moves:

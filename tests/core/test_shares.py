@@ -116,3 +116,19 @@ def test_subscriptions_without_a_name_are_no_share() -> None:
     for number in range(4):
         assert told(one, subscribe(1, number + 1)) == ["subscribe"]
     assert not bus.broker.answers.shares.made
+
+
+def test_what_turns_out_to_be_another_ones_is_no_share_of_who_asked_for_it() -> None:
+    bus = served()
+    ada = peer(bus, "ada")
+    assert told(ada, subscribe(1, 1, durable="d"), subscribe(1, 2)) == ["subscribe", "subscribe"]
+    shares = bus.broker.answers.shares
+    named, plain = bus.broker.classes[1].subscriptions
+    for owner, made in (("bob", {"bob": 1}), ("", {}), ("bob", {"bob": 1}), ("bob", {"bob": 1})):
+        for position in (named, plain):
+            shares.hand_over(position, owner)
+            assert position.owner == owner
+        assert shares.made == made
+    shares.end(named)
+    shares.end(plain)
+    assert not shares.made
