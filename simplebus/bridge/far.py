@@ -33,6 +33,7 @@ from simplebus.client.wire import Wire
 from simplebus.core.client.core import ClientCore
 from simplebus.core.client.inbox import Inbox
 from simplebus.core.envelope import Envelope
+from simplebus.core.errors import BusError
 from simplebus.core.limits import MESSAGE_ID_MASK, NAME_CHARACTERS_MAX
 from simplebus.core.requests import Auth, NamedClass, SubscribeRequest
 
@@ -364,6 +365,11 @@ async def far_bus(place: Place, terms: FarTerms) -> AsyncIterator[tuple[FarBus, 
     async with wired(place, core) as wire:
         class_id = await _named(core, wire, terms.class_)
         records = await _subscribed(wire, terms, seek=False)
+        if class_id == records.class_id:
+            raise BusError(
+                f"class {class_id} of {bus} is {RECORDS!r}, where bridges write down where they "
+                "are: nothing is copied there"
+            )
         yield FarBus(wire, class_id, records, terms), record
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
-from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -31,6 +30,7 @@ from simplebus.engine.classes import RemoteClass, askers_of, judge, let_answer, 
 from simplebus.engine.coming import when_all_has_come
 from simplebus.engine.feed import ALIVE_SECONDS, FETCH_BYTES, FETCH_SECONDS, Feed, Owed
 from simplebus.engine.feed import Found as Consumer
+from simplebus.engine.jobs import Jobs
 from simplebus.engine.link import Event, Link, Lost, new_inbox
 from simplebus.engine.naming import Naming
 from simplebus.engine.positions import Positions
@@ -46,7 +46,6 @@ from simplebus.nats.client.jetstream import JetStreamError
 
 log = logging.getLogger("simplebus.engine")
 
-Job = Callable[[], Awaitable[None]]
 Find = Callable[[], Awaitable[Consumer]]
 
 _LOTS_MAX = 64
@@ -100,8 +99,8 @@ class Cluster:
         """What is to be said when lots have reached the cluster: their numbers, and that."""
         self._inbox = new_inbox()
         self._feed_count = 0
-        self._jobs: dict[int, deque[Job]] = {}
-        """Of each class, what is to be asked; the first one is under way."""
+        self._jobs = Jobs(self._has_reached)
+        self._do = self._jobs.do
         self._alive_sid = core.subscribe(options.names.door(self.door))
         self._naming_sid = core.subscribe(options.names.naming)
         self._nursery: trio.Nursery | None = None
@@ -128,12 +127,13 @@ class Cluster:
     @property
     def is_busy(self) -> bool:
         """Whether something is asked of JetStream."""
-        return bool(self._jobs)
+        return bool(self._jobs.classes)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled. It has started when the cluster was reached."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
+            self._jobs.begin(nursery)
             await nursery.start(self.link.run)
             await self.link.wait_ready()
             await self._naming.learn(self.positions)
@@ -158,7 +158,7 @@ class Cluster:
         if is_owed and self.uplink.lots < _LOTS_MAX:
             self._take_lot()
         missing = self.uplink.go_on(now)
-        for class_id in missing - self._jobs.keys():
+        for class_id in missing - self._jobs.classes:
             self._do(class_id, partial(self._open_stream, class_id))
         if self._touched:
             touched, self._touched = self._touched, {}
@@ -190,8 +190,9 @@ class Cluster:
             return
         core = self.link.core
         for messages in feed.acked():
-            self._say(jetstream.say(messages))
+            is_said = self._say(jetstream.say(messages))
             self._acked.add(feed.cls.class_id)
+            feed.said_last = messages.reply(-1) if is_said else b""
         if said := feed.fill():
             core.write(said)
         now = trio.current_time()
@@ -211,14 +212,15 @@ class Cluster:
                 reply=self._inbox_of(feed.position),
             )
 
-    def _say(self, said: bytes) -> None:
+    def _say(self, said: bytes) -> bool:
         """What says that messages are done with; once what was made of them, dead letters for one,
-        is safe."""
+        is safe. Returns whether it was said at once."""
         mark = self._ledger.mark
         if mark <= self._ledger.reached or not owes_letters(self._broker):
             self.link.core.write(said)
-        else:
-            self._owed.append((mark, said))
+            return True
+        self._owed.append((mark, said))
+        return False
 
     def _beat(self) -> None:
         """What time brings: what is late is published or asked for again, what is here is said to
@@ -353,6 +355,8 @@ class Cluster:
         self.feeds[position] = Feed(cls, position, self._broker.store)
         self.uplink.hold(cls.class_id)
         find = partial(self.positions.open, cls, position, start, seeks=seeks)
+        if start == "earliest" or isinstance(start, Start):  # Not what everybody has had.
+            self._do(cls.class_id, partial(self._trim_all, cls.class_id))
         self._do(cls.class_id, partial(self._open_feed, cls, position, find))
 
     def _touch(self, cls: RemoteClass) -> None:
@@ -383,6 +387,15 @@ class Cluster:
         except (BusConnectionError, JetStreamError) as error:
             log.info("what is done with of class %d stays for now: %s", class_id, error)
             self._acked.add(class_id)
+
+    async def _trim_all(self, class_id: int) -> None:
+        """Have what everybody has acknowledged removed, if that was said here up to now."""
+        said = [feed.take_said() for feed in self.feeds.values() if feed.cls.class_id == class_id]
+        with contextlib.suppress(BusConnectionError):  # Then it stays for now.
+            for subject in filter(None, said):  # What was said before is known when it is answered.
+                await self.link.request(subject.decode("latin-1"), jetstream.ACK)
+        if class_id in self._acked or any(said):
+            await self._trim(class_id)
 
     async def _open_feed(self, cls: RemoteClass, position: Subscription, find: Find) -> None:
         """Find or make the consumer of a position, and have it feed it."""
@@ -518,20 +531,6 @@ class Cluster:
         except (BusConnectionError, JetStreamError) as error:
             log.warning("a subscription to class %d could not be ended: %s", cls.class_id, error)
 
-    def _do(self, class_id: int, job: Job) -> None:
-        """Have something asked about a class, when all that came up before is done."""
-        jobs = self._jobs.setdefault(class_id, deque())
-        jobs.append(job)
-        if len(jobs) == 1 and self._nursery is not None:
-            self._nursery.start_soon(self._work_off, class_id, jobs)
-
-    async def _work_off(self, class_id: int, jobs: deque[Job]) -> None:
-        while jobs:
-            await jobs[0]()
-            jobs.popleft()
-        del self._jobs[class_id]
-        self._has_reached()
-
     # What lies in streams -----------------------------------------------------------------------
 
     def _ask(
@@ -557,8 +556,7 @@ class Cluster:
         head = cls.ring.head
         while self._ledger.safe(cls.class_id, cls.ring.head) < head:
             await self._reached.wait()
-        if cls.class_id in self._acked:
-            await self.positions.trim(cls.class_id)
+        await self._trim_all(cls.class_id)
 
     def _coming(self, cls: RemoteClass, position: Subscription, tell: Callable[[], None]) -> bool:
         feed, consumer = self.feeds.get(position), self._consumers.get(position)
@@ -591,7 +589,7 @@ class Cluster:
         self._settle()
         while not (self.uplink.is_empty and self._ledger.is_empty):
             await self._reached.wait()
-        while self._jobs and self.link.is_ready:
+        while self._jobs.classes and self.link.is_ready:
             await self._reached.wait()
         if self.link.is_ready:  # What was said before is there when this is answered.
             await self.link.request(self.options.names.door(self.door))

@@ -135,6 +135,9 @@ class Feed:
         had sent with the last of them."""
         self.born = ""
         """When the stream was made from which it is fed."""
+        self.said_last = b""
+        """The ack subject of the message that was said last to be done with, as long as it is not
+        known whether that was heard."""
         self.is_renewing = False
         """Whether another consumer is asked for."""
         self._blocks: deque[_Block] = deque()
@@ -507,6 +510,11 @@ class Feed:
             if a < b:
                 found.append((block, at[a:b] - block.first))
         return found
+
+    def take_said(self) -> bytes:
+        """The ack subject of what was said last, if it was not asked for since."""
+        said, self.said_last = self.said_last, b""
+        return said
 
     def forget_done(self) -> None:
         """What was acknowledged long ago does not come again. Once in a while."""

@@ -21,9 +21,8 @@ from simplebus.testing.server import bus_server
 from .doors import options
 from .nats_servers import NatsServer
 
-SEQUENCES, FETCH, LAST_VALUES, BY_KEY, SLOW, FULL, PAUSES, EXPLAIN = (
+SEQUENCES, LAST_VALUES, BY_KEY, SLOW, FULL, PAUSES, EXPLAIN = (
     "sequences",
-    "Fetch",
     "last values",
     "by key",
     "`slow`",
@@ -45,9 +44,8 @@ NOT_PROMISED = {
     "test_what_is_refused_of_many_is_told_at_once": FULL,
     "test_an_exception_that_leaves_the_block_gives_the_message_back": PAUSES,
     "test_a_lost_connection_is_replaced_and_nothing_is_lost_or_doubled": SEQUENCES,
-    "test_what_was_drained_is_kept_for_nobody": FETCH,
 }
-NOT_RUN = {PAUSES, SEQUENCES, FETCH}
+NOT_RUN = {PAUSES, SEQUENCES}
 """Those would wait for a message until their patience ends, or are kept now and then, by chance."""
 
 

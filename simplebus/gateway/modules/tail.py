@@ -9,9 +9,9 @@ A file that is moved away is read on until QUIET_POLLS bring nothing new, for wh
 still; then the new one of its name is read. If that has changed more than once meanwhile, those
 between are looked for beside it: its name and a number or a date, `app.log.1`, `app.log-20260131`,
 written to later than the one that was read.
-A file that is cut off is read from its beginning, and the log says so. One that by then is as long
-as before looks as if it had only been written to: what it begins with is not said. So have files
-moved away, not copied and cut off.
+A file that is cut off is read from its beginning, and the log says so, also when it is longer by
+then: what was read last does not stand where it stood. What was written to it after the last poll,
+before it was cut off, is gone: have files moved away, not copied and cut off.
 With `remember` the place is written down after its lines were said: after a crash some may be said
 again, and none is left out while the file that was read is still there, or beside it by a name that
 begins with its own; if it is not, the log says so. What was said and what no module had kept yet is
@@ -23,6 +23,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import zlib
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -44,6 +45,8 @@ QUIET_POLLS = 8
 seconds, of `poll_seconds` as it is."""
 HELD_MAX = 8
 """Files open at a time; when there are so many, the first is done with at its end."""
+MARK_BYTES = 64
+"""So much of what was read last is looked at again, to see whether it is the same file still."""
 DONE_MAX = 64
 """Of so many files that were read it is known that they were."""
 ROTATED = re.compile(r"[-._]\d[-._:T\d]*")
@@ -62,11 +65,13 @@ class TailSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Place(msgspec.Struct, frozen=True):
-    """How far a file was read.."""
+    """How far a file was read."""
 
     device: int
     inode: int
     offset: int
+    check: int | None = None
+    """Checksum of MARK_BYTES before it; None in what older ones wrote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,8 @@ class _Source:
         """How far it is read,"""
         self.rest = b""
         """the last bytes of which are a line without an end."""
+        self._mark = b""
+        """The last of what was read, or that was there before."""
         self._path = path
         self._file = file
 
@@ -97,6 +104,15 @@ class _Source:
         """Read on from there."""
         self._file.seek(offset)
         self.read, self.rest = offset, b""
+        self._mark = self._before(offset)
+
+    def check(self, offset: int) -> int:
+        """A checksum of what stands before it."""
+        return zlib.crc32(self._before(offset))
+
+    def _before(self, offset: int) -> bytes:
+        begin = max(0, offset - MARK_BYTES)
+        return os.pread(self._file.fileno(), offset - begin, begin)
 
     def close(self) -> None:
         """Close the file."""
@@ -114,10 +130,12 @@ class _Source:
 
     def lines(self) -> list[Line]:
         """Lines that are new, some of them if there are many."""
-        if os.fstat(self._file.fileno()).st_size < self.read:
+        size = os.fstat(self._file.fileno()).st_size
+        if size < self.read or (size > self.read and self._before(self.read) != self._mark):
             _say_cut(self._path, self.read)
             self.go_to(0)
         while data := self._file.read(READ_BYTES):
+            self._mark = (self._mark + data)[-MARK_BYTES:]
             if lines := self._split(data):
                 return lines
         return []
@@ -167,7 +185,7 @@ class Follower:
         if not self._files:
             return self._given
         first = self._files[0]
-        return msgspec.json.encode(_Place(*first.key, first.at))
+        return msgspec.json.encode(_Place(*first.key, first.at, first.check(first.at)))
 
     def lines(self) -> list[Line]:
         """Lines that are new, some of them if there are many; none if there is nothing new.
@@ -211,8 +229,6 @@ class Follower:
         source = None
         if key == wanted:
             source = _open(self._path, wanted)
-            if source.size < place.offset:
-                _say_cut(self._path, place.offset)
         else:
             for path, stat in self._beside():
                 if _key(stat) == wanted and stat.st_size >= place.offset:
@@ -225,7 +241,12 @@ class Follower:
                 )
         self._place, self._at_end = None, False
         if source is not None:
-            source.go_to(place.offset if source.size >= place.offset else 0)
+            is_same = source.size >= place.offset
+            if is_same and place.check is not None:
+                is_same = source.check(place.offset) == place.check
+            if not is_same:
+                _say_cut(self._path, place.offset)
+            source.go_to(place.offset if is_same else 0)
             self._files.append(source)
 
     def _open_new(self, key: tuple[int, int]) -> None:
@@ -274,8 +295,8 @@ def _key(stat: os.stat_result) -> tuple[int, int]:
 
 def _say_cut(path: Path, read: int) -> None:
     log.warning(
-        "%s was cut off, it is shorter than the %d bytes that were read: it is read from its "
-        "beginning, and lines may have been missed", path, read,
+        "%s was cut off, the %d bytes that were read do not stand there any more: it is read from "
+        "its beginning, and lines may have been missed", path, read,
     )  # fmt: skip
 
 

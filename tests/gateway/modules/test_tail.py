@@ -153,14 +153,42 @@ def test_a_file_that_is_cut_off_is_read_from_its_beginning(
     assert said(follower) == [b"one", b"two"]
     path.write_bytes(b"new\n")
     assert said(follower) == [b"new"]
-    assert "shorter than the 11 bytes that were read" in caplog.text
+    assert "the 11 bytes that were read do not stand" in caplog.text
     caplog.clear()
     follower.close()
     path.write_bytes(b"ab\n")
     again = Follower(path, at_end=True, place=follower.place)
     assert said(again) == [b"ab"]
-    assert "shorter than the 4 bytes that were read" in caplog.text
+    assert "the 4 bytes that were read do not stand" in caplog.text
     again.close()
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+@pytest.mark.parametrize("before", [b"one\ntwo\nthr", b"one\n" * 40])
+def test_a_file_that_is_longer_when_it_was_cut_off_is_read_from_its_beginning(
+    path: Path, caplog: pytest.LogCaptureFixture, before: bytes, is_away: bool
+) -> None:
+    add(path, before)
+    follower = Follower(path, at_end=False)
+    assert said(follower) == before.split(b"\n")[:-1]
+    if is_away:
+        follower.close()
+        follower = Follower(path, at_end=True, place=follower.place)
+    path.write_bytes(b"new\n" * 60)
+    assert said(follower) == [b"new"] * 60
+    assert "do not stand there any more" in caplog.text
+    add(path, b"newer\n")
+    assert said(follower) == [b"newer"]
+    follower.close()
+
+
+def test_a_place_of_former_times_has_no_checksum(path: Path) -> None:
+    add(path, b"one\ntwo\n")
+    stat = path.stat()
+    place = b'{"device":%d,"inode":%d,"offset":4}' % (stat.st_dev, stat.st_ino)
+    follower = Follower(path, at_end=True, place=place)
+    assert said(follower) == [b"two"]
+    follower.close()
 
 
 def test_a_line_without_end_is_said_in_pieces(path: Path) -> None:

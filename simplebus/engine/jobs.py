@@ -1,0 +1,49 @@
+"""What has to be asked of JetStream: of each class one thing after the other (trio).
+
+Rule 1: what is to be asked about a class is asked in the order in which it came up, each thing when
+all before it is answered.
+Rule 2: classes wait for nothing of each other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable, KeysView
+
+import trio
+
+Job = Callable[[], Awaitable[None]]
+
+
+class Jobs:
+    """Of one door. A job that raises ends the door."""
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        """`tell` is called whenever nothing is left to be asked about a class."""
+        self._tell = tell
+        self._jobs: dict[int, deque[Job]] = {}
+        """Of each class; the first one is under way."""
+        self._nursery: trio.Nursery | None = None
+
+    def begin(self, nursery: trio.Nursery) -> None:
+        """From now on they are done; what was to be done before is not."""
+        self._nursery = nursery
+
+    @property
+    def classes(self) -> KeysView[int]:
+        """Those about which something is asked."""
+        return self._jobs.keys()
+
+    def do(self, class_id: int, job: Job) -> None:
+        """Have something asked about a class, when all that came up before is done."""
+        jobs = self._jobs.setdefault(class_id, deque())
+        jobs.append(job)
+        if len(jobs) == 1 and self._nursery is not None:
+            self._nursery.start_soon(self._work_off, class_id, jobs)
+
+    async def _work_off(self, class_id: int, jobs: deque[Job]) -> None:
+        while jobs:
+            await jobs[0]()
+            jobs.popleft()
+        del self._jobs[class_id]
+        self._tell()
