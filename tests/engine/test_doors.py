@@ -10,7 +10,7 @@ import pytest
 import served
 import trio
 import trio.testing
-from core.talk2 import asked, hello, subscribe
+from core.talk2 import hello, subscribe, unsubscribe
 from nats_peer import greeted
 
 import simplebus
@@ -165,7 +165,7 @@ async def test_a_durable_that_is_to_seek_begins_where_it_is_asked_to(
             return told
 
         async def ended(number: int) -> None:
-            await peer.send(asked(frames.UNSUBSCRIBE, 7, 9, number))
+            await peer.send(unsubscribe(number))
             while (await peer.frame())[0] != frames.UNSUBSCRIBE:
                 pass
             await until(lambda: not cluster_of(other).is_busy)
