@@ -97,6 +97,7 @@ class _Source:
         """the last bytes of which are a line without an end."""
         self._mark = b""
         """The last of what was read, or that was there before."""
+        self._check = 0
         self._path = path
         self._file = file
 
@@ -107,8 +108,8 @@ class _Source:
         self._mark = self._before(offset)
 
     def check(self, offset: int) -> int:
-        """A checksum of what stands before it."""
-        return zlib.crc32(self._before(offset))
+        """A checksum of what stands before it. Of a file that is closed, of what was given."""
+        return self._check if self._file.closed else zlib.crc32(self._before(offset))
 
     def _before(self, offset: int) -> bytes:
         begin = max(0, offset - MARK_BYTES)
@@ -116,6 +117,7 @@ class _Source:
 
     def close(self) -> None:
         """Close the file."""
+        self._check = self.check(self.at)
         self._file.close()
 
     @property
