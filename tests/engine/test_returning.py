@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 import simplebus
-from simplebus.engine.returning import RETURN_MAX, noted, with_note
+from simplebus.engine.returning import RETURN_MAX, Leaving, give_back, noted, with_note
 
 from .doors import PATIENCE_SECONDS, door, options
 from .nats_servers import NatsServer
 from .test_doors import at, cluster_of, until
+from .test_feed import arrived, message
 
 ACK_WAIT_SECONDS = 3600.0
 NUMBERED = [b"%d" % number for number in range(10)]
@@ -74,6 +75,62 @@ async def test_what_was_on_its_way_to_nobody_comes_to_whoever_comes_next(
             second.subscribe(7, durable="d") as messages,
         ):
             assert await get(messages, 10) == NUMBERED
+
+
+class FakeLink:
+    """Writes down what a consumer is told that has sent messages 1 to `sent`."""
+
+    def __init__(self, sent: int, *, waiting: int = 0) -> None:
+        self.core = self
+        self.said: list[str] = []
+        self._info = {**info(sent), "name": "c", "num_waiting": waiting, "ack_floor": {}}
+
+    async def ask(self, subject: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        self.said.append(subject)
+        return self._info
+
+    def write(self, data: bytes) -> None:
+        words = data.decode().split("\r\n")
+        for head, word in zip(words[::2], words[1::2], strict=False):
+            self._say(head.split()[1], word)
+
+    async def request(self, subject: str, payload: bytes) -> tuple[bytes, bytes]:
+        self._say(subject, payload.decode())
+        return b"", b""
+
+    def _say(self, subject: str, word: str) -> None:
+        self.said.append(f"{subject.split('.')[5]} {word[:12]}")
+
+
+async def test_a_server_forgets_requests_of_nobody_before_anything_is_given_back() -> None:
+    link = FakeLink(5)
+    left = [(arrived(message(3), message(5)), 0.0), (arrived(message(4)), 2.0)]
+    config = await give_back(link, "S", "c", Leaving(left, (5, 5)))  # type: ignore[arg-type]
+    later = '4 -NAK {"delay'
+    assert link.said == ["CONSUMER.INFO.S.c", "3 -NAK", "5 -NAK", later, later]
+    assert config is not None
+    assert config["metadata"] == {"simplebus-left": "5 3-3 5-5"}  # Pauses are not cut short.
+
+
+async def test_what_was_lost_comes_behind_what_is_older() -> None:
+    link = FakeLink(7)
+    left = [(arrived(message(4), message(5)), 0.0)]
+    config = await give_back(link, "S", "c", Leaving(left, (5, 5)))  # type: ignore[arg-type]
+    aside = '-NAK {"delay'
+    assert link.said[1:3] == [f"6 {aside}", f"7 {aside}"]
+    assert link.said[3:] == ["4 -NAK", "5 -NAK", "6 -NAK", "7 -NAK", "7 -NAK"]
+    assert config is not None
+    assert config["metadata"] == {"simplebus-left": "7 4-7"}
+
+
+@pytest.mark.parametrize(("known", "waiting"), [(None, 0), ((5, 5), 1), ((7, 7), 0)])
+async def test_what_may_be_another_doors_is_left_to_it(
+    known: tuple[int, int] | None, waiting: int
+) -> None:
+    link = FakeLink(7, waiting=waiting)
+    config = await give_back(link, "S", "c", Leaving([], known))  # type: ignore[arg-type]
+    assert link.said == ["CONSUMER.INFO.S.c"]
+    assert config is None
 
 
 def info(sent: int, metadata: dict[str, str] | None = None) -> dict[str, Any]:
