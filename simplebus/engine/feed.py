@@ -56,12 +56,14 @@ class _Block:
     messages: Messages
     sequences: Integers
     """In the stream, from 1."""
-    times: Integers
-    """When the stream took them: nanoseconds since 1970."""
 
     @property
     def last(self) -> int:
         return self.first + self.messages.count
+
+
+_Waiting = tuple[Messages, Integers, Integers]
+"""Messages, their sequences in the stream, and how often they were sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +151,8 @@ class Feed:
         """What was acknowledged in the stream, as far as it may come again."""
         self._done_sequence = 0
         """All up to this one was, where the consumer is this door's alone."""
-        self._waiting: deque[tuple[Messages, Integers, Integers, Integers]] = deque()
-        """What came and found no room: messages, sequences, attempts, times."""
+        self._waiting: deque[_Waiting] = deque()
+        """What came and found no room."""
         self._waiting_count = 0
         self._highest = 0
         """The last message of the stream that was taken; 0 for none."""
@@ -259,16 +261,15 @@ class Feed:
         said: list[bytes] = []
         if not told.good.all():
             self.odd += messages.count - int(np.count_nonzero(told.good))
-            messages = messages.pick(told.good)
-        sequences, attempts = told.sequences[told.good], told.attempts[told.good]
-        times = told.times[told.good]
+            told = told.pick(told.good)
+        messages, sequences, attempts = told.messages, told.sequences, told.attempts
         if self.sole is not None:
-            fresh = self.sole.admit(told.pick(told.good), messages)
+            fresh = self.sole.admit(told, messages)
             self.repeated += messages.count - int(np.count_nonzero(fresh))
             attempts = np.where(sequences <= self.sole.sent_to, np.maximum(attempts, 2), attempts)
             if not fresh.all():
-                messages, sequences = messages.pick(fresh), sequences[fresh]
-                attempts, times = attempts[fresh], times[fresh]
+                messages = messages.pick(fresh)
+                sequences, attempts = sequences[fresh], attempts[fresh]
         elif (attempts > 1).any() or (sequences <= self._again_to).any():
             fresh, again = self._sort_out(messages, sequences)
             if again.any():
@@ -277,11 +278,10 @@ class Feed:
                 self.repeated += messages.count - int(np.count_nonzero(fresh))
             at = np.flatnonzero(fresh)
             at = at[np.argsort(sequences[at], kind="stable")]
-            messages, times = messages.pick(at), times[at]
-            sequences, attempts = sequences[at], attempts[at]
+            messages, sequences, attempts = messages.pick(at), sequences[at], attempts[at]
         if messages.count:
             self._highest = max(self._highest, int(sequences.max()))
-            self._waiting.append((messages, sequences, attempts, times))
+            self._waiting.append((messages, sequences, attempts))
             self._waiting_count += messages.count
             said.append(self.fill())
         return b"".join(said)
@@ -294,7 +294,7 @@ class Feed:
         for row, sequence in enumerate(sequences.tolist()):
             if self._done.within(sequence, sequence + 1):
                 again[row], fresh[row] = True, False
-        for messages_, sequences_, _, _ in self._waiting:
+        for messages_, sequences_, _ in self._waiting:
             fresh &= ~np.isin(sequences, sequences_)
             del messages_
         for block in self._blocks:
@@ -310,20 +310,15 @@ class Feed:
         can be no message of the bus."""
         said: list[bytes] = []
         while self._waiting:
-            messages, sequences, attempts, times = self._waiting.popleft()
+            messages, sequences, attempts = self._waiting.popleft()
             self._waiting_count -= messages.count
             end, is_envelope = _run_end(messages, attempts)
             rest = None
             if end < messages.count:
-                rest = (
-                    messages.pick(slice(end, None)),
-                    sequences[end:],
-                    attempts[end:],
-                    times[end:],
-                )
-                messages, sequences = messages.pick(slice(0, end)), sequences[:end]
-                attempts, times = attempts[:end], times[:end]
-            taken, good = self._append(messages, sequences, attempts, times, is_envelope)
+                rest = messages.pick(slice(end, None)), sequences[end:], attempts[end:]
+                messages = messages.pick(slice(0, end))
+                sequences, attempts = sequences[:end], attempts[:end]
+            taken, good = self._append(messages, sequences, attempts, is_envelope)
             bad = np.flatnonzero(~good)
             if bad.size:
                 self.odd += bad.size
@@ -333,11 +328,11 @@ class Feed:
                 self._put_back(rest)
             kept = np.flatnonzero(good)[taken:]
             if kept.size:
-                self._put_back((messages.pick(kept), sequences[kept], attempts[kept], times[kept]))
+                self._put_back((messages.pick(kept), sequences[kept], attempts[kept]))
                 break
         return b"".join(said)
 
-    def _put_back(self, some: tuple[Messages, Integers, Integers, Integers]) -> None:
+    def _put_back(self, some: _Waiting) -> None:
         self._waiting.appendleft(some)
         self._waiting_count += some[0].count
 
@@ -346,7 +341,6 @@ class Feed:
         messages: Messages,
         sequences: Integers,
         attempts: Integers,
-        times: Integers,
         is_envelope: bool,
     ) -> tuple[int, Flags]:
         """Messages that are alike. Returns how many of the good ones found room, and which can be
@@ -363,13 +357,12 @@ class Feed:
         else:
             batch, good = _good_envelopes(batch, good)
             if batch.count:
-                accepted = times[np.flatnonzero(good)] / 1e9
+                accepted = jetstream.deliveries(messages.pick(good)).times / 1e9
                 rows = self._rows(batch, accepted)
                 taken = ring.append(batch, timer, rows) if rows is not None else 0
         if taken:
-            rows_taken = np.flatnonzero(good)[:taken]
-            kept_here = messages.pick(rows_taken)
-            self._blocks.append(_Block(first, kept_here, sequences[rows_taken], times[rows_taken]))
+            rows_taken = slice(0, taken) if good.all() else np.flatnonzero(good)[:taken]
+            self._blocks.append(_Block(first, messages.pick(rows_taken), sequences[rows_taken]))
             if attempts[0] > 1:
                 position.arrive_again(first, int(attempts[0]) - 1)
         return taken, good
@@ -429,7 +422,7 @@ class Feed:
         """When the stream took a message of the ring: seconds since 1970; 0.0 if it is not here."""
         for block in self._blocks:
             if block.first <= number < block.last:
-                return float(block.times[number - block.first]) / 1e9
+                return jetstream.stored_at(block.messages, number - block.first)
         return 0.0
 
     def strike(self, first: int, last: int) -> None:
@@ -442,10 +435,10 @@ class Feed:
                 self.position.purge(block.first + int(a), block.first + int(b))
         waiting, self._waiting = self._waiting, deque()
         self._waiting_count = 0
-        for messages, sequences, attempts, times in waiting:
+        for messages, sequences, attempts in waiting:
             kept = (sequences < first) | (sequences >= last)
             if kept.any():
-                rest = messages.pick(kept), sequences[kept], attempts[kept], times[kept]
+                rest = messages.pick(kept), sequences[kept], attempts[kept]
                 self._waiting.append(rest)
                 self._waiting_count += rest[0].count
 
@@ -458,7 +451,7 @@ class Feed:
         known = min(self._said.size, kept.size)
         kept[:known] = ~self._said[:known]
         found = [b.messages.pick(rows) for b, rows in self._picked(np.flatnonzero(kept) + first)]
-        return found + [messages for messages, _, _, _ in self._waiting]
+        return found + [messages for messages, _, _ in self._waiting]
 
     def given_back(self, pauses: list[tuple[int, int, float]]) -> list[tuple[Messages, float]]:
         """What is here and not acknowledged, and how long it is not to be sent to anybody: of
@@ -474,7 +467,7 @@ class Feed:
         for pause in np.unique(waits).tolist():
             at = np.flatnonzero(kept & (waits == pause)) + first
             found += [(b.messages.pick(rows), pause) for b, rows in self._picked(at)]
-        return found + [(messages, 0.0) for messages, _, _, _ in self._waiting]
+        return found + [(messages, 0.0) for messages, _, _ in self._waiting]
 
     def owed(self, pauses: list[tuple[int, int, float]]) -> Owed | None:
         """What is here and not acknowledged of a consumer that is this door's alone; None for
@@ -491,8 +484,8 @@ class Feed:
         found = self._picked(np.arange(floor, head))
         sequences = [block.sequences[rows] for block, rows in found]
         spans = [waits[block.first + rows - floor] for block, rows in found]
-        sequences += [each for _, each, _, _ in self._waiting]
-        spans += [np.zeros(each.size) for _, each, _, _ in self._waiting]
+        sequences += [each for _, each, _ in self._waiting]
+        spans += [np.zeros(each.size) for _, each, _ in self._waiting]
         if not sequences:
             return None
         all_sequences, all_waits = np.concatenate(sequences), np.concatenate(spans)

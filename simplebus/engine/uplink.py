@@ -8,10 +8,11 @@ publisher's name, program and number; of a publisher without a name, of this doo
 Rule 3: messages that are written together have one subject for their PubAcks, which are counted:
 servers look a subject up that they know sooner than one for each message. What is written again
 has another one.
-Rule 4: many messages at once of publishers without a name go as chains, of which few messages have
-ids: of each, all is stored up to some message and nothing behind it. Where it is not said how far
-one has come, the stream is asked for its milestones before the rest is published again: some behind
-the last one that it knows may be stored twice.
+Rule 4: many messages at once go as chains, which have few PubAcks: of each, all is stored up to
+some message and nothing behind it. Of publishers without a name few messages in one have ids. Where
+it is not said how far such a chain has come, the stream is asked for its milestones before the rest
+is published again: some behind the last one that it knows may be stored twice. With a name, each
+message has its id, and what is published again is stored once.
 Rule 5: so much is under way and no more; the rest waits, and what waits is bounded by the ledger.
 
     lots     put ─► waiting ─► written ─► acknowledged ─► reached
@@ -70,7 +71,7 @@ class Piece:
     is_open: bool = False
     """Whether it was not said that this chain has ended."""
     is_sure: bool = True
-    """Whether those of a chain that are not left are all that is stored."""
+    """Whether those of a chain that are not left are all that is stored, or all have ids."""
     number: int = 0
     """Of the request that they are, as they were written last; 0 for never."""
     moved_at: float = 0.0
@@ -288,15 +289,15 @@ class Uplink:
         self._begun[piece.number] = piece
         subject = self._subject(piece.class_id).encode()
         ids = piece.prefix, piece.ids
-        may_be = self._takes_chains(piece.class_id) and not piece.has_name
         # What went message by message goes on so: all of it has ids.
         was = piece.is_chain if again else piece.batch.count >= CHAIN_MESSAGES_MIN
-        piece.is_chain = piece.is_open = may_be and was
-        piece.is_sure = not piece.is_chain
+        piece.is_chain = piece.is_open = self._takes_chains(piece.class_id) and was
+        piece.is_sure = piece.has_name or not piece.is_chain
         if piece.is_chain:
             name = b"%b%0*d" % (self._run.encode(), _NUMBER_DIGITS, piece.number)
             replies = jetstream.chain_reply(self._inbox, name, piece.batch.count)
-            self._core.write(content.chain(subject, piece.batch, ids=ids, replies=replies))
+            write = content.publications if piece.has_name else content.chain
+            self._core.write(write(subject, piece.batch, ids=ids, replies=replies))
         else:
             replies = [self._core.reply_to(piece.number)]
             self._core.write(content.publications(subject, piece.batch, ids=ids, replies=replies))
@@ -325,7 +326,8 @@ class Uplink:
                 piece.is_open = False
                 # What is refused of the first message is refused of all; else some may be stored.
                 is_refused = told.error is not None and told.error.code > 0
-                piece.is_sure = told.stored >= 0 or (is_refused and said[3] == _FIRST)
+                is_known = told.stored >= 0 or (is_refused and said[3] == _FIRST)
+                piece.is_sure = piece.has_name or is_known
             if told.stored >= 0:
                 self._advance(piece, told.stored, now)
             if told.is_last and piece.left:

@@ -99,11 +99,11 @@ class ChainStream(Stream):
                 reached = self.uplink.hear(event, now) or reached
         return reached
 
-    def put(self, lot: int, count: int) -> list[bytes]:
+    def put(self, lot: int, count: int, name: str = "") -> list[bytes]:
         """Have so many messages published. Returns what they say."""
         payloads = [b"%d %d" % (lot, 1000 + number) for number in range(count)]
-        whole = [frame(payload, number) for number, payload in enumerate(payloads)]
-        self.uplink.put(Lot(lot, [entry(*whole)]))
+        whole = [frame(payload, 1000 * lot + n) for n, payload in enumerate(payloads)]
+        self.uplink.put(Lot(lot, [entry(*whole, name=name)]))
         return payloads
 
     def payloads(self) -> list[bytes]:
@@ -131,14 +131,38 @@ def test_many_of_nobody_are_a_chain_of_which_few_have_ids() -> None:
     assert stream.uplink.is_empty
 
 
-def test_few_and_those_of_a_name_go_one_by_one() -> None:
+def test_few_go_one_by_one() -> None:
     stream = opened()
-    few = [frame(b"%d" % number, number) for number in range(CHAIN_MESSAGES_MIN - 1)]
-    many = [frame(b"%d" % number, number) for number in range(CHAIN_MESSAGES_MIN)]
-    stream.uplink.put(Lot(1, [entry(*few), entry(*many, name="pub")]))
+    stream.put(1, CHAIN_MESSAGES_MIN - 1)
     stream.uplink.go_on(0.0)
-    assert stream.answer(stream.take(), 0.0) == 1
-    assert len(stream.ids) == len(stream.stored) == 2 * CHAIN_MESSAGES_MIN - 1
+    answers = stream.take()
+    assert len(answers) == len(stream.ids) == CHAIN_MESSAGES_MIN - 1
+    assert stream.answer(answers, 0.0) == 1
+
+
+def test_many_of_a_name_are_a_chain_of_which_all_have_ids() -> None:
+    stream = opened()
+    expected = stream.put(1, 100, "pub")
+    stream.uplink.go_on(0.0)
+    answers = stream.take()
+    assert len(answers) < 20
+    assert list(stream.ids) == [f"pub:p1:{1000 + number:010}" for number in range(100)]
+    assert stream.answer(answers, 0.0) == 1
+    assert stream.payloads() == expected
+
+
+@pytest.mark.parametrize("heard", [0, 1, 5])
+def test_of_a_name_all_is_stored_once_whatever_was_heard_on_a_lost_connection(heard: int) -> None:
+    stream = opened()
+    expected = stream.put(1, 100, "pub")
+    stream.uplink.go_on(0.0)
+    stream.answer(stream.take()[:heard], 0.0)
+    stream.core.lose()
+    stream.connect(1.0)
+    stream.uplink.begin_anew(1.0)
+    stream.uplink.go_on(1.0)  # Nothing is to be asked: the stream knows each of them.
+    assert stream.answer(stream.take(), 1.0) == 1
+    assert stream.payloads() == expected
 
 
 def test_so_does_all_where_a_stream_takes_no_chains() -> None:
@@ -243,11 +267,14 @@ def test_whatever_is_lost_refused_or_cut_all_is_stored(seed: int) -> None:
     stream.refuses = lambda: chance.random() < 0.003
     stream.loses = lambda: chance.random() < 0.003
     expected: list[bytes] = []
+    named: set[bytes] = set()
     now, lots, reached, troubles = 0.0, 0, 0, 0
     while reached < 4:
         if lots < 4 and chance.random() < 0.5:
             lots += 1
-            expected += stream.put(lots, chance.randrange(CHAIN_MESSAGES_MIN, 300))
+            name = chance.choice(["", "pub"])
+            named |= {b"%d" % lots} if name else set()
+            expected += stream.put(lots, chance.randrange(CHAIN_MESSAGES_MIN, 300), name)
         stream.uplink.go_on(now)
         answers = stream.take()
         if chance.random() < 0.2:
@@ -263,6 +290,8 @@ def test_whatever_is_lost_refused_or_cut_all_is_stored(seed: int) -> None:
     stored = stream.payloads()
     once = list(dict.fromkeys(stored))
     assert sorted(once) == sorted(expected)
+    known = [payload for payload in stored if payload.split()[0] in named]
+    assert len(known) == len(set(known))
     for lot in range(1, lots + 1):  # In order, but that one lot may be before another one.
         assert [p for p in once if p.startswith(b"%d " % lot)] == [
             p for p in expected if p.startswith(b"%d " % lot)
@@ -370,3 +399,34 @@ async def test_a_server_keeps_a_chain_and_knows_its_milestones(
         await heard.until(lambda: sum(e.messages.count for e in heard.all(Replies)) == 12)
         said = heard.all(Replies)[-1].messages
         assert not jetstream.is_stored(said.headers(0), said.payload(0))
+
+
+async def test_a_server_keeps_what_is_in_two_chains_of_a_name_once(
+    jetstream_server: NatsServer,
+) -> None:
+    both = [range(100), range(50, 150)]
+    async with linked(jetstream_server.url) as (link, heard):
+        config = {"name": "TWICE", "subjects": ["twice"], "storage": "memory"}
+        await link.ask("STREAM.CREATE.TWICE", {**config, "allow_batched": True})
+        uplink = Uplink(
+            link.core,
+            subject=lambda class_id: "twice",
+            program=lambda name: "one",
+            run="r",
+            takes_chains=lambda class_id: True,
+        )
+        link.core.subscribe(uplink.inbox)
+        uplink.open_classes.add(7)
+        for lot, some in enumerate(both):
+            uplink.put(Lot(lot + 1, [entry(*(frame(b"%d" % n, n) for n in some), name="pub")]))
+        uplink.go_on(0.0)
+        link.flush()
+
+        def ends() -> int:
+            payloads = [p for e in heard.all(Messages) for p in e.all_payloads()]
+            return sum(b'"count":' in payload for payload in payloads)
+
+        await heard.until(lambda: ends() == len(both))
+        assert [uplink.hear(each, 0.0) for each in heard.all(Messages)][-1] == len(both)
+        info = await link.ask("STREAM.INFO.TWICE")
+        assert info["state"]["messages"] == 150

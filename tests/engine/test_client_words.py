@@ -243,6 +243,40 @@ def test_ack_subjects_in_batches_are_those_read_one_by_one(subjects: list[str]) 
     assert rows == [each or [0] * 5 for each in expected]
 
 
+@given(
+    st.lists(st.integers(0, 9), min_size=32, max_size=48),
+    st.sampled_from([1, 98, 995, 2**62]),
+    st.sampled_from(["$JS.ACK.S.c.1", "$JS.ACK.S.c.12", "$JS.ACK.h.i.S.c.1", "$JX.ACK.S.c.1"]),
+    st.lists(st.tuples(st.integers(0, 47), ack_subjects()), max_size=1),
+    st.lists(
+        st.tuples(st.integers(0, 47), st.integers(0, 60), st.sampled_from("x./:0")), max_size=1
+    ),
+)
+def test_ack_subjects_of_one_consumer_are_read_as_others_are(
+    steps: list[int], first: int, head: str, others: list[tuple[int, str]],
+    changes: list[tuple[int, int, str]],
+) -> None:  # fmt: skip
+    subjects = [
+        f"{head}.{first + sum(steps[:row])}.{first + row}.{10**18 + step}.{5 + len(steps) - row}"
+        for row, step in enumerate(steps)
+    ]
+    for row, other in others:
+        subjects[row % len(subjects)] = other
+    for row, at, sign in changes:
+        told = subjects[row % len(subjects)]
+        subjects[row % len(subjects)] = told[:at] + sign + told[at + 1 :]
+    found = jetstream.deliveries(parsed(b"".join(msg(s.encode()) for s in subjects)))
+    expected = [one_delivery(subject) for subject in subjects]
+    assert found.good.tolist() == [each is not None for each in expected]
+    columns = (found.attempts, found.sequences, found.counts, found.times, found.pending)
+    rows = np.stack(columns, axis=1).tolist()
+    assert rows == [each or [0] * 5 for each in expected]
+    some = found.pick(found.good)
+    assert some.times.tolist() == found.times[found.good].tolist()
+    stored = [jetstream.stored_at(some.messages, row) for row in range(len(some.good))]
+    assert stored == [time / 1e9 for time in some.times.tolist()]
+
+
 def test_each_form_of_an_ack_subject_is_read() -> None:
     forms = (b"$JS.ACK.S.c.%b", b"$JS.ACK.hub.hash.S.c.%b", b"$JS.ACK.hub.hash.S.c.%b.random")
     found = jetstream.deliveries(parsed(b"".join(msg(f % b"2.30.4.5.6") for f in forms)))

@@ -27,11 +27,11 @@ import msgspec
 import numpy as np
 
 from simplebus.core.errors import BusError
-from simplebus.core.frames import Flags, Integers, unaligned
+from simplebus.core.frames import Bytes, Flags, Integers, unaligned
 from simplebus.nats.client import shapes
 from simplebus.nats.client.events import Messages
 from simplebus.nats.client.writing import Column, block, digits, pub, table
-from simplebus.nats.digits import numbers
+from simplebus.nats.digits import DIGITS_MAX, numbers
 
 API = "$JS.API."
 MSG_ID = b"Nats-Msg-Id"
@@ -51,7 +51,11 @@ CHAIN_ACK_MESSAGES = 500
 _SENTENCE_CHARACTERS_MAX = 500
 _SAFE = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) != "%")
 _ACK_TOKENS, _LONG_ACK_TOKENS = 9, 11
-_DOT = np.uint8(ord("."))
+_DOT, _NINE = np.uint8(ord(".")), np.uint8(9)
+_ALIKE_MESSAGES_MIN = 32
+"""Fewer are read one way."""
+_LAYOUTS_MAX = 8
+"""How many lengths of ack subjects are looked at one by one."""
 _WORD: np.dtype[np.uint64] = np.dtype("<u8")
 _ACK_BEGINS = np.uint64(int.from_bytes(b"$JS.ACK.", "little"))
 _STATUS = re.compile(rb"NATS/1\.0[ \t]+([0-9]{3})(?:[ \t]+([^\r\n]*))?\r\n")
@@ -254,19 +258,49 @@ class Deliveries:
     """In the stream, from 1."""
     counts: Integers
     """How many the consumer has sent, this one included."""
-    times: Integers
-    """When it was stored: nanoseconds since 1970."""
-    pending: Integers
-    """How many are behind it."""
+    messages: Messages
+    _rest: tuple[Integers, Integers] | None = None
+    """Times and pending, once somebody has asked for them."""
+
+    @property
+    def times(self) -> Integers:
+        """When it was stored: nanoseconds since 1970."""
+        return self._late()[0]
+
+    @property
+    def pending(self) -> Integers:
+        """How many are behind it."""
+        return self._late()[1]
+
+    def _late(self) -> tuple[Integers, Integers]:
+        if self._rest is None:
+            _, columns = _read_plainly(self.messages)
+            self._rest = columns[3], columns[4]
+        return self._rest
 
     def pick(self, rows: Flags) -> Deliveries:
         """Some of them."""
-        columns = (self.attempts, self.sequences, self.counts, self.times, self.pending)
-        return Deliveries(self.good[rows], *(column[rows] for column in columns))
+        columns = self.attempts[rows], self.sequences[rows], self.counts[rows]
+        return Deliveries(self.good[rows], *columns, self.messages.pick(rows))
 
 
 def deliveries(messages: Messages) -> Deliveries:
     """Read the reply subjects of messages that a consumer has sent."""
+    alike = _read_alike(messages) if messages.count >= _ALIKE_MESSAGES_MIN else None
+    if alike is not None:
+        return Deliveries(np.ones(messages.count, np.bool_), *alike, messages)
+    good, (attempts, sequences, counts, *rest) = _read_plainly(messages)
+    return Deliveries(good, attempts, sequences, counts, messages, (rest[0], rest[1]))
+
+
+def stored_at(messages: Messages, row: int) -> float:
+    """When one that is a delivery was stored: seconds since 1970."""
+    tokens = messages.reply(row).split(b".")
+    return int(tokens[7 if len(tokens) == _ACK_TOKENS else 9]) / 1e9
+
+
+def _read_plainly(messages: Messages) -> tuple[Flags, list[Integers]]:
+    """Which are ack subjects, and their five numbers, whatever they look like."""
     data, begins, ends = messages.data, messages.replies, messages.reply_ends
     first = int(begins.min(initial=len(data)))
     last = int(ends.max(initial=first))
@@ -292,7 +326,72 @@ def deliveries(messages: Messages) -> Deliveries:
     columns: list[Integers] = list(found.reshape(5, -1))
     if not good.all():
         columns = [np.where(good, column, 0) for column in columns]
-    return Deliveries(good, *columns)
+    return good, columns
+
+
+def _read_alike(messages: Messages) -> tuple[Integers, Integers, Integers] | None:
+    """Attempts, sequences and counts of short ack subjects of one consumer, of which all that are
+    of one length have their dots in the same places; None where any is another one."""
+    begins = messages.replies
+    lengths = messages.reply_ends - begins
+    least, most = int(lengths.min()), int(lengths.max())
+    if least == most:
+        return _read_layout(messages, begins, least)
+    if most - least >= _LAYOUTS_MAX:
+        return None
+    attempts, sequences, counts = np.empty((3, messages.count), np.int64)
+    for length in range(least, most + 1):
+        rows = np.flatnonzero(lengths == length)
+        if rows.size:
+            found = _read_layout(messages, begins[rows], length)
+            if found is None:
+                return None
+            attempts[rows], sequences[rows], counts[rows] = found
+    return attempts, sequences, counts
+
+
+def _read_layout(
+    messages: Messages, begins: Integers, length: int
+) -> tuple[Integers, Integers, Integers] | None:
+    """The same of those that begin here and are of one length."""
+    first = messages.raw[begins[0] : begins[0] + length]
+    tokens = first.split(b".")
+    if len(tokens) != _ACK_TOKENS or not first.startswith(b"$JS.ACK."):
+        return None
+    told = tokens[4:]
+    if not all(token.isdigit() and len(token) <= DIGITS_MAX for token in told):
+        return None
+    items = unaligned(messages.data, np.dtype(f"V{length}"))[begins]
+    table_ = items.view(np.uint8).reshape(-1, length)
+    head = length - sum(map(len, told)) - 4
+    if (table_[:, :head] != np.frombuffer(first, np.uint8, head)).any():
+        return None
+    # What is left of a digit is its value, and of a dot nothing.
+    shape = b".".join([b"0" * len(token) for token in told])
+    values = np.ascontiguousarray(table_[:, head:].T)
+    values ^= np.frombuffer(shape, np.uint8)[:, None]
+    most = np.frombuffer(shape.replace(b"0", b"\x09").replace(b".", b"\0"), np.uint8)
+    if (values > most[:, None]).any():
+        return None
+    columns: list[Integers] = []
+    at = 0
+    for token in told:
+        if len(token) == DIGITS_MAX and (values[at] == _NINE).any():
+            return None  # It may be more than any number of 63 bits.
+        if len(columns) < 3:
+            columns.append(_horner(values[at : at + len(token)]))
+        at += len(token) + 1
+    attempts, sequences, counts = columns
+    return attempts, sequences, counts
+
+
+def _horner(digits_: Bytes) -> Integers:
+    """Numbers of as many digits each: shape (width, n)."""
+    found: Integers = digits_[0].astype(np.int64)
+    for each in digits_[1:]:
+        found *= 10
+        found += each
+    return found
 
 
 def _odd_beginnings(messages: Messages, good: Flags) -> list[int]:
