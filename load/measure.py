@@ -40,6 +40,8 @@ class Flow:
     """NATS: each message's subject is one of so many, at random, and subscribers take all."""
     pace: int = 0
     """Messages a second, evenly; 0 for as many as it takes."""
+    name: str = ""
+    """Version 2: the publisher's; JetStream: what its messages' ids begin with."""
     storage: str = "memory"
     """JetStream: where its stream is, "memory" or "file"."""
 
@@ -52,6 +54,8 @@ class Flow:
             options["size"] = self.size_bytes
         if self.angle:
             options["angle"] = True
+        if self.name:
+            options["name"] = self.name
         if self.channel:
             options["channel"] = self.channel
         if self.subjects:

@@ -49,6 +49,7 @@ typedef struct {
     const char *deliver;   /* JetStream: the push consumer's deliver subject. */
     const char *channel;   /* simplebus-2: messages are Envelopes with this channel; NULL = plain. */
     const char *header;    /* simplebus-2, nats: each has this header, NAME=VALUE; NULL = none. */
+    const char *name;      /* simplebus-2, JetStream: by which messages are known; NULL = none. */
     const char *binding;   /* simplebus-2: the subscriber's pattern of channels; NULL = all. */
     const char *trace;     /* The file that the trace is written to; NULL = none is kept. */
     size_t trace_records;  /* How many it may have. */

@@ -31,6 +31,7 @@ static const char usage[] =
     "  --echo-class N  simplebus: a class no one else uses, to know that it is subscribed\n"
     "  --channel NAME  simplebus-2: messages are Envelopes with this channel\n"
     "  --header N=V    simplebus-2, nats: messages have this header\n"
+    "  --name NAME     simplebus-2: the publisher's name; JetStream: what its messages' ids begin with\n"
     "  --binding P     simplebus-2: subscribe to channels that match, not to all\n"
     "  --acks WAY      simplebus: ranges | single | random | none\n"
     "  --shuffle N     messages whose acks are shuffled together (4096)\n"
@@ -97,6 +98,7 @@ static void parse_option(Options *options, const char *name, const char *value) 
     else if (!strcmp(name, "--deliver")) options->deliver = value;
     else if (!strcmp(name, "--channel")) options->channel = value;
     else if (!strcmp(name, "--header")) options->header = value;
+    else if (!strcmp(name, "--name")) options->name = value;
     else if (!strcmp(name, "--binding")) options->binding = value;
     else if (!strcmp(name, "--trace")) options->trace = value;
     else if (!strcmp(name, "--trace-records")) options->trace_records = number(name, value, 1, 1 << 26);

@@ -15,7 +15,7 @@ static void put_connect(Peer *peer) {
     bytes_format(&peer->out,
                  "CONNECT {\"verbose\":false,\"pedantic\":false,\"lang\":\"c\",\"version\":\"1\","
                  "\"name\":\"load\",\"protocol\":0,\"headers\":%s}\r\n",
-                 peer->options->header ? "true" : "false");
+                 peer->options->header || peer->options->name ? "true" : "false");
 }
 
 /* Sends what is queued and a PING, and reads until its PONG: all before it has been obeyed. */
@@ -146,12 +146,32 @@ typedef struct {
     uint64_t waiting;  /* Messages since the last ack. */
 } JetState;
 
+enum { ID_DIGITS = 10 };
+static const char id_header[] = "NATS/1.0\r\nNats-Msg-Id: ";
+
 static void jet_encode(Bytes *out, const Options *options, size_t index, const uint8_t *payload,
                        size_t size) {
-    bytes_format(out, "PUB load.js.%u _INBOX.load.%u %zu\r\n", options->classes[index],
-                 options->classes[index], size);
+    unsigned class_id = options->classes[index];
+    if (options->name) {
+        size_t block = strlen(id_header) + strlen(options->name) + 1 + ID_DIGITS + 4;
+        bytes_format(out, "HPUB load.js.%u _INBOX.load.%u %zu %zu\r\n", class_id, class_id, block,
+                     block + size);
+        bytes_format(out, "%s%s:%0*d\r\n\r\n", id_header, options->name, ID_DIGITS, 0);
+    } else {
+        bytes_format(out, "PUB load.js.%u _INBOX.load.%u %zu\r\n", class_id, class_id, size);
+    }
     bytes_append(out, payload, size);
     bytes_append(out, "\r\n", 2);
+}
+
+/* The number at the end of a message's id, if it has one. */
+static void jet_number_frame(const Peer *peer, uint8_t *frame, uint64_t n) {
+    const char *name = peer->options->name;
+    if (!name) return;
+    uint8_t *at = (uint8_t *)strstr((char *)frame, id_header);
+    if (!at) fail(EXIT_USAGE, "message %llu has no id", (unsigned long long)n);
+    at += strlen(id_header) + strlen(name) + 1 + ID_DIGITS;
+    for (int i = 0; i < ID_DIGITS; i++, n /= 10) *--at = (uint8_t)('0' + n % 10);
 }
 
 static void jet_open(Peer *peer, Role role) {
@@ -165,11 +185,18 @@ static void jet_open(Peer *peer, Role role) {
     settle_handshake(peer);
 }
 
-/* `MSG subject sid [reply] size`, then the payload. All NULL and 0 when it is not whole yet. */
+/* `MSG subject sid [reply] size`, then the payload; or `HMSG subject sid reply headers size`, then
+ * headers and payload. All NULL and 0 when it is not whole yet. */
 typedef struct {
     const uint8_t *reply, *payload;
     size_t reply_size, size, taken;
 } Message;
+
+static size_t size_in(const uint8_t *digits, size_t count) {
+    size_t size = 0;
+    for (size_t i = 0; i < count; i++) size = size * 10 + (size_t)(digits[i] - '0');
+    return size;
+}
 
 static Message parse_message(const uint8_t *data, size_t size) {
     Message none = {0}, message = {0};
@@ -182,15 +209,17 @@ static Message parse_message(const uint8_t *data, size_t size) {
         length[words] = (size_t)(data + i - word[words]);
         i++;
     }
-    if ((words != 4 && words != 5) || memcmp(data, "MSG ", 4) != 0)
+    bool has_headers = words == 6 && memcmp(data, "HMSG ", 5) == 0;
+    if (!has_headers && ((words != 4 && words != 5) || memcmp(data, "MSG ", 4) != 0))
         fail(EXIT_DEVIATION, "%s came, expected a MSG", shown(data, line));
-    for (size_t i = 0; i < length[words - 1]; i++)
-        message.size = message.size * 10 + (size_t)(word[words - 1][i] - '0');
+    size_t headers = has_headers ? size_in(word[4], length[4]) : 0;
+    message.size = size_in(word[words - 1], length[words - 1]);
     message.taken = line + 2 + message.size + 2;
     if (size < message.taken) return none;
-    message.payload = end + 1;
-    message.reply = words == 5 ? word[3] : NULL;
-    message.reply_size = words == 5 ? length[3] : 0;
+    message.payload = end + 1 + headers;
+    message.size -= headers;
+    message.reply = words > 4 ? word[3] : NULL;
+    message.reply_size = words > 4 ? length[3] : 0;
     return message;
 }
 
@@ -254,7 +283,7 @@ static size_t jet_hear_message(Peer *peer, const uint8_t *data, size_t size) {
     size_t at = 0, taken;
     bool pong;
     for (; at < size; at += taken) {
-        if (data[at] != 'M') {
+        if (data[at] != 'M' && data[at] != 'H') {
             taken = hear_line(peer, data + at, size - at, &pong);
             if (taken == 0) break;
             continue;
@@ -293,6 +322,7 @@ static void jet_farewell(Peer *peer) { (void)peer; }
 const Protocol jetstream_protocol = {
     .name = "nats-jetstream",
     .encode = jet_encode,
+    .number = jet_number_frame,
     .open = jet_open,
     .hear_reply = jet_hear_reply,
     .hear_message = jet_hear_message,

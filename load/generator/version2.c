@@ -120,9 +120,11 @@ static uint64_t reply_number(const uint8_t *reply, size_t size, const char *key)
     return value;
 }
 
-static void say_connect(Peer *peer, const Options *options) {
+static void say_connect(Peer *peer, const Options *options, Role role) {
     Bytes object = {0};
-    bytes_format(&object, "{\"version\":2,\"client\":\"load\",\"classes\":");
+    bytes_format(&object, "{\"version\":2,\"client\":\"load\",");
+    if (options->name && role == PUBLISHER) bytes_format(&object, "\"name\":\"%s\",", options->name);
+    bytes_format(&object, "\"classes\":");
     for (size_t i = 0; i < options->class_count; i++)
         bytes_format(&object, "%s%u", i ? "," : "[", options->classes[i]);
     bytes_append(&object, "]}", 2);
@@ -156,7 +158,7 @@ static void open_peer(Peer *peer, Role role) {
     const Options *options = peer->options;
     State *state = peer->state = new_state(options, is_envelope(options) ? '5' : '1');
     state->hear_other = hear_other;
-    say_connect(peer, options);
+    say_connect(peer, options, role);
     if (role == PUBLISHER) return;
     state->is_fed = true;
     state->fed_class = UINT32_MAX; /* None: a message before the first Deliver is nobody's. */
