@@ -24,8 +24,10 @@ from simplebus.core.limits import (
     HUNG_UP_SECONDS,
     TRICKLE_SECONDS,
 )
+from simplebus.core.metering import place_of
 from simplebus.core.receive import ReceiveBuffer
 from simplebus.core.requests import Auth
+from simplebus.server.anteroom import Anteroom
 from simplebus.server.gatekeeper import Gatekeeper
 from simplebus.server.greeting import Heard
 from simplebus.tls import TlsSocket, has_unread
@@ -89,6 +91,10 @@ class Door(Protocol[S]):
     buffer: ReceiveBuffer
 
     @property
+    def anteroom(self) -> Anteroom:
+        """Where peers are until the door knows who they are."""
+
+    @property
     def gatekeeper(self) -> Gatekeeper | None:
         """Who hears peers before the door does; None where nobody is asked who it is."""
 
@@ -127,6 +133,8 @@ class Connection(Generic[S]):
         self.wire: socket.socket | TlsSocket = sock
         """What is read from and written to: the socket, or TLS on it."""
         self.tls: TlsSocket | None = None
+        self.guest = door.anteroom.enter(sock, place_of(session.address))
+        """As which it waits until it is inside."""
         self._door = door
         self._scope = trio.CancelScope()
         self._room = trio.Event()
@@ -143,6 +151,7 @@ class Connection(Generic[S]):
                 await self.begin()
                 wire, tls = self.wire, self.tls
                 is_open = door.gatekeeper is None or await self._introduce(door.gatekeeper)
+                self.guest.leave()
                 while is_open:
                     if tls is not None and tls.unread:
                         await trio.lowlevel.checkpoint()
@@ -173,6 +182,7 @@ class Connection(Generic[S]):
             log.exception("%s: disconnected by an internal error", session.peer)
             reason = "internal error"
         finally:
+            self.guest.leave()
             reason = self._cut_for or reason
             if isinstance(reason, RemoteProtocolError) and not session.closed:
                 door.fail(session, reason)
@@ -186,15 +196,13 @@ class Connection(Generic[S]):
         """Hear who the peer says it is, and have it checked, before the session hears it. Returns
         False when the peer has left."""
         door, session, wire, space = self._door, self.session, self.wire, self._door.buffer.space
+        guest = self.guest
         greetings = gatekeeper.greetings
         heard = greetings.open(self.cut)
         is_whole, auth = False, None
         try:
             while not is_whole:
-                if has_unread(wire):
-                    await trio.lowlevel.checkpoint()
-                else:
-                    await trio.lowlevel.wait_readable(self.socket)
+                await (guest.turn() if has_unread(wire) else guest.readable())
                 try:
                     count = wire.recv_into(space[:GREETING_BYTES_MAX])
                 except BlockingIOError:
@@ -211,6 +219,7 @@ class Connection(Generic[S]):
                 await gatekeeper.hear(auth, session.address, door.knows)
             except RemoteProtocolError as error:
                 session.refusal = error  # In whose words it is told, the session knows.
+            await guest.turn()  # What many have said may be known to be wrong at once.
             session.is_judged = False
         finally:
             greetings.close(heard)
@@ -227,7 +236,7 @@ class Connection(Generic[S]):
     def cut(self, error: RemoteProtocolError | None = None) -> None:
         """Stop serving this peer, for this reason."""
         self._cut_for = error
-        self._scope.cancel()
+        self.guest.end(self._scope)
 
     def _say_farewell(self) -> bool:
         """Send the last answers of a session that hears them, as far as the socket takes them.

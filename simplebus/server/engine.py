@@ -29,6 +29,7 @@ from simplebus.core.session import Session
 from simplebus.core.users import User, Users
 from simplebus.engine.cluster import Cluster
 from simplebus.server.addresses import Addresses
+from simplebus.server.anteroom import Anteroom
 from simplebus.server.connection import Connection
 from simplebus.server.gatekeeper import Gatekeeper
 from simplebus.server.greeting import Heard, introduction
@@ -126,6 +127,7 @@ class Engine:
         self.certificates: Certificates | None = None
         """With it, clients of the binary door must use TLS."""
         self.gatekeeper: Gatekeeper | None = None
+        self.anteroom = Anteroom()
         self.addresses = Addresses()
         self.buffer = ReceiveBuffer()
         self.connections: dict[int, Connection[Session]] = {}
@@ -169,6 +171,7 @@ class Engine:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             nursery.start_soon(self._wake_due)
+            nursery.start_soon(self.anteroom.run)
             task_status.started()
             try:
                 await self._beat()

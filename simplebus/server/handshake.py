@@ -3,15 +3,15 @@
 Rule 1: who makes no handshake in time is closed without a word: it waits for TLS, or does not speak
 it, and would not understand. Only who begins as a client of version 2 does is told, in clear, what
 is spoken here.
-Rule 2: a step of a handshake takes long, as other things go, and so does its end. One is taken at a
-time, and others have their turn between any two: a thousand that come, or go, at once hold up
-nobody who is inside.
+Rule 2: a step of a handshake takes long, as other things go: its peer is a guest of the anteroom.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
+from collections.abc import Callable
 
 import trio
 
@@ -21,6 +21,7 @@ from simplebus.core.limits import HEADER_BYTES
 from simplebus.core.requests import ErrorReply
 from simplebus.core.session import Session
 from simplebus.nats.certificates import names
+from simplebus.server.anteroom import Guest
 from simplebus.server.connection import Connection, Door
 from simplebus.server.tls import Certificates
 from simplebus.tls import TlsSocket
@@ -34,32 +35,35 @@ _TOLD = frames.encode(
 )
 
 
-async def shake_hands(tls: TlsSocket, seconds: float, turn: trio.Lock) -> str:
-    """Make a handshake as a server; each of its steps needs the lock. Returns why there is none, in
-    words behind "the TLS handshake"; empty when it is made."""
+class HandshakeError(Exception):
+    """There is none; says why in words behind "the TLS handshake"."""
+
+    def __init__(self, why: str, opening: bytes) -> None:
+        super().__init__(why)
+        self.opening = opening
+        """What the peer has said first, as far as it was read."""
+
+
+async def shake_hands(made: Callable[[], TlsSocket], guest: Guest, seconds: float) -> TlsSocket:
+    """Make TLS of a guest's socket, and a handshake as a server. Raises HandshakeError."""
+    deadline = trio.current_time() + seconds
+    tls: TlsSocket | None = None
     try:
-        with trio.move_on_after(seconds):
-            while not await _is_done(tls, turn):
-                if tls.unsent:
+        while True:
+            await guest.readable(deadline)
+            tls = tls or made()  # Nobody who says nothing is worth it.
+            with contextlib.suppress(BlockingIOError):
+                tls.handshake()
+                return tls
+            with trio.fail_at(deadline):
+                while tls.unsent:
                     await trio.lowlevel.wait_writable(tls.socket)
                     tls.flush()
-                else:
-                    await trio.lowlevel.wait_readable(tls.socket)
-            return ""
+    except trio.TooSlowError:
         why = f"took longer than {seconds:g} s"
     except OSError as error:
         why = f"failed: {getattr(error, 'reason', None) or error.strerror or error}"
-    async with turn:  # Whoever is told closes the connection at once: the next one waits for that.
-        return why
-
-
-async def _is_done(tls: TlsSocket, turn: trio.Lock) -> bool:
-    async with turn:
-        try:
-            tls.handshake()
-        except BlockingIOError:
-            return False
-        return True
+    raise HandshakeError(why, tls.opening if tls is not None else b"")
 
 
 class SecureConnection(Connection[Session]):
@@ -92,12 +96,16 @@ class SecureConnection(Connection[Session]):
             super().flush()
 
     async def begin(self) -> None:
-        tls = TlsSocket(self.socket, self._certificates.context)
-        why = await shake_hands(tls, self._certificates.options.seconds, self._certificates.turn)
-        if why:
-            self._is_in_clear = _CONNECT.match(tls.opening) is not None
-            if self._is_in_clear:
-                raise RemoteProtocolError(Reason.TLS_HANDSHAKE, _IN_CLEAR)
-            raise RemoteProtocolError(Reason.TLS_HANDSHAKE, f"the TLS handshake {why}")
+        certificates = self._certificates
+        try:
+            tls = await shake_hands(
+                lambda: TlsSocket(self.socket, certificates.context),
+                self.guest,
+                certificates.options.seconds,
+            )
+        except HandshakeError as error:
+            self._is_in_clear = _CONNECT.match(error.opening) is not None
+            why = _IN_CLEAR if self._is_in_clear else f"the TLS handshake {error}"
+            raise RemoteProtocolError(Reason.TLS_HANDSHAKE, why) from None
         self.session.certified = names(tls.certificate() or {})
         self.wire = self.tls = tls

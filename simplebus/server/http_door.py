@@ -37,8 +37,11 @@ from simplebus.monitor.requests import (
 from simplebus.nats.certificates import names
 from simplebus.server import listeners, memory
 from simplebus.server.addresses import is_loopback
+from simplebus.server.anteroom import Anteroom
 from simplebus.server.buckets import Buckets
+from simplebus.server.handshake import HandshakeError
 from simplebus.server.http_names import Names
+from simplebus.server.http_stream import HttpStream
 
 log = logging.getLogger("simplebus.server")
 
@@ -61,7 +64,6 @@ SEND_SECONDS_MAX = 10.0
 FAREWELL_SECONDS_MAX = 1.0
 PART_OF_LOOP = 0.1
 """How much of the event loop's time answers may take, whoever asks for how many."""
-_READ_BYTES = 8 * 1024
 _HEALTH_ASKED = re.compile(rb"(GET|HEAD) (%b) HTTP/1\.[01]\r\n" % "|".join(OPEN_PATHS).encode())
 
 Gate: TypeAlias = Callable[[Request, str, str, Sequence[str]], Awaitable[Response | None]]
@@ -92,14 +94,18 @@ class HttpDoor:
         gate: Gate | None = None,
         tls: Callable[[], ssl.SSLContext] | None = None,
         names: Iterable[str] = (),
+        anteroom: Anteroom | None = None,
     ) -> None:
         """`more` are answers besides the board's own; `tls` gives what a new connection is wrapped
-        with, None for HTTP in clear; `names` are what the door is called."""
+        with, None for HTTP in clear; `names` are what the door is called; `anteroom` is that of all
+        doors, None for one of its own."""
         self.board = board
         self._routes = board.routes(more)
         self.gate = gate
         self.tls = tls
         self.names = Names(names)
+        self.anteroom = Anteroom() if anteroom is None else anteroom
+        self._has_own_anteroom = anteroom is None
         self.accepted = self.answered = self.turned_away = 0
         """Connections; requests; connections that made place or came too fast, and requests that
         made no sense."""
@@ -126,6 +132,8 @@ class HttpDoor:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             nursery.start_soon(self._let_in)
+            if self._has_own_anteroom:
+                nursery.start_soon(self.anteroom.run)
             task_status.started()
             await self._tick()
 
@@ -287,12 +295,8 @@ class _HttpConnection:
         """Whether what it has asked for is being answered: it does not wait for its peer."""
         self._door = door
         self._is_local = is_loopback("".join(sock.getsockname()[:1]))
-        plain = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
-        self._stream: trio.abc.Stream = plain
-        if door.tls is not None:
-            self._stream = trio.SSLStream(
-                plain, door.tls(), server_side=True, https_compatible=True
-            )
+        guest = door.anteroom.enter(sock, place_of(listeners.host_of(peer)))
+        self._stream = HttpStream(sock, guest, door.tls)
         self._talk = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
 
     async def run(self) -> None:
@@ -300,14 +304,12 @@ class _HttpConnection:
         door = self._door
         try:
             with self.scope:
-                if isinstance(self._stream, trio.SSLStream):
-                    with trio.fail_after(HEAD_SECONDS_MAX):
-                        await self._stream.do_handshake()
+                await self._stream.begin(HEAD_SECONDS_MAX)
                 for _ in range(REQUESTS_MAX):
                     if not await self._answer_next():
                         break
                     self.is_answered = False
-        except (trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError):
+        except (trio.TooSlowError, HandshakeError, OSError):
             pass
         except Exception:
             log.exception("%s: an answer over HTTP failed", self.peer)
@@ -317,19 +319,14 @@ class _HttpConnection:
                 await self._end()
 
     async def _end(self) -> None:
-        """Close, so that what was sent last arrives: bytes that are unread would take it back."""
+        """Close, so that what was sent last arrives."""
         try:
             if self._talk.our_state in (h11.MUST_CLOSE, h11.ERROR) and not self.scope.cancel_called:
-                plain = self._stream
-                if isinstance(plain, trio.SocketStream):
-                    await plain.send_eof()
-                    while await plain.receive_some(_READ_BYTES):
-                        pass
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
+                await self._stream.end()
+        except OSError:
             pass
         finally:
-            with trio.move_on_after(0):
-                await self._stream.aclose()
+            self._stream.close()
 
     async def _answer_next(self) -> bool:
         """Answer one request. Returns whether another one may come."""
@@ -344,6 +341,7 @@ class _HttpConnection:
                 request = self._request(asked)
                 response = self._misdirected(request, asked) or await self._denial(request, asked)
                 if response is None:
+                    self._stream.is_known = self._stream.is_known or request.path not in OPEN_PATHS
                     response = await self._door.answer(request)
         except h11.RemoteProtocolError as error:
             self._door.turned_away += 1
@@ -370,14 +368,11 @@ class _HttpConnection:
                 has_begun, deadline = True, trio.current_time() + HEAD_SECONDS_MAX
             event = self._talk.next_event()
             if event is h11.NEED_DATA:
-                with trio.CancelScope(deadline=deadline) as waiting:
-                    data = await self._stream.receive_some(_READ_BYTES)
-                if waiting.cancelled_caught:
-                    raise trio.TooSlowError
+                data = await self._stream.receive(deadline)
                 self._door.heard(self)
                 if not has_begun:
                     has_begun, deadline = True, trio.current_time() + HEAD_SECONDS_MAX
-                self._talk.receive_data(bytes(data))
+                self._talk.receive_data(data)
             elif isinstance(event, h11.Request):
                 request = event
                 if _has_body(event):
@@ -417,10 +412,10 @@ class _HttpConnection:
         if self._door.gate is None:
             return None
         authorization = _headers(asked).get(b"authorization", b"").decode("latin-1")
-        certified: Sequence[str] = ()
-        if isinstance(self._stream, trio.SSLStream):
-            certified = names(self._stream.getpeercert() or {})
-        return await self._door.gate(request, self.peer, authorization, certified)
+        certified = names(self._stream.certificate())
+        denial = await self._door.gate(request, self.peer, authorization, certified)
+        await self._stream.turn()
+        return denial
 
     async def _say(
         self, response: Response, *, without_body: bool = False, is_last: bool = False
@@ -440,8 +435,7 @@ class _HttpConnection:
         if not without_body:
             events.append(h11.Data(data=response.body))
         data = b"".join(self._talk.send(event) or b"" for event in [*events, h11.EndOfMessage()])
-        with trio.fail_after(SEND_SECONDS_MAX):
-            await self._stream.send_all(data)
+        await self._stream.send(data, SEND_SECONDS_MAX)
 
 
 def _alone(response: Response, *, without_body: bool) -> bytes:

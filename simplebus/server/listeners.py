@@ -13,6 +13,7 @@ from collections.abc import Callable
 import trio
 
 from simplebus.server import memory
+from simplebus.server.anteroom import give_way
 
 log = logging.getLogger("simplebus.server")
 
@@ -108,6 +109,7 @@ async def accept(
     try:
         while True:
             await trio.lowlevel.wait_readable(listener)
+            began = trio.current_time()
             for _ in range(_ACCEPTS_PER_TURN):
                 try:
                     sock, address = listener.accept()
@@ -119,6 +121,7 @@ async def accept(
                             log.error("cannot accept: %s; trying again", error.strerror)
                         says_nothing = True
                         await trio.sleep(_EXHAUSTED_PAUSE_SECONDS)
+                        began = trio.current_time()
                     break  # Otherwise the peer left before it was accepted.
                 if sock.fileno() >= memory.descriptors_for_peers(spare):
                     sock.close()
@@ -126,6 +129,7 @@ async def accept(
                         log.error("cannot accept: too many files are open; see LimitNOFILE")
                     says_nothing = True
                     await trio.sleep(_EXHAUSTED_PAUSE_SECONDS)
+                    began = trio.current_time()
                     break
                 if says_nothing:
                     log.warning("connections are accepted again")
@@ -136,6 +140,7 @@ async def accept(
                     sock.close()
                     continue
                 serve(sock, name(address))
+            await give_way(trio.current_time() - began)
     finally:
         trio.lowlevel.notify_closing(listener)
         listener.close()

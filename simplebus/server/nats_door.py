@@ -67,6 +67,7 @@ class NatsDoor:
         self._own_gatekeeper = Gatekeeper(Users(()))
         """Of this door's own users, where those of all doors have none."""
         self.buffer = engine.buffer
+        self.anteroom = engine.anteroom
         self.connections: dict[int, Connection[NatsSession]] = {}
         """By client id."""
         self.accepted = 0

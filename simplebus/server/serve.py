@@ -369,6 +369,7 @@ async def _open_http(
         gate=HttpGate(engine),
         tls=None if shown is None else lambda: shown.context,
         names=names,
+        anteroom=engine.anteroom,
     )
     watch.http_connections = lambda: (door.connections, door.accepted)
     await nursery.start(door.run)

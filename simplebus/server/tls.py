@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-import trio
-
 HANDSHAKE_SECONDS = 5.0
 """How long one may take, unless told otherwise."""
 
@@ -118,8 +116,6 @@ class Certificates:
         self.options = options
         self.context = context(options)
         """For the next handshake."""
-        self.turn = trio.Lock()
-        """Held while a step of a handshake is worked out."""
 
     def reload(self) -> None:
         """Read the files again, for handshakes to come. Raises CertificateError when one is no

@@ -21,7 +21,7 @@ from simplebus.nats.errors import NatsError
 from simplebus.nats.front import Front
 from simplebus.nats.session import NatsSession
 from simplebus.server.connection import Connection
-from simplebus.server.handshake import shake_hands
+from simplebus.server.handshake import HandshakeError, shake_hands
 from simplebus.server.tls import Certificates
 from simplebus.tls import TlsSocket
 
@@ -76,12 +76,17 @@ class TlsConnection(Connection[NatsSession]):
         if self._options.optional and not await self._starts_tls():
             return
         self._holds = True
-        tls = TlsSocket(self.socket, self._certificates.context)
         await self._finish_info()
-        why = await shake_hands(tls, self._seconds, self._certificates.turn)
-        if why:
+        certificates = self._certificates
+        try:
+            tls = await shake_hands(
+                lambda: TlsSocket(self.socket, certificates.context), self.guest, self._seconds
+            )
+        except HandshakeError as error:
             self.session.forget_all()
-            raise NatsError(Reason.TLS_HANDSHAKE, f"the TLS handshake {why}", closed=_CLOSED)
+            raise NatsError(
+                Reason.TLS_HANDSHAKE, f"the TLS handshake {error}", closed=_CLOSED
+            ) from None
         certificate = tls.certificate() or {}
         self.session.certificate_names = names(certificate)
         if self._options.verify_and_map:
@@ -92,8 +97,8 @@ class TlsConnection(Connection[NatsSession]):
 
     async def _starts_tls(self) -> bool:
         """Whether a client that may use TLS does."""
-        with trio.move_on_after(self._seconds), contextlib.suppress(OSError):
-            await trio.lowlevel.wait_readable(self.socket)
+        with contextlib.suppress(OSError, trio.TooSlowError):
+            await self.guest.readable(trio.current_time() + self._seconds)
             first = self.socket.recv(1, socket.MSG_PEEK)
             return bool(first) and first[0] == _HANDSHAKE
         return False  # If it is gone, whoever reads on will notice.

@@ -1,0 +1,247 @@
+"""Where those wait who have not said who they are: one of them moves at a time.
+
+Rule 1: however many of them have something to say at once, or go at once, or have had their time,
+whoever is inside waits for one step of one of them.
+Rule 2: they take what time the event loop has left. Where it has none left, they take a part of it.
+Rule 3: each place has its turn: many that come from one keep nobody waiting who comes from another.
+
+    sockets ─► epoll ─► ready, by place ─► one step of one guest ─► the loop has nothing else to do,
+                                  ▲        or has had its time ─┐
+                                  └─────────────────────────────┘
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import select
+import socket
+from collections import deque
+from typing import Self
+
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+PART_OF_LOOP = 0.25
+"""How much of the loop's time strangers have though others could use it all."""
+_NEWS_MAX = 64
+"""Of so many sockets is heard at once. Each costs a microsecond."""
+_TURNS_MAX = 2
+"""So many turns of the loop later at most whoever was told to move has moved."""
+
+
+class Anteroom:
+    """Of all doors of one loop. Enter `run` in a nursery: without it nobody moves."""
+
+    def __init__(self) -> None:
+        self._poll = select.epoll()
+        self._ready: dict[str, deque[Guest]] = {}
+        """By place: who is to move. Whose turn it was last is last."""
+        self._watched: dict[int, Guest] = {}
+        """By descriptor: who waits for something to read."""
+        self._deadlines: list[tuple[float, int, Guest]] = []
+        """A heap. Guests that have moved since are in it, too."""
+        self._numbers = itertools.count()
+        self._sleep = trio.CancelScope()
+        self.steps = 0
+        """How many were taken."""
+
+    @property
+    def waiting(self) -> int:
+        """How many wait, for something to read or for their turn."""
+        return len(self._watched) + sum(map(len, self._ready.values()))
+
+    def enter(self, sock: socket.socket, place: str) -> Guest:
+        """One more has come, from this place. To be used in a `with` block."""
+        return Guest(self, sock, place)
+
+    async def run(self) -> None:
+        """Have them move, until cancelled."""
+        try:
+            while True:
+                self._look()
+                if (guest := self._next()) is None:
+                    await self._sleep_on()
+                    continue
+                self.steps += 1
+                guest.move()
+                for _ in range(_TURNS_MAX):
+                    if guest.is_to_begin:
+                        await trio.lowlevel.checkpoint()
+                await give_way(guest.took())
+        finally:
+            self._poll.close()
+
+    def _look(self) -> None:
+        """Who has something to read, or has had its time, is to move."""
+        for fd, _ in self._poll.poll(0, _NEWS_MAX):
+            if (guest := self._watched.pop(fd, None)) is not None:
+                self._queue(guest)
+        now = trio.current_time()
+        for _ in range(_NEWS_MAX):
+            self._forget_past()
+            if not self._deadlines or self._deadlines[0][0] > now:
+                break
+            late = heapq.heappop(self._deadlines)[2]
+            if not late.is_queued:  # Otherwise it waits for us.
+                late.is_late = True
+                self.hurry(late)
+
+    def _forget_past(self) -> None:
+        """Of those who have moved since."""
+        while self._deadlines and self._deadlines[0][2].deadline != self._deadlines[0][0]:
+            heapq.heappop(self._deadlines)
+
+    def _next(self) -> Guest | None:
+        if not self._ready:
+            return None
+        place = next(iter(self._ready))
+        waiting = self._ready.pop(place)
+        guest = waiting.popleft()
+        if waiting:
+            self._ready[place] = waiting  # Behind the others.
+        guest.is_queued = False
+        return guest
+
+    async def _sleep_on(self) -> None:
+        """Until somebody is to move."""
+        with trio.CancelScope() as self._sleep:
+            if self._deadlines:
+                self._sleep.deadline = self._deadlines[0][0]
+            await trio.lowlevel.wait_readable(self._poll.fileno())
+
+    def _queue(self, guest: Guest) -> None:
+        self._ready.setdefault(guest.place, deque()).append(guest)
+        guest.is_queued = True
+
+    # What guests ask for --------------------------------------------------------------------------
+
+    def watch(self, guest: Guest) -> None:
+        """It is to move when there is something to read, or at its deadline."""
+        fd = guest.socket.fileno()
+        events = select.EPOLLIN | select.EPOLLONESHOT
+        if guest.is_known:
+            self._poll.modify(fd, events)
+        else:
+            self._poll.register(fd, events)
+            guest.is_known = True
+        self._watched[fd] = guest
+        if guest.deadline < math.inf:
+            heapq.heappush(self._deadlines, (guest.deadline, next(self._numbers), guest))
+            if guest.deadline < self._sleep.deadline:
+                self._sleep.deadline = guest.deadline
+
+    def hurry(self, guest: Guest) -> None:
+        """It is to move, whatever it waits for."""
+        if guest.is_queued:
+            return
+        self._watched.pop(guest.socket.fileno(), None)
+        self._queue(guest)
+        self._sleep.cancel()
+
+    def forget(self, guest: Guest) -> None:
+        """It waits no more."""
+        if guest.is_queued:
+            guest.is_queued = False
+            waiting = self._ready[guest.place]
+            waiting.remove(guest)
+            if not waiting:
+                del self._ready[guest.place]
+        elif self._watched.get(fd := guest.socket.fileno()) is guest:
+            del self._watched[fd]
+
+    def leave(self, guest: Guest) -> None:
+        """It does not come back."""
+        self.forget(guest)
+        if guest.is_known and not self._poll.closed and guest.socket.fileno() >= 0:
+            guest.is_known = False
+            self._poll.unregister(guest.socket.fileno())
+
+
+class Guest:
+    """One who waits there; a context manager. Only its own task waits for it."""
+
+    def __init__(self, room: Anteroom, sock: socket.socket, place: str) -> None:
+        self.socket = sock
+        self.place = place
+        self.deadline = math.inf
+        """Of what it waits for."""
+        self.is_known = False
+        """Whether the room's epoll has its socket."""
+        self.is_queued = False
+        """Whether it is to move when its turn comes."""
+        self.is_late = False
+        """Whether its deadline has passed."""
+        self.is_to_begin = False
+        """Whether it was told to move, and has not had the loop since."""
+        self._room = room
+        self._task: trio.lowlevel.Task | None = None
+        self._end: trio.CancelScope | None = None
+        """What is cancelled when its turn comes."""
+        self._began = self._ended = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """It is inside, or gone."""
+        self._room.leave(self)
+
+    async def readable(self, deadline: float = math.inf) -> None:
+        """Wait for something to read, or the end of it, and for its turn. Raises
+        trio.TooSlowError when there is nothing in time."""
+        self.is_late, self.deadline = False, deadline
+        self._room.watch(self)
+        await self._wait()
+        if self.is_late:
+            raise trio.TooSlowError
+
+    async def turn(self) -> None:
+        """Wait for its turn: what comes next takes long."""
+        self._room.hurry(self)
+        await self._wait()
+
+    def end(self, scope: trio.CancelScope) -> None:
+        """Cancel a scope around what it does: in its turn if it waits here, else at once."""
+        if self._task is None:
+            scope.cancel()
+        else:
+            self._end = scope
+            self._room.hurry(self)
+
+    async def _wait(self) -> None:
+        self._ended = trio.current_time()
+        self._task = trio.lowlevel.current_task()
+        try:
+            await trio.lowlevel.wait_task_rescheduled(self._forget)
+        finally:
+            self._task, self.is_to_begin, self.deadline = None, False, math.inf
+            self._began = trio.current_time()
+
+    def _forget(self, _: object) -> trio.lowlevel.Abort:
+        self._room.forget(self)
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    def move(self) -> None:
+        """It is its turn."""
+        self.is_to_begin = True
+        if self._end is not None:
+            self._end.cancel()
+        elif self._task is not None:
+            trio.lowlevel.reschedule(self._task)
+
+    def took(self) -> float:
+        """How long its last step did, or, if it does not wait here any more, at most did."""
+        ended = self._ended if self._task is not None else trio.current_time()
+        return ended - self._began
+
+
+async def give_way(took: float, part: float = PART_OF_LOOP) -> None:
+    """Behind something that took so long: wait until nobody else has anything to do, or until they
+    have had so much time that it was this part of the loop's."""
+    with trio.move_on_after(took * (1 / part - 1)):
+        await wait_all_tasks_blocked()

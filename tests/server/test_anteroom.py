@@ -1,0 +1,289 @@
+"""Strangers move one at a time, whichever door they stand before: counted in steps, not in time."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import pytest
+import trio
+import trio.testing
+from certificates import Authority, Pair
+from served import serving, until
+
+from simplebus.server.anteroom import Anteroom, Guest, give_way
+from simplebus.server.serve import Serving
+from simplebus.server.tls import TlsOptions
+
+MANY = 100
+
+
+@pytest.fixture
+def sockets() -> Iterator[Callable[[], tuple[socket.socket, socket.socket]]]:
+    """Makes connected pairs: a peer's end, and ours."""
+    with contextlib.ExitStack() as all_:
+
+        def pair() -> tuple[socket.socket, socket.socket]:
+            theirs, ours = socket.socketpair()
+            ours.setblocking(False)
+            all_.enter_context(theirs)
+            all_.enter_context(ours)
+            return theirs, ours
+
+        yield pair
+
+
+Sockets = Callable[[], tuple[socket.socket, socket.socket]]
+
+
+@contextlib.asynccontextmanager
+async def a_room() -> AsyncIterator[tuple[Anteroom, trio.Nursery]]:
+    async with trio.open_nursery() as nursery:
+        room = Anteroom()
+        nursery.start_soon(room.run)
+        yield room, nursery
+        nursery.cancel_scope.cancel()
+
+
+async def met(condition: Callable[[], bool]) -> None:
+    """Wait for it, whatever the clock does."""
+    while not condition():
+        await trio.lowlevel.checkpoint()
+
+
+class Told:
+    """What happened, in order, on a loop where one who is inside has something to do all the
+    time."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    async def be_inside(self) -> None:
+        while True:
+            self.names.append("inside")
+            await trio.lowlevel.checkpoint()
+
+    async def read(self, guest: Guest, name: str, deadline: float = float("inf")) -> None:
+        with guest:
+            try:
+                await guest.readable(deadline)
+                self.names.append(name)
+            except trio.TooSlowError:
+                self.names.append(f"{name} is late")
+
+    async def be_ended(self, guest: Guest, scope: trio.CancelScope, name: str) -> None:
+        with scope, guest:
+            await guest.readable()
+        self.names.append(name)
+
+    async def ask(self, guest: Guest, name: str) -> None:
+        with guest:
+            await guest.turn()
+            self.names.append(name)
+
+    def strangers(self) -> list[str]:
+        return [name for name in self.names if name != "inside"]
+
+    async def all_told(self, count: int) -> None:
+        """Wait for them; nobody has moved twice while one inside has not moved."""
+        await met(lambda: len(self.strangers()) >= count)
+        for one, next_ in zip(self.names, self.names[1:], strict=False):
+            assert "inside" in (one, next_), self.names
+
+
+async def test_of_many_that_speak_at_once_one_moves_at_a_time(sockets: Sockets) -> None:
+    told = Told()
+    async with a_room() as (room, nursery):
+        for _ in range(MANY):
+            theirs, ours = sockets()
+            nursery.start_soon(told.read, room.enter(ours, "there"), "guest")
+            theirs.send(b"x")
+        nursery.start_soon(told.be_inside)
+        await told.all_told(MANY)
+        assert room.steps == MANY
+        assert room.waiting == 0
+
+
+async def test_of_many_that_have_had_their_time_one_moves_at_a_time(
+    sockets: Sockets, mock_clock: trio.testing.MockClock
+) -> None:
+    told = Told()
+    async with a_room() as (room, nursery):
+        for _ in range(MANY):
+            nursery.start_soon(told.read, room.enter(sockets()[1], "there"), "guest", 5.0)
+        await met(lambda: room.waiting == MANY)
+        mock_clock.jump(4.9)
+        await trio.testing.wait_all_tasks_blocked()
+        assert told.names == []
+        nursery.start_soon(told.be_inside)
+        mock_clock.jump(0.2)
+        await told.all_told(MANY)
+        assert set(told.strangers()) == {"guest is late"}
+
+
+async def test_of_many_that_are_ended_one_moves_at_a_time(sockets: Sockets) -> None:
+    told = Told()
+    async with a_room() as (room, nursery):
+        guests = [(room.enter(sockets()[1], "there"), trio.CancelScope()) for _ in range(MANY)]
+        for guest, scope in guests:
+            nursery.start_soon(told.be_ended, guest, scope, "guest")
+        await met(lambda: room.waiting == MANY)
+        for guest, scope in guests:
+            guest.end(scope)
+        nursery.start_soon(told.be_inside)
+        await told.all_told(MANY)
+        assert room.waiting == 0
+
+
+async def test_of_many_that_ask_for_a_turn_one_moves_at_a_time(sockets: Sockets) -> None:
+    told = Told()
+    async with a_room() as (room, nursery):
+        for _ in range(MANY):
+            nursery.start_soon(told.ask, room.enter(sockets()[1], "there"), "guest")
+        nursery.start_soon(told.be_inside)
+        await told.all_told(MANY)
+
+
+async def test_each_place_has_its_turn(sockets: Sockets) -> None:
+    told = Told()
+    async with a_room() as (room, nursery):
+        nursery.start_soon(told.be_inside)
+        for name in ["crowd"] * MANY + ["one"]:  # They ask in one turn of the loop, in any order.
+            nursery.start_soon(told.ask, room.enter(sockets()[1], name), name)
+        await told.all_told(MANY + 1)
+        assert told.strangers().index("one") <= 2
+
+
+async def test_a_guest_reads_again_and_again(sockets: Sockets) -> None:
+    async with a_room() as (room, _):
+        theirs, ours = sockets()
+        with room.enter(ours, "there") as guest:
+            for said in (b"one", b"two", b"three"):
+                theirs.send(said)
+                await guest.readable()
+                assert ours.recv(10) == said
+            theirs.close()
+            await guest.readable()
+            assert ours.recv(10) == b""
+
+
+async def test_one_that_waits_for_its_turn_is_not_late(
+    sockets: Sockets, mock_clock: trio.testing.MockClock
+) -> None:
+    told, room = Told(), Anteroom()
+    async with trio.open_nursery() as nursery:
+        theirs, ours = sockets()
+        theirs.send(b"x")
+        nursery.start_soon(told.read, room.enter(ours, "there"), "guest", 1.0)
+        nursery.start_soon(told.read, room.enter(sockets()[1], "there"), "silent", 1.0)
+        await met(lambda: room.waiting == 2)
+        mock_clock.jump(2)  # Nobody was let move so far.
+        nursery.start_soon(room.run)
+        nursery.start_soon(told.be_inside)
+        await told.all_told(2)
+        assert told.strangers() == ["guest", "silent is late"]
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_is_gone_is_forgotten(sockets: Sockets) -> None:
+    async with a_room() as (room, nursery):
+        told, scopes = Told(), [trio.CancelScope() for _ in range(3)]
+        for scope in scopes:
+            theirs, ours = sockets()
+            nursery.start_soon(told.be_ended, room.enter(ours, "there"), scope, "guest")
+        await met(lambda: room.waiting == 3)
+        for scope in scopes:
+            scope.cancel()
+        theirs.send(b"x")
+        await met(lambda: len(told.names) == 3)
+        assert room.waiting == 0
+        await trio.testing.wait_all_tasks_blocked()
+        assert room.steps == 0
+
+
+async def test_others_have_their_part_of_a_busy_loop(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    turns = 0
+
+    async def be_busy() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            mock_clock.jump(0.125)
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(be_busy)
+        await give_way(1.0, part=0.25)
+        assert turns >= 3.0 / 0.125
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_loop_with_nothing_to_do_is_not_waited_for(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    began = trio.current_time()
+    await give_way(1000.0)
+    assert trio.current_time() == began
+
+
+# At the doors ------------------------------------------------------------------------------------
+
+
+class Steps(trio.abc.Instrument):
+    """How many steps of connections there are in a turn of the loop."""
+
+    def __init__(self) -> None:
+        self.most = self.all = self._now = 0
+
+    def after_io_wait(self, timeout: float) -> None:
+        self._now = 0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        if task.name.endswith("Connection.run"):
+            self._now += 1
+            self.all += 1
+            self.most = max(self.most, self._now)
+
+
+def hello() -> bytes:
+    """What a TLS client says first."""
+    goes = ssl.MemoryBIO()
+    made = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), goes, server_hostname="a")
+    with contextlib.suppress(ssl.SSLWantReadError):
+        made.do_handshake()
+    return goes.read()
+
+
+DOORS: dict[str, Callable[[Serving], tuple[str, ...]]] = {
+    "binary": lambda up: up.addresses,
+    "nats": lambda up: up.nats_addresses,
+    "http": lambda up: up.http_addresses,
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("said", ["half", "garbage", "whole"])
+async def test_many_strangers_that_go_on_at_once_take_one_step_in_a_turn(
+    own: Pair, authority: Authority, door: str, said: str
+) -> None:
+    tls, many = TlsOptions(own.cert, own.key), 40
+    words = {"half": hello()[:100], "garbage": b"\x16\x03\x01\x00\x05nonsense", "whole": hello()}
+    async with serving(nats_port=0, nats_tls=tls, http_port=0, tls=tls) as up:
+        host, _, port = DOORS[door](up)[0].rpartition(":")
+        there = [socket.create_connection((host, int(port))) for _ in range(many)]
+        await until(lambda: up.engine.anteroom.waiting == many)
+        steps = Steps()
+        trio.lowlevel.add_instrument(steps)
+        for sock in there:
+            sock.sendall(words[said])
+        await until(lambda: up.engine.anteroom.steps >= many)
+        for sock in there:
+            sock.close()
+        await until(lambda: up.engine.anteroom.waiting == 0)
+        trio.lowlevel.remove_instrument(steps)
+        assert steps.all >= many
+        assert steps.most == 1
