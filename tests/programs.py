@@ -12,7 +12,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE
+from typing import IO
 
+from forked import Forked, can_run
+
+File = int | IO[bytes]
 ROOT = Path(__file__).parent.parent
 PATIENCE_SECONDS = 60.0
 READY = r"simplebus ready tcp=(\S+:\d+)(?: nats=(\S+:\d+))?(?: http=(\S+:\d+))?"
@@ -68,17 +73,21 @@ class Program:
         return self.process.returncode, rest.decode(), err.decode()
 
 
+def started(
+    *arguments: str, stdin: File, stdout: File, stderr: File, **variables: str
+) -> subprocess.Popen[bytes]:
+    """`simplebus` with these arguments, begun; without the time of importing, if that may be."""
+    env = environment(**variables)
+    if can_run(env):
+        return Forked(arguments, stdin=stdin, stdout=stdout, stderr=stderr, cwd=ROOT, env=env)
+    command = [sys.executable, "-m", "simplebus", *arguments]
+    return subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr, cwd=ROOT, env=env)
+
+
 @contextlib.contextmanager
 def program(*arguments: str, **variables: str) -> Iterator[Program]:
     """Run `simplebus` with these arguments; killed with the block, if it still runs."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "simplebus", *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=ROOT,
-        env=environment(**variables),
-    ) as process:
+    with started(*arguments, stdin=PIPE, stdout=PIPE, stderr=PIPE, **variables) as process:
         try:
             yield Program(process)
         finally:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
 import tomllib
 from functools import partial
 from pathlib import Path
+from subprocess import DEVNULL
 
 import pytest
 import trio
-from programs import ROOT, environment, program
+from programs import ROOT, program, started
 from typer.testing import CliRunner
 
 import simplebus
@@ -51,13 +50,7 @@ class Killed:
 
     def again(self) -> None:
         with self._log.open("a") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "simplebus", *self._words],
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                cwd=ROOT,
-                env=environment(),
-            )
+            self._process = started(*self._words, stdin=DEVNULL, stdout=DEVNULL, stderr=log)
 
     def said(self) -> str:
         """The last of what it has logged, and whether it is there."""

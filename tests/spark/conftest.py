@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from places import place as kept
 
 from simplebus.testing.server import BusServer, bus_server
 
@@ -26,12 +27,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
     from simplebus.spark.home import quick_home
     from simplebus.spark.java import ensure_java
-    from spark import quick
+    from spark.quick import JAVA_OPTIONS
 
     ensure_java()
     place = tmp_path_factory.mktemp("spark")
-    quick_home(quick.place())
-    recording = quick.Recording()
+    quick_home(kept())
     settings = {
         "spark.ui.enabled": "false",
         "spark.sql.shuffle.partitions": "2",
@@ -40,7 +40,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.sql.warehouse.dir": str(place / "warehouse"),
-        "spark.driver.extraJavaOptions": f"{recording.options} -Dderby.system.home={place}",
+        "spark.driver.extraJavaOptions": f"{JAVA_OPTIONS} -Dderby.system.home={place}",
         "spark.sql.streaming.stopTimeout": "20s",
         # Nothing here lasts long enough to be worth compiling.
         "spark.sql.codegen.wholeStage": "false",
@@ -56,6 +56,4 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     yield session
-    gateway = session.sparkContext._gateway
     session.stop()
-    recording.end(gateway.proc)

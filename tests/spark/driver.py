@@ -18,7 +18,7 @@ from typing import Any
 
 from simplebus.spark.jobs.archive import BatchArchiver
 from spark.holding import HeldArchiver, HeldSource, is_held
-from spark.quick import java_options
+from spark.quick import JAVA_OPTIONS
 
 CORES = 4
 """Two held tasks hold theirs, and two more run at the same time."""
@@ -99,8 +99,8 @@ def cluster(folder: Path) -> Any:
         "spark.master.ui.port": "0",
         "spark.worker.ui.port": "0",
         "spark.driver.memory": "1g",
-        "spark.driver.extraJavaOptions": java_options(),
-        "spark.executor.extraJavaOptions": java_options(),
+        "spark.driver.extraJavaOptions": JAVA_OPTIONS,
+        "spark.executor.extraJavaOptions": JAVA_OPTIONS,
         "spark.executor.memory": "512m",
         "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[1]),  # No simplebus there.
         "spark.python.daemon.module": "spark.forks",
