@@ -67,6 +67,8 @@ def test_sighup_and_sigusr1_are_said_to_be_useless_and_sigterm_flushes(
         publisher.greet()
         count = 10_000
         publisher.send(b"PUB a 1000\r\n%b\r\n" % bytes(1000) * count)  # More than sockets hold.
+        publisher.send(b"PING\r\n")
+        assert publisher.line() == b"PONG\r\n"  # Else some of it may not have been read.
         for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGTERM):
             it.signal(number)
         assert publisher.line() == b""
