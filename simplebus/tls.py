@@ -15,7 +15,10 @@ import ssl
 from typing import Any
 
 # What is encrypted at once, and read from the wire at once: many records of 16 KiB.
-PIECE_BYTES = 256 * 1024
+PIECE_BYTES = 512 * 1024
+# What is decrypted in one turn, however much comes: what goes out is to keep up with it, or it
+# grows cold meanwhile.
+_TURN_BYTES = 1024 * 1024
 # How TLS begins; and as much of what comes first as tells what else it may be.
 _HANDSHAKE = b"\x16"
 _OPENING_BYTES = 16
@@ -23,6 +26,8 @@ _OPENING_BYTES = 16
 _RECORD_BYTES = 17 * 1024
 # What came from the wire is looked at so much at a time.
 SLICE_BYTES = 32 * 1024
+# And so much behind such as was data: smaller ones take a tenth longer.
+TRUSTED_SLICE_BYTES = 256 * 1024
 # Of so much that came, one part in so many is data: a whole record fits into it, and of a record
 # with a single byte that is one part in 85 or more.
 _JUDGED_BYTES = 32 * 1024
@@ -75,8 +80,12 @@ class TlsSocket:
         """What came from the wire and was not looked at."""
         self._looked = self._found = 0
         """Bytes that were looked at, and how much data was in them, since that was judged last."""
+        self._is_dense = False
+        """Whether most of what was looked at last was data."""
         self._full = False
         """Whether there may be more of what came from the wire."""
+        self._is_more = False
+        """Whether the wire had all that was asked for when it was read last."""
 
     def fileno(self) -> int:
         return self.socket.fileno()
@@ -124,7 +133,7 @@ class TlsSocket:
 
     def recv_into(self, space: memoryview) -> int:
         """Read up to as many bytes as there is space for; 0 at the end."""
-        count, slices = 0, 0
+        count, looked = 0, 0
         self._full = False
         while count < len(space):
             try:
@@ -132,19 +141,18 @@ class TlsSocket:
             except ssl.SSLWantReadError:
                 self._judge()
                 if not self._rest:
-                    if count:
+                    if count and not (self._is_more and count < _TURN_BYTES):
                         return count
-                    if slices:  # Others have their turn before more is looked at for nothing.
+                    if looked and not count:  # Others have their turn before more is looked at.
                         raise BlockingIOError from None
-                    if not self._receive(len(space)):
-                        return 0
-                elif count < slices * SLICE_BYTES // _DATA_PART:
+                    if not self._more_came(count, len(space)):
+                        return count
+                elif count < looked // _DATA_PART:
                     self._full = True
                     if count:
                         return count
                     raise BlockingIOError from None
-                self._look()
-                slices += 1
+                looked += self._look()
                 continue
             except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
                 return count
@@ -155,10 +163,22 @@ class TlsSocket:
         self._full = True
         return count
 
-    def _look(self) -> None:
-        """Have the next part of what came looked at."""
-        piece, self._rest = self._rest[:SLICE_BYTES], self._rest[SLICE_BYTES:]
-        self._looked += self._came.write(piece)
+    def _more_came(self, count: int, wanted: int) -> bool:
+        """Take more from the wire, behind what was read in this turn. False at the end, and where
+        something was read and nothing more is there: an error is for the next turn then."""
+        if not count:
+            return self._receive(wanted)
+        with contextlib.suppress(OSError):
+            return self._receive(wanted - count)
+        return False
+
+    def _look(self) -> int:
+        """Have the next part of what came looked at. Returns its bytes."""
+        size = TRUSTED_SLICE_BYTES if self._is_dense else SLICE_BYTES
+        piece, self._rest = self._rest[:size], self._rest[size:]
+        taken = self._came.write(piece)
+        self._looked += taken
+        return taken
 
     def _judge(self) -> None:
         """All that was looked at is understood. Raises OSError where it was for nothing."""
@@ -169,16 +189,19 @@ class TlsSocket:
         if self._looked >= _JUDGED_BYTES:
             if self._found * _DATA_PART < self._looked:
                 raise ConnectionAbortedError(0, "its TLS records had next to nothing in them")
+            self._is_dense = self._found * 2 > self._looked
             self._looked = self._found = 0
 
     def send(self, piece: memoryview | bytes) -> int:
-        """Take a beginning of the piece. Raises BlockingIOError while what was taken before is not
-        sent."""
+        """Take a beginning of the piece: what the wire takes, and less than PIECE_BYTES more.
+        Raises BlockingIOError while what was taken before is not sent."""
         self.flush()
         if self._unsent:
             raise BlockingIOError
-        taken = self._tls.write(memoryview(piece)[:PIECE_BYTES])
-        self.flush()
+        piece, taken = memoryview(piece), 0
+        while taken < len(piece) and not self._unsent:
+            taken += self._tls.write(piece[taken : taken + PIECE_BYTES])
+            self.flush()
         return taken
 
     def flush(self) -> None:
@@ -207,7 +230,10 @@ class TlsSocket:
     def _receive(self, wanted: int = _RECORD_BYTES) -> bool:
         """Take from the wire what is there, about so much of it. Returns whether there was anything
         but its end."""
-        data = self.socket.recv(min(PIECE_BYTES, max(wanted, _RECORD_BYTES)))
+        most = min(PIECE_BYTES, max(wanted, _RECORD_BYTES))
+        self._is_more = False
+        data = self.socket.recv(most)
+        self._is_more = len(data) == most
         self._rest = memoryview(data)
         self.opening = self.opening or data[:_OPENING_BYTES]
         if not data:

@@ -18,7 +18,7 @@ from needs import missing
 
 import simplebus.tls
 from simplebus.server.tls import TlsOptions, context
-from simplebus.tls import SLICE_BYTES, TlsSocket
+from simplebus.tls import PIECE_BYTES, SLICE_BYTES, TlsSocket
 
 NOT_REQUESTED, REQUESTED = 0, 1
 VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
@@ -69,6 +69,7 @@ class Client:
     sizes=st.lists(st.sampled_from([1, 13, 300, 16_384, 40_000]), min_size=1, max_size=8),
     pieces=st.lists(st.integers(1, 30_000), max_size=8).map(lambda sizes: [*sizes, 30_000]),
     slice_bytes=st.sampled_from([1, 7, 1000, SLICE_BYTES]),
+    piece_bytes=st.sampled_from([100, 20_000, PIECE_BYTES]),
 )
 def test_what_is_read_is_what_was_written_however_it_comes(
     authority: Authority,
@@ -77,6 +78,7 @@ def test_what_is_read_is_what_was_written_however_it_comes(
     sizes: list[int],
     pieces: list[int],
     slice_bytes: int,
+    piece_bytes: int,
 ) -> None:
     made = trusting(authority)
     made.maximum_version = VERSIONS[version]
@@ -88,6 +90,8 @@ def test_what_is_read_is_what_was_written_however_it_comes(
         client.shake_hands(server, theirs)
         assert read(server) == b""
         patch.setattr(simplebus.tls, "SLICE_BYTES", slice_bytes)
+        patch.setattr(simplebus.tls, "TRUSTED_SLICE_BYTES", 3 * slice_bytes)
+        patch.setattr(simplebus.tls, "PIECE_BYTES", piece_bytes)
         sent, got = b"", b""
         for number, size in enumerate(sizes):
             data = bytes([number + 1]) * size
@@ -103,6 +107,67 @@ def test_what_is_read_is_what_was_written_however_it_comes(
             got += read(server)
         assert got == sent
         assert read(server) == b""
+
+
+@pytest.fixture
+def through(
+    authority: Authority, own: Pair, ends: tuple[socket.socket, socket.socket]
+) -> tuple[TlsSocket, Client, socket.socket]:
+    """A server, its client behind the handshake, and the wire."""
+    server = TlsSocket(ends[0], context(TlsOptions(own.cert, own.key)))
+    client = Client(trusting(authority))
+    client.shake_hands(server, ends[1])
+    assert read(server) == b""
+    return server, client, ends[1]
+
+
+def test_much_that_came_is_read_in_one_turn_up_to_a_bound(
+    through: tuple[TlsSocket, Client, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, client, wire = through
+    monkeypatch.setattr(simplebus.tls, "PIECE_BYTES", 20_000)
+    monkeypatch.setattr(simplebus.tls, "_TURN_BYTES", 60_000)
+    client.tls.write(b"x" * 100_000)
+    wire.sendall(client.goes.read())
+    first = len(read(server))
+    assert 60_000 <= first <= 80_000
+    assert first + len(read(server)) == 100_000
+
+
+def test_an_end_behind_data_is_for_the_next_turn(
+    through: tuple[TlsSocket, Client, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, client, wire = through
+    client.tls.write(b"x" * 5000)
+    said = client.goes.read()
+    monkeypatch.setattr(simplebus.tls, "PIECE_BYTES", len(said))  # As much as was asked for came.
+    wire.sendall(said)
+    wire.close()
+    assert read(server) == b"x" * 5000
+    space = memoryview(bytearray(10))
+    assert server.recv_into(space) == 0
+
+
+def test_what_is_sent_is_taken_as_far_as_the_wire_takes_it(
+    through: tuple[TlsSocket, Client, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, client, wire = through
+    monkeypatch.setattr(simplebus.tls, "PIECE_BYTES", 10_000)
+    data = bytes(range(256)) * 8000
+    taken = server.send(data)
+    assert server.unsent
+    assert 10_000 < taken < len(data)
+    with pytest.raises(BlockingIOError):
+        server.send(data[taken:])
+    got = b""
+    while len(got) < taken:
+        client.came.write(wire.recv(1 << 20))
+        with contextlib.suppress(ssl.SSLWantReadError):
+            while True:
+                got += client.tls.read(1 << 20)
+        server.flush()
+    assert got == data[:taken]
+    assert not server.unsent
 
 
 def library() -> ctypes.CDLL:
