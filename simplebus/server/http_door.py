@@ -15,6 +15,7 @@ import logging
 import re
 import socket
 import ssl
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -109,6 +110,8 @@ class HttpDoor:
         self.accepted = self.answered = self.turned_away = 0
         """Connections; requests; connections that made place or came too fast, and requests that
         made no sense."""
+        self.spent_seconds = 0.0
+        """Processor time of the event loop for what is answered, and for looking once a second."""
         self._connections: dict[_HttpConnection, None] = {}
         """Who has been silent longest comes first."""
         self._comers = Buckets(COMERS_AT_ONCE, COMERS_PER_SECOND)
@@ -236,7 +239,7 @@ class HttpDoor:
             took = 0.0
             try:
                 while True:
-                    began = trio.current_time()
+                    began, spent = trio.current_time(), time.thread_time()
                     try:
                         next(making)
                     except StopIteration as made:
@@ -244,6 +247,7 @@ class HttpDoor:
                         return result
                     finally:
                         took += trio.current_time() - began
+                        self.spent_seconds += time.thread_time() - spent
                     await trio.lowlevel.checkpoint()
             finally:
                 making.close()

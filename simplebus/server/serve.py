@@ -372,6 +372,7 @@ async def _open_http(
         anteroom=engine.anteroom,
     )
     watch.http_connections = lambda: (door.connections, door.accepted)
+    watch.http_seconds = lambda: door.spent_seconds
     await nursery.start(door.run)
     nursery.start_soon(watch.timing.beat)
     for sock in sockets:

@@ -54,6 +54,7 @@ class Watch:
         engine.timing = self.timing
         self.is_ready = self.is_draining = False
         self.http_connections: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        self.http_seconds: Callable[[], float] = lambda: 0.0
         """How many are open at the HTTP door, and were ever."""
         self.stalls: Stalls | None = None
         self.more: list[More] = []
@@ -249,6 +250,12 @@ class Watch:
         for door, open_now, ever in self._doors():
             counted.gauge("connections", "Connections open.", open_now, door=door)
             counted.counter("connections_accepted", "Connections ever made.", ever, door=door)
+        counted.counter(
+            "http_answers_seconds",
+            "Processor time of the event loop for answers at the HTTP port, and for looking at the "
+            "figures once a second.",
+            self.http_seconds(),
+        )
         for reason, count in self._engine.cut_off.items():
             counted.counter(
                 "disconnected",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 from collections.abc import Generator
@@ -397,3 +398,19 @@ async def test_health_waits_for_no_other_answer(autojump_clock: trio.testing.Moc
             assert (await door.answer(Request(path))).body
         assert trio.current_time() == began
         nursery.cancel_scope.cancel()
+
+
+async def test_what_answers_cost_is_counted() -> None:
+    async with serving(http_port=0) as up:
+        peer = await http(up)
+
+        async def spent() -> float:
+            text = (await peer.ask("/metrics")).body.decode()
+            found = re.search(r"^simplebus_http_answers_seconds_total (\S+)$", text, re.MULTILINE)
+            assert found is not None
+            return float(found[1])
+
+        before = await spent()
+        with trio.fail_after(60):
+            while await spent() == before:  # What was answered just now is answered again.
+                await trio.sleep(0.05)
