@@ -42,8 +42,7 @@ CLASSES = (1, 2)
 OLD_CLASS, NATS_CLASS = 3, 4
 UNCONFIRMED = {OLD_CLASS: OLD_PUBLISHER, NATS_CLASS: NATS_PUBLISHER}
 """Classes of which only such publishers are counted to whom nothing is confirmed."""
-BURST_MAX = 50
-OLD_BURST_MAX = 200  # Many at once go into a stream in another way than few.
+BURST_MAX = 200  # Many at once go into a stream in another way than few.
 PAUSE_S = 0.02
 LIFE_S = 1.0
 BACK_S = 60.0  # Within which all is well again behind a kill.
@@ -287,7 +286,7 @@ class _Run:
                 async with stream:
                     await stream.send_all(_frame(b"4", 0, b"[]"))
                     while not self._is_over:
-                        count = chance.randint(1, OLD_BURST_MAX)
+                        count = chance.randint(1, BURST_MAX)
                         some = self._sent.more(OLD_CLASS, OLD_PUBLISHER, count)
                         await stream.send_all(b"".join(_frame(b"1", OLD_CLASS, p) for p in some))
                         await trio.sleep(PAUSE_S)

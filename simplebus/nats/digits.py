@@ -78,3 +78,21 @@ def numbers(data: Bytes, begins: Integers, ends: Integers) -> tuple[Integers, Fl
         total[longer] += above * np.uint64(10**at)
     good &= total <= _MAX
     return np.where(good, total, 0).view(np.int64), good
+
+
+def numbers_alike(data: Bytes, begins: Integers, ends: Integers) -> tuple[Integers, Flags]:
+    """The same as `numbers`, sooner where most of them are as the first one is."""
+    lengths = ends - begins
+    size = int(lengths[0]) if lengths.size else 0
+    if not 1 <= size <= _SIZE:
+        return numbers(data, begins, ends)
+    last = unaligned(data, _WORD)[ends - _SIZE] & _LAST[size]
+    others = np.flatnonzero((last != last[0]) | (lengths != size))
+    if others.size * 2 > lengths.size:
+        return numbers(data, begins, ends)
+    first, is_good = numbers(data, begins[:1], ends[:1])
+    found = np.full(lengths.size, first[0])
+    good = np.full(lengths.size, is_good[0])
+    if others.size:
+        found[others], good[others] = numbers(data, begins[others], ends[others])
+    return found, good

@@ -18,7 +18,7 @@ import numpy as np
 
 from simplebus.core.frames import Bytes, Flags, Integers, Words, unaligned
 from simplebus.nats.client.events import Messages
-from simplebus.nats.digits import numbers
+from simplebus.nats.digits import numbers, numbers_alike
 
 STRETCH_MESSAGES_MIN = 16
 """Fewer in a row are read one by one."""
@@ -67,15 +67,14 @@ class Scan:
         blanks = np.flatnonzero(data[first:last] == _BLANK)
         blanks += first
         starts, feeds, is_long = self.starts, self._feeds, self._is_long
+        # Behind the last blank of all there is nothing to be found.
+        padded = np.concatenate([blanks, np.full(6, last)])
         at = blanks.searchsorted(starts)
-        most = blanks.searchsorted(feeds) - at
-        least = 3 + is_long  # So many blanks a line has that asks for no answer.
-        has_reply: Flags = most == least + 1
-        plain: Flags = (most == least) | has_reply
+        least = at + 3 + is_long  # So many blanks a line has that asks for no answer.
+        has_reply: Flags = padded[least] < feeds
+        plain: Flags = (padded[least - 1] < feeds) & (padded[least + 1] > feeds)
         plain &= data[feeds - 1] == _CR
         line_ends = feeds - 1
-        # Behind the last blank of all there is nothing to be found.
-        padded = np.concatenate([blanks, np.full(5, last)])
         subjects = padded[at] + 1
         subject_ends = padded[at + 1]
         sid_ends = padded[at + 2]
@@ -86,23 +85,18 @@ class Scan:
         plain &= (sid_ends - subject_ends - 1 <= _SID_DIGITS_MAX) & (
             line_ends - header_ends - 1 <= _SIZE_DIGITS_MAX
         )
-        begins = [subject_ends + 1, header_ends + 1]
-        ends = [sid_ends, line_ends]
-        if is_long.any():
-            begins.append(reply_ends + 1)
-            ends.append(header_ends)
-        found, are_numbers = numbers(data, np.concatenate(begins), np.concatenate(ends))
-        (sids, sizes, *more), good = (
-            found.reshape(len(begins), -1),
-            are_numbers.reshape(len(begins), -1),
-        )
-        plain &= good[0] & good[1] & (sizes <= self._most)
+        sids, good = numbers_alike(data, subject_ends + 1, sid_ends)
+        plain &= good
+        sizes, good = numbers_alike(data, header_ends + 1, line_ends)
+        plain &= good & (sizes <= self._most)
         headers = np.zeros(sizes.size, np.int64)
-        if more:
-            plain &= ~is_long | (
-                good[2] & (more[0] <= sizes) & (header_ends - reply_ends - 1 <= _SIZE_DIGITS_MAX)
-            )
-            headers = np.where(is_long & plain, more[0], 0)
+        long = np.flatnonzero(is_long)
+        if long.size:
+            begins, ends = reply_ends[long] + 1, header_ends[long]
+            found, good = numbers(data, begins, ends)
+            good &= (found <= sizes[long]) & (ends - begins <= _SIZE_DIGITS_MAX)
+            plain[long] &= good
+            headers[long] = np.where(plain[long], found, 0)
         bodies = feeds + 1
         self.ends = np.where(plain, bodies + sizes + 2, 0)
         plain &= self.ends <= last
