@@ -359,15 +359,15 @@ def test_a_content_cut_off_before_its_payload_is_refused_wherever_that_is() -> N
         assert check_scan([content] * MANY + [content[:end]]).count == MANY
 
 
-@pytest.mark.parametrize("fields", range(256))
-def test_every_fields_byte_is_read_as_its_bits_say(fields: int) -> None:
+def test_every_fields_byte_is_read_as_its_bits_say() -> None:
     """Behind it, eight bytes for a time or more, and lengths that fit whatever is read there."""
-    content = bytes([fields]) + b"\0\x01a" * 3 + b"\0" * 30
-    assert fields < 64 or reason_of(content) == "bad_envelope"
-    check_scan([content])
-    check_scan([content] * MANY)
-    if reason_of(content) is None:
-        assert decode(content) == read(content)
+    for fields in range(256):
+        content = bytes([fields]) + b"\0\x01a" * 3 + b"\0" * 30
+        assert fields < 64 or reason_of(content) == "bad_envelope", fields
+        check_scan([content])
+        check_scan([content] * MANY)
+        if reason_of(content) is None:
+            assert decode(content) == read(content), fields
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ One law: see test_fastpaths.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from random import Random
 
 import numpy as np
@@ -88,13 +88,12 @@ bad_acks = [
 ]
 
 
-@pytest.mark.parametrize("at", [0, 1, MANY // 2, MANY - 1])
-@pytest.mark.parametrize("bad", bad_acks)
 @pytest.mark.parametrize("good", [b"3-4", b"10-20", b"2147483647-2147483648", b"7--2147483648"])
-def test_one_bad_ack_among_many_ends_the_ranges_there(good: bytes, bad: bytes, at: int) -> None:
-    contents = [good] * MANY
-    contents[at] = bad
-    assert_reads_acks(contents)
+def test_one_bad_ack_among_many_ends_the_ranges_there(good: bytes) -> None:
+    for bad, at in product(bad_acks, (0, 1, MANY // 2, MANY - 1)):
+        contents = [good] * MANY
+        contents[at] = bad
+        assert_reads_acks(contents)
 
 
 @pytest.mark.parametrize("place", range(3))

@@ -223,10 +223,11 @@ def test_an_offence_ends_the_session_behind_the_frames_before_it(
     assert sorted(heard) == sorted(expected)
 
 
-@pytest.mark.parametrize("frame_type", [b for b in range(256) if b not in b"01234"])
-def test_every_other_type_byte_is_refused(frame_type: int) -> None:
-    assert hear(session_of(), build_frame(frame_type)) == ([], Reason.UNKNOWN_TYPE)
-    assert hear(session_of(), build_frame(frame_type) * 2) == ([], Reason.UNKNOWN_TYPE)
+def test_every_other_type_byte_is_refused() -> None:
+    for frame_type in sorted({*range(256)} - {*b"01234"}):
+        for count in (1, 2):
+            heard = hear(session_of(), build_frame(frame_type) * count)
+            assert heard == ([], Reason.UNKNOWN_TYPE), (frame_type, count)
 
 
 def test_an_error_says_what_came_and_what_was_expected() -> None:
