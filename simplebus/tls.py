@@ -16,9 +16,10 @@ from typing import Any
 
 # What is encrypted at once, and read from the wire at once: many records of 16 KiB.
 PIECE_BYTES = 512 * 1024
-# What is decrypted in one turn, however much comes: what goes out is to keep up with it, or it
-# grows cold meanwhile.
+# What is looked at in one turn, however much comes: what goes out is to keep up with it, or it
+# grows cold meanwhile; and others have their turn. So have they where records are small.
 _TURN_BYTES = 1024 * 1024
+_TURN_RECORDS = 256
 # How TLS begins; and as much of what comes first as tells what else it may be.
 _HANDSHAKE = b"\x16"
 _OPENING_BYTES = 16
@@ -133,15 +134,15 @@ class TlsSocket:
 
     def recv_into(self, space: memoryview) -> int:
         """Read up to as many bytes as there is space for; 0 at the end."""
-        count, looked = 0, 0
+        count, looked, records = 0, 0, 0
         self._full = False
-        while count < len(space):
+        while count < len(space) and records < _TURN_RECORDS:
             try:
                 read = self._tls.read(len(space) - count, space[count:])
             except ssl.SSLWantReadError:
                 self._judge()
                 if not self._rest:
-                    if count and not (self._is_more and count < _TURN_BYTES):
+                    if count and not (self._is_more and looked < _TURN_BYTES):
                         return count
                     if looked and not count:  # Others have their turn before more is looked at.
                         raise BlockingIOError from None
@@ -158,6 +159,7 @@ class TlsSocket:
                 return count
             if not read:
                 return count
+            records += 1
             count += int(read)
             self._found += int(read)
         self._full = True
