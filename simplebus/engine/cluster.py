@@ -101,7 +101,7 @@ class Cluster:
         self._feed_count = 0
         self._jobs = Jobs(self._has_reached)
         self._do = self._jobs.do
-        self._alive_sid = core.subscribe(options.names.door(self.door))
+        self._alive_sids = {core.subscribe(options.names.door(self.door))}
         self._naming_sid = core.subscribe(options.names.naming)
         self._nursery: trio.Nursery | None = None
         self._worked_at = self._forgot_at = self._trimmed_at = 0.0
@@ -309,7 +309,7 @@ class Cluster:
             self._feed(feed, messages)
         elif sid == self._chain_sid:
             self._heard(self.uplink.hear(messages, trio.current_time()))
-        elif sid == self._alive_sid:
+        elif sid in self._alive_sids:
             for row in range(messages.count):
                 if reply := messages.reply(row):
                     self.link.core.publish(reply.decode("latin-1"), b"")
@@ -443,6 +443,9 @@ class Cluster:
             del self._by_sid[former]
         self._sids[position], self._by_sid[sid] = sid, feed
         self._consumers[position] = name
+        if position.durable and not (position.group or feed.holder_sid):
+            feed.holder_sid = core.subscribe(self.options.names.holder(feed.cls.class_id, name))
+            self._alive_sids.add(feed.holder_sid)
 
     def _renew(self, feed: Feed) -> None:
         """Something of a sole consumer was lost, or a consumer may be gone: have what follows from
@@ -500,6 +503,8 @@ class Cluster:
                 last = messages.reply(-1).decode("latin-1"), jetstream.ACK
         core.unsubscribe(sid)
         del self._by_sid[sid]
+        self._alive_sids.discard(feed.holder_sid)
+        core.unsubscribe(feed.holder_sid)
         tick_seconds = self._broker.settings.tick_seconds
         pauses = position.left().pauses(self._broker.clock, tick_seconds)
         owed = feed.owed(pauses) if feed.sole is not None else None

@@ -137,6 +137,8 @@ class Feed:
         had sent with the last of them."""
         self.born = ""
         """When the stream was made from which it is fed."""
+        self.holder_sid = 0
+        """By which other doors hear that this one has its consumer; 0 where they need not."""
         self.said_last = b""
         """The ack subject of the message that was said last to be done with, as long as it is not
         known whether that was heard."""

@@ -73,13 +73,17 @@ class Names:
                 is_class = self.class_of(f"{self.prefix}_{one}") is not None
                 return is_class or one in ("*", ">", "naming")
             case [first, _]:
-                return first in ("*", "door")
+                return first in ("*", "door", "holder")
             case _:
                 return False
 
     def door(self, door: str) -> str:
         """Where a door answers as long as it is there."""
         return f"{self.prefix}.door.{door}"
+
+    def holder(self, class_id: int, name: str) -> str:
+        """Where the door answers that feeds somebody from the consumer of this name."""
+        return f"{self.prefix}.holder.{class_id}-{name}"
 
     @property
     def naming(self) -> str:

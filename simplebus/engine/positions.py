@@ -152,16 +152,25 @@ class Positions:
                 self._judge(cls, position, consumers.owner_of(info), moves=seeks)
                 if seeks:
                     return await self._move(class_id, info, patterns, start)
-                return await self._again(class_id, info, was_there=True)
+                is_nobodys = not (position.group or await self._is_held(class_id, info))
+                return await self._again(class_id, info, was_there=True, is_nobodys=is_nobodys)
             kind = "durable" if position.durable else "group"
         else:
             name, kind = self._new_name(), "plain"
         make = partial(self._make, class_id, name, kind, channels=patterns, owner=position.owner)
         return await self._begin(class_id, name, make, start, sole=kind == "plain")
 
-    async def _again(self, class_id: int, info: dict[str, Any], *, was_there: bool) -> Found:
-        """Go on with a consumer that others had."""
-        await give_again(self._link, self._options.names.stream(class_id), info)
+    async def _is_held(self, class_id: int, info: dict[str, Any]) -> bool:
+        """Whether a door feeds somebody from this consumer."""
+        holder = self._options.names.holder(class_id, str(info["name"]))
+        return bool(info.get("num_waiting")) or await self._is_answered(holder)
+
+    async def _again(
+        self, class_id: int, info: dict[str, Any], *, was_there: bool, is_nobodys: bool = False
+    ) -> Found:
+        """Go on with a consumer that others had; if they are gone, with what they had first."""
+        stream = self._options.names.stream(class_id)
+        await give_again(self._link, stream, info, is_nobodys=is_nobodys)
         return Found(
             str(info["name"]),
             was_there,
@@ -175,7 +184,7 @@ class Positions:
         """Have a durable begin at `start`: consumers do not move, so it is made anew. Another one
         keeps what is stored for it until it is there."""
         name = str(info["name"])
-        if info.get("num_waiting"):
+        if await self._is_held(class_id, info):
             raise RemoteProtocolError(
                 Reason.DURABLE_IN_USE, f"another door has {name!r}: it is not moved under its feet"
             )
@@ -284,7 +293,10 @@ class Positions:
 
     async def _is_alive(self, door: str) -> bool:
         """Whether a door answers. One that may is taken to be there."""
-        headers, said = await self._link.request(self._options.names.door(door))
+        return await self._is_answered(self._options.names.door(door))
+
+    async def _is_answered(self, subject: str) -> bool:
+        headers, said = await self._link.request(subject)
         # A door says nothing more; a stream that somebody else made would say that it has it.
         return jetstream.status(headers)[0] != jetstream.NO_RESPONDERS and not said
 

@@ -9,7 +9,11 @@ Rule 3: a server forgets what was given back when messages in front of it are pu
 after the ack wait, behind what is newer. So the consumer says what that was, and how many messages
 it had sent by then; who finds that it has sent none since gives the same back once more.
 
+Rule 4: what a dead door had comes first as well, where nobody says that he has it: all that the
+consumer waits for is given back, but for what is to pause.
+
     simplebus-left    7 4-5 9-9    7 sent so far; 4, 5 and 9 of the stream were given back
+    simplebus-pause   6-8          and 6 to 8, not to be sent before some time has passed
 """
 
 from __future__ import annotations
@@ -26,12 +30,14 @@ from simplebus.engine.link import Link
 from simplebus.nats.client import jetstream, writing
 from simplebus.nats.client.events import Messages
 
-LEFT = "simplebus-left"
+LEFT, PAUSE = "simplebus-left", "simplebus-pause"
 RETURN_MAX = 16 * 1024
 """Of more messages it is not said that they were given back."""
 _RUNS_MAX = 256
 _NOTE = re.compile(r"([0-9]{1,18})((?: [0-9]{1,18}-[0-9]{1,18})+)")
+_RUNS = re.compile(r"[0-9]{1,18}-[0-9]{1,18}(?: [0-9]{1,18}-[0-9]{1,18})*")
 _NOTE_CHARACTERS_MAX = 64 * _RUNS_MAX
+_NONE: Integers = np.empty(0, np.int64)
 _ASIDE = jetstream.nak(30.0)
 """What has a server take a message out of the row of those that are to come again."""
 
@@ -47,31 +53,57 @@ class Leaving:
     far as this door knows; None where some went elsewhere."""
 
 
-def with_note(info: dict[str, Any], sequences: Integers) -> dict[str, Any]:
-    """How a consumer is configured that says that these messages were given back: ascending, shape
-    (n,)."""
+def with_note(
+    info: dict[str, Any], sequences: Integers, paused: Integers = _NONE
+) -> dict[str, Any]:
+    """How a consumer is configured that says that these messages were given back, and those with
+    pauses: ascending, shape (n,)."""
     config: dict[str, Any] = info["config"]
     metadata = {**(config.get("metadata") or {})}
-    metadata.pop(LEFT, None)
-    sequences = sequences[:RETURN_MAX]
+    for key in (LEFT, PAUSE):
+        metadata.pop(key, None)
     if sequences.size:
-        edges = np.flatnonzero(np.diff(sequences) != 1) + 1
-        runs = [f"{run[0]}-{run[-1]}" for run in np.split(sequences, edges)[:_RUNS_MAX]]
-        metadata[LEFT] = " ".join([str(consumers.sent_count(info)), *runs])
+        metadata[LEFT] = f"{consumers.sent_count(info)} {_runs(sequences)}"
+    if paused.size:
+        metadata[PAUSE] = _runs(paused)
     return {**config, "metadata": metadata}
+
+
+def _runs(sequences: Integers) -> str:
+    sequences = sequences[:RETURN_MAX]
+    edges = np.flatnonzero(np.diff(sequences) != 1) + 1
+    return " ".join(f"{run[0]}-{run[-1]}" for run in np.split(sequences, edges)[:_RUNS_MAX])
+
+
+def _sequences(runs: str) -> list[int]:
+    found: list[int] = []
+    for run in runs.split():
+        first, last = map(int, run.split("-"))
+        found += range(first, min(last + 1, first + RETURN_MAX - len(found)))
+    return found
 
 
 def noted(info: dict[str, Any]) -> list[int]:
     """What was given back to a consumer that has sent nothing since."""
-    metadata = info.get("config", {}).get("metadata") or {}
-    match = _NOTE.fullmatch(str(metadata.get(LEFT, ""))[:_NOTE_CHARACTERS_MAX])
+    match = _NOTE.fullmatch(_said(info, LEFT))
     if match is None or int(match[1]) != consumers.sent_count(info):
         return []
-    found: list[int] = []
-    for run in match[2].split():
-        first, last = map(int, run.split("-"))
-        found += range(first, min(last + 1, first + RETURN_MAX - len(found)))
-    return found
+    return _sequences(match[2])
+
+
+def awaited(info: dict[str, Any]) -> list[int]:
+    """All that a consumer may wait for, but for what pauses."""
+    if not info.get("num_ack_pending"):
+        return []
+    pauses = _RUNS.fullmatch(_said(info, PAUSE))
+    paused = set(_sequences(pauses[0])) if pauses is not None else ()
+    sent = range(consumers.floor(info), consumers.sent_to(info) + 1)[:RETURN_MAX]
+    return [sequence for sequence in sent if sequence not in paused]
+
+
+def _said(info: dict[str, Any], key: str) -> str:
+    metadata = info.get("config", {}).get("metadata") or {}
+    return str(metadata.get(key, ""))[:_NOTE_CHARACTERS_MAX]
 
 
 async def give_back(link: Link, stream: str, name: str, leaving: Leaving) -> dict[str, Any] | None:
@@ -86,27 +118,29 @@ async def give_back(link: Link, stream: str, name: str, leaving: Leaving) -> dic
             lost = range(max(first, highest + 1), last_sent + 1)[:RETURN_MAX]
     subjects = [_subject(stream, info, sequence) for sequence in lost]
     _say(link, subjects, _ASIDE)  # They may be in the row already, before what is older.
-    given: list[Integers] = [np.array(lost, np.int64)]
+    given, paused = [np.array(lost, np.int64)], [_NONE]
     last = ("", b"")
     for messages, pause in leaving.messages:
         word = jetstream.nak(pause)
         link.core.write(jetstream.say_in_order(messages, word))
         last = messages.reply(-1).decode("latin-1"), word
-        if pause <= 0:
-            given.append(jetstream.deliveries(messages).sequences)
+        (paused if pause > 0 else given).append(jetstream.deliveries(messages).sequences)
     _say(link, subjects, jetstream.NAK)
     if subjects:
         last = subjects[-1].decode(), jetstream.NAK
     if last[0]:  # What was said before is known when this is answered.
         await link.request(*last)
-    sequences = np.unique(np.concatenate(given))
-    return with_note(info, sequences) if sequences.size else None
+    sequences, late = (np.unique(np.concatenate(each)) for each in (given, paused))
+    return with_note(info, sequences, late) if sequences.size or late.size else None
 
 
-async def give_again(link: Link, stream: str, info: dict[str, Any]) -> None:
-    """Have what was given back to a consumer come first, whatever was purged since. Raises
-    BusConnectionError."""
-    subjects = [_subject(stream, info, sequence) for sequence in noted(info)]
+async def give_again(
+    link: Link, stream: str, info: dict[str, Any], *, is_nobodys: bool = False
+) -> None:
+    """Have what was given back to a consumer come first, whatever was purged since; of one that is
+    nobody's, all that it waits for. Raises BusConnectionError."""
+    sequences = awaited(info) if is_nobodys else noted(info)
+    subjects = [_subject(stream, info, sequence) for sequence in sequences]
     if subjects:
         _say(link, subjects, jetstream.NAK)
         await link.request(subjects[-1].decode(), jetstream.NAK)

@@ -177,10 +177,6 @@ async def test_a_durable_that_is_to_seek_begins_where_it_is_asked_to(
         assert await begun(3, start={"sequence": 1}, seek=True) == b"1"
         await ended(3)
         async with bus.subscribe(7, durable="d", auto_ack=False):
-            name = f"CONSUMER.INFO.{cluster.names.stream(7)}.d-d"
-            with trio.fail_after(PATIENCE_SECONDS):
-                while not (await cluster_of(one).link.ask(name)).get("num_waiting"):  # noqa: ASYNC110
-                    await trio.sleep(0.01)
             told = await begun(4, start="earliest", seek=True)
             assert told[0] == frames.ERROR
             assert b"another door has" in told

@@ -55,7 +55,10 @@ def test_names_of_streams_lead_back_to_their_classes() -> None:
     ("subject", "takes"),
     [
         *[(ours, True) for ours in ("bus.7", "bus.*", "bus.>", "*.7", "*.*", ">", "*.>")],
-        *[(said, True) for said in ("bus.naming", "bus.door.x", "bus.*.x", "bus.door.>")],
+        *[
+            (said, True)
+            for said in ("bus.naming", "bus.door.x", "bus.holder.7-d", "bus.*.x", "bus.door.>")
+        ],
         *[(other, False) for other in ("bus", "*", "bus.x", "bus.700000", "bus.7.x", "bus2.7")],
     ],
 )

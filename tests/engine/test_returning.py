@@ -8,9 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import served
+import trio
+from core.talk2 import hello, subscribe
 
 import simplebus
-from simplebus.engine.returning import RETURN_MAX, Leaving, give_back, noted, with_note
+from simplebus.core import frames
+from simplebus.engine.returning import RETURN_MAX, Leaving, awaited, give_back, noted, with_note
 
 from .doors import PATIENCE_SECONDS, door, options
 from .nats_servers import NatsServer
@@ -109,7 +113,7 @@ async def test_a_server_forgets_requests_of_nobody_before_anything_is_given_back
     later = '4 -NAK {"delay'
     assert link.said == ["CONSUMER.INFO.S.c", "3 -NAK", "5 -NAK", later, later]
     assert config is not None
-    assert config["metadata"] == {"simplebus-left": "5 3-3 5-5"}  # Pauses are not cut short.
+    assert config["metadata"] == {"simplebus-left": "5 3-3 5-5", "simplebus-pause": "4-4"}
 
 
 async def test_what_was_lost_comes_behind_what_is_older() -> None:
@@ -131,6 +135,52 @@ async def test_what_may_be_another_doors_is_left_to_it(
     config = await give_back(link, "S", "c", Leaving([], known))  # type: ignore[arg-type]
     assert link.said == ["CONSUMER.INFO.S.c"]
     assert config is None
+
+
+async def test_what_a_dead_door_had_of_a_durable_comes_first_at_another(
+    jetstream_server: NatsServer,
+) -> None:
+    cluster = options(jetstream_server.url, ack_wait_seconds=ACK_WAIT_SECONDS)
+    async with door(cluster) as up, simplebus.connect(at(up)) as publisher:
+        async with door(cluster) as dies:
+            peer = await served.connect(dies)
+            await peer.send(hello(7) + subscribe(7, 1, durable="d"))
+            for expected in (frames.CONNECT, frames.SUBSCRIBE):
+                assert (await peer.frame())[0] == expected
+            await publisher.publish_many(NUMBERED[:5], class_id=7)
+            taken: list[bytes] = []
+            while len(taken) < 5:
+                frame = await peer.frame()
+                taken += [frame[9:-4]] if frame[0] == frames.MESSAGE else []
+            assert taken == NUMBERED[:5]
+            await peer.send(frames.encode_ack(class_id=7, timer_index=1, first=0, last=1))
+            asked = f"CONSUMER.INFO.{cluster.names.stream(7)}.d-d"
+            with trio.fail_after(PATIENCE_SECONDS):
+                while True:
+                    info = await cluster_of(up).link.ask(asked)
+                    if info["ack_floor"]["stream_seq"] == 2:
+                        break
+                    await trio.sleep(0.01)
+            (feed,) = cluster_of(dies).feeds.values()
+            cluster_of(dies).link.core.lose()  # From now on it says nothing to anybody.
+            assert feed.outstanding
+        await publisher.publish_many(NUMBERED[5:], class_id=7)
+        async with publisher.subscribe(7, durable="d") as messages:
+            got = [await messages.get(PATIENCE_SECONDS) for _ in range(8)]
+            assert [message.payload for message in got] == NUMBERED[2:]
+            assert [message.attempt for message in got] == [2] * 3 + [1] * 5
+
+
+@pytest.mark.parametrize("pauses", ["", "4-5", "4-5 7-7"])
+def test_what_nobody_has_is_waited_for_but_for_what_pauses(pauses: str) -> None:
+    found = {
+        **info(8, {"simplebus-pause": pauses}),
+        "num_ack_pending": 6,
+        "ack_floor": {"stream_seq": 2},
+    }
+    paused = {"": [], "4-5": [4, 5], "4-5 7-7": [4, 5, 7]}[pauses]
+    assert awaited(found) == [n for n in range(3, 9) if n not in paused]
+    assert awaited({**found, "num_ack_pending": 0}) == []
 
 
 def info(sent: int, metadata: dict[str, str] | None = None) -> dict[str, Any]:

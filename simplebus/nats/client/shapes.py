@@ -70,6 +70,7 @@ class ConsumerInfo(TypedDict):
     ack_floor: Through
     num_pending: NotRequired[Count]
     num_waiting: NotRequired[Count]
+    num_ack_pending: NotRequired[Count]
 
 
 class ConsumerList(TypedDict):
