@@ -152,8 +152,9 @@ class Positions:
                 self._judge(cls, position, consumers.owner_of(info), moves=seeks)
                 if seeks:
                     return await self._move(class_id, info, patterns, start)
-                is_nobodys = not (position.group or await self._is_held(class_id, info))
-                return await self._again(class_id, info, was_there=True, is_nobodys=is_nobodys)
+                return await self._again(
+                    class_id, info, was_there=True, may_be_nobodys=not position.group
+                )
             kind = "durable" if position.durable else "group"
         else:
             name, kind = self._new_name(), "plain"
@@ -166,11 +167,13 @@ class Positions:
         return bool(info.get("num_waiting")) or await self._is_answered(holder)
 
     async def _again(
-        self, class_id: int, info: dict[str, Any], *, was_there: bool, is_nobodys: bool = False
+        self, class_id: int, info: dict[str, Any], *, was_there: bool, may_be_nobodys: bool = False
     ) -> Found:
         """Go on with a consumer that others had; if they are gone, with what they had first."""
-        stream = self._options.names.stream(class_id)
-        await give_again(self._link, stream, info, is_nobodys=is_nobodys)
+        if info.get("num_ack_pending"):
+            is_nobodys = may_be_nobodys and not await self._is_held(class_id, info)
+            stream = self._options.names.stream(class_id)
+            await give_again(self._link, stream, info, is_nobodys=is_nobodys)
         return Found(
             str(info["name"]),
             was_there,

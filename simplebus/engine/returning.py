@@ -93,8 +93,6 @@ def noted(info: dict[str, Any]) -> list[int]:
 
 def awaited(info: dict[str, Any]) -> list[int]:
     """All that a consumer may wait for, but for what pauses."""
-    if not info.get("num_ack_pending"):
-        return []
     pauses = _RUNS.fullmatch(_said(info, PAUSE))
     paused = set(_sequences(pauses[0])) if pauses is not None else ()
     sent = range(consumers.floor(info), consumers.sent_to(info) + 1)[:RETURN_MAX]
