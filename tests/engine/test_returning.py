@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import served
 import trio
-from core.talk2 import hello, subscribe
+from core.talk2 import ack, hello, subscribe
 
 import simplebus
 from simplebus.core import frames
@@ -153,7 +153,7 @@ async def test_what_a_dead_door_had_of_a_durable_comes_first_at_another(
                 frame = await peer.frame()
                 taken += [frame[9:-4]] if frame[0] == frames.MESSAGE else []
             assert taken == NUMBERED[:5]
-            await peer.send(frames.encode_ack(class_id=7, timer_index=1, first=0, last=1))
+            await peer.send(ack(1, 0, 2))
             asked = f"CONSUMER.INFO.{cluster.names.stream(7)}.d-d"
             with trio.fail_after(PATIENCE_SECONDS):
                 while True:
