@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.errors import BusConnectionError, Reason, RemoteProtocolError
 from simplebus.core.requests import Start
 from simplebus.core.subscription import Subscription
 from simplebus.engine import consumers
@@ -161,17 +161,22 @@ class Positions:
         make = partial(self._make, class_id, name, kind, channels=patterns, owner=position.owner)
         return await self._begin(class_id, name, make, start, sole=kind == "plain")
 
-    async def _is_held(self, class_id: int, info: dict[str, Any]) -> bool:
-        """Whether a door feeds somebody from this consumer."""
-        holder = self._options.names.holder(class_id, str(info["name"]))
-        return bool(info.get("num_waiting")) or await self._is_answered(holder)
+    async def _is_held(self, class_id: int, name: str) -> bool:
+        """Whether a door feeds somebody from this consumer: it says so. A server may take one for
+        alive that has just died."""
+        try:
+            return await self._is_answered(self._options.names.holder(class_id, name))
+        except BusConnectionError:
+            if self._link.is_ready:  # It was asked, and is silent.
+                return False
+            raise
 
     async def _again(
         self, class_id: int, info: dict[str, Any], *, was_there: bool, may_be_nobodys: bool = False
     ) -> Found:
         """Go on with a consumer that others had; if they are gone, with what they had first."""
         if info.get("num_ack_pending"):
-            is_nobodys = may_be_nobodys and not await self._is_held(class_id, info)
+            is_nobodys = may_be_nobodys and not await self._is_held(class_id, str(info["name"]))
             stream = self._options.names.stream(class_id)
             await give_again(self._link, stream, info, is_nobodys=is_nobodys)
         return Found(
@@ -187,7 +192,7 @@ class Positions:
         """Have a durable begin at `start`: consumers do not move, so it is made anew. Another one
         keeps what is stored for it until it is there."""
         name = str(info["name"])
-        if await self._is_held(class_id, info):
+        if await self._is_held(class_id, name):
             raise RemoteProtocolError(
                 Reason.DURABLE_IN_USE, f"another door has {name!r}: it is not moved under its feet"
             )
@@ -397,7 +402,9 @@ class Positions:
         floor = min((consumers.floor(info) for info in found), default=0)
         if floor > self._trimmed.get(class_id, 1):
             stream = self._options.names.stream(class_id)
-            await self._link.ask(f"STREAM.PURGE.{stream}", {"seq": floor})
+            state = (await self._link.ask(f"STREAM.INFO.{stream}"))["state"]
+            if floor > int(state["first_seq"]):  # A purge of nothing would disturb others, too.
+                await self._link.ask(f"STREAM.PURGE.{stream}", {"seq": floor})
             self._trimmed[class_id] = floor
 
     # Requests ------------------------------------------------------------------------------------
