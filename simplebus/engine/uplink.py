@@ -12,7 +12,8 @@ Rule 4: many messages at once go as chains, which have few PubAcks: of each, all
 some message and nothing behind it. Of publishers without a name few messages in one have ids. Where
 it is not said how far such a chain has come, the stream is asked for its milestones before the rest
 is published again: some behind the last one that it knows may be stored twice. With a name, each
-message has its id, and what is published again is stored once.
+message has its id, and what is published again is stored once. It goes message by message: of a
+chain a server says that it has what it knows from another one that is on its way still.
 Rule 5: so much is under way and no more; the rest waits, and what waits is bounded by the ledger.
 
     lots     put ─► waiting ─► written ─► acknowledged ─► reached
@@ -290,7 +291,8 @@ class Uplink:
         subject = self._subject(piece.class_id).encode()
         ids = piece.prefix, piece.ids
         # What went message by message goes on so: all of it has ids.
-        was = piece.is_chain if again else piece.batch.count >= CHAIN_MESSAGES_MIN
+        was = piece.is_chain and not piece.has_name
+        was = was if again else piece.batch.count >= CHAIN_MESSAGES_MIN
         piece.is_chain = piece.is_open = self._takes_chains(piece.class_id) and was
         piece.is_sure = piece.has_name or not piece.is_chain
         if piece.is_chain:
@@ -328,7 +330,9 @@ class Uplink:
                 is_refused = told.error is not None and told.error.code > 0
                 is_known = told.stored >= 0 or (is_refused and said[3] == _FIRST)
                 piece.is_sure = piece.has_name or is_known
-            if told.stored >= 0:
+            # Of one with ids nothing counts but the whole: see `_write`.
+            is_whole = told.is_last and told.stored >= piece.batch.count
+            if told.stored >= 0 and (is_whole or not piece.has_name):
                 self._advance(piece, told.stored, now)
             if told.is_last and piece.left:
                 self.refused += piece.left

@@ -165,6 +165,39 @@ def test_of_a_name_all_is_stored_once_whatever_was_heard_on_a_lost_connection(he
     assert stream.payloads() == expected
 
 
+def test_what_a_stream_knows_from_what_is_on_its_way_is_not_stored() -> None:
+    """Of such a chain a server says at once that it has all, with no sequence; of such a message,
+    not before it is stored."""
+    stream = opened()
+    stream.put(1, 100, "pub")
+    stream.uplink.go_on(0.0)
+    stream.take()
+    begun = b"MSG %b %d %d\r\n%b\r\n"
+    for said in (b'{"type":"ack","seq":100}', b'{"stream":"S","seq":0,"batch":"b","count":100}'):
+        stream.core.take_output()
+        subject = b"_INBOX.r.r%012d.500.fail.0100.2.$FI" % next(iter(stream.uplink._begun))
+        assert stream.answer([begun % (subject, CHAIN_SID, len(said), said)], 0.0) is None
+        assert stream.uplink.statistics().under_way == 100
+    stream.uplink.go_on(PAUSE_SECONDS)
+    assert len(stream.take()) == 100  # One by one.
+    assert stream.uplink.statistics().under_way == 100
+    stream.uplink.begin_anew(1.0)
+    stream.uplink.go_on(1.0)
+    assert stream.answer(stream.take(), 1.0) == 1
+
+
+@pytest.mark.parametrize("name", ["", "pub"])
+def test_what_of_a_name_is_published_again_goes_one_by_one(name: str) -> None:
+    stream = opened()
+    stream.put(1, 100, name)
+    stream.uplink.go_on(0.0)
+    answers = stream.take()
+    assert len(answers) < 20
+    stream.uplink.go_on(3 * PATIENCE_SECONDS)
+    again = stream.take()
+    assert len(again) == (100 if name else 4)  # Of nobody, milestones are asked for.
+
+
 def test_so_does_all_where_a_stream_takes_no_chains() -> None:
     stream = opened()
     stream.takes_chains = False
@@ -348,6 +381,8 @@ def read(raw: bytes) -> list[tuple[str, str, bytes]]:
         (b'{"stream":"S","seq":11,"batch":"a","count":3}', 3, True, None),
         (b'{"error":{"code":400,"err_code":10208},"stream":"S","seq":0}', -1, True, 10208),
         (b'{"stream":"S","seq":11}', -1, True, 0),
+        (b'{"stream":"S","seq":0,"batch":"b","count":100}', -1, True, 0),
+        (b'{"stream":"S","seq":0,"batch":"b","count":0}', 0, True, None),
         (b'{"type":"ack","seq":-1}', -1, False, 0),
         (b"", -1, False, 0),
         (b"[" * 5000, -1, False, 0),

@@ -168,7 +168,7 @@ async def test_what_a_dead_door_had_of_a_durable_comes_first_at_another(
         async with publisher.subscribe(7, durable="d") as messages:
             got = [await messages.get(PATIENCE_SECONDS) for _ in range(8)]
             assert [message.payload for message in got] == NUMBERED[2:]
-            assert [message.attempt for message in got] == [2] * 3 + [1] * 5
+            assert all(message.attempt > 1 for message in got[:3])
 
 
 @pytest.mark.parametrize("pauses", ["", "4-5", "4-5 7-7"])

@@ -189,6 +189,10 @@ def chain_answer(headers: bytes, payload: bytes) -> ChainAnswer:
         return ChainAnswer(
             -1, True, error or JetStreamError(0, f"{payload[:60]!r} came of a chain")
         )
+    if (
+        said.count and not said.seq
+    ):  # The last message has the id of one that may be on its way still.
+        return ChainAnswer(-1, True, JetStreamError(0, "what of a chain is stored is not said"))
     return ChainAnswer(said.count, True)
 
 
