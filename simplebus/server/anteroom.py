@@ -1,4 +1,5 @@
-"""Where those wait who have not said who they are: one of them moves at a time.
+"""Where those wait who have not said who they are, or have not come in yet: one of them moves at a
+time.
 
 Rule 1: however many of them have something to say at once, or go at once, or have had their time,
 whoever is inside waits for one step of one of them.
@@ -240,7 +241,7 @@ class Guest:
         return ended - self._began
 
 
-async def give_way(took: float, part: float = PART_OF_LOOP) -> None:
+async def give_way(took: float, *, part: float = PART_OF_LOOP) -> None:
     """Behind something that took so long: wait until nobody else has anything to do, or until they
     have had so much time that it was this part of the loop's."""
     with trio.move_on_after(took * (1 / part - 1)):

@@ -142,7 +142,8 @@ class HttpDoor:
 
     async def accept(self, listener: socket.socket) -> None:
         """Accept for ever, also where no descriptors are left for peers of the bus."""
-        await listeners.accept(listener, self.serve, spare=memory.SPARE_FOR_OPERATORS)
+        spare = memory.SPARE_FOR_OPERATORS
+        await listeners.accept(listener, self.serve, self.anteroom, spare=spare)
 
     def serve(self, sock: socket.socket, peer: str) -> None:
         """Take over a connected, non-blocking socket."""

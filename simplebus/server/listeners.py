@@ -13,7 +13,7 @@ from collections.abc import Callable
 import trio
 
 from simplebus.server import memory
-from simplebus.server.anteroom import give_way
+from simplebus.server.anteroom import Anteroom
 
 log = logging.getLogger("simplebus.server")
 
@@ -97,19 +97,25 @@ def host_of(peer: str) -> str:
 
 
 async def accept(
-    listener: socket.socket, serve: Callable[[socket.socket, str], None], *, spare: int = 0
+    listener: socket.socket,
+    serve: Callable[[socket.socket, str], None],
+    room: Anteroom,
+    *,
+    spare: int = 0,
 ) -> None:
     """Accept for ever, handing each connected, non-blocking socket over. Closes the listener.
     `spare` descriptors are for these sockets alone.
 
-    Where descriptors or memory run out, who comes waits in the queue, and who is inside notices
-    nothing: some descriptors are left for what the server itself opens.
+    A listener is a guest of the anteroom: however many come, a few at a time are let in, in turn
+    with what those do who have come. Where descriptors or memory run out, who comes waits in the
+    queue, and who is inside notices nothing: some descriptors are left for what the server itself
+    opens.
     """
     says_nothing = False
+    guest = room.enter(listener, f"listener {name(listener.getsockname())}")
     try:
         while True:
-            await trio.lowlevel.wait_readable(listener)
-            began = trio.current_time()
+            await guest.readable()
             for _ in range(_ACCEPTS_PER_TURN):
                 try:
                     sock, address = listener.accept()
@@ -121,7 +127,6 @@ async def accept(
                             log.error("cannot accept: %s; trying again", error.strerror)
                         says_nothing = True
                         await trio.sleep(_EXHAUSTED_PAUSE_SECONDS)
-                        began = trio.current_time()
                     break  # Otherwise the peer left before it was accepted.
                 if sock.fileno() >= memory.descriptors_for_peers(spare):
                     sock.close()
@@ -129,7 +134,6 @@ async def accept(
                         log.error("cannot accept: too many files are open; see LimitNOFILE")
                     says_nothing = True
                     await trio.sleep(_EXHAUSTED_PAUSE_SECONDS)
-                    began = trio.current_time()
                     break
                 if says_nothing:
                     log.warning("connections are accepted again")
@@ -140,9 +144,8 @@ async def accept(
                     sock.close()
                     continue
                 serve(sock, name(address))
-            await give_way(trio.current_time() - began)
     finally:
-        trio.lowlevel.notify_closing(listener)
+        guest.leave()
         listener.close()
 
 

@@ -261,11 +261,11 @@ async def _keep_open(
     engine, nats_door, addresses = up.engine, up.nats_door, up.addresses
     async with trio.open_nursery() as doors:
         for sock in sockets:
-            doors.start_soon(listeners.accept, sock, engine.serve)
+            doors.start_soon(listeners.accept, sock, engine.serve, engine.anteroom)
         nats_listening = [trio.CancelScope() for _ in nats_sockets]
         for scope, sock in zip(nats_listening, nats_sockets, strict=True):
             assert nats_door is not None
-            doors.start_soon(_accept_in, scope, sock, nats_door.serve)
+            doors.start_soon(_accept_in, scope, sock, nats_door)
         gc.collect()
         gc.freeze()  # What exists now lives for ever: no collection needs to look at it.
         if up.watch is not None:
@@ -385,12 +385,10 @@ def _close(sockets: list[socket.socket]) -> None:
         sock.close()
 
 
-async def _accept_in(
-    scope: trio.CancelScope, sock: socket.socket, serve: Callable[[socket.socket, str], None]
-) -> None:
+async def _accept_in(scope: trio.CancelScope, sock: socket.socket, door: NatsDoor) -> None:
     """Accept until the scope is cancelled."""
     with scope:
-        await listeners.accept(sock, serve)
+        await listeners.accept(sock, door.serve, door.anteroom)
 
 
 def _warn_of_open_doors(options: ServeOptions) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
+from itertools import groupby
 
 import pytest
 import trio
@@ -13,6 +14,7 @@ import trio.testing
 from certificates import Authority, Pair
 from served import serving, until
 
+from simplebus.server import listeners
 from simplebus.server.anteroom import Anteroom, Guest, give_way
 from simplebus.server.serve import Serving
 from simplebus.server.tls import TlsOptions
@@ -233,6 +235,26 @@ async def test_a_loop_with_nothing_to_do_is_not_waited_for(
 # At the doors ------------------------------------------------------------------------------------
 
 
+async def test_of_many_that_come_at_once_few_are_let_in_at_a_time() -> None:
+    told, let_in = Told(), listeners._ACCEPTS_PER_TURN
+    (listener,) = await listeners.bind("127.0.0.1", 0)
+    with contextlib.ExitStack() as all_:
+
+        def serve(sock: socket.socket, name: str) -> None:
+            all_.enter_context(sock)
+            told.names.append("comer")
+
+        for _ in range(MANY):
+            all_.enter_context(socket.create_connection(listener.getsockname()))
+        async with a_room() as (room, nursery):
+            nursery.start_soon(told.be_inside)
+            nursery.start_soon(listeners.accept, listener, serve, room)
+            await met(lambda: told.names.count("comer") == MANY)
+    together = [len(list(some)) for name, some in groupby(told.names) if name == "comer"]
+    assert max(together) <= let_in
+    assert len(together) >= MANY / let_in
+
+
 class Steps(trio.abc.Instrument):
     """How many steps of connections there are in a turn of the loop."""
 
@@ -274,16 +296,17 @@ async def test_many_strangers_that_go_on_at_once_take_one_step_in_a_turn(
     words = {"half": hello()[:100], "garbage": b"\x16\x03\x01\x00\x05nonsense", "whole": hello()}
     async with serving(nats_port=0, nats_tls=tls, http_port=0, tls=tls) as up:
         host, _, port = DOORS[door](up)[0].rpartition(":")
+        listening = len(up.addresses + up.nats_addresses + up.http_addresses)
         there = [socket.create_connection((host, int(port))) for _ in range(many)]
-        await until(lambda: up.engine.anteroom.waiting == many)
-        steps = Steps()
+        await until(lambda: up.engine.anteroom.waiting == listening + many)
+        steps, before = Steps(), up.engine.anteroom.steps
         trio.lowlevel.add_instrument(steps)
         for sock in there:
             sock.sendall(words[said])
-        await until(lambda: up.engine.anteroom.steps >= many)
+        await until(lambda: up.engine.anteroom.steps >= before + many)
         for sock in there:
             sock.close()
-        await until(lambda: up.engine.anteroom.waiting == 0)
+        await until(lambda: up.engine.anteroom.waiting == listening)
         trio.lowlevel.remove_instrument(steps)
         assert steps.all >= many
         assert steps.most == 1
