@@ -334,6 +334,8 @@ class Uplink:
             is_whole = told.is_last and told.stored >= piece.batch.count
             if told.stored >= 0 and (is_whole or not piece.has_name):
                 self._advance(piece, told.stored, now)
+            elif told.stored > 0 and not told.is_last:
+                piece.moved_at = self._heard_at = now  # It goes on.
             if told.is_last and piece.left:
                 self.refused += piece.left
                 self._again_at = min(self._again_at, now + PAUSE_SECONDS)

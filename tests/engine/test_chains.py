@@ -151,6 +151,21 @@ def test_many_of_a_name_are_a_chain_of_which_all_have_ids() -> None:
     assert stream.payloads() == expected
 
 
+def test_a_chain_of_a_name_that_goes_on_slowly_is_waited_for() -> None:
+    stream = opened()
+    expected = stream.put(1, 100, "pub")
+    stream.uplink.go_on(0.0)
+    answers = stream.take()
+    now = 0.0
+    for answer in answers[1:-1]:
+        now += 0.9 * PATIENCE_SECONDS
+        assert stream.answer([answer], now) is None
+        stream.uplink.go_on(now)
+        assert stream.take() == []
+    assert stream.answer(answers[-1:], now) == 1
+    assert stream.payloads() == expected
+
+
 @pytest.mark.parametrize("heard", [0, 1, 5])
 def test_of_a_name_all_is_stored_once_whatever_was_heard_on_a_lost_connection(heard: int) -> None:
     stream = opened()
