@@ -6,8 +6,10 @@ Rule 2: a peer whose program is not there is skipped with a note, never a failur
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import re
 import shutil
 import socket
@@ -40,10 +42,17 @@ class Broker:
     process: Process
 
 
+_PORTS = range(10_000, 32_000)
+_LISTENING = random.SystemRandom()
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    """One at which a program may listen again that was killed: it lies below those that the system
+    gives to connections, of which anybody may have one meanwhile."""
+    while True:
+        with socket.socket() as probe, contextlib.suppress(OSError):  # It is somebody's.
+            probe.bind((HOST, _LISTENING.choice(_PORTS)))
+            return int(probe.getsockname()[1])
 
 
 def find_program(name: str) -> Path | None:

@@ -6,6 +6,7 @@ again.
 
 from __future__ import annotations
 
+import random
 import shutil
 import signal
 import socket
@@ -18,13 +19,24 @@ from pathlib import Path
 
 HOST = "127.0.0.1"
 PATIENCE_SECONDS = 60.0
+_PORTS = range(10_000, 32_000)
+_CHANCE = random.SystemRandom()
+"""None that a seed could repeat: tests that run beside each other would have one port."""
 
 
 def free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
+    """Ports at which a program may listen again that was killed: they lie below those that the
+    system gives to connections, of which anybody may have one meanwhile."""
+    probes: list[socket.socket] = []
     try:
-        for probe in probes:
-            probe.bind((HOST, 0))
+        while len(probes) < count:
+            probe = socket.socket()
+            try:
+                probe.bind((HOST, _CHANCE.choice(_PORTS)))
+            except OSError:  # It is somebody's.
+                probe.close()
+            else:
+                probes.append(probe)
         return [int(probe.getsockname()[1]) for probe in probes]
     finally:
         for probe in probes:
