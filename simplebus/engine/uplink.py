@@ -13,7 +13,9 @@ some message and nothing behind it. Of publishers without a name few messages in
 it is not said how far such a chain has come, the stream is asked for its milestones before the rest
 is published again: some behind the last one that it knows may be stored twice. With a name, each
 message has its id, and what is published again is stored once. It goes message by message: of a
-chain a server says that it has what it knows from another one that is on its way still.
+chain a server says that it has what it knows from another one that is on its way still. So, of a
+chain that is said to be whole, the stream is asked for the last message, which it has not while
+that is on its way; what came before it is in its log before it.
 Rule 5: so much is under way and no more; the rest waits, and what waits is bounded by the ledger.
 
     lots     put ─► waiting ─► written ─► acknowledged ─► reached
@@ -131,6 +133,9 @@ class Uplink:
         """Those that are to be written."""
         self._asked: dict[int, tuple[Piece, int]] = {}
         """What the stream was asked for, by number: whether this message of a piece is stored."""
+        self._proofs: dict[int, Piece] = {}
+        """What it was asked for, by number: whether the last one of a chain is, of which all is
+        said to be."""
         self._again_at = float("inf")
         """When all that was begun is written again, whatever comes."""
         self._heard_at = 0.0
@@ -229,6 +234,7 @@ class Uplink:
         is_late = now >= min(self._again_at, self._heard_at + PATIENCE_SECONDS)
         if is_late or now >= first.moved_at + 2 * PATIENCE_SECONDS:
             self._again_at, self._heard_at, self.last_error = float("inf"), now, None
+            self._proofs.clear()
             if any(not piece.is_sure for piece in self._begun.values()):
                 self._ask(now)
                 return
@@ -250,11 +256,14 @@ class Uplink:
             subject, count = self._subject(piece.class_id).encode(), piece.batch.count
             for row in content.milestones(count).tolist():
                 if row >= count - piece.left:
-                    number = self._core.take_numbers(1)
-                    self._asked[number] = piece, row
-                    whose = content.message_id(piece.prefix, int(piece.ids[row]))
-                    reply = self._core.reply_to(number)
-                    self._core.write(jetstream.whether_stored(subject, whose, reply))
+                    self._asked[self._ask_for(piece, row, subject)] = piece, row
+
+    def _ask_for(self, piece: Piece, row: int, subject: bytes) -> int:
+        """Have the stream say whether it has this message. Returns the number of its answer."""
+        number = self._core.take_numbers(1)
+        whose = content.message_id(piece.prefix, int(piece.ids[row]))
+        self._core.write(jetstream.whether_stored(subject, whose, self._core.reply_to(number)))
+        return number
 
     def _learn(self, replies: Replies, now: float) -> None:
         """What the stream has said."""
@@ -309,6 +318,7 @@ class Uplink:
         this one."""
         self._again_at = now if self._begun else float("inf")
         self._asked.clear()
+        self._proofs.clear()
 
     def hear(self, answers: Messages, now: float) -> int | None:
         """Answers to chains have come. Returns what `reached` does."""
@@ -332,11 +342,14 @@ class Uplink:
                 piece.is_sure = piece.has_name or is_known
             # Of one with ids nothing counts but the whole: see `_write`.
             is_whole = told.is_last and told.stored >= piece.batch.count
-            if told.stored >= 0 and (is_whole or not piece.has_name):
-                self._advance(piece, told.stored, now)
-            elif told.stored > 0 and not told.is_last:
+            if piece.has_name and (is_whole or (told.stored > 0 and not told.is_last)):
                 piece.moved_at = self._heard_at = now  # It goes on.
-            if told.is_last and piece.left:
+            elif told.stored >= 0 and not piece.has_name:
+                self._advance(piece, told.stored, now)
+            if is_whole and piece.has_name:
+                subject = self._subject(piece.class_id).encode()
+                self._proofs[self._ask_for(piece, piece.batch.count - 1, subject)] = piece
+            elif told.is_last and piece.left:
                 self.refused += piece.left
                 self._again_at = min(self._again_at, now + PAUSE_SECONDS)
         if not self._begun:
@@ -366,6 +379,8 @@ class Uplink:
             if asked.any():
                 self._learn(Replies(replies.numbers[asked], replies.messages.pick(asked)), now)
                 replies = Replies(replies.numbers[~asked], replies.messages.pick(~asked))
+        if self._proofs:
+            replies = self._take_proofs(replies, now)
         acks = jetstream.pub_acks(replies.messages)
         if acks.errors:
             for row, error in acks.errors.items():
@@ -385,6 +400,23 @@ class Uplink:
         if not self._begun:
             self._again_at, self.last_error = float("inf"), None
         return self.reached()
+
+    def _take_proofs(self, replies: Replies, now: float) -> Replies:
+        """Take those of these replies that say whether chains are stored. Returns the others."""
+        proofs = np.isin(replies.numbers, list(self._proofs))
+        for row in np.flatnonzero(proofs).tolist():
+            piece, messages = self._proofs.pop(int(replies.numbers[row])), replies.messages
+            try:
+                if jetstream.is_stored(messages.headers(row), messages.payload(row)):
+                    self._advance(piece, piece.batch.count, now)
+                    continue
+            except JetStreamError as error:  # It is on its way, or not to be had.
+                self.last_error = error
+                if error.code == jetstream.NO_RESPONDERS:
+                    self._lose_stream(piece.class_id)
+            self.refused += piece.left
+            self._again_at = min(self._again_at, now + PAUSE_SECONDS)
+        return Replies(replies.numbers[~proofs], replies.messages.pick(~proofs))
 
     def _lose_stream(self, class_id: int) -> None:
         self._homeless.add(class_id)

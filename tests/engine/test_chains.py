@@ -147,7 +147,8 @@ def test_many_of_a_name_are_a_chain_of_which_all_have_ids() -> None:
     answers = stream.take()
     assert len(answers) < 20
     assert list(stream.ids) == [f"pub:p1:{1000 + number:010}" for number in range(100)]
-    assert stream.answer(answers, 0.0) == 1
+    assert stream.answer(answers, 0.0) is None
+    assert stream.answer(stream.take(), 0.0) == 1  # The last one is stored, says the stream.
     assert stream.payloads() == expected
 
 
@@ -162,7 +163,8 @@ def test_a_chain_of_a_name_that_goes_on_slowly_is_waited_for() -> None:
         assert stream.answer([answer], now) is None
         stream.uplink.go_on(now)
         assert stream.take() == []
-    assert stream.answer(answers[-1:], now) == 1
+    assert stream.answer(answers[-1:], now) is None
+    assert stream.answer(stream.take(), now) == 1
     assert stream.payloads() == expected
 
 
@@ -199,6 +201,47 @@ def test_what_a_stream_knows_from_what_is_on_its_way_is_not_stored() -> None:
     stream.uplink.begin_anew(1.0)
     stream.uplink.go_on(1.0)
     assert stream.answer(stream.take(), 1.0) == 1
+
+
+IN_FLIGHT = (
+    b'{"error":{"code":409,"err_code":10158,"description":"duplicate message id in process"}}'
+)
+UNASKED = b'{"stream":"S","seq":100}'
+
+
+@pytest.mark.parametrize("said", [IN_FLIGHT, UNASKED])
+def test_a_chain_whose_last_message_is_on_its_way_is_not_believed(said: bytes) -> None:
+    """Half of it was stored by itself, so it has a sequence; the rest is of another chain, which is
+    under way still."""
+    stream = opened()
+    expected = stream.put(1, 100, "pub")
+    stream.uplink.go_on(0.0)
+    answers = stream.take()
+    assert stream.answer(answers, 0.0) is None
+    (number,) = stream.uplink._proofs
+    stream.core.take_output()
+    head = b"MSG %b 1 %d\r\n" % (stream.core.reply_to(number), len(said))
+    assert stream.answer([head + said + b"\r\n"], 0.0) is None
+    assert stream.uplink.statistics().under_way == 100
+    assert stream.uplink.statistics().refused == 100
+    stream.uplink.go_on(PAUSE_SECONDS)
+    again = stream.take()
+    assert len(again) == 100  # One by one.
+    assert stream.answer(again, PAUSE_SECONDS) == 1
+    assert stream.payloads() == expected
+
+
+def test_where_no_proof_comes_it_is_published_again() -> None:
+    stream = opened()
+    expected = stream.put(1, 100, "pub")
+    stream.uplink.go_on(0.0)
+    assert stream.answer(stream.take(), 0.0) is None
+    stream.core.take_output()
+    stream.uplink.go_on(PATIENCE_SECONDS / 2)
+    assert stream.take() == []
+    stream.uplink.go_on(PATIENCE_SECONDS)
+    assert stream.answer(stream.take(), PATIENCE_SECONDS) == 1
+    assert stream.payloads() == expected
 
 
 @pytest.mark.parametrize("name", ["", "pub"])
@@ -478,6 +521,10 @@ async def test_a_server_keeps_what_is_in_two_chains_of_a_name_once(
             return sum(b'"count":' in payload for payload in payloads)
 
         await heard.until(lambda: ends() == len(both))
-        assert [uplink.hear(each, 0.0) for each in heard.all(Messages)][-1] == len(both)
+        assert {uplink.hear(each, 0.0) for each in heard.all(Messages)} == {None}
+        before = len(heard.all(Replies))
+        link.flush()
+        await heard.until(lambda: sum(len(e.numbers) for e in heard.all(Replies)[before:]) == 2)
+        assert [uplink.take(each, 0.0) for each in heard.all(Replies)[before:]][-1] == len(both)
         info = await link.ask("STREAM.INFO.TWICE")
         assert info["state"]["messages"] == 150
