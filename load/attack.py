@@ -345,7 +345,8 @@ def yield_() -> None:
 
 def attack(kind: str, ports: str, ca: str, source: str) -> None:
     """Attack without end."""
-    os.nice(19)
+    # A lower priority alone would keep a processor for milliseconds from who wakes up.
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     target = Target(*map(int, ports.split(",")), source=source, ca=ca)
     while True:
         with contextlib.suppress(OSError):
