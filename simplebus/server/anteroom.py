@@ -5,6 +5,7 @@ Rule 1: however many of them have something to say at once, or go at once, or ha
 whoever is inside waits for one step of one of them.
 Rule 2: they take what time the event loop has left. Where it has none left, they take a part of it.
 Rule 3: each place has its turn: many that come from one keep nobody waiting who comes from another.
+A place is an address at one door: whatever stands before the bus, health is told beside it.
 
     sockets ─► epoll ─► ready, by place ─► one step of one guest ─► the loop has nothing else to do,
                                   ▲        or has had its time ─┐
@@ -19,6 +20,7 @@ import math
 import select
 import socket
 from collections import deque
+from collections.abc import Hashable
 from typing import Self
 
 import trio
@@ -37,7 +39,7 @@ class Anteroom:
 
     def __init__(self) -> None:
         self._poll = select.epoll()
-        self._ready: dict[str, deque[Guest]] = {}
+        self._ready: dict[Hashable, deque[Guest]] = {}
         """By place: who is to move. Whose turn it was last is last."""
         self._watched: dict[int, Guest] = {}
         """By descriptor: who waits for something to read."""
@@ -53,7 +55,7 @@ class Anteroom:
         """How many wait, for something to read or for their turn."""
         return len(self._watched) + sum(map(len, self._ready.values()))
 
-    def enter(self, sock: socket.socket, place: str) -> Guest:
+    def enter(self, sock: socket.socket, place: Hashable) -> Guest:
         """One more has come, from this place. To be used in a `with` block."""
         return Guest(self, sock, place)
 
@@ -163,7 +165,7 @@ class Anteroom:
 class Guest:
     """One who waits there; a context manager. Only its own task waits for it."""
 
-    def __init__(self, room: Anteroom, sock: socket.socket, place: str) -> None:
+    def __init__(self, room: Anteroom, sock: socket.socket, place: Hashable) -> None:
         self.socket = sock
         self.place = place
         self.deadline = math.inf

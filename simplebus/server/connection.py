@@ -133,7 +133,7 @@ class Connection(Generic[S]):
         self.wire: socket.socket | TlsSocket = sock
         """What is read from and written to: the socket, or TLS on it."""
         self.tls: TlsSocket | None = None
-        self.guest = door.anteroom.enter(sock, place_of(session.address))
+        self.guest = door.anteroom.enter(sock, (type(door), place_of(session.address)))
         """As which it waits until it is inside."""
         self._door = door
         self._scope = trio.CancelScope()

@@ -300,7 +300,8 @@ class _HttpConnection:
         """Whether what it has asked for is being answered: it does not wait for its peer."""
         self._door = door
         self._is_local = is_loopback("".join(sock.getsockname()[:1]))
-        guest = door.anteroom.enter(sock, place_of(listeners.host_of(peer)))
+        place = place_of(listeners.host_of(peer))
+        guest = door.anteroom.enter(sock, (type(door), place))
         self._stream = HttpStream(sock, guest, door.tls)
         self._talk = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
 

@@ -14,6 +14,7 @@ import trio.testing
 from certificates import Authority, Pair
 from served import serving, until
 
+from simplebus.core.users import Users
 from simplebus.server import listeners
 from simplebus.server.anteroom import Anteroom, Guest, give_way
 from simplebus.server.serve import Serving
@@ -310,3 +311,16 @@ async def test_many_strangers_that_go_on_at_once_take_one_step_in_a_turn(
         trio.lowlevel.remove_instrument(steps)
         assert steps.all >= many
         assert steps.most == 1
+
+
+async def test_each_door_has_its_turn_for_one_address() -> None:
+    async with serving(nats_port=0, http_port=0, users=Users([])) as up:
+        room, there = up.engine.anteroom, []
+        for door in DOORS.values():
+            host, _, port = door(up)[0].rpartition(":")
+            there += [socket.create_connection((host, int(port))) for _ in range(3)]
+        await until(lambda: room.waiting == len(there))
+        assert len({guest.place for guest in room._watched.values()}) == len(DOORS)
+        for sock in there:
+            sock.close()
+        await until(lambda: room.waiting == 0)
