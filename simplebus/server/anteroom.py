@@ -44,7 +44,7 @@ class Anteroom:
         self._watched: dict[int, Guest] = {}
         """By descriptor: who waits for something to read."""
         self._deadlines: list[tuple[float, int, Guest]] = []
-        """A heap. Guests that have moved since are in it, too."""
+        """A heap. Guests that have moved since are in it, too: no more than those who wait."""
         self._numbers = itertools.count()
         self._sleep = trio.CancelScope()
         self.steps = 0
@@ -83,18 +83,12 @@ class Anteroom:
                 self._queue(guest)
         now = trio.current_time()
         for _ in range(_NEWS_MAX):
-            self._forget_past()
             if not self._deadlines or self._deadlines[0][0] > now:
                 break
-            late = heapq.heappop(self._deadlines)[2]
-            if not late.is_queued:  # Otherwise it waits for us.
+            deadline, _, late = heapq.heappop(self._deadlines)
+            if late.deadline == deadline and not late.is_queued:  # Otherwise it waits for us.
                 late.is_late = True
                 self.hurry(late)
-
-    def _forget_past(self) -> None:
-        """Of those who have moved since."""
-        while self._deadlines and self._deadlines[0][2].deadline != self._deadlines[0][0]:
-            heapq.heappop(self._deadlines)
 
     def _next(self) -> Guest | None:
         if not self._ready:
@@ -132,6 +126,9 @@ class Anteroom:
         self._watched[fd] = guest
         if guest.deadline < math.inf:
             heapq.heappush(self._deadlines, (guest.deadline, next(self._numbers), guest))
+            if len(self._deadlines) > 2 * len(self._watched) + _NEWS_MAX:
+                self._deadlines = [each for each in self._deadlines if each[2].deadline == each[0]]
+                heapq.heapify(self._deadlines)
             if guest.deadline < self._sleep.deadline:
                 self._sleep.deadline = guest.deadline
 

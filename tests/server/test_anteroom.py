@@ -190,6 +190,21 @@ async def test_one_that_waits_for_its_turn_is_not_late(
         nursery.cancel_scope.cancel()
 
 
+async def test_deadlines_that_are_past_do_not_pile_up(sockets: Sockets) -> None:
+    async with a_room() as (room, nursery):
+        told = Told()
+        nursery.start_soon(told.read, room.enter(sockets()[1], "there"), "silent", 1e9)
+        theirs, ours = sockets()
+        with room.enter(ours, "here") as guest:
+            for number in range(1000):
+                theirs.send(b"x")
+                await guest.readable(1e9 + number)
+                assert ours.recv(1) == b"x"
+        assert len(room._deadlines) <= 2 * 2 + 64
+        await met(lambda: room.waiting == 1)
+        assert told.names == []
+
+
 async def test_who_is_gone_is_forgotten(sockets: Sockets) -> None:
     async with a_room() as (room, nursery):
         told, scopes = Told(), [trio.CancelScope() for _ in range(3)]
