@@ -31,6 +31,8 @@ BURST = 20
 """So many events of one kind are said at once,"""
 PER_SECOND = 1.0
 """and so many a second from then on."""
+ASKED_FOR = {"is_asked_for": True}
+"""Said with an event, as `extra`: it is said however often it comes."""
 TOLD_SECONDS = 10.0
 """So long after the last one that was left out, or with the next that is said, it is told how many
 were."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from simplebus.config.options import HOSTS, option, parse_port
+from simplebus.config.options import HOSTS, option, parse_host, parse_port
 
 HTTP_PORT = 8222
 HTTP = "HTTP: health, metrics, the live page"
@@ -36,6 +36,7 @@ Hosts = Annotated[
         "An address or name to listen on there, whatever --host says; give it again for more than "
         "one.",
         panel=HTTP,
+        parser=parse_host,
         metavar="ADDRESS",
         show_default="127.0.0.1 and ::1",
     ),

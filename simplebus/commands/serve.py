@@ -43,6 +43,7 @@ from simplebus.config.options import (
     LogFormat,
     LogLevel,
     option,
+    parse_host,
     parse_last_values,
     parse_port,
     seconds_option,
@@ -82,6 +83,7 @@ def serve(
             "An address or name to listen on; give it again for more than one. By default only "
             "programs on this machine can connect. 0.0.0.0 opens the bus to the network, where "
             "it asks nobody for a password.",
+            parser=parse_host,
             metavar="ADDRESS",
             show_default="127.0.0.1 and ::1",
         ),
@@ -411,7 +413,7 @@ def serve(
 
     from simplebus.commands.serving import again, changes, planned, taken_over
     from simplebus.config.variables import unread
-    from simplebus.logs import configure_logging
+    from simplebus.logs import ASKED_FOR, configure_logging
     from simplebus.server import activation
     from simplebus.server.serve import serve as serve_until_stopped
 
@@ -422,7 +424,7 @@ def serve(
     configure_logging(plan.log_level, plan.log_format)
     log = logging.getLogger("simplebus")
     for warning in (*plan.warnings, *unread(os.environ, context.command)):
-        log.warning("%s", warning)
+        log.warning("configuration: %s", warning)
 
     def reload() -> tuple[Settings, ServeOptions, Callable[[], None]]:
         """See `ServeOptions.reload`."""
@@ -434,9 +436,10 @@ def serve(
             plan = taken_over(plan, fresh)
             configure_logging(fresh.log_level, fresh.log_format)
             for change in found:
-                log.log(logging.INFO if change.is_reloaded else logging.WARNING, "%s", change)
+                level = logging.INFO if change.is_reloaded else logging.WARNING
+                log.log(level, "configuration: %s", change, extra=ASKED_FOR)
             for warning in fresh.warnings:
-                log.warning("%s", warning)
+                log.warning("configuration: %s", warning, extra=ASKED_FOR)
             log.info("the configuration is read again: %d changes", len(found))
 
         return fresh.settings, fresh.options, say

@@ -137,6 +137,15 @@ def parse_size(text: str | int) -> int:
     return int(digits) * _UNITS[unit]
 
 
+def parse_host(text: str) -> str:
+    """An address or a name to listen on. Raises typer.BadParameter."""
+    if not (host := text.strip()):
+        raise typer.BadParameter(
+            "'' is no address, expected one to listen on; 0.0.0.0 and :: are all of this machine's"
+        )
+    return host
+
+
 def parse_port(text: str | int) -> int:
     """The number of a port, or 0. Raises typer.BadParameter."""
     word = str(text).strip()

@@ -251,6 +251,19 @@ def test_a_host_that_is_none_is_one_sentence() -> None:
     assert len(complained.splitlines()) == 1
 
 
+@pytest.mark.parametrize("flag", ["--host", "--http-host"])
+def test_a_host_that_is_empty_is_not_everywhere(flag: str, tmp_path: Path) -> None:
+    told = f"Invalid value for '{flag}': '' is no address, expected one to listen on; 0.0.0.0 and"
+    status, said, complained = run("serve", flag, "", "--port", "0")
+    assert (status, said) == (2, "")
+    assert told in complained
+    file = tmp_path / "bus.toml"
+    file.write_text(f"[serve]\n{flag[2:]} = ''\n")
+    status, said, complained = run("check-config", str(file))
+    assert status == 78
+    assert "no address, expected one to listen on" in said + complained
+
+
 def test_verbose_prints_rates_apart_from_the_ready_line() -> None:
     with server("--verbose") as (it, _):
         assert it.process.stderr is not None
