@@ -13,7 +13,9 @@ import msgspec
 
 from simplebus.gateway.messages import ModuleMessage
 from simplebus.gateway.module import Module
-from simplebus.logs import ASKED_FOR
+
+_ASKED_FOR = {"is_asked_for": True}
+"""What is heard is written however often it comes; see `simplebus.logs`."""
 
 
 class LoggerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,4 +46,4 @@ class Logger(Module):
         if settings.content != "size" and len(shown) < len(message.content):
             text += f"… ({len(message.content):,} bytes)"
         properties = "".join(f" {name}={value!r}" for name, value in message.properties.items())
-        self.bus.log.log(level, "%s%s", text, properties, extra=ASKED_FOR)
+        self.bus.log.log(level, "%s%s", text, properties, extra=_ASKED_FOR)
