@@ -35,8 +35,13 @@ class Authority:
         self.path = folder / f"{name}.pem"
         self.path.write_bytes(_pem(made.sign(self._key, hashes.SHA256())))
 
-    def _begun(self, subject: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
-        now = datetime.datetime.now(datetime.UTC)
+    def _begun(
+        self,
+        subject: x509.Name,
+        key: ec.EllipticCurvePublicKey,
+        later: datetime.timedelta = datetime.timedelta(),
+    ) -> x509.CertificateBuilder:
+        now = datetime.datetime.now(datetime.UTC) + later
         return (
             x509.CertificateBuilder()
             .subject_name(subject)
@@ -47,8 +52,17 @@ class Authority:
             .not_valid_after(now + datetime.timedelta(days=1))
         )
 
-    def issue(self, name: str, *, email: str = "", unit: str = "", password: bytes = b"") -> Pair:
-        """A certificate for this name; for localhost it is good for 127.0.0.1 too."""
+    def issue(
+        self,
+        name: str,
+        *,
+        email: str = "",
+        unit: str = "",
+        password: bytes = b"",
+        later: datetime.timedelta = datetime.timedelta(),
+    ) -> Pair:
+        """A certificate for this name, good from an hour ago for a day, or so much later; for
+        localhost it is good for 127.0.0.1 too."""
         key = ec.generate_private_key(ec.SECP256R1())
         alternatives: list[x509.GeneralName] = []
         if name == "localhost":
@@ -58,7 +72,7 @@ class Authority:
             ]
         if email:
             alternatives.append(x509.RFC822Name(email))
-        made = self._begun(_subject(name, unit), key.public_key())
+        made = self._begun(_subject(name, unit), key.public_key(), later)
         if alternatives:
             made = made.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
         pair = Pair(self.folder / f"{name}.pem", self.folder / f"{name}.key")

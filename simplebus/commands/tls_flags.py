@@ -5,6 +5,7 @@ Rule 1: nothing heavy is imported here, so that help is instant.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable
 from pathlib import Path
@@ -130,13 +131,21 @@ def configured_users(users: Path | None, config: Config | None) -> ConfiguredUse
 
 
 def trusting(doors: Iterable[TlsOptions | None]) -> list[str]:
-    """A warning where more certificates are good than is likely to be meant."""
-    if any(door and door.wants_certificate and door.ca is None for door in doors):
-        return [
+    """Warnings: where more certificates are good than is likely to be meant, and where the door's
+    own is no good to clients. One that cannot be used is told elsewhere."""
+    from simplebus.server.tls import doubts
+
+    used = dict.fromkeys(door for door in doors if door)
+    found: dict[str, None] = {}
+    if any(door.wants_certificate and door.ca is None for door in used):
+        found[
             "clients must show a certificate, and one of any authority that this system trusts is "
             "good, as there is no --tls-ca"
-        ]
-    return []
+        ] = None
+    for door in used:
+        with contextlib.suppress(OSError):
+            found |= dict.fromkeys(doubts(door))
+    return list(found)
 
 
 def tls_options(

@@ -40,7 +40,7 @@ class Mistakes:
     def check(self) -> None:
         """Raise ConfigError if there are any."""
         if self.found:
-            raise ConfigError(*self.found)
+            raise ConfigError(*dict.fromkeys(self.found))
 
 
 def once(given: Iterable[str], where: str) -> None:

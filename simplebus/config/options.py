@@ -137,13 +137,29 @@ def parse_size(text: str | int) -> int:
     return int(digits) * _UNITS[unit]
 
 
-def parse_host(text: str) -> str:
+def parse_host(text: str | int) -> str:
     """An address or a name to listen on. Raises typer.BadParameter."""
+    if not isinstance(text, str):
+        raise typer.BadParameter(f"expected a text, got {text!r}")
     if not (host := text.strip()):
         raise typer.BadParameter(
-            "'' is no address, expected one to listen on; 0.0.0.0 and :: are all of this machine's"
+            f"{text!r} is no address, expected one to listen on; 0.0.0.0 and :: are all of this "
+            "machine's"
+        )
+    if ":" in host and not _is_ipv6(host):
+        raise typer.BadParameter(
+            f"{text!r} is no address, expected one to listen on, without a port and brackets"
         )
     return host
+
+
+def _is_ipv6(host: str) -> bool:
+    import ipaddress
+
+    try:
+        return ipaddress.ip_address(host).version == 6
+    except ValueError:
+        return False
 
 
 def parse_port(text: str | int) -> int:

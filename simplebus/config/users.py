@@ -31,8 +31,9 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -113,6 +114,10 @@ class UserTable(Table, frozen=True):
             size = size_of(self.max_byte_rate, f"{where}.max-byte-rate") or 0
         with mistakes.noted():
             granted = _granted(self.permissions, f"{where}.permissions")
+        for key, part in self._parts():
+            with mistakes.noted():
+                or_complaint(f"{where}.{key}", partial(User, **part))
+        mistakes.check()
         with mistakes.noted():
             made = or_complaint(
                 where,
@@ -137,6 +142,14 @@ class UserTable(Table, frozen=True):
                 )
         mistakes.check()
         return made
+
+    def _parts(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """What can be wrong by itself: of what key, and as a user that has nothing else."""
+        yield "name", {"name": self.name}
+        yield "password", {"name": self.name, "password": self.password}
+        yield "token", {"name": self.name, "token": self.token}
+        for each in _several(self.addresses):
+            yield "addresses", {"name": self.name, "addresses": (each,)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +183,11 @@ def users_of(raw: Any, where: str = "users") -> ConfiguredUsers:
         with mistakes.noted():
             if not isinstance(each, dict):
                 raise ConfigError(f"{here}: expected a table, as [[{where}]] begins one")
+            if isinstance(name := each.get("name"), str):
+                if name in names:
+                    mistakes.found.append(f"{here}.name: there is another user {name!r}")
+                names.add(name)
             one = table(UserTable, each, here)
-            if one.name in names:
-                raise ConfigError(f"{here}.name: there is another user {one.name!r}")
-            names.add(one.name)
             with mistakes.noted():
                 if permissions := nats_permissions(one.nats, f"{here}.nats"):
                     nats[one.name] = permissions

@@ -7,8 +7,10 @@ cannot be used leaves what was there.
 
 from __future__ import annotations
 
+import contextlib
 import ssl
-from dataclasses import dataclass
+import stat
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -81,6 +83,41 @@ def context(options: TlsOptions) -> ssl.SSLContext:
                 f"{options.ca} holds no certificates as PEM: {_reason(error)}"
             ) from None
     return made
+
+
+def doubts(options: TlsOptions) -> list[str]:
+    """Why clients may not trust a certificate that can be used, and whom a key is not safe from:
+    sentences. Raises CertificateError where it cannot be used."""
+    found = []
+    if (problem := _untimely(options)) is not None:
+        found.append(f"the certificate {options.cert} {problem}: clients that check it stay away")
+    with contextlib.suppress(OSError):
+        if options.key.stat().st_mode & stat.S_IROTH:
+            found.append(f"the key {options.key} can be read by every user; chmod 640 it, or 600")
+    return found
+
+
+_UNTIMELY = {9: "is not valid yet", 10: "has expired"}
+"""By what OpenSSL calls X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED."""
+
+
+def _untimely(options: TlsOptions) -> str | None:
+    """What is wrong with the time of a certificate, as one hears who trusts nothing else."""
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client.load_verify_locations(options.cert)
+    come, go = ssl.MemoryBIO(), ssl.MemoryBIO()
+    theirs = context(replace(options, verify=False, verify_and_map=False, ca=None))
+    ends = client.wrap_bio(come, go), theirs.wrap_bio(go, come, server_side=True)
+    for end in (*ends, ends[0]):  # It says hello, hears of the certificate, and judges it.
+        try:
+            end.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+        except ssl.SSLCertVerificationError as error:
+            return _UNTIMELY.get(error.verify_code)
+    return None
 
 
 class _PasswordWantedError(Exception):

@@ -164,7 +164,7 @@ def test_tables_say_what_users_may() -> None:
         ({}, "users[0]: 'name' is missing"),
         ({"name": "a", "permissions": {"publish": ["a..b c..d"]}}, "users[0].permissions.publish"),
         ({"name": "a", "permissions": {"admin": "delete"}}, "users[0].permissions.admin: 'delete'"),
-        ({"name": "a", "addresses": "10.0.0.300"}, "users[0]: user 'a': '10.0.0.300'"),
+        ({"name": "a", "addresses": "10.0.0.300"}, "users[0].addresses: user 'a': '10.0.0.300'"),
         ({"name": "a", "nkey": "U"}, "users[0].nkey: nkey 'U'"),
         ({"name": "a", "nkey": "SUABCD"}, "users[0].nkey: nkey: a seed begins with S"),
         ({"name": "a", "nats": {"publish": "a..b"}}, "users[0].nats.publish.allow: 'a..b'"),
@@ -205,7 +205,7 @@ def test_all_that_is_wrong_with_users_is_told_at_once_with_its_line(file: Path) 
     beginnings = [
         (3, "users[0].password: it begins with $argon2, and is no hash as"),
         (6, "users[0].permissions.publish: "),
-        (1, "users[0]: user 'a': '10.0.0.0/33' does not appear to be"),
+        (4, "users[0].addresses: user 'a': '10.0.0.0/33' does not appear to be"),
         (10, "users[1]: 'nam' is unknown; did you mean 'name'?"),
         (9, "users[1]: 'name' is missing"),
         (14, "users[2].name: there is another user 'a'"),

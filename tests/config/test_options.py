@@ -179,3 +179,14 @@ def test_addresses(text: str, url: str) -> None:
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="is no address of a bus"):
         options.parse_url(text)
+
+
+@pytest.mark.parametrize("text", [" 0.0.0.0", "::1 ", "::", "bus.example", "fe80::1%eth0"])
+def test_hosts(text: str) -> None:
+    assert options.parse_host(text) == text.strip()
+
+
+@pytest.mark.parametrize("text", ["", " ", "0.0.0.0:99", "localhost:8888", "[::1]"])
+def test_what_is_no_host_is_refused(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="is no address, expected one to listen on"):
+        options.parse_host(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import ssl
 import threading
 from collections.abc import AsyncIterator
@@ -18,7 +19,7 @@ import simplebus
 from simplebus.core import frames
 from simplebus.core.errors import Reason
 from simplebus.server.serve import Serving
-from simplebus.server.tls import TlsOptions
+from simplebus.server.tls import TlsOptions, doubts
 
 
 def url(server: Serving) -> str:
@@ -214,3 +215,23 @@ async def test_a_certificate_that_is_read_again_disconnects_nobody(
                 await until(lambda: done > before + 10)
                 stop.set()
         assert server.engine.broker.statistics().classes[0].published == done
+
+
+@pytest.mark.parametrize(
+    ("days", "told"), [(-3, "has expired"), (0, None), (3, "is not valid yet")]
+)
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_certificate_whose_time_it_is_not_is_told(
+    authority: Authority, days: int, told: str | None, asks: bool
+) -> None:
+    pair = authority.issue("timely", later=datetime.timedelta(days=days))
+    pair.key.chmod(0o640)
+    options = TlsOptions(pair.cert, pair.key, authority.path if asks else None, verify=asks)
+    said = f"the certificate {pair.cert} {told}: clients that check it stay away"
+    assert doubts(options) == ([said] if told else [])
+
+
+def test_a_key_that_everybody_may_read_is_told(own: Pair) -> None:
+    own.key.chmod(0o644)
+    (told,) = doubts(TlsOptions(own.cert, own.key))
+    assert told == f"the key {own.key} can be read by every user; chmod 640 it, or 600"
