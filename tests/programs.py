@@ -46,6 +46,7 @@ class Program:
         self.http = ""
         """The same of its HTTP door."""
         self._unread = b""
+        self._complained = b""
 
     def line(self) -> str:
         """The next line of its standard output."""
@@ -63,6 +64,18 @@ class Program:
         line, _, self._unread = self._unread.partition(b"\n")
         return line.decode()
 
+    def complains(self, of: str) -> None:
+        """Wait until this stands on its standard error."""
+        assert self.process.stderr is not None
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stderr, selectors.EVENT_READ)
+            while of.encode() not in self._complained:
+                assert selector.select(max(0.0, deadline - time.monotonic())), f"no word of {of!r}"
+                data = os.read(self.process.stderr.fileno(), 65536)
+                assert data, f"it ended: {self.end()}"
+                self._complained += data
+
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
@@ -70,7 +83,8 @@ class Program:
         """Give it input, wait until it ends. Returns its status and the rest of both outputs."""
         out, err = self.process.communicate(data, timeout=PATIENCE_SECONDS)
         rest, self._unread = self._unread + out, b""
-        return self.process.returncode, rest.decode(), err.decode()
+        complaints, self._complained = self._complained + err, b""
+        return self.process.returncode, rest.decode(), complaints.decode()
 
 
 def started(

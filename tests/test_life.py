@@ -290,6 +290,7 @@ def test_without_descriptors_who_is_inside_goes_on_and_who_comes_gets_in_later()
         bus.flush()
         with urllib.request.urlopen(f"http://{it.http}/healthz", timeout=60) as health:
             assert health.status == 200
+        it.complains("cannot accept: too many files are open; see LimitNOFILE")
         for other in others:
             other.close()
         with simplebus.connect_blocking(url, timeout=60) as late, late.subscribe(1) as messages:
