@@ -171,6 +171,8 @@ def wait_for_requests(line: socket.socket) -> list[str]:
         if line in ready:
             said, files, _, _ = socket.recv_fds(line, REQUEST_BYTES_MAX, 4)
             if not said:
+                for pid in whom:  # Whoever asked for them was killed itself.
+                    os.kill(pid, signal.SIGKILL)
                 sys.exit()
             if not (pid := os.fork()):
                 return begin(json.loads(said), files[:3])

@@ -19,7 +19,7 @@ from forked import Forked, can_run
 
 File = int | IO[bytes]
 ROOT = Path(__file__).parent.parent
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 90.0
 READY = r"simplebus ready tcp=(\S+:\d+)(?: nats=(\S+:\d+))?(?: http=(\S+:\d+))?"
 
 
