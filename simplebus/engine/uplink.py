@@ -75,6 +75,9 @@ class Piece:
     """Whether it was not said that this chain has ended."""
     is_sure: bool = True
     """Whether those of a chain that are not left are all that is stored, or all have ids."""
+    is_told: bool = False
+    """Whether all of a chain was said to be stored: it is not under way any more, though the stream
+    has not said so of its last message."""
     number: int = 0
     """Of the request that they are, as they were written last; 0 for never."""
     moved_at: float = 0.0
@@ -240,6 +243,9 @@ class Uplink:
                 return
             pieces, self._begun = list(self._begun.values()), {}
             for piece in pieces:
+                if piece.is_told:
+                    self._count_under_way(piece, 1)
+                    piece.is_told = False
                 if piece.is_chain:
                     self._cut(piece)
                 self._under_way += piece.batch.count - piece.left
@@ -349,6 +355,8 @@ class Uplink:
             if is_whole and piece.has_name:
                 subject = self._subject(piece.class_id).encode()
                 self._proofs[self._ask_for(piece, piece.batch.count - 1, subject)] = piece
+                self._count_under_way(piece, -1)
+                piece.is_told = True
             elif told.is_last and piece.left:
                 self.refused += piece.left
                 self._again_at = min(self._again_at, now + PAUSE_SECONDS)
@@ -367,10 +375,16 @@ class Uplink:
         piece.moved_at = now
         piece.left -= count
         self.stored += count
-        self._under_way -= count
+        if not piece.is_told:
+            self._under_way -= count
         if piece.left <= 0:
             del self._begun[piece.number]
-            self._under_way_bytes -= piece.batch.data.size
+            if not piece.is_told:
+                self._under_way_bytes -= piece.batch.data.size
+
+    def _count_under_way(self, piece: Piece, times: int) -> None:
+        self._under_way += times * piece.left
+        self._under_way_bytes += times * piece.batch.data.size
 
     def take(self, replies: Replies, now: float) -> int | None:
         """PubAcks have come. Returns what `reached` does."""
