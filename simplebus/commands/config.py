@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -20,7 +21,7 @@ import typer
 from simplebus.complaints import CONFIG_STATUS, fail, sentence
 from simplebus.config.file import Check, Config, in_keys, options_in
 from simplebus.config.mistakes import MISTAKES_MAX
-from simplebus.config.options import settings
+from simplebus.config.options import HOSTS, settings
 from simplebus.config.variables import unread
 
 CHECK_HELP = (
@@ -128,7 +129,16 @@ def _contradictions(context: typer.Context) -> tuple[dict[str, list[str]], list[
 
     chosen = tried(lambda: settings(**context.params))
     door = tried(lambda: serve_command.nats_door(context))
-    tried(lambda: serve_command.http_door(context))
+    operators = tried(lambda: serve_command.http_door(context))
+    hosts = tuple(context.params["host"] or HOSTS)
+    tried(
+        lambda: _look_at_ports(
+            config,
+            ("--port", context.params["port"], hosts),
+            ("--nats-port", door.port if door else None, hosts),
+            *([("--http-port", operators.port, operators.hosts)] if operators else []),
+        )
+    )
     tried(lambda: configured_users(context.params["users"], context.params["config"]))
     if chosen is not None:
         tried(lambda: engine_flags.engine_options(chosen, environment=os.environ, **context.params))
@@ -146,6 +156,19 @@ def _with_option(said: str, config: Config) -> str:
         if isinstance(value, str) and "/" in value and value in said:
             return f"--{name.replace('_', '-')}: {said}"
     return said
+
+
+def _look_at_ports(config: Config, *doors: tuple[str, int | None, tuple[str, ...]]) -> None:
+    """Raise ValueError where two doors, each with its option, port and hosts, would listen at one
+    place."""
+    for (flag, port, hosts), (other, again, there) in combinations(doors, 2):
+        if port and port == again and (set(hosts) & set(there) or _ALL & {*hosts, *there}):
+            if other[2:].replace("-", "_") not in config.options:  # What the file says is told.
+                flag, other = other, flag
+            raise ValueError(f"{other}: {flag} is {port} already")
+
+
+_ALL = {"0.0.0.0", "::"}
 
 
 def _look_at_folder(folder: Path) -> None:
