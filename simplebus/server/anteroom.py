@@ -6,6 +6,8 @@ whoever is inside waits for one step of one of them.
 Rule 2: they take what time the event loop has left. Where it has none left, they take a part of it.
 Rule 3: each place has its turn: many that come from one keep nobody waiting who comes from another.
 A place is an address at one door: whatever stands before the bus, health is told beside it.
+Rule 4: nobody is let in while a crowd is to move that is in already: who comes faster than it is
+dealt with waits in the system's queue, and takes neither descriptors nor memory.
 
     sockets ─► epoll ─► ready, by place ─► one step of one guest ─► the loop has nothing else to do,
                                   ▲        or has had its time ─┐
@@ -28,6 +30,8 @@ from trio.testing import wait_all_tasks_blocked
 
 PART_OF_LOOP = 0.25
 """How much of the loop's time strangers have though others could use it all."""
+CROWD = 256
+"""So many are to move, and one more turn of a listener lets in no more."""
 _NEWS_MAX = 64
 """Of so many sockets is heard at once. Each costs a microsecond."""
 _TURNS_MAX = 2
@@ -41,6 +45,8 @@ class Anteroom:
         self._poll = select.epoll()
         self._ready: dict[Hashable, deque[Guest]] = {}
         """By place: who is to move. Whose turn it was last is last."""
+        self._crowd = 0
+        """How many those are, but for listeners."""
         self._watched: dict[int, Guest] = {}
         """By descriptor: who waits for something to read."""
         self._deadlines: list[tuple[float, int, Guest]] = []
@@ -55,9 +61,9 @@ class Anteroom:
         """How many wait, for something to read or for their turn."""
         return len(self._watched) + sum(map(len, self._ready.values()))
 
-    def enter(self, sock: socket.socket, place: Hashable) -> Guest:
+    def enter(self, sock: socket.socket, place: Hashable, *, is_listener: bool = False) -> Guest:
         """One more has come, from this place. To be used in a `with` block."""
-        return Guest(self, sock, place)
+        return Guest(self, sock, place, is_listener)
 
     async def run(self) -> None:
         """Have them move, until cancelled."""
@@ -91,14 +97,18 @@ class Anteroom:
                 self.hurry(late)
 
     def _next(self) -> Guest | None:
-        if not self._ready:
+        is_crowded = self._crowd >= CROWD
+        place = next(
+            (at for at, all_ in self._ready.items() if not (is_crowded and all_[0].is_listener)),
+            None,
+        )
+        if place is None:
             return None
-        place = next(iter(self._ready))
         waiting = self._ready.pop(place)
         guest = waiting.popleft()
         if waiting:
             self._ready[place] = waiting  # Behind the others.
-        guest.is_queued = False
+        self._unqueued(guest)
         return guest
 
     async def _sleep_on(self) -> None:
@@ -111,6 +121,11 @@ class Anteroom:
     def _queue(self, guest: Guest) -> None:
         self._ready.setdefault(guest.place, deque()).append(guest)
         guest.is_queued = True
+        self._crowd += not guest.is_listener
+
+    def _unqueued(self, guest: Guest) -> None:
+        guest.is_queued = False
+        self._crowd -= not guest.is_listener
 
     # What guests ask for --------------------------------------------------------------------------
 
@@ -143,7 +158,7 @@ class Anteroom:
     def forget(self, guest: Guest) -> None:
         """It waits no more."""
         if guest.is_queued:
-            guest.is_queued = False
+            self._unqueued(guest)
             waiting = self._ready[guest.place]
             waiting.remove(guest)
             if not waiting:
@@ -162,9 +177,13 @@ class Anteroom:
 class Guest:
     """One who waits there; a context manager. Only its own task waits for it."""
 
-    def __init__(self, room: Anteroom, sock: socket.socket, place: Hashable) -> None:
+    def __init__(
+        self, room: Anteroom, sock: socket.socket, place: Hashable, is_listener: bool = False
+    ) -> None:
         self.socket = sock
         self.place = place
+        self.is_listener = is_listener
+        """Whether it lets others in."""
         self.deadline = math.inf
         """Of what it waits for."""
         self.is_known = False

@@ -112,7 +112,7 @@ async def accept(
     opens.
     """
     says_nothing = False
-    guest = room.enter(listener, f"listener {name(listener.getsockname())}")
+    guest = room.enter(listener, f"listener {name(listener.getsockname())}", is_listener=True)
     try:
         while True:
             await guest.readable()

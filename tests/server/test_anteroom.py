@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import groupby
 
@@ -15,7 +16,7 @@ from certificates import Authority, Pair
 from served import serving, until
 
 from simplebus.core.users import Users
-from simplebus.server import listeners
+from simplebus.server import anteroom, listeners
 from simplebus.server.anteroom import Anteroom, Guest, give_way
 from simplebus.server.serve import Serving
 from simplebus.server.tls import TlsOptions
@@ -94,6 +95,21 @@ class Told:
         await met(lambda: len(self.strangers()) >= count)
         for one, next_ in zip(self.names, self.names[1:], strict=False):
             assert "inside" in (one, next_), self.names
+
+
+async def test_nobody_is_let_in_while_a_crowd_is_to_move(
+    sockets: Sockets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(anteroom, "CROWD", 3)
+    told = Told()
+    async with a_room() as (room, nursery):
+        door = room.enter(sockets()[1], "listener", is_listener=True)
+        nursery.start_soon(told.ask, door, "listener")
+        for n in range(5):
+            nursery.start_soon(told.ask, room.enter(sockets()[1], f"place {n}"), "guest")
+        await met(lambda: len(told.names) == 6)
+    assert told.names.index("listener") >= 3
+    assert Counter(told.names) == {"guest": 5, "listener": 1}
 
 
 async def test_of_many_that_speak_at_once_one_moves_at_a_time(sockets: Sockets) -> None:
