@@ -73,4 +73,6 @@ class LineWriter:
                 try:
                     raw = raw[os.write(self._descriptor, raw) :]
                 except BlockingIOError:
-                    select.select([], [self._descriptor], [])
+                    room = select.poll()
+                    room.register(self._descriptor, select.POLLOUT)
+                    room.poll()

@@ -12,6 +12,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -113,27 +114,34 @@ def browser() -> Iterator[Browser]:
     """A browser, gone with the block."""
     driver = needed("chromedriver")
     needed("chromium", "chromium-browser", "google-chrome")
-    with (
-        tempfile.TemporaryDirectory(prefix="simplebus-browser-") as home,
-        subprocess.Popen(
-            [driver, "--port=0"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, "HOME": home, "TMPDIR": home},
-        ) as process,
-    ):
+    with tempfile.TemporaryDirectory(prefix="simplebus-browser-") as home, ExitStack() as stack:
+        for _ in range(5):
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [driver, "--port=0"],
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    text=True,
+                    env={**os.environ, "HOME": home, "TMPDIR": home},
+                )
+            )
+            stack.callback(process.terminate)
+            if port := _port(process):
+                break
+        else:
+            raise AssertionError("the driver ends before it has started")
+        it = Browser(f"http://127.0.0.1:{port}")
         try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                if port := re.search(r"started successfully on port (\d+)", line):
-                    break
-            else:
-                raise AssertionError("the driver has ended")
-            it = Browser(f"http://127.0.0.1:{port[1]}")
-            try:
-                yield it
-            finally:
-                it.close()
+            yield it
         finally:
-            process.terminate()
+            it.close()
+
+
+def _port(process: subprocess.Popen[str]) -> str:
+    """Where the driver listens; empty where it has ended: the port that it chose for one version of
+    IP may be taken for the other."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if port := re.search(r"started successfully on port (\d+)", line):
+            return port[1]
+    return ""
