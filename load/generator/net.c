@@ -129,6 +129,16 @@ int connect_to(const Options *options) {
     return handle;
 }
 
+/* Who writes may hear of the end before who reads: a broken pipe and a reset are closed connections. */
+static _Noreturn void fail_broken(const Peer *peer) {
+    unsigned long long verified = peer->verified, count = peer->options->count;
+    if (errno == EPIPE || errno == ECONNRESET)
+        fail(EXIT_CONNECTION, "the broker closed the connection: %llu of %llu messages verified",
+             verified, count);
+    fail(EXIT_CONNECTION, "the connection broke after %llu of %llu verified messages: %s", verified,
+         count, strerror(errno));
+}
+
 ptrdiff_t receive_some(Peer *peer, bool block) {
     Bytes *in = &peer->in;
     bytes_reserve(in, READ_BYTES);
@@ -139,9 +149,7 @@ ptrdiff_t receive_some(Peer *peer, bool block) {
             return got;
         }
         if (errno == EINTR) continue;
-        if (errno != EAGAIN && errno != EWOULDBLOCK)
-            fail(EXIT_CONNECTION, "the connection broke after %llu verified messages: %s",
-                 (unsigned long long)peer->verified, strerror(errno));
+        if (errno != EAGAIN && errno != EWOULDBLOCK) fail_broken(peer);
         if (!block) return -1;
         wait_until_ready(peer, false, 0); /* The receive timeout: says the sentence. */
     }
@@ -154,9 +162,7 @@ bool send_some(Peer *peer) {
                             MSG_DONTWAIT | MSG_NOSIGNAL);
         if (sent < 0 && errno == EINTR) continue;
         if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
-        if (sent < 0)
-            fail(EXIT_CONNECTION, "the connection broke after %llu verified messages: %s",
-                 (unsigned long long)peer->verified, strerror(errno));
+        if (sent < 0) fail_broken(peer);
         out->start += (size_t)sent;
     }
     out->start = out->end = 0;
