@@ -172,11 +172,11 @@ _ALL = {"0.0.0.0", "::"}
 
 
 def _look_at_folder(folder: Path) -> None:
-    """Raise ValueError where no data directory can be."""
-    place = folder
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    if not place.is_dir():
-        raise ValueError(f"--data-dir: {place} is no directory")
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise ValueError(f"--data-dir: {place} is closed to this user")
+    """Raise ValueError where no journal can be."""
+    from simplebus.storage.directory import check as check_directory
+    from simplebus.storage.errors import JournalError
+
+    try:
+        check_directory(folder)
+    except JournalError as error:
+        raise ValueError(f"--data-dir: {error}") from None

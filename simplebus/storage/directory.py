@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,14 +70,7 @@ def take(path: Path, *, new_bus: str) -> Directory:
         if not path.is_dir():
             path.mkdir(parents=True, mode=0o750)
             sync_folder(path.parent)
-        stamp = _read_stamp(path)
-        if stamp is None:
-            others = sorted(each.name for each in path.iterdir() if each.name not in _EARLY)
-            if others:
-                raise JournalError(
-                    f"{path} is no journal: it holds {others[0]!r}, and no {STAMP}; "
-                    "a new journal needs an empty directory"
-                )
+        stamp = _stamp_or_empty(path)
         lock = _lock(path)
         try:
             if stamp is None:  # Comes before all else: what a crash leaves here is ours.
@@ -92,6 +86,41 @@ def take(path: Path, *, new_bus: str) -> Directory:
     except OSError as error:
         raise JournalError(f"{path} cannot be used as a journal: {error.strerror}") from None
     return Directory(path, stamp.bus, lock, _boot())
+
+
+def check(path: Path) -> None:
+    """Whether `take` may have it, as far as that is seen without a change that stays.
+
+    Raises JournalError.
+    """
+    try:
+        if path.exists():
+            if not path.is_dir():
+                raise JournalError(f"{path} is no directory")
+            _stamp_or_empty(path)
+            if not os.access(path, os.W_OK | os.X_OK):
+                raise JournalError(f"{path} is closed to this user")
+            return
+        place = next(each for each in path.absolute().parents if each.exists())
+        if not place.is_dir():
+            raise JournalError(f"{place} is no directory")
+        # Tried, not asked: root is told that it may, also where nobody can, as in /proc.
+        with tempfile.TemporaryDirectory(prefix=".simplebus-", dir=place):
+            pass
+    except OSError as error:
+        raise JournalError(f"{path} cannot be made: {error.strerror}") from None
+
+
+def _stamp_or_empty(path: Path) -> Stamp | None:
+    stamp = _read_stamp(path)
+    if stamp is None:
+        others = sorted(each.name for each in path.iterdir() if each.name not in _EARLY)
+        if others:
+            raise JournalError(
+                f"{path} is no journal: it holds {others[0]!r}, and no {STAMP}; "
+                "a new journal needs an empty directory"
+            )
+    return stamp
 
 
 def _boot() -> str:

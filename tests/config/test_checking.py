@@ -57,3 +57,11 @@ def test_a_certificate_whose_time_is_over_is_a_warning(tmp_path: Path) -> None:
     status, said = checked(file)
     assert status == 0
     assert f"the certificate {pair.cert} has expired: clients that check it stay away" in said
+
+
+def test_a_data_directory_that_cannot_be_is_told_also_to_root(tmp_path: Path) -> None:
+    file = tmp_path / "bus.toml"
+    file.write_text("[serve]\ndata-dir = '/proc/nope'")
+    status, said = checked(file)
+    assert status == 78
+    assert said.startswith(f"simplebus: {file}:2: serve.data-dir: /proc/nope cannot be made: ")

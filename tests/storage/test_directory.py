@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from simplebus.storage.directory import look, take
+from simplebus.storage.directory import check, look, take
 from simplebus.storage.errors import JournalError
 
 
@@ -76,3 +76,24 @@ def test_a_start_that_was_cut_short_is_begun_again(
             take(tmp_path / "bus", new_bus="first")
     with contextlib.closing(take(tmp_path / "bus", new_bus="second")) as directory:
         assert directory.bus == ("second" if step == "replace" else "first")
+
+
+def test_what_may_be_taken_is_told_beforehand_and_nothing_is_left_behind(tmp_path: Path) -> None:
+    check(tmp_path / "new" / "one")
+    check(tmp_path)
+    assert not list(tmp_path.iterdir())
+    take(tmp_path, new_bus="a").close()
+    check(tmp_path)
+
+
+def test_so_is_what_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path, says in {
+        tmp_path: "it holds 'file'",
+        tmp_path / "file": "file is no directory",
+        tmp_path / "file" / "in" / "it": "file is no directory",
+        Path("/proc/nope"): "/proc/nope cannot be made: No such file or directory",
+    }.items():
+        with pytest.raises(JournalError, match=says):
+            check(path)
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
