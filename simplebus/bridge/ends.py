@@ -14,10 +14,15 @@ import numpy as np
 
 from simplebus.bridge.progress import Mark
 from simplebus.bridge.rewriting import Left, Piece
+from simplebus.core.errors import BusError
 from simplebus.core.frames import Integers
 
 STREAM_FULL = "jetstream_full"
 """A refusal of a stream that says nothing of the message."""
+
+
+class HopelessError(BusError):
+    """A lane can never work as it is set up. It says what is to be changed."""
 
 
 @dataclass(slots=True)

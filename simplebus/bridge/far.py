@@ -20,7 +20,7 @@ from typing import Any
 import trio
 
 from simplebus.bridge.channels import Renaming
-from simplebus.bridge.ends import Found, Made, Near, Refusal
+from simplebus.bridge.ends import Found, HopelessError, Made, Near, Refusal
 from simplebus.bridge.origin import HOPS_MAX
 from simplebus.bridge.progress import Batch, Numbering, Record, RecordError, ranges
 from simplebus.bridge.rewriting import Copies, Rewriter
@@ -33,13 +33,15 @@ from simplebus.client.wire import Wire
 from simplebus.core.client.core import ClientCore
 from simplebus.core.client.inbox import Inbox
 from simplebus.core.envelope import Envelope
-from simplebus.core.errors import BusError
+from simplebus.core.errors import BusError, Reason, RefusedError
 from simplebus.core.limits import MESSAGE_ID_MASK, NAME_CHARACTERS_MAX
 from simplebus.core.requests import Auth, NamedClass, SubscribeRequest
 
 log = logging.getLogger("simplebus.bridge")
 
 _RECORD_SECONDS = 10.0
+_DOOR = "cluster "
+"""What the identity of a bus begins with that is kept by a JetStream cluster."""
 _AGAIN_BYTES_MAX = 4 * 1024 * 1024
 """So much of what is sent again is under way at once."""
 _BATCHES_MAX = 6
@@ -346,7 +348,8 @@ class _Announced:
 
 @asynccontextmanager
 async def far_bus(place: Place, terms: FarTerms) -> AsyncIterator[tuple[FarBus, Record | None]]:
-    """A connection, and what the lane has left there. Raises BusConnectionError, RefusedError."""
+    """A connection, and what the lane has left there. Raises BusConnectionError, RefusedError, and
+    HopelessError where nothing can be left."""
     name = terms.name
     record, is_odd = None, False
     async with wired(place, terms.core()) as wire:
@@ -400,7 +403,16 @@ async def _last_record(wire: Wire, terms: FarTerms) -> Record | None:
 async def _subscribed(wire: Wire, terms: FarTerms, *, seek: bool) -> Inbox:
     """The lane's position in the class of records; with `seek` at the last one of it."""
     core = wire.core
-    await wire.answered(core.name_classes(NamedClass(name=RECORDS, last_values=True)))
+    try:
+        await wire.answered(core.name_classes(NamedClass(name=RECORDS, last_values=True)))
+    except RefusedError as error:
+        if error.code != Reason.BAD_REQUEST or not core.bus_id.startswith(_DOOR):
+            raise
+        raise HopelessError(
+            "a door before a JetStream cluster cannot be the end that a bridge or an uplink leads "
+            f"to, and {core.bus_id!r} is one: have it lead to the NATS servers of that cluster, or "
+            "to a server that keeps messages itself"
+        ) from error
     class_id = core.class_id(RECORDS)
     assert class_id is not None
     options = SubscribeRequest(

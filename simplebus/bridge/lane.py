@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import trio
 
-from simplebus.bridge.ends import STREAM_FULL, Far, Found, Made, Near, Refusal
+from simplebus.bridge.ends import STREAM_FULL, Far, Found, HopelessError, Made, Near, Refusal
 from simplebus.bridge.rewriting import Left
 from simplebus.core.errors import BusError, RefusedError
 
@@ -129,7 +129,7 @@ class Lane:
         )
 
     async def run(self) -> None:
-        """Copy until cancelled."""
+        """Copy until cancelled; or return where that can never work, and have said why."""
         turns = 0
         while True:
             before = self._batches
@@ -137,6 +137,11 @@ class Lane:
                 async with self._open() as ends:
                     self._begin(ends)
                     await self._pump(ends)
+            except HopelessError as error:
+                self._losses += 1
+                self._problem = str(error)
+                log.error("%s: %s", self.name, self._problem)
+                return
             except (BusError, OSError) as error:
                 self._lose(error)
             except (

@@ -6,7 +6,7 @@ Rule 1: lanes know nothing of one another: one that waits holds up no other.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import trio
 
@@ -92,11 +92,18 @@ def _place(address: str, access: Access, here: Place | None) -> Place:
     return SocketPlace(Address.parse(address), access)
 
 
-async def run(lanes: Sequence[Lane]) -> None:
-    """Copy until cancelled."""
+async def run(
+    lanes: Sequence[Lane], *, ended: Callable[[Lane], object] = lambda lane: None
+) -> None:
+    """Copy until cancelled. `ended` is called with a lane that can never work."""
+
+    async def run_one(lane: Lane) -> None:
+        await lane.run()
+        ended(lane)
+
     async with trio.open_nursery() as nursery:
         for lane in lanes:
-            nursery.start_soon(lane.run)
+            nursery.start_soon(run_one, lane)
         nursery.start_soon(_tell, lanes)
 
 

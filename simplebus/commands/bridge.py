@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tomllib
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -206,6 +207,7 @@ async def _run(lanes: list[Any], http: tuple[str, int] | None) -> None:
     from simplebus.server.signals import STOPPING, listen
 
     log = logging.getLogger("simplebus.bridge")
+    hopeless: list[str] = []
     async with listen(for_good=True) as signals, trio.open_nursery() as nursery:
         if http is not None:
             from simplebus.bridge.facts import facts_of
@@ -215,7 +217,12 @@ async def _run(lanes: list[Any], http: tuple[str, int] | None) -> None:
             board = Board(lambda detailed: facts_of(lanes))
             at = await open_door(board, [http[0]], http[1], nursery)
             typer.echo(f"simplebus bridge ready http={at[0]}")
-        nursery.start_soon(run, lanes)
+
+        def end(lane: Any) -> None:
+            hopeless.append(f"{lane.name}: {lane.statistics().problem}")
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(partial(run, lanes, ended=end))
         notify("READY=1", f"STATUS=copying on {len(lanes)} lanes")
         async for number in signals:
             if number in STOPPING:
@@ -223,3 +230,5 @@ async def _run(lanes: list[Any], http: tuple[str, int] | None) -> None:
         nursery.cancel_scope.cancel()
     for lane in lanes:
         log.info("%s", line_of(lane.statistics()))
+    if hopeless:
+        fail("\n".join(hopeless), status=CONFIG_STATUS)
