@@ -6,13 +6,10 @@ Rule 2: a peer whose program is not there is skipped with a note, never a failur
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import random
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,9 +21,9 @@ from functools import cache, partial
 from pathlib import Path
 
 from load.generators import disk
+from load.ports import HOST, free_port
 from load.processes import LoadError, Process
 
-HOST = "127.0.0.1"
 START_S = 30.0
 REPOSITORY = Path(__file__).resolve().parent.parent
 SERVE = (sys.executable, "-m", "simplebus", "serve")
@@ -40,19 +37,6 @@ class Broker:
     kind: str
     port: int
     process: Process
-
-
-_PORTS = range(10_000, 32_000)
-_LISTENING = random.SystemRandom()
-
-
-def free_port() -> int:
-    """One at which a program may listen again that was killed: it lies below those that the system
-    gives to connections, of which anybody may have one meanwhile."""
-    while True:
-        with socket.socket() as probe, contextlib.suppress(OSError):  # It is somebody's.
-            probe.bind((HOST, _LISTENING.choice(_PORTS)))
-            return int(probe.getsockname()[1])
 
 
 def find_program(name: str) -> Path | None:

@@ -24,12 +24,13 @@ import trio
 
 import simplebus
 from load.accounts import Seen, Sent
-from load.brokers import HOST, REPOSITORY, SERVE, closed_doors, find_program, free_port
+from load.brokers import REPOSITORY, SERVE, closed_doors, find_program
 from load.clients import quick_clients
 from load.engine_kills_nats import PUBLISHER as NATS_PUBLISHER
 from load.engine_kills_nats import SUBJECT as NATS_SUBJECT
 from load.engine_kills_nats import NatsClients
 from load.measure import Manner
+from load.ports import HOST, free_port
 from load.processes import LoadError, Process
 from load.report import Row
 from simplebus.client.bus import Bus

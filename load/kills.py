@@ -25,9 +25,10 @@ import trio
 
 import simplebus
 from load.accounts import Seen, Sent
-from load.brokers import HOST, REPOSITORY, SERVE, closed_doors, environment, free_port
+from load.brokers import REPOSITORY, SERVE, closed_doors, environment
 from load.clients import quick_clients
 from load.measure import Manner
+from load.ports import HOST, free_port
 from load.power import Power
 from load.processes import LoadError, Process
 from load.report import Row

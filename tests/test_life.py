@@ -22,6 +22,7 @@ from needs import needed
 from programs import PATIENCE_SECONDS, ROOT, Program, environment, program, server
 
 import simplebus
+from load.ports import free_ports
 
 ALONE = ("--no-nats", "--no-http")
 
@@ -93,7 +94,7 @@ def test_a_loop_that_hangs_is_not_said_to_be_alive(systemd: socket.socket, tmp_p
 def test_systemd_s_own_activator_hands_over_two_doors() -> None:
     needed("systemd-socket-activate")
     with ExitStack() as stack:
-        ports = [free_port() for _ in range(2)]
+        ports = free_ports(2)
         activator = stack.enter_context(
             subprocess.Popen(
                 ["systemd-socket-activate", "--fdname=tcp:nats"]
@@ -114,11 +115,6 @@ def test_systemd_s_own_activator_hands_over_two_doors() -> None:
         assert it.line() == f"simplebus ready tcp=127.0.0.1:{ports[0]} nats=127.0.0.1:{ports[1]}"
         it.signal(signal.SIGTERM)
         assert it.end()[0] == 0
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
 
 
 def wait_for(port: int) -> None:
@@ -217,7 +213,7 @@ def test_an_upgrade_under_load_refuses_nobody_and_loses_nothing(tmp_path: Path) 
 def test_signals_that_come_until_its_very_end_kill_nobody(command: str, tmp_path: Path) -> None:
     file = tmp_path / "gateway.toml"
     file.write_text('[modules.log]\nmodule = "logger"\n')
-    near, far = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    near, far = (f"127.0.0.1:{port}" for port in free_ports(2))
     arguments = {
         "serve": ("--port", "0", *ALONE, "--data-dir", str(tmp_path / "data")),
         "gateway": (str(file),),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
 import tomllib
 from functools import partial
 from pathlib import Path
@@ -16,6 +14,7 @@ from programs import ROOT, program, started
 from typer.testing import CliRunner
 
 import simplebus
+from load.ports import HOST, free_ports
 from simplebus import Bus
 from simplebus.bridge.running import lanes
 from simplebus.bridge.serving import serve_with_bridges
@@ -28,16 +27,6 @@ from simplebus.testing.server import bus_server
 
 COUNT = 2000
 PATIENCE_SECONDS = 120.0
-
-
-HOST = f"127.{100 + os.getpid() % 100}.{os.getpid() // 100 % 250}.1"
-"""An address of this process alone: a server that is away loses its port to nobody."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 class Killed:
@@ -93,7 +82,7 @@ async def take(bus: Bus, got: list[int]) -> None:
 
 @pytest.mark.long
 async def test_whoever_is_killed_each_message_comes_once_and_in_order(tmp_path: Path) -> None:
-    ports = [free_port(), free_port()]
+    ports = free_ports(2)
     near, far = (f"{HOST}:{port}" for port in ports)
     logs = [tmp_path / "near.log", tmp_path / "far.log", tmp_path / "bridge.log"]
     doors = ("--host", HOST, "--no-nats", "--no-http")

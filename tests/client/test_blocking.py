@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 import simplebus
 from client.bus_server import BusServer, bus_server, until
 from client.false_bus import deaf_listener, false_bus
+from load.ports import free_port
 from simplebus import BusConnectionError, LocalProtocolError
 from simplebus.core import frames
 from simplebus.core.settings import Settings
@@ -189,11 +189,9 @@ def test_a_subscription_must_be_entered_and_only_once(shared_server: BusServer) 
 
 
 def test_a_port_where_nobody_listens_is_said_so() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
     with (
         pytest.raises(BusConnectionError, match=r"cannot connect to simplebus://127.0.0.1:\d+: "),
-        simplebus.connect_blocking(f"127.0.0.1:{port}"),
+        simplebus.connect_blocking(f"127.0.0.1:{free_port()}"),
     ):
         pytest.fail("connected to nobody")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from typing import Any
 
 import anyio
@@ -13,6 +12,7 @@ import simplebus
 from client.bus_server import BusServer, until
 from client.conftest import Run
 from client.false_bus import deaf_listener, false_bus
+from load.ports import free_port
 from simplebus import Batch, BusConnectionError, LocalProtocolError
 from simplebus.client.writer import WRITE_BYTES
 from simplebus.core import frames
@@ -520,9 +520,7 @@ def test_two_tasks_cannot_wait_for_one_subscription(run: Run, shared_server: Bus
 
 def test_a_port_where_nobody_listens_is_said_so(run: Run) -> None:
     async def main() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = listener.getsockname()[1]
-        async with simplebus.connect(f"127.0.0.1:{port}"):
+        async with simplebus.connect(f"127.0.0.1:{free_port()}"):
             pytest.fail("connected to nobody")
 
     with pytest.raises(BusConnectionError, match=r"cannot connect to simplebus://127.0.0.1:\d+: "):

@@ -18,6 +18,7 @@ import simplebus
 from client.bus_server import BusServer, until
 from client.conftest import Run
 from client.false_bus import FalseBus, confirm, false_bus, proxy, refuse
+from load.ports import free_port
 from simplebus import BusConnectionError, Reason, RemoteProtocolError
 from simplebus.client.writer import WRITE_BYTES
 from simplebus.core import frames
@@ -28,12 +29,6 @@ NUMBERED = [b"message %d" % number for number in range(50)]
 
 
 GIVEN_UP = r"closed .* no other connection was made within 0\.3 s: cannot connect"
-
-
-def free_address() -> str:
-    """Where nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"127.0.0.1:{listener.getsockname()[1]}"
 
 
 # What a program does not notice ------------------------------------------------------------------
@@ -196,11 +191,11 @@ def test_who_never_waits_gets_on_all_the_same(server: BusServer) -> None:
 
 def test_addresses_are_tried_in_order(run: Run, server: BusServer) -> None:
     async def main() -> None:
-        async with simplebus.connect([free_address(), server.address]) as bus:
+        async with simplebus.connect([f"127.0.0.1:{free_port()}", server.address]) as bus:
             await bus.publish(b"x", class_id=1)
 
     run(main)
-    with simplebus.connect_blocking([free_address(), server.address]) as bus:
+    with simplebus.connect_blocking([f"127.0.0.1:{free_port()}", server.address]) as bus:
         bus.publish(b"x", class_id=1)
     assert server.statistics().published == 2
 

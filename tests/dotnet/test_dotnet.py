@@ -26,6 +26,8 @@ from oracles import split_frames as split
 from programs import PATIENCE_SECONDS, Program, server
 from strategies import ACK, CONNECT, HEARTBEAT, MESSAGE, SUBSCRIBE
 
+from load.ports import free_port
+
 ROOT = Path(__file__).parents[2]
 CLIENT = ROOT / "protocol" / "dotnet"
 VECTORS = ROOT / "protocol" / "vectors"
@@ -497,9 +499,9 @@ def test_it_publishes_to_a_full_class_from_its_own_handler(dotnet: Dotnet) -> No
 
 
 def test_it_comes_back_when_the_server_was_restarted(dotnet: Dotnet) -> None:
+    port = str(free_port())
     with contextlib.ExitStack() as clients:
-        with server() as (bus, url):
-            port = url.rpartition(":")[2]
+        with server("--port", port) as (bus, url):
             subscribing = clients.enter_context(dotnet("Shops", "subscribe", address(url)))
             publishing = clients.enter_context(dotnet("Shops", "publish", address(url)))
             listener = Listener(subscribing)

@@ -6,7 +6,6 @@ again.
 
 from __future__ import annotations
 
-import random
 import shutil
 import signal
 import socket
@@ -17,30 +16,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-HOST = "127.0.0.1"
+from load.ports import HOST, free_port, free_ports
+
 PATIENCE_SECONDS = 60.0
-_PORTS = range(10_000, 32_000)
-_CHANCE = random.SystemRandom()
-"""None that a seed could repeat: tests that run beside each other would have one port."""
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports at which a program may listen again that was killed: they lie below those that the
-    system gives to connections, of which anybody may have one meanwhile."""
-    probes: list[socket.socket] = []
-    try:
-        while len(probes) < count:
-            probe = socket.socket()
-            try:
-                probe.bind((HOST, _CHANCE.choice(_PORTS)))
-            except OSError:  # It is somebody's.
-                probe.close()
-            else:
-                probes.append(probe)
-        return [int(probe.getsockname()[1]) for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
 
 
 def server_program() -> str:
@@ -92,7 +70,7 @@ class NatsServer:
 @contextmanager
 def nats_server(folder: Path, more: str = "") -> Iterator[NatsServer]:
     """One that is alone."""
-    server = NatsServer(folder, "alone", free_ports(1)[0], more)
+    server = NatsServer(folder, "alone", free_port(), more)
     try:
         server.start()
         yield server

@@ -14,8 +14,9 @@ import trio
 from programs import Program, program
 
 import simplebus
+from load.ports import HOST, free_port
 
-from .nats_servers import HOST, cluster, free_ports
+from .nats_servers import cluster
 
 PATIENCE_SECONDS = 60.0
 CLASS = 7
@@ -25,7 +26,7 @@ class Door:
     """A door in a process of its own, on a port that stays."""
 
     def __init__(self, urls: list[str], *arguments: str) -> None:
-        self.port = free_ports(1)[0]
+        self.port = free_port()
         self.address = f"simplebus://{HOST}:{self.port}"
         self._arguments = (
             *("--engine", ",".join(urls), "--engine-replicas", "3", "--engine-ack-wait", "3"),

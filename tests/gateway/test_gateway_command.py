@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import sqlite3
 import sys
 import time
@@ -14,6 +13,7 @@ from programs import PATIENCE_SECONDS, program, server
 from typer.testing import CliRunner
 
 import simplebus
+from load.ports import free_port
 from simplebus import cli
 
 WRITER = '''
@@ -111,8 +111,7 @@ def test_a_gateway_follows_its_file_and_ends_when_it_is_told(folder: Path) -> No
 def test_a_gateway_that_is_killed_loses_nothing_that_its_uplink_had(folder: Path) -> None:
     """Killed before the bus is there, and started again."""
     file = folder / "gateway.toml"
-    with socket.create_server(("127.0.0.1", 0)) as held:  # A port that is free.
-        port = held.getsockname()[1]
+    port = free_port()
     url = f"simplebus://127.0.0.1:{port}"
     up = f"""
 [modules.up]

@@ -14,11 +14,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from engine.nats_servers import NatsServer, free_ports
+from engine.nats_servers import NatsServer
 from nats.aio.client import Client
 from programs import PATIENCE_SECONDS, Program, program, server
 
 import simplebus
+from load.ports import free_port
 
 MODULES = """
 [modules.up]
@@ -92,7 +93,7 @@ def play(
 
 @pytest.mark.long
 def test_a_bus_and_the_gateway_are_killed(tmp_path: Path) -> None:
-    (port,) = free_ports(1)
+    port = free_port()
     flags = ("--port", str(port), "--data-dir", str(tmp_path / "bus"))
     url = f"simplebus://127.0.0.1:{port}"
     lines = Lines(tmp_path, url)
@@ -112,7 +113,7 @@ def test_a_bus_and_the_gateway_are_killed(tmp_path: Path) -> None:
 
 
 def test_a_nats_server_and_the_gateway_are_killed(tmp_path: Path) -> None:
-    nats = NatsServer(tmp_path, "one", *free_ports(1))
+    nats = NatsServer(tmp_path, "one", free_port())
     nats.start()
     try:
         asyncio.run(in_stream(nats.url, 0))

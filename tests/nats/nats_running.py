@@ -88,13 +88,6 @@ def _reference(port: int, conf: str) -> Iterator[Door]:
             process.wait(PATIENCE_SECONDS)
 
 
-def free_port() -> int:
-    """For a server that is to come back where it was."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
-
-
 def on_asyncio(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     """A test of a client that knows asyncio only, bounded in time."""
 

@@ -13,8 +13,10 @@ from pathlib import Path
 import nats
 import pytest
 from nats_programs import compiled, javascript, last_words, running
-from nats_running import door, free_port, on_asyncio
+from nats_running import door, on_asyncio
 from programs import PATIENCE_SECONDS
+
+from load.ports import free_port
 
 pytestmark = pytest.mark.xdist_group("nats clients")
 

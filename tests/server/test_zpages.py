@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -20,6 +19,7 @@ from nats_peer import greeted
 from needs import needed
 from served import connect, message, serving, subscribe, until
 
+from load.ports import free_ports
 from simplebus.core import frames
 from simplebus.core.statistics import BrokerStatistics
 from simplebus.server import zpages
@@ -66,12 +66,7 @@ slow_consumer_stats stalled_clients stale_connections proto
 def reference() -> dict[str, Any]:
     """What nats-server says with one client that has two subscriptions and has published once."""
     program = needed("nats-server", str(Path(sys.executable).parent / "nats-server"))
-    ports = []
-    with contextlib.ExitStack() as stack:
-        for _ in range(2):
-            probe = stack.enter_context(socket.socket())
-            probe.bind(("127.0.0.1", 0))
-            ports.append(probe.getsockname()[1])
+    ports = free_ports(2)
     with subprocess.Popen(
         [program, "-a", "127.0.0.1", "-p", str(ports[0]), "-m", str(ports[1])],
         stdout=subprocess.DEVNULL,

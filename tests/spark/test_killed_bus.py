@@ -5,7 +5,6 @@ One query asks the bus, and is in the middle of a batch; the other one reads the
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from deltalake import DeltaTable
 from programs import program
 
 import simplebus
+from load.ports import free_port
 from simplebus.spark.jobs.archive import archive, messages
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
@@ -34,11 +34,10 @@ def test_a_bus_that_is_killed_in_the_middle_of_a_batch_is_archived_once(
 ) -> None:
     data = tmp_path / "bus"
     arguments = ["serve", "--host", "127.0.0.1", "--no-nats", "--no-http"]
-    arguments += ["--data-dir", str(data), "--port"]
-    with program(*arguments, "0") as killed:
-        found = re.search(r"tcp=127\.0\.0\.1:(\d+)", killed.line())
-        assert found
-        address = f"simplebus://127.0.0.1:{found[1]}"
+    arguments += ["--data-dir", str(data), "--port", str(port := free_port())]
+    with program(*arguments) as killed:
+        killed.line()
+        address = f"simplebus://127.0.0.1:{port}"
         with simplebus.connect_blocking(address, name="till") as bus, proxy(address) as way:
             bus.publish_many(CONFIRMED, class_id="orders")
             sources = {"delta": {"servers": way.address}, "parquet": {"path": str(data)}}
@@ -60,7 +59,7 @@ def test_a_bus_that_is_killed_in_the_middle_of_a_batch_is_archived_once(
                 killed.end()
                 way.stalls_after = None
                 way.cut()
-                with program(*arguments, found[1]) as again:
+                with program(*arguments) as again:
                     again.line()
                     bus.flush()
                     bus.publish_many(LATER, class_id="orders")

@@ -11,6 +11,7 @@ from engine.nats_servers import nats_server
 from served import serving
 
 import simplebus
+from load.ports import free_port
 from simplebus.bridge.nats_wire import NatsWire, nats_wired
 from simplebus.config.mistakes import ConfigError
 from simplebus.core.client.messages import Message
@@ -68,9 +69,7 @@ async def test_what_it_hears_is_there_with_channel_and_properties() -> None:
 
 
 async def test_what_is_heard_while_the_bus_is_away_comes_later_and_once(tmp_path: Path) -> None:
-    kept = {"data_dir": str(tmp_path / "kept")}
-    async with serving() as up:
-        port = port_of(up)
+    kept, port = {"data_dir": str(tmp_path / "kept")}, free_port()
     async with open_gateway(plan(port, **kept)) as gateway:
         await say(gateway, 0, 100)
     async with open_gateway(plan(port, **kept)) as gateway:
@@ -95,9 +94,7 @@ async def test_without_a_directory_a_loss_is_told(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("simplebus.gateway.modules.uplink.GOODBYE_S", 0.0)
-    async with serving() as up:
-        port = port_of(up)
-    async with open_gateway(plan(port)) as gateway:
+    async with open_gateway(plan(free_port())) as gateway:
         await say(gateway, 0, 3)
     assert "3 messages are lost: they were not sent" in caplog.text
 
