@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from simplebus.monitor import exposition, page
+from simplebus.monitor import page
+from simplebus.monitor.exposition import exposition
 from simplebus.monitor.facts import Facts, Health, Teller, Telling, tell
 from simplebus.monitor.requests import (
     Answer,
@@ -32,7 +33,7 @@ FRESH_SECONDS = 0.5
 """How long a look is as good as new."""
 READERS_SECONDS = 5.0
 """How long somebody who has read the sentences is believed to want them again."""
-_METRICS_AT_ONCE = 16
+_METRICS_AT_ONCE = 4
 
 
 class Rates(msgspec.Struct, frozen=True):
@@ -141,15 +142,14 @@ class Board:
         return Response(msgspec.json.encode(said))
 
     def _answer_metrics(self, request: Request) -> Answering:
-        is_open = exposition.wants_open(request.accept)
         facts = yield from self.look(detailed=False)
-        parts: list[str] = []
-        for count, part in enumerate(exposition.exposition(facts.metrics, is_open=is_open)):
+        kind, lines = exposition(facts.metrics, request.accept)
+        parts: list[bytes] = []
+        for count, part in enumerate(lines):
             parts.append(part)
             if count % _METRICS_AT_ONCE == _METRICS_AT_ONCE - 1:
                 yield
-        kind = exposition.OPEN_TYPE if is_open else exposition.PLAIN_TYPE
-        return Response("".join(parts).encode(), kind)
+        return Response(b"".join(parts), kind)
 
 
 def _without_metrics(facts: Facts) -> Facts:

@@ -1,14 +1,24 @@
-"""Metrics as Prometheus reads them: its text format 0.0.4, and OpenMetrics 1.0 where that is asked
-for.
+"""Metrics as Prometheus reads them, in the format that is asked for: its own library writes them.
 
 Rule 1: values are plain: what was measured is turned into lines, and nothing is kept.
-Rule 2: what comes from outside stands in label values only, escaped.
+Rule 2: what comes from outside stands in label values only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate, chain
+
+from prometheus_client import generate_latest
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.openmetrics.exposition import generate_latest as _open
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from simplebus.core.histogram import HistogramSnapshot
 from simplebus.monitor.facts import Kind, Labels, Metric
@@ -18,20 +28,46 @@ OPEN_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 PREFIX = "simplebus_"
 _STANDARD = "process_"
 """What these begin with has no prefix of ours: every client library calls them so."""
-_ESCAPED = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+_END = b"# EOF\n"
+"""Of what an OpenMetrics encoder writes, each time."""
 
 
-def wants_open(accept: str) -> bool:
-    """Whether an Accept header asks for OpenMetrics."""
-    return "application/openmetrics-text" in accept
+def exposition(metrics: Iterable[Metric], accept: str = "") -> tuple[str, Iterator[bytes]]:
+    """The type of the format that an Accept header asks for, and what each metric is in it, to be
+    joined: OpenMetrics 1.0 where it is named, or else the text format 0.0.4."""
+    # The library's own choice fails at versions that are no numbers.
+    is_open = "application/openmetrics-text" in accept
+    encode: Callable[[Collector], bytes] = _open if is_open else generate_latest
+    parts = (encode(_One(family(metric))).removesuffix(_END) for metric in metrics)
+    return (OPEN_TYPE, chain(parts, [_END])) if is_open else (PLAIN_TYPE, parts)
 
 
-def exposition(metrics: Iterable[Metric], *, is_open: bool = False) -> Iterator[str]:
-    """The lines of each metric, joined."""
-    for metric in metrics:
-        yield "".join(_lines(metric, is_open=is_open))
-    if is_open:
-        yield "# EOF\n"
+class _One(Collector):
+    """What the library's encoders take."""
+
+    def __init__(self, only: Family) -> None:
+        self.only = only
+
+    def collect(self) -> Iterable[Family]:
+        yield self.only
+
+
+def family(metric: Metric) -> Family:
+    """A metric with its values, in the library's words. Its values have the same labels."""
+    name = full_name(metric)
+    names = [each for each, _ in metric.values[0][0]] if metric.values else []
+    if metric.kind is Kind.HISTOGRAM:
+        histograms = HistogramMetricFamily(name, metric.help, labels=names)
+        for labels, value in metric.values:
+            assert isinstance(value, HistogramSnapshot)
+            histograms.add_metric(_texts(labels), _buckets(value), value.total)
+        return histograms
+    kind = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
+    figures = kind(name, metric.help, labels=names)
+    for labels, value in metric.values:
+        assert not isinstance(value, HistogramSnapshot)
+        figures.add_metric(_texts(labels), value)
+    return figures
 
 
 def full_name(metric: Metric) -> str:
@@ -39,45 +75,11 @@ def full_name(metric: Metric) -> str:
     return metric.name if metric.name.startswith(_STANDARD) else PREFIX + metric.name
 
 
-def _lines(metric: Metric, *, is_open: bool) -> Iterator[str]:
-    name = full_name(metric)
-    total = f"{name}_total" if metric.kind is Kind.COUNTER else name
-    described = name if is_open else total
-    yield f"# HELP {described} {_help(metric.help)}\n# TYPE {described} {metric.kind.value}\n"
-    for labels, value in metric.values:
-        if isinstance(value, HistogramSnapshot):
-            yield from _histogram(name, labels, value)
-        else:
-            yield f"{total}{_labels(labels)} {number(value)}\n"
+def _buckets(value: HistogramSnapshot) -> list[tuple[str, float]]:
+    bounds = map(floatToGoString, (*value.bounds, float("inf")))
+    return list(zip(bounds, accumulate(value.counts), strict=True))
 
 
-def _histogram(name: str, labels: Labels, value: HistogramSnapshot) -> Iterator[str]:
-    bounds = [*map(number, value.bounds), "+Inf"]
-    count = 0
-    for bound, count in zip(bounds, accumulate(value.counts), strict=True):
-        yield f"{name}_bucket{_labels((*labels, ('le', bound)))} {count}\n"
-    yield f"{name}_sum{_labels(labels)} {number(value.total)}\n"
-    yield f"{name}_count{_labels(labels)} {count}\n"
-
-
-def _labels(labels: Labels) -> str:
-    if not labels:
-        return ""
-    return "{" + ",".join(f'{name}="{escaped(value)}"' for name, value in labels) + "}"
-
-
-def escaped(value: str) -> str:
-    """A label's value between its quotes. Halves of characters, which no encoding has, are shown
-    as question marks."""
-    return value.translate(_ESCAPED).encode("utf-8", "replace").decode()
-
-
-def _help(text: str) -> str:
-    return text.replace("\\", r"\\").replace("\n", r"\n")
-
-
-def number(value: float) -> str:
-    """As Prometheus reads it: whole ones without a point."""
-    if value == float("inf"):
-        return "+Inf"
-    return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(float(value))
+def _texts(labels: Labels) -> list[str]:
+    """Values alone. Halves of characters, which no encoding has, are shown as question marks."""
+    return [value.encode("utf-8", "replace").decode() for _, value in labels]

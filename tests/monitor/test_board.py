@@ -157,7 +157,7 @@ def test_metrics_come_in_the_format_that_is_asked_for() -> None:
     board = Board(Program().tell)
     plain = ask(board, "/metrics")
     assert plain.content_type.startswith("text/plain; version=0.0.4")
-    assert plain.body.endswith(b"simplebus_said_total 0\n")
+    assert plain.body.endswith(b"simplebus_said_total 0.0\n")
     opened = ask(board, "/metrics", "application/openmetrics-text; version=1.0.0")
     assert opened.content_type.startswith("application/openmetrics-text")
     assert opened.body.endswith(b"# EOF\n")

@@ -97,8 +97,8 @@ def test_classes_beyond_so_many_are_told_together(
     assert figures.total.published == 16
     counted = Counted()
     classes.count(counted, [*figures.classes, figures.others])
-    text = "".join(exposition(counted.metrics()))
-    assert 'simplebus_stored_messages{class="(others)",class_id=""} 3\n' in text
+    text = b"".join(exposition(counted.metrics())[1]).decode()
+    assert 'simplebus_stored_messages{class="(others)",class_id=""} 3.0\n' in text
 
 
 def test_a_class_with_many_positions_is_told_in_pieces(bus: Bus) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_open
@@ -9,9 +10,16 @@ from prometheus_client.parser import text_string_to_metric_families as read_plai
 
 from simplebus.core.histogram import Histogram
 from simplebus.monitor.counted import Counted
-from simplebus.monitor.exposition import exposition, wants_open
+from simplebus.monitor.exposition import exposition
 
+PLAIN = "text/plain"
+OPEN = "application/openmetrics-text;version=1.0.0"
 ANY_TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
+
+
+def told(counted: Counted, accept: str) -> str:
+    """What an Accept header brings."""
+    return b"".join(exposition(counted.metrics(), accept)[1]).decode()
 
 
 @given(st.lists(ANY_TEXT, unique=True, max_size=5), st.floats(0, 1e18), st.booleans())
@@ -21,7 +29,7 @@ def test_labels_come_back_as_they_were_whatever_they_say(
     counted = Counted()
     for name in names:
         counted.gauge("things", 'How many "things".\\', value, **{"class": name})
-    text = "".join(exposition(counted.metrics(), is_open=is_open))
+    text = told(counted, OPEN if is_open else PLAIN)
     families = list((read_open if is_open else read_plain)(text))
     samples = [sample for family in families for sample in family.samples]
     assert [sample.labels["class"] for sample in samples] == names
@@ -37,9 +45,8 @@ def test_kinds_are_what_they_are_in_both_formats() -> None:
     counted.counter("done", "Done.", 7)
     counted.histogram("seconds", "Took.", histogram.snapshot(), door="tcp")
     counted.counter("process_cpu_seconds", "Processor.", 1.5)
-    for is_open, read in ((False, read_plain), (True, read_open)):
-        text = "".join(exposition(counted.metrics(), is_open=is_open))
-        families = {family.name: family for family in read(text)}
+    for accept, read in ((PLAIN, read_plain), (OPEN, read_open)):
+        families = {family.name: family for family in read(told(counted, accept))}
         assert families["simplebus_done"].type == "counter"
         assert families["simplebus_done"].samples[0].name == "simplebus_done_total"
         assert "process_cpu_seconds" in families
@@ -47,14 +54,32 @@ def test_kinds_are_what_they_are_in_both_formats() -> None:
         assert took.type == "histogram"
         assert {s.labels.get("le"): s.value for s in took.samples if "bucket" in s.name} == {
             "0.5": 1,
-            "1": 2,
+            "1.0": 2,
             "+Inf": 3,
         }
         found = {s.name: s.value for s in took.samples if "bucket" not in s.name}
         assert found == {"simplebus_seconds_sum": 3.8, "simplebus_seconds_count": 3}
 
 
-def test_openmetrics_is_for_who_asks_for_it() -> None:
-    assert wants_open("application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
-    assert not wants_open("text/plain")
-    assert not wants_open("")
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        ("", "text/plain; version=0.0.4"),
+        ("*/*", "text/plain; version=0.0.4"),
+        ("text/plain", "text/plain; version=0.0.4"),
+        (f"{OPEN},text/plain;q=0.5", "application/openmetrics-text; version=1.0.0"),
+        (
+            "application/openmetrics-text;version=lots,=;;",
+            "application/openmetrics-text; version=1.0.0",
+        ),
+    ],
+)
+def test_openmetrics_is_for_who_asks_for_it(accept: str, kind: str) -> None:
+    told_kind, _ = exposition([], accept)
+    assert told_kind.startswith(kind)
+
+
+def test_half_a_character_is_a_question_mark() -> None:
+    counted = Counted()
+    counted.gauge("things", "Things.", 1, door="a\ud800b")
+    assert 'simplebus_things{door="a?b"} 1.0\n' in told(counted, PLAIN)
