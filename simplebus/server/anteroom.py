@@ -6,8 +6,9 @@ whoever is inside waits for one step of one of them.
 Rule 2: they take what time the event loop has left. Where it has none left, they take a part of it.
 Rule 3: each place has its turn: many that come from one keep nobody waiting who comes from another.
 A place is an address at one door: whatever stands before the bus, health is told beside it.
-Rule 4: nobody is let in while a crowd is to move that is in already: who comes faster than it is
-dealt with waits in the system's queue, and takes neither descriptors nor memory.
+Rule 4: while a crowd is to move that is in already, few are let in for each step that it takes: who
+comes faster than it is dealt with waits in the system's queue, and takes neither descriptors nor
+memory. Never nobody: a crowd that always has something to say shuts no door.
 
     sockets ─► epoll ─► ready, by place ─► one step of one guest ─► the loop has nothing else to do,
                                   ▲        or has had its time ─┐
@@ -31,7 +32,9 @@ from trio.testing import wait_all_tasks_blocked
 PART_OF_LOOP = 0.25
 """How much of the loop's time strangers have though others could use it all."""
 CROWD = 256
-"""So many are to move, and one more turn of a listener lets in no more."""
+"""So many are to move, and a listener has its turn only"""
+STEPS_BETWEEN = 16
+"""after so many steps: who comes and goes takes some three, and a turn lets in a few."""
 _NEWS_MAX = 64
 """Of so many sockets is heard at once. Each costs a microsecond."""
 _TURNS_MAX = 2
@@ -74,6 +77,7 @@ class Anteroom:
                     await self._sleep_on()
                     continue
                 self.steps += 1
+                guest.moved_at = self.steps
                 guest.move()
                 for _ in range(_TURNS_MAX):
                     if guest.is_to_begin:
@@ -99,7 +103,7 @@ class Anteroom:
     def _next(self) -> Guest | None:
         is_crowded = self._crowd >= CROWD
         place = next(
-            (at for at, all_ in self._ready.items() if not (is_crowded and all_[0].is_listener)),
+            (at for at, all_ in self._ready.items() if not (is_crowded and self._rests(all_[0]))),
             None,
         )
         if place is None:
@@ -110,6 +114,10 @@ class Anteroom:
             self._ready[place] = waiting  # Behind the others.
         self._unqueued(guest)
         return guest
+
+    def _rests(self, guest: Guest) -> bool:
+        """Whether it has let others in a moment ago."""
+        return guest.is_listener and self.steps - guest.moved_at < STEPS_BETWEEN
 
     async def _sleep_on(self) -> None:
         """Until somebody is to move."""
@@ -194,6 +202,8 @@ class Guest:
         """Whether its deadline has passed."""
         self.is_to_begin = False
         """Whether it was told to move, and has not had the loop since."""
+        self.moved_at = -STEPS_BETWEEN
+        """How many steps the room had taken then."""
         self._room = room
         self._task: trio.lowlevel.Task | None = None
         self._end: trio.CancelScope | None = None
