@@ -253,7 +253,15 @@ class Guest:
 
     def _forget(self, _: object) -> trio.lowlevel.Abort:
         self._room.forget(self)
+        self._wait_no_more()
         return trio.lowlevel.Abort.SUCCEEDED
+
+    def _wait_no_more(self) -> trio.lowlevel.Task:
+        """Its task goes on, though maybe not at once. Until then nothing else may move it: neither
+        its deadline nor who ends it."""
+        task, self._task, self.deadline = self._task, None, math.inf
+        assert task is not None
+        return task
 
     def move(self) -> None:
         """It is its turn."""
@@ -261,7 +269,7 @@ class Guest:
         if self._end is not None:
             self._end.cancel()
         elif self._task is not None:
-            trio.lowlevel.reschedule(self._task)
+            trio.lowlevel.reschedule(self._wait_no_more())
 
     def took(self) -> float:
         """How long its last step did, or, if it does not wait here any more, at most did."""

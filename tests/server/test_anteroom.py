@@ -217,6 +217,24 @@ async def test_one_that_waits_for_its_turn_is_not_late(
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize("is_moved", [False, True])
+async def test_who_goes_on_already_is_not_moved_by_its_deadline(
+    sockets: Sockets, autojump_clock: trio.testing.MockClock, is_moved: bool
+) -> None:
+    """Cancelled or moved in the very batch of the loop in which its time is over."""
+    told = Told()
+    async with a_room() as (room, nursery):
+        guest, scope = room.enter(sockets()[1], "place"), trio.CancelScope()
+        nursery.start_soon(told.be_ended, guest, scope, "guest")
+        await trio.testing.wait_all_tasks_blocked()
+        guest.deadline = trio.current_time()
+        room._deadlines.append((guest.deadline, 0, guest))
+        guest.move() if is_moved else scope.cancel()
+        room._look()
+        assert not guest.is_queued
+        await met(lambda: told.names == ["guest"])
+
+
 async def test_deadlines_that_are_past_do_not_pile_up(sockets: Sockets) -> None:
     async with a_room() as (room, nursery):
         told = Told()
