@@ -8,13 +8,16 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from client.bus_server import PATIENCE_SECONDS
 from simplebus.core import frames
 from simplebus.core.frames import DELIMITER, HEADER
 from simplebus.core.limits import HEADER_BYTES
 from simplebus.core.requests import ConnectReply, ErrorReply, SubscribeReply
+
+CREDIT_BYTES = 1 << 20
+"""What it grants. Who has published so much and WRITE_BYTES, and heard of no confirm, waits."""
 
 Answer = Callable[[int, int, int, int, bytes], bytes | None]
 """From a frame's type, class, message id, timer index and content to what is sent; None for the
@@ -24,7 +27,7 @@ end of the connection."""
 class FalseBus:
     """A listener that answers as its test says, and as a bus would where that returns b""."""
 
-    def __init__(self, answer: Answer | None = None, *, credit: int = 1 << 20) -> None:
+    def __init__(self, answer: Answer | None = None, *, credit: int = CREDIT_BYTES) -> None:
         self.connects = 0
         """Connections that were made."""
         self.heard: list[tuple[int, int, int, int, bytes]] = []
@@ -82,17 +85,28 @@ class FalseBus:
             return frames.encode(kind, class_id=class_id, message_id=number)
         return b""
 
+    def hang_up(self) -> None:
+        """Break every connection. More may come."""
+        for peer in list(self.peers):
+            with contextlib.suppress(OSError):
+                peer.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         if self._listener.fileno() >= 0:
             self._listener.shutdown(socket.SHUT_RDWR)
+            ended(self._threads[:1])  # Who is accepted meanwhile is among the peers then.
             self._listener.close()
+        self.hang_up()
+        ended(self._threads)
         for peer in self.peers:
-            with contextlib.suppress(OSError):
-                peer.shutdown(socket.SHUT_RDWR)
             peer.close()
-        for thread in self._threads:
-            thread.join(PATIENCE_SECONDS)
-            assert not thread.is_alive()
+
+
+def ended(threads: Iterable[threading.Thread]) -> None:
+    """Wait until they are, before what they use is closed: its number may be another's then."""
+    for thread in threads:
+        thread.join(PATIENCE_SECONDS)
+        assert not thread.is_alive()
 
 
 def confirm(next_number: int) -> bytes:
@@ -110,7 +124,7 @@ def refuse(
 
 
 @contextlib.contextmanager
-def false_bus(answer: Answer | None = None, *, credit: int = 1 << 20) -> Iterator[FalseBus]:
+def false_bus(answer: Answer | None = None, *, credit: int = CREDIT_BYTES) -> Iterator[FalseBus]:
     bus = FalseBus(answer, credit=credit)
     try:
         yield bus
@@ -143,10 +157,13 @@ class Proxy:
         self.stalled: list[int] = []
         """The ports of the clients that wait for such bytes."""
         self.lead_to(address)
+        self._lock = threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._sockets: list[socket.socket] = []
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._relays: list[threading.Thread] = []
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
 
     def lead_to(self, address: str) -> None:
         """From now on who comes gets to this bus."""
@@ -164,9 +181,12 @@ class Proxy:
                     client.close()
                     self.turned_away += 1
                     continue
-                self._sockets += [client, bus]
-                for way in ((client, bus, "what it hears"), (bus, client, "what the bus says")):
-                    threading.Thread(target=self._relay, args=way, daemon=True).start()
+                with self._lock:
+                    self._sockets += [client, bus]
+                    for way in ((client, bus, "what it hears"), (bus, client, "what the bus says")):
+                        relay = threading.Thread(target=self._relay, args=way, daemon=True)
+                        relay.start()
+                        self._relays.append(relay)
 
     def _relay(self, source: socket.socket, target: socket.socket, what: str) -> None:
         relayed = 0
@@ -187,14 +207,19 @@ class Proxy:
     def cut(self) -> None:
         """Break every connection."""
         self.loses = ""
-        broken, self._sockets = self._sockets, []
+        with self._lock:
+            broken, self._sockets = self._sockets, []
+            relays, self._relays = self._relays, []
         for sock in broken:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
+        ended(relays)
+        for sock in broken:
             sock.close()
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
+        ended([self._accepting])
         self._listener.close()
         self.cut()
 

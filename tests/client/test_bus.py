@@ -9,9 +9,9 @@ import anyio
 import pytest
 
 import simplebus
-from client.bus_server import BusServer, until
+from client.bus_server import PATIENCE_SECONDS, BusServer, until
 from client.conftest import Run
-from client.false_bus import deaf_listener, false_bus
+from client.false_bus import CREDIT_BYTES, deaf_listener, false_bus
 from load.ports import free_port
 from simplebus import Batch, BusConnectionError, LocalProtocolError
 from simplebus.client.writer import WRITE_BYTES
@@ -146,15 +146,14 @@ def test_publishers_wait_while_the_bus_confirms_nothing(run: Run) -> None:
     async def main() -> None:
         with false_bus(never_confirms) as mute:
             async with simplebus.connect(mute.address, reconnect=0) as bus:
-                with anyio.move_on_after(0.2):
-                    while True:
-                        await bus.publish(b"x" * 10_000, class_id=1, confirm=False)
-                queued = bus.statistics().queued_bytes
-                assert WRITE_BYTES <= queued < WRITE_BYTES + 20_000
+                while bus.statistics().unconfirmed_bytes < CREDIT_BYTES + WRITE_BYTES:
+                    await bus.publish(b"x" * 10_000, class_id=1, confirm=False)
+                assert WRITE_BYTES <= bus.statistics().queued_bytes < WRITE_BYTES + 20_000
+                published = bus.statistics().published
                 with anyio.move_on_after(0.05):
                     await bus.publish(b"x", class_id=1, confirm=False)
                     pytest.fail("it did not wait")
-                assert bus.statistics().queued_bytes == queued, "cancelled is not published"
+                assert bus.statistics().published == published, "cancelled is not published"
                 mute.close()
 
     with pytest.raises(BusConnectionError, match=r"\d+ messages were not confirmed by the bus: "):
@@ -335,9 +334,10 @@ def test_a_message_whose_processing_is_cancelled_is_the_next_one(
         async with simplebus.connect(server.address) as bus:
             await bus.publish_many(NUMBERED[:3], class_id=1)
             async with bus.subscribe(1) as messages:
-                with anyio.move_on_after(0.05):
+                with anyio.CancelScope() as scope:
                     async for message in messages:
                         if message.message_id == 1:
+                            scope.cancel()
                             await anyio.sleep_forever()
                 await bus.drain()
                 assert server.statistics().acknowledged == 1
@@ -395,19 +395,23 @@ def test_leaving_can_be_cancelled(run: Run) -> None:
 
 
 def test_asyncio_s_own_cancellation_says_goodbye_too(server: BusServer) -> None:
-    async def main() -> None:
+    async def main(is_there: asyncio.Event) -> None:
         async with simplebus.connect(server.address) as bus:
             await bus.publish_many(NUMBERED[:3], class_id=1)
             async with bus.subscribe(1) as messages:
                 async for message in messages:
                     if message.message_id == 2:
-                        await asyncio.sleep(60)
+                        is_there.set()
+                        await asyncio.sleep(3600)
 
-    async def bounded() -> None:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(main(), 0.3)
+    async def cancelled() -> None:
+        task = asyncio.create_task(main(is_there := asyncio.Event()))
+        await asyncio.wait_for(is_there.wait(), PATIENCE_SECONDS)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
-    asyncio.run(bounded())
+    asyncio.run(cancelled())
     until(lambda: server.statistics().acknowledged == 2)
 
 

@@ -5,21 +5,23 @@ Every test has both clients do the same: what one promises, so does the other.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import socket
 import threading
 import time
+from collections.abc import Callable
 from itertools import count
 
 import anyio
 import pytest
 
 import simplebus
-from client.bus_server import BusServer, until
+from client.bus_server import PATIENCE_SECONDS, BusServer, until
 from client.conftest import Run
 from client.false_bus import FalseBus, confirm, false_bus, proxy, refuse
 from load.ports import free_port
 from simplebus import BusConnectionError, Reason, RemoteProtocolError
+from simplebus.client.retry import PAUSE_SECONDS_MIN
 from simplebus.client.writer import WRITE_BYTES
 from simplebus.core import frames
 from simplebus.core.naming import given_ids
@@ -128,7 +130,7 @@ def test_a_durable_subscription_goes_on_where_it_was(run: Run, server: BusServer
 def test_publishers_wait_while_there_is_no_bus(run: Run, server: BusServer) -> None:
     async def main() -> None:
         with proxy(server.address) as way:
-            async with simplebus.connect(way.address, timeout=2) as bus:
+            async with simplebus.connect(way.address) as bus:
                 way.is_shut = True
                 way.cut()
                 with anyio.move_on_after(0.2) as patience:
@@ -150,17 +152,17 @@ def test_an_outage_is_told_to_who_waits_with_a_timeout_and_waits_on(server: BusS
     """Without an event loop, too, a timeout is kept while nobody answers."""
     with (
         false_bus() as false,
-        simplebus.connect_blocking(false.address, timeout=2) as bus,
+        simplebus.connect_blocking(false.address, timeout=PATIENCE_SECONDS) as bus,
         bus.subscribe(1) as messages,
     ):
         false.says_nothing = True
-        for peer in list(false.peers):
-            peer.shutdown(socket.SHUT_RDWR)
+        false.hang_up()
         began = time.monotonic()
         with pytest.raises(TimeoutError, match=r"no message of class 1 came within 0\.1 s"):
             messages.get(timeout=0.1)
-        assert time.monotonic() - began < 30
+        assert time.monotonic() - began < PATIENCE_SECONDS / 2
         false.says_nothing = False
+        false.hang_up()
         bus.publish(b"x", class_id=1)
         assert bus.statistics().reconnections == 1
 
@@ -203,15 +205,27 @@ def test_addresses_are_tried_in_order(run: Run, server: BusServer) -> None:
 def test_one_address_that_says_nothing_leaves_time_for_the_next(
     run: Run, server: BusServer
 ) -> None:
-    async def main() -> None:
-        async with simplebus.connect([deaf.address, server.address], timeout=1) as bus:
+    """Half of what there is for both, which is enough: at last on a busy machine too."""
+
+    async def main(seconds: float) -> None:
+        async with simplebus.connect([deaf.address, server.address], timeout=seconds) as bus:
             await bus.publish(b"x", class_id=1)
+
+    def blocking(seconds: float) -> None:
+        both = [deaf.address, server.address]
+        with simplebus.connect_blocking(both, timeout=seconds) as bus:
+            bus.publish(b"x", class_id=1)
+
+    def in_time(connect: Callable[[float], None]) -> None:
+        for seconds in (0.5, 5, PATIENCE_SECONDS):
+            with contextlib.suppress(BusConnectionError):
+                return connect(seconds)
+        pytest.fail("the one that says nothing takes all the time")
 
     with false_bus() as deaf:
         deaf.says_nothing = True
-        run(main)
-        with simplebus.connect_blocking([deaf.address, server.address], timeout=1) as bus:
-            bus.publish(b"x", class_id=1)
+        in_time(lambda seconds: run(lambda: main(seconds)))
+        in_time(blocking)
 
 
 def test_another_address_takes_over(run: Run, server: BusServer) -> None:
@@ -246,10 +260,13 @@ def test_a_bus_that_hangs_up_at_once_is_asked_ever_more_rarely(
 
         with false_bus(answer) as flapping:
             async with simplebus.connect(flapping.address) as bus:
-                with anyio.move_on_after(0.7):
-                    async with bus.subscribe(1):
-                        pytest.fail("it never answers")
-            assert 3 <= flapping.connects <= 10
+                began = time.monotonic()
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(bus.subscribe(1).__aenter__)
+                    await anyio.to_thread.run_sync(until, lambda: flapping.connects >= 5)
+                    tasks.cancel_scope.cancel()
+            # However busy the machine is: the pauses before the last four are no shorter.
+            assert time.monotonic() - began >= (1 + 2 + 4 + 8) * PAUSE_SECONDS_MIN / 2
 
     with caplog.at_level(logging.INFO, "simplebus.client"):
         run(main)
@@ -482,13 +499,17 @@ def beating(seconds: float) -> FalseBus:
     return FalseBus(answer)
 
 
+def is_alive_and_was_left(silent: FalseBus) -> bool:
+    """Whether its client has sent heartbeats, and has noticed that none come."""
+    return silent.connects >= 2 and any(kind == frames.HEARTBEAT for kind, *_ in silent.heard)
+
+
 def test_heartbeats_are_sent_and_their_absence_is_noticed(run: Run) -> None:
     async def main() -> None:
         silent = beating(0.1)
         try:
             async with simplebus.connect(silent.address, heartbeat=0.1) as bus:
-                await anyio.to_thread.run_sync(until, lambda: silent.connects >= 2)
-                assert any(kind == frames.HEARTBEAT for kind, *_ in silent.heard)
+                await anyio.to_thread.run_sync(until, lambda: is_alive_and_was_left(silent))
                 await bus.publish(b"still there", class_id=1)
         finally:
             silent.close()
@@ -501,11 +522,9 @@ def test_without_a_loop_heartbeats_go_while_the_program_waits() -> None:
     try:
         with (
             simplebus.connect_blocking(silent.address, heartbeat=0.1) as bus,
-            bus.subscribe(1, idle_seconds=2) as messages,
+            bus.subscribe(1, idle_seconds=0.2) as messages,
         ):
-            assert list(messages) == []
-            assert silent.connects >= 2
-            assert any(kind == frames.HEARTBEAT for kind, *_ in silent.heard)
+            until(lambda: list(messages) == [] and is_alive_and_was_left(silent))
     finally:
         silent.close()
 

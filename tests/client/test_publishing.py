@@ -9,8 +9,9 @@ import pytest
 import simplebus
 from client.bus_server import BusServer, until
 from client.conftest import Run
-from client.false_bus import FalseBus, confirm, false_bus, refuse
+from client.false_bus import CREDIT_BYTES, FalseBus, confirm, false_bus, refuse
 from simplebus import BusFullError, LocalProtocolError, RefusedError
+from simplebus.client.writer import WRITE_BYTES
 from simplebus.core import frames
 
 PUBLISHED = (frames.MESSAGE, frames.ENVELOPE)
@@ -99,9 +100,8 @@ def test_a_publish_that_waits_for_room_is_not_published_when_cancelled(run: Run)
     async def main() -> None:
         with false_bus(lambda kind, *_: b"" if kind == frames.CONNECT else confirm(0)) as mute:
             async with simplebus.connect(mute.address) as bus:
-                with anyio.move_on_after(0.1):
-                    while True:
-                        await bus.publish(b"x" * 9000, class_id=1, confirm=False)
+                while bus.statistics().unconfirmed_bytes < CREDIT_BYTES + WRITE_BYTES:
+                    await bus.publish(b"x" * 9000, class_id=1, confirm=False)
                 published = bus.statistics().published
                 async with anyio.create_task_group() as tasks:
                     for _ in range(10):

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 import simplebus
-from client.bus_server import BusServer, until
+from client.bus_server import BusServer, loops_give, until
 from client.conftest import Run
 from client.false_bus import false_bus, refuse
 from simplebus import DecodeError, LocalProtocolError, RefusedError
@@ -61,7 +61,7 @@ def test_a_subscription_to_a_type_gives_values(run: Run, server: BusServer) -> N
             with bus.subscribe(kind, start="new", idle_seconds=0.1) as messages:
                 bus.publish_many(values)
                 bus.publish(values[0])
-                assert list(messages) == [*values, values[0]]
+                assert loops_give(messages, 51) == [*values, values[0]]
 
 
 def test_messages_of_a_type_have_values_too(run: Run, server: BusServer) -> None:
@@ -135,9 +135,9 @@ def test_what_cannot_be_decoded_is_left_without_a_loop_too(clockless_server: Bus
         bus.publish(b"no JSON", class_id=5)
         bus.publish(Counted(2))
         with pytest.raises(DecodeError) as caught:
-            list(counted)
+            loops_give(counted, 3)
         assert vars(caught.value)["message"].payload == b"no JSON"
-        assert list(counted) == [Counted(2)]
+        assert loops_give(counted, 1) == [Counted(2)]
         bus.drain()
         assert clockless_server.statistics(5).acknowledged == 2
 
