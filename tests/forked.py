@@ -164,11 +164,14 @@ def wait_for_requests(line: socket.socket) -> list[str]:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
     whom: dict[int, int] = {}  # To tell how a process has ended.
+    heard = select.poll()  # Whatever their numbers are, which `select` is particular about.
+    for each in (line.fileno(), waker):
+        heard.register(each, select.POLLIN)
     while True:
-        ready, _, _ = select.select([line, waker], [], [])
+        ready = {number for number, _ in heard.poll()}
         if waker in ready:
             os.read(waker, 4096)
-        if line in ready:
+        if line.fileno() in ready:
             said, files, _, _ = socket.recv_fds(line, REQUEST_BYTES_MAX, 4)
             if not said:
                 for pid in whom:  # Whoever asked for them was killed itself.

@@ -86,15 +86,18 @@ async def test_a_consumer_that_says_nothing_is_made_again(
         copying(nats.url, server.address, "quiet", **quiet) as lane,
     ):
         await until(lambda: lane.statistics().is_up)
-        await trio.sleep(5 * HEARTBEAT_SECONDS)
-        assert lane.statistics().losses == 0  # It says that it is there.
+        losses = -1
+        with trio.fail_after(PATIENCE_SECONDS):  # A busy machine may be late a few times.
+            while losses < lane.statistics().losses:
+                losses = lane.statistics().losses
+                await trio.sleep(5 * HEARTBEAT_SECONDS)  # It says that it is there.
 
         monkeypatch.setattr(NearStream, "_pull", lambda _: None)
         async with nats_wired(nats.url, "test", {}) as wire:
             for number in range(20_000):  # More than was asked for.
                 wire.core.publish("quiet.x", b"%d" % number)
             await wire.echoed()
-        await until(lambda: lane.statistics().losses > 0)
+        await until(lambda: lane.statistics().losses > losses)
         assert "of stream 'QUIET' did not come within" in lane.statistics().problem
         monkeypatch.undo()
         assert await payloads(bus, "quiet", 20_000) == numbered(0, 20_000)

@@ -13,7 +13,7 @@ from pathlib import Path
 import nats
 import pytest
 from nats_programs import compiled, javascript, last_words, running
-from nats_running import door, on_asyncio
+from nats_running import PATIENT, door, on_asyncio
 from programs import PATIENCE_SECONDS
 
 from load.ports import free_port
@@ -46,6 +46,7 @@ async def test_clients_come_back_when_the_server_was_restarted(tmp_path: Path) -
             }
             client = await nats.connect(
                 first.url,
+                **PATIENT,
                 disconnected_cb=note_lost,
                 reconnected_cb=note_found,
                 lame_duck_mode_cb=note_asked,
@@ -57,16 +58,16 @@ async def test_clients_come_back_when_the_server_was_restarted(tmp_path: Path) -
             await client.publish("again.before", b"1")
             assert (await subscription.next_msg(timeout=60)).data == b"1"
             assert [other.line() for other in others.values()] == ["ready"] * 2
-        await asyncio.wait_for(lost.wait(), 10)
+        await asyncio.wait_for(lost.wait(), PATIENCE_SECONDS)
         await client.publish("again.meanwhile", b"2")
         with door(port=port) as second:
-            await asyncio.wait_for(found.wait(), 20)
+            await asyncio.wait_for(found.wait(), PATIENCE_SECONDS)
             await client.publish("again.after", b"3")
             got = [(await subscription.next_msg(timeout=60)).data for _ in range(2)]
             assert got == [b"2", b"3"]
             assert last_words(others["js"]) == {"found": ["after"], "told": True}
             assert last_words(others["c"]) == {"found": ["meanwhile", "after"]}
             second.process.send_signal(signal.SIGUSR2)
-            await asyncio.wait_for(asked_to_leave.wait(), 10)
+            await asyncio.wait_for(asked_to_leave.wait(), PATIENCE_SECONDS)
             await client.close()
             assert second.process.wait(PATIENCE_SECONDS) == 0

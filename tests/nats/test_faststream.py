@@ -52,7 +52,7 @@ class Shop:
         async def here(word: str) -> str:  # The last that it subscribes to.
             return name
 
-        broker = NatsBroker(door.url, logger=None)
+        broker = NatsBroker(door.url, logger=None, connect_timeout=60)
         broker.include_router(router)
         self.is_up = asyncio.Event()
         self.app = FastStream(broker, logger=None, after_startup=[self.is_up.set])
@@ -80,7 +80,7 @@ async def is_heard(client: NatsBroker, name: str) -> None:
 @on_asyncio
 async def test_two_instances_of_an_app_share_its_work(shared_door: Door) -> None:
     bills: list[Bill] = []
-    client = NatsBroker(shared_door.url, logger=None)
+    client = NatsBroker(shared_door.url, logger=None, connect_timeout=60)
 
     @client.subscriber("shop.bills")
     async def note(bill: Bill) -> None:
@@ -102,6 +102,6 @@ async def test_two_instances_of_an_app_share_its_work(shared_door: Door) -> None
         assert {bill.country for bill in bills} == {"eu"}
         question = Order(id=1, price=2.5)
         answer = await client.request(
-            question, "shop.price", headers={"currency": "EUR"}, timeout=10
+            question, "shop.price", headers={"currency": "EUR"}, timeout=60
         )
         assert await answer.decode() == "2.5 EUR"

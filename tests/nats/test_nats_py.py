@@ -22,7 +22,8 @@ from nats.errors import (
 )
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import ServiceUnavailableError
-from nats_running import Door, on_asyncio, settle, until
+from nats_running import PATIENT, Door, on_asyncio, settle, until
+from programs import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.xdist_group("nats clients")
 
@@ -35,7 +36,7 @@ async def connected(door: Door, **options: Any) -> AsyncIterator[Client]:
     async def note(error: Exception) -> None:
         errors.append(error)
 
-    client = await nats.connect(door.url, **{"error_cb": note, **options})
+    client = await nats.connect(door.url, **{"error_cb": note, **PATIENT, **options})
     try:
         yield client
     finally:
@@ -128,7 +129,7 @@ async def test_20000_messages_of_many_subjects_and_sizes_come_in_order(shared_do
         sent = [(f"many.{n % 97}.of", b"%d " % n * (n % 30)) for n in range(count)]
         for subject, payload in sent:
             await publisher.publish(subject, payload)
-        await asyncio.wait_for(done.wait(), 20)
+        await asyncio.wait_for(done.wait(), PATIENCE_SECONDS)
         assert found == sent
 
 
@@ -240,7 +241,7 @@ async def test_draining_a_connection_publishes_what_its_handlers_still_say(
         async def note() -> None:
             closed.set()
 
-        client = await nats.connect(shared_door.url, closed_cb=note)
+        client = await nats.connect(shared_door.url, closed_cb=note, **PATIENT)
 
         may_go_on = asyncio.Event()
 
@@ -257,7 +258,7 @@ async def test_draining_a_connection_publishes_what_its_handlers_still_say(
         draining = asyncio.create_task(client.drain())
         may_go_on.set()
         await draining
-        await asyncio.wait_for(closed.wait(), 10)
+        await asyncio.wait_for(closed.wait(), PATIENCE_SECONDS)
         assert await take(results, 50) == [b"%d" % number for number in range(50)]
         assert client.is_closed
         with pytest.raises(ConnectionClosedError):
@@ -332,12 +333,12 @@ async def test_one_that_its_client_does_not_measure_ends_the_connection(shared_d
         subscription = await witness.subscribe("unmeasured")
         await settle(witness)
         client = await nats.connect(
-            shared_door.url, error_cb=note, closed_cb=note_lost, allow_reconnect=False
+            shared_door.url, error_cb=note, closed_cb=note_lost, allow_reconnect=False, **PATIENT
         )
         client._max_payload = 1 << 30
         await client.publish("unmeasured", b"right")
         await client.publish("unmeasured", bytes((1 << 20) + 1))
-        await asyncio.wait_for(lost.wait(), 10)
+        await asyncio.wait_for(lost.wait(), PATIENCE_SECONDS)
         await witness.publish("unmeasured", b"next")
         assert await take(subscription, 2) == [b"right", b"next"]
 
@@ -349,7 +350,7 @@ async def test_a_subscription_that_does_not_keep_up_loses_and_is_told(shared_doo
     async def note(error: Exception) -> None:
         errors.append(error)
 
-    client = await nats.connect(shared_door.url, error_cb=note)
+    client = await nats.connect(shared_door.url, error_cb=note, **PATIENT)
     subscription = await client.subscribe("slow", pending_msgs_limit=5)
     witness = await client.subscribe("slow")
     for number in range(10):

@@ -15,7 +15,8 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
-from nats_running import IS_REFERENCE, Door, on_asyncio, settle
+from nats_running import IS_REFERENCE, PATIENT, Door, on_asyncio, settle
+from programs import PATIENCE_SECONDS
 
 pytestmark = [
     pytest.mark.xdist_group("nats clients"),
@@ -25,7 +26,7 @@ pytestmark = [
 
 @contextlib.asynccontextmanager
 async def connected(door: Door) -> AsyncIterator[Client]:
-    client = await nats.connect(door.url, allow_reconnect=False)
+    client = await nats.connect(door.url, allow_reconnect=False, **PATIENT)
     try:
         yield client
     finally:
@@ -161,9 +162,9 @@ async def test_what_cannot_be_granted_is_told_and_the_connection_goes_on(
     shared_door: Door, subject: str
 ) -> None:
     told: asyncio.Queue[Exception] = asyncio.Queue()
-    client = await nats.connect(shared_door.url, error_cb=told.put)
+    client = await nats.connect(shared_door.url, error_cb=told.put, **PATIENT)
     await client.subscribe(subject)
-    error = str(await asyncio.wait_for(told.get(), 10))
+    error = str(await asyncio.wait_for(told.get(), PATIENCE_SECONDS))
     assert error.lower().startswith(
         f'nats: permissions violation for subscription to "{subject.lower()}" ('
     )

@@ -19,7 +19,7 @@ from certificates import Authority
 from nats.aio.client import Client
 from nats.errors import Error
 from nats_programs import javascript, outcomes
-from nats_running import Door, Raw, door, on_asyncio, settle, until
+from nats_running import PATIENT, Door, Raw, door, on_asyncio, settle, until
 
 pytestmark = pytest.mark.xdist_group("nats clients")
 
@@ -119,7 +119,7 @@ async def connected(door: Door, **options: Any) -> tuple[Client, list[str]]:
         told.append(str(error))
 
     client = Client()
-    await client.connect(door.url, error_cb=note, allow_reconnect=False, **options)
+    await client.connect(door.url, error_cb=note, allow_reconnect=False, **PATIENT, **options)
     return client, told
 
 

@@ -10,7 +10,7 @@ import nats
 import pytest
 from nats.aio.msg import Msg
 from nats.micro import Request, add_service
-from nats_running import Door, on_asyncio, settle
+from nats_running import PATIENT, Door, on_asyncio, settle
 
 pytestmark = pytest.mark.xdist_group("nats clients")
 
@@ -28,8 +28,8 @@ async def answers(client: nats.NATS, subject: str, count: int) -> list[dict[str,
 @on_asyncio
 async def test_services_are_found_asked_and_counted(shared_door: Door) -> None:
     async with AsyncExitStack() as stack:
-        server = await stack.enter_async_context(await nats.connect(shared_door.url))
-        client = await stack.enter_async_context(await nats.connect(shared_door.url))
+        server = await stack.enter_async_context(await nats.connect(shared_door.url, **PATIENT))
+        client = await stack.enter_async_context(await nats.connect(shared_door.url, **PATIENT))
 
         async def answer(request: Request) -> None:
             if not request.data:

@@ -16,7 +16,7 @@ import nats
 import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats_running import on_asyncio, until
+from nats_running import PATIENT, on_asyncio, until
 from programs import program
 
 import simplebus
@@ -53,7 +53,7 @@ async def connected(both: Both, errors: list[Exception] | None = None) -> AsyncI
     async def note(error: Exception) -> None:
         told.append(error)
 
-    client = await nats.connect(both.nats, error_cb=note)
+    client = await nats.connect(both.nats, error_cb=note, **PATIENT)
     try:
         yield client
     finally:

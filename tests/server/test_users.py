@@ -429,7 +429,9 @@ async def test_a_class_with_acknowledgements_obeys_the_same_rules_there() -> Non
 
 def test_a_real_nats_client_comes_in_by_a_slow_password() -> None:
     async def talk(url: str) -> None:
-        client = await nats_py.connect(url, user="ada", password="secret", allow_reconnect=False)
+        client = await nats_py.connect(
+            url, user="ada", password="secret", allow_reconnect=False, connect_timeout=60
+        )
         await client.publish("eu.paid", b"x")
         await client.flush()
         await client.close()

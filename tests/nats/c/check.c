@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PATIENCE_MS = 10000, MEMBERS = 3, QUEUED = 300, LONG = 1 << 20 };
+enum { PATIENCE_MS = 60000, MEMBERS = 3, QUEUED = 300, LONG = 1 << 20 };
 
 static const char *url;
 
@@ -31,6 +31,7 @@ static natsOptions *options(void) {
     natsOptions *made;
     expect(natsOptions_Create(&made));
     expect(natsOptions_SetURL(made, url));
+    expect(natsOptions_SetTimeout(made, PATIENCE_MS));
     return made;
 }
 

@@ -11,7 +11,7 @@
 import { Svcm } from "@nats-io/services";
 import { connect, createInbox, headers } from "@nats-io/transport-node";
 
-const PATIENCE = 10_000;
+const PATIENCE = 60_000;
 
 async function take(subscription, count) {
   const found = [];
