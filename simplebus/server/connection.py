@@ -30,6 +30,7 @@ from simplebus.core.requests import Auth
 from simplebus.server.anteroom import Anteroom
 from simplebus.server.gatekeeper import Gatekeeper
 from simplebus.server.greeting import Heard
+from simplebus.server.strangers import Strangers
 from simplebus.tls import TlsSocket, has_unread
 
 log = logging.getLogger("simplebus.server")
@@ -94,6 +95,8 @@ class Door(Protocol[S]):
     def anteroom(self) -> Anteroom:
         """Where peers are until the door knows who they are."""
 
+    strangers: Strangers
+
     @property
     def gatekeeper(self) -> Gatekeeper | None:
         """Who hears peers before the door does; None where nobody is asked who it is."""
@@ -133,8 +136,10 @@ class Connection(Generic[S]):
         self.wire: socket.socket | TlsSocket = sock
         """What is read from and written to: the socket, or TLS on it."""
         self.tls: TlsSocket | None = None
-        self.guest = door.anteroom.enter(sock, (type(door), place_of(session.address)))
+        self.place = place_of(session.address)
+        self.guest = door.anteroom.enter(sock, (type(door), self.place))
         """As which it waits until it is inside."""
+        door.strangers.come(self.place, self.cut)
         self._door = door
         self._scope = trio.CancelScope()
         self._room = trio.Event()
@@ -151,7 +156,7 @@ class Connection(Generic[S]):
                 await self.begin()
                 wire, tls = self.wire, self.tls
                 is_open = door.gatekeeper is None or await self._introduce(door.gatekeeper)
-                self.guest.leave()
+                self._is_known()
                 while is_open:
                     if tls is not None and tls.unread:
                         await trio.lowlevel.checkpoint()
@@ -182,7 +187,7 @@ class Connection(Generic[S]):
             log.exception("%s: disconnected by an internal error", session.peer)
             reason = "internal error"
         finally:
-            self.guest.leave()
+            self._is_known()
             reason = self._cut_for or reason
             if isinstance(reason, RemoteProtocolError) and not session.closed:
                 door.fail(session, reason)
@@ -191,6 +196,11 @@ class Connection(Generic[S]):
                 door.start_soon(self._wait_for_hang_up)
             else:
                 self._close()
+
+    def _is_known(self) -> None:
+        """It is inside, or gone."""
+        self.guest.leave()
+        self._door.strangers.go(self.place, self.cut)
 
     async def _introduce(self, gatekeeper: Gatekeeper) -> bool:
         """Hear who the peer says it is, and have it checked, before the session hears it. Returns

@@ -22,6 +22,7 @@ from simplebus.core.broker import Broker, Settings
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.ledger import Ledger
 from simplebus.core.limits import ACK_REST_SECONDS
+from simplebus.core.metering import place_of
 from simplebus.core.meters import Rate
 from simplebus.core.receive import ReceiveBuffer
 from simplebus.core.requests import Auth
@@ -36,6 +37,7 @@ from simplebus.server.greeting import Heard, introduction
 from simplebus.server.handshake import SecureConnection
 from simplebus.server.keeping import Keeping
 from simplebus.server.listeners import host_of
+from simplebus.server.strangers import Strangers
 from simplebus.server.timing import Timing
 from simplebus.server.tls import Certificates
 
@@ -128,6 +130,9 @@ class Engine:
         """With it, clients of the binary door must use TLS."""
         self.gatekeeper: Gatekeeper | None = None
         self.anteroom = Anteroom()
+        self.strangers = Strangers()
+        self.more_strangers: list[Strangers] = []
+        """Those at other doors."""
         self.addresses = Addresses()
         self.buffer = ReceiveBuffer()
         self.connections: dict[int, Connection[Session]] = {}
@@ -279,11 +284,14 @@ class Engine:
         """Take over a connected, non-blocking socket, or refuse it."""
         self.accepted += 1
         most = self.broker.settings.limits.connections
-        if len(self.connections) >= most:
-            self._count(Reason.TOO_MANY_CONNECTIONS, peer, f"{most} connections are open")
-            sock.close()
-            return
+        full = RemoteProtocolError(Reason.TOO_MANY_CONNECTIONS, f"{most} connections are open")
         if not self.lets_in(sock, peer):
+            return
+        place = place_of(host_of(peer))
+        if len(self.connections) >= most and not self.strangers.make_room(place, full):
+            self._count(full.reason, peer, full.sentence)
+            self.addresses.left(place)
+            sock.close()
             return
         session = self.broker.open(peer, address=host_of(peer))
         connection: Connection[Session] = (
@@ -293,6 +301,13 @@ class Engine:
         )
         self.connections[session.session_id] = connection
         self.start_soon(connection.run)
+
+    def make_room(self, peer: str) -> bool:
+        """Where descriptors run out: have a stranger leave for this peer, at whichever door.
+        Returns whether there was any."""
+        full = RemoteProtocolError(Reason.TOO_MANY_CONNECTIONS, "too many files are open")
+        place = place_of(host_of(peer))
+        return any(each.make_room(place, full) for each in (self.strangers, *self.more_strangers))
 
     def lets_in(self, sock: socket.socket, peer: str) -> bool:
         """Whether a peer's address may have one more connection; else the socket is closed."""

@@ -23,6 +23,8 @@ _ACCEPTS_PER_TURN = 4  # Many at once would hold up those who are inside.
 # Out of file descriptors or memory: what is open must close first.
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _EXHAUSTED_PAUSE_SECONDS = 0.5
+_OVER_MAX = 8
+"""So many are let in at most while those that make room for them are not gone."""
 
 # Idle peers whose host is gone are found by the kernel: 30 s of silence, then 3 probes 5 s apart.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
@@ -102,9 +104,11 @@ async def accept(
     room: Anteroom,
     *,
     spare: int = 0,
+    make_room: Callable[[str], bool] = lambda peer: False,
 ) -> None:
     """Accept for ever, handing each connected, non-blocking socket over. Closes the listener.
-    `spare` descriptors are for these sockets alone.
+    `spare` descriptors are for these sockets alone. Where none is left, `make_room` may have
+    somebody leave for this peer.
 
     A listener is a guest of the anteroom: however many come, a few at a time are let in, in turn
     with what those do who have come. Where descriptors or memory run out, who comes waits in the
@@ -128,7 +132,8 @@ async def accept(
                         says_nothing = True
                         await trio.sleep(_EXHAUSTED_PAUSE_SECONDS)
                     break  # Otherwise the peer left before it was accepted.
-                if sock.fileno() >= memory.descriptors_for_peers(spare):
+                over = sock.fileno() - memory.descriptors_for_peers(spare)
+                if over >= 0 and not (over < _OVER_MAX and make_room(name(address))):
                     sock.close()
                     if not says_nothing:
                         log.error("cannot accept: too many files are open; see LimitNOFILE")

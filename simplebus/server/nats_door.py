@@ -14,6 +14,7 @@ from functools import partial
 import trio
 
 from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.metering import place_of
 from simplebus.core.requests import Auth
 from simplebus.core.users import Users
 from simplebus.nats.adopting import adopt
@@ -29,6 +30,7 @@ from simplebus.server.engine import Engine
 from simplebus.server.gatekeeper import Gatekeeper
 from simplebus.server.greeting import Heard
 from simplebus.server.listeners import host_of
+from simplebus.server.strangers import Strangers
 from simplebus.server.tls import Certificates
 from simplebus.server.tls_connection import TlsConnection
 
@@ -68,6 +70,7 @@ class NatsDoor:
         """Of this door's own users, where those of all doors have none."""
         self.buffer = engine.buffer
         self.anteroom = engine.anteroom
+        self.strangers = Strangers()
         self.connections: dict[int, Connection[NatsSession]] = {}
         """By client id."""
         self.accepted = 0
@@ -82,6 +85,7 @@ class NatsDoor:
         """Whoever waits for a change."""
         engine.doors.append(self.settle_own)
         engine.holders.append(self)
+        engine.more_strangers.append(self.strangers)
         engine.guest_finders.append(self._connection_of_guest)
 
     def adopt(self, settings: NatsSettings) -> None:
@@ -125,18 +129,22 @@ class NatsDoor:
         ip = host_of(peer)
         session = self.front.open(peer, ip=ip, host=host, port=port, is_early=self._tls is not None)
         session.hear_again = partial(self._hear_again, ip)
-        connection = self._connection(sock, session)
+        full = too_many(self.front.settings.limits.connections)
+        is_full = len(self.connections) >= self.front.settings.limits.connections
+        is_one_too_many = is_full and not self.strangers.make_room(place_of(ip), full)
+        connection = self._connection(sock, session, is_one_too_many=is_one_too_many)
         self.connections[session.client_id] = connection
         self.start_soon(connection.run)
-        most = self.front.settings.limits.connections
-        if len(self.connections) > most:
-            self.front.cut(session, too_many(most))
+        if is_one_too_many:
+            self.front.cut(session, full)
         self.settle()
 
-    def _connection(self, sock: socket.socket, session: NatsSession) -> Connection[NatsSession]:
+    def _connection(
+        self, sock: socket.socket, session: NatsSession, *, is_one_too_many: bool
+    ) -> Connection[NatsSession]:
         if self._tls is None:
             return Connection(sock, session, self)
-        if len(self.connections) >= self.front.settings.limits.connections:
+        if is_one_too_many:
             # One too many is told so in clear: it is not worth a handshake.
             if self._tls.options.handshake_first:
                 session.forget_all()

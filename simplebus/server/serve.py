@@ -261,7 +261,8 @@ async def _keep_open(
     engine, nats_door, addresses = up.engine, up.nats_door, up.addresses
     async with trio.open_nursery() as doors:
         for sock in sockets:
-            doors.start_soon(listeners.accept, sock, engine.serve, engine.anteroom)
+            accept = partial(listeners.accept, make_room=engine.make_room)
+            doors.start_soon(accept, sock, engine.serve, engine.anteroom)
         nats_listening = [trio.CancelScope() for _ in nats_sockets]
         for scope, sock in zip(nats_listening, nats_sockets, strict=True):
             assert nats_door is not None
@@ -388,7 +389,7 @@ def _close(sockets: list[socket.socket]) -> None:
 async def _accept_in(scope: trio.CancelScope, sock: socket.socket, door: NatsDoor) -> None:
     """Accept until the scope is cancelled."""
     with scope:
-        await listeners.accept(sock, door.serve, door.anteroom)
+        await listeners.accept(sock, door.serve, door.anteroom, make_room=door.engine.make_room)
 
 
 def _warn_of_open_doors(options: ServeOptions) -> None:
