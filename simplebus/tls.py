@@ -12,9 +12,10 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
+import weakref
 from typing import Any
 
-# What is encrypted at once, and read from the wire at once: many records of 16 KiB.
+# What is read from the wire at once, and encrypted at once for few: many records of 16 KiB.
 PIECE_BYTES = 512 * 1024
 # What is looked at in one turn, however much comes: what goes out is to keep up with it, or it
 # grows cold meanwhile; and others have their turn. So have they where records are small.
@@ -25,10 +26,14 @@ _HANDSHAKE = b"\x16"
 _OPENING_BYTES = 16
 # A record, and a little more.
 _RECORD_BYTES = 17 * 1024
-# What came from the wire is looked at so much at a time.
+# What came from the wire is looked at so much at a time, and so much is encrypted at once. TLS
+# keeps room for it as long as the connection is there.
 SLICE_BYTES = 32 * 1024
-# And so much behind such as was data: smaller ones take a tenth longer.
+# And so much behind such as was data, and PIECE_BYTES encrypted: smaller ones take a tenth longer.
+# That is for those through which much goes, and for few of them: all others keep little.
 TRUSTED_SLICE_BYTES = 256 * 1024
+WIDE_BEHIND_BYTES = 4 * 1024 * 1024
+WIDE_MAX = 64
 # Of so much that came, one part in so many is data: a whole record fits into it, and of a record
 # with a single byte that is one part in 85 or more.
 _JUDGED_BYTES = 32 * 1024
@@ -55,6 +60,11 @@ def has_unread(wire: socket.socket | TlsSocket) -> bool:
     return isinstance(wire, TlsSocket) and wire.unread
 
 
+_NOTHING = memoryview(b"")
+_wide: weakref.WeakSet[TlsSocket] = weakref.WeakSet()
+"""Through which much went. No more than WIDE_MAX."""
+
+
 class TlsSocket:
     """A connected, non-blocking socket that speaks TLS.
 
@@ -74,15 +84,19 @@ class TlsSocket:
             server_side=server_name is None,
             server_hostname=server_name,
         )
-        self._unsent = memoryview(b"")
+        self._unsent = _NOTHING
         self.opening = b""
         """What the peer said first of all: a few bytes."""
-        self._rest = memoryview(b"")
+        self._rest = _NOTHING
         """What came from the wire and was not looked at."""
         self._looked = self._found = 0
         """Bytes that were looked at, and how much data was in them, since that was judged last."""
         self._is_dense = False
         """Whether most of what was looked at last was data."""
+        self._is_wide = False
+        """Whether pieces are large."""
+        self._carried = 0
+        """Bytes of data that went or came while they were not."""
         self._full = False
         """Whether there may be more of what came from the wire."""
         self._is_more = False
@@ -176,8 +190,9 @@ class TlsSocket:
 
     def _look(self) -> int:
         """Have the next part of what came looked at. Returns its bytes."""
-        size = TRUSTED_SLICE_BYTES if self._is_dense else SLICE_BYTES
-        piece, self._rest = self._rest[:size], self._rest[size:]
+        size = TRUSTED_SLICE_BYTES if self._is_dense and self._is_wide else SLICE_BYTES
+        piece = self._rest[:size]
+        self._rest = self._rest[size:] if size < len(self._rest) else _NOTHING
         taken = self._came.write(piece)
         self._looked += taken
         return taken
@@ -192,19 +207,34 @@ class TlsSocket:
             if self._found * _DATA_PART < self._looked:
                 raise ConnectionAbortedError(0, "its TLS records had next to nothing in them")
             self._is_dense = self._found * 2 > self._looked
+            self._carry(self._found)
             self._looked = self._found = 0
 
     def send(self, piece: memoryview | bytes) -> int:
-        """Take a beginning of the piece: what the wire takes, and less than PIECE_BYTES more.
-        Raises BlockingIOError while what was taken before is not sent."""
+        """Take a beginning of the piece: what the wire takes, and less than SLICE_BYTES more, or,
+        where much goes, than PIECE_BYTES. Raises BlockingIOError while what was taken before is not
+        sent."""
         self.flush()
         if self._unsent:
             raise BlockingIOError
         piece, taken = memoryview(piece), 0
+        size = PIECE_BYTES if self._is_wide else SLICE_BYTES
         while taken < len(piece) and not self._unsent:
-            taken += self._tls.write(piece[taken : taken + PIECE_BYTES])
+            taken += self._tls.write(piece[taken : taken + size])
             self.flush()
+        self._carry(taken)
         return taken
+
+    def _carry(self, count: int) -> None:
+        """So much data went or came."""
+        if not self._is_wide:
+            self._carried += count
+            if self._carried >= WIDE_BEHIND_BYTES:
+                if len(_wide) >= WIDE_MAX:  # Who was cut off has not closed itself.
+                    _wide.difference_update([each for each in _wide if each.socket.fileno() < 0])
+                if len(_wide) < WIDE_MAX:
+                    self._is_wide = True
+                    _wide.add(self)
 
     def flush(self) -> None:
         """Send what was taken, as far as the wire takes it."""
@@ -215,7 +245,8 @@ class TlsSocket:
                 count = self.socket.send(self._unsent)
             except BlockingIOError:
                 return
-            self._unsent = self._unsent[count:]
+            # A view of nothing would keep all that was below it.
+            self._unsent = self._unsent[count:] if count < len(self._unsent) else _NOTHING
             if not self._unsent and self._goes.pending:
                 self._unsent = memoryview(self._goes.read())
 
@@ -226,6 +257,7 @@ class TlsSocket:
 
     def close(self) -> None:
         """Say that nothing more comes, if there is still somebody to hear it, and close."""
+        _wide.discard(self)
         self._last_words()
         self.socket.close()
 

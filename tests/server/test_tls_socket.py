@@ -18,7 +18,7 @@ from needs import missing
 
 import simplebus.tls
 from simplebus.server.tls import TlsOptions, context
-from simplebus.tls import PIECE_BYTES, SLICE_BYTES, TlsSocket
+from simplebus.tls import PIECE_BYTES, SLICE_BYTES, WIDE_BEHIND_BYTES, TlsSocket
 
 NOT_REQUESTED, REQUESTED = 0, 1
 VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
@@ -70,6 +70,7 @@ class Client:
     pieces=st.lists(st.integers(1, 30_000), max_size=8).map(lambda sizes: [*sizes, 30_000]),
     slice_bytes=st.sampled_from([11, 1000, SLICE_BYTES]),
     piece_bytes=st.sampled_from([30_000, PIECE_BYTES]),
+    wide_bytes=st.sampled_from([1, 20_000, WIDE_BEHIND_BYTES]),
 )
 def test_what_is_read_is_what_was_written_however_it_comes(
     authority: Authority,
@@ -79,6 +80,7 @@ def test_what_is_read_is_what_was_written_however_it_comes(
     pieces: list[int],
     slice_bytes: int,
     piece_bytes: int,
+    wide_bytes: int,
 ) -> None:
     made = trusting(authority)
     made.maximum_version = VERSIONS[version]
@@ -92,6 +94,7 @@ def test_what_is_read_is_what_was_written_however_it_comes(
         patch.setattr(simplebus.tls, "SLICE_BYTES", slice_bytes)
         patch.setattr(simplebus.tls, "TRUSTED_SLICE_BYTES", 3 * slice_bytes)
         patch.setattr(simplebus.tls, "PIECE_BYTES", piece_bytes)
+        patch.setattr(simplebus.tls, "WIDE_BEHIND_BYTES", wide_bytes)
         sent, got = b"", b""
         for number, size in enumerate(sizes):
             data = bytes([number + 1]) * size
@@ -148,6 +151,33 @@ def test_of_small_records_few_are_read_in_one_turn(
     assert max(turns) == 256
 
 
+def test_pieces_are_large_for_few_and_where_much_went(
+    authority: Authority, own: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TLS keeps room for the largest piece it has had, of each connection."""
+    monkeypatch.setattr(simplebus.tls, "WIDE_BEHIND_BYTES", 100_000)
+    monkeypatch.setattr(simplebus.tls, "WIDE_MAX", len(simplebus.tls._wide) + 2)
+    with contextlib.ExitStack() as stack:
+        over: list[int] = []
+        servers: list[TlsSocket] = []
+        for _ in range(4):
+            ours, theirs = map(stack.enter_context, socket.socketpair())
+            ours.setblocking(False)
+            server = TlsSocket(ours, context(TlsOptions(own.cert, own.key)))
+            Client(trusting(authority)).shake_hands(server, theirs)
+            for _ in range(2):
+                assert server.send(bytes(50_000)) == 50_000
+                while theirs.recv(1 << 20) and server.unsent:
+                    server.flush()
+            assert server.send(bytes(5_000_000)) < 5_000_000
+            over.append(len(server._unsent) + server._goes.pending)
+            servers.append(server)
+            if len(over) == 3:
+                servers[0].socket.close()
+        assert all(each > 2 * SLICE_BYTES for each in (over[0], over[1], over[3]))
+        assert over[2] < 2 * SLICE_BYTES
+
+
 def test_an_end_behind_data_is_for_the_next_turn(
     through: tuple[TlsSocket, Client, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,7 +196,7 @@ def test_what_is_sent_is_taken_as_far_as_the_wire_takes_it(
     through: tuple[TlsSocket, Client, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, client, wire = through
-    monkeypatch.setattr(simplebus.tls, "PIECE_BYTES", 10_000)
+    monkeypatch.setattr(simplebus.tls, "SLICE_BYTES", 10_000)
     data = bytes(range(256)) * 8000
     taken = server.send(data)
     assert server.unsent
