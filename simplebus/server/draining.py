@@ -2,7 +2,8 @@
 finished.
 
 Rule 1: what is kept past the process waits for nobody: it is there again when the server is.
-Rule 2: the deadline is kept, and a second signal is the deadline.
+Rule 2: the deadline is kept, and a second signal is the deadline: the first one only says what a
+server does that drains because its last client has left.
 """
 
 from __future__ import annotations
@@ -29,20 +30,33 @@ log = logging.getLogger("simplebus.server")
 
 
 async def drain(
-    engine: Engine, door: NatsDoor | None, seconds: float, signals: AsyncIterator[int]
+    engine: Engine,
+    door: NatsDoor | None,
+    seconds: float,
+    signals: AsyncIterator[int],
+    *,
+    is_told_to_end: bool = True,
 ) -> None:
     """Wait until every subscriber has acknowledged what is stored for it, and every NATS client
-    has taken what waits for it, up to the deadline or a second signal."""
+    has taken what waits for it, up to the deadline or a second signal. One has come already if the
+    server `is_told_to_end`."""
     say_draining(engine, door)
     engine.end_rates()
     with trio.move_on_after(seconds) as scope:
         async with trio.open_nursery() as nursery:
 
             async def stop_at_once() -> None:
+                is_told = is_told_to_end
                 async for number in signals:
-                    if number in STOPPING:
-                        log.info("%s: stopping at once", signal.Signals(number).name)
+                    name = signal.Signals(number).name
+                    if number in STOPPING and is_told:
+                        log.info("%s: stopping at once", name)
                         nursery.cancel_scope.cancel()
+                    elif number in STOPPING:
+                        log.info("%s: draining already", name)
+                        is_told = True
+                    elif number == signal.SIGHUP:
+                        log.warning("%s: nothing is read again: the server drains", name)
                     else:
                         say_ignored(number)
 

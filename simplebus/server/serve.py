@@ -205,7 +205,7 @@ async def _serve(
         unless_all_are_up.callback(_close, nats_sockets)
         http_sockets = await _bind_http(options)
         unless_all_are_up.pop_all()
-    _warn_of_open_doors(options)
+    _warn_of_open_doors(options, _open_at(sockets + nats_sockets), _open_at(http_sockets))
     memory.keep_temporary_arrays_mapped()
     memory.allow_many_sockets()
     # Signals are caught before anything is announced: who reads that we are ready may stop us.
@@ -236,13 +236,15 @@ async def _serve(
             )
             status = Rates(engine.broker, nats_door).line
             engines.start_soon(partial(tell, status, watchdog=watchdog_seconds(os.environ)))
-            options = await _keep_open(
+            options, is_told_to_end = await _keep_open(
                 up, sockets, nats_sockets, options, signals, announce, task_status
             )
             if watch is not None:
                 watch.is_draining = True
             notify("STOPPING=1", "STATUS=draining")
-            await drain(engine, nats_door, options.drain_seconds, signals)
+            await drain(
+                engine, nats_door, options.drain_seconds, signals, is_told_to_end=is_told_to_end
+            )
             _say_farewell(engine)
             engines.cancel_scope.cancel()
 
@@ -255,9 +257,10 @@ async def _keep_open(
     signals: AsyncIterator[int],
     announce: Callable[[str], None],
     task_status: trio.TaskStatus[Serving],
-) -> ServeOptions:
+) -> tuple[ServeOptions, bool]:
     """Accept connections until a signal stops the server, or its last NATS client has left a lame
-    duck. Returns the options as they are then."""
+    duck. Returns the options as they are then, and whether it was a signal."""
+    is_told_to_end = False
     engine, nats_door, addresses = up.engine, up.nats_door, up.addresses
     async with trio.open_nursery() as doors:
         for sock in sockets:
@@ -290,6 +293,7 @@ async def _keep_open(
         async for number in signals:
             if number in STOPPING:
                 log.info("%s: draining", signal.Signals(number).name)
+                is_told_to_end = True
                 doors.cancel_scope.cancel()
             elif number == signal.SIGHUP and (options.reload or up.certificates):
                 options = reload(up, options)
@@ -298,7 +302,7 @@ async def _keep_open(
                 doors.start_soon(be_lame_duck)
             else:
                 say_ignored(number)
-    return options
+    return options, is_told_to_end
 
 
 def reload(up: Serving, options: ServeOptions) -> ServeOptions:
@@ -392,27 +396,28 @@ async def _accept_in(scope: trio.CancelScope, sock: socket.socket, door: NatsDoo
         await listeners.accept(sock, door.serve, door.anteroom, make_room=door.engine.make_room)
 
 
-def _warn_of_open_doors(options: ServeOptions) -> None:
+def _open_at(sockets: list[socket.socket]) -> str:
+    """Where others than this machine come in, handed over or opened; empty where none do."""
+    hosts = dict.fromkeys(str(sock.getsockname()[0]) for sock in sockets)
+    return " and ".join(host for host in hosts if not is_loopback(host))
+
+
+def _warn_of_open_doors(options: ServeOptions, bus: str, http: str) -> None:
     """Say it where the network comes in without being asked who it is."""
-    seen = [host for host in options.http_hosts if not is_loopback(host)]
-    if seen and options.http_port is not None and options.users is None:
+    if http and options.users is None:
         log.warning(
             "whoever reaches %s may see the figures of the bus and the names of who is there: "
             "there are no users (simplebus user add, --users)",
-            " and ".join(seen),
+            http,
         )
-    others = [host for host in options.hosts if not is_loopback(host)]
-    if not others:
-        return
-    where = " and ".join(others)
-    if options.users is None:
+    if bus and options.users is None:
         log.warning(
             "whoever reaches %s may publish, subscribe and purge: there are no users (simplebus "
             "user add, --users)",
-            where,
+            bus,
         )
-    elif options.tls is None:
-        log.warning("passwords and messages on %s can be read on the way: there is no TLS", where)
+    elif bus and options.tls is None:
+        log.warning("passwords and messages on %s can be read on the way: there is no TLS", bus)
 
 
 def _names(sockets: list[socket.socket]) -> tuple[str, ...]:

@@ -100,3 +100,18 @@ async def test_who_connects_before_the_server_is_there_waits_for_it(stack: ExitS
     assert copy.fileno() == -1
     with socket.create_connection(("127.0.0.1", port)):  # It listens on.
         pass
+
+
+@pytest.mark.parametrize(
+    ("host", "is_said"), [("0.0.0.0", True), ("127.0.0.1", False)], ids=["network", "loopback"]
+)
+async def test_a_door_that_is_open_to_the_network_is_said_also_if_it_was_handed_over(
+    host: str, is_said: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    sockets = {door: [socket.create_server((host, 0))] for door in ("tcp", "http")}
+    for (sock,) in sockets.values():
+        sock.setblocking(False)
+    async with serving(inherited=sockets, http_port=0):
+        pass
+    for said in (f"{host} may publish, subscribe", f"{host} may see the figures"):
+        assert (said in caplog.text) == is_said

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
+import signal
 from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
 import trio
@@ -61,3 +64,37 @@ async def test_the_deadline_is_kept(caplog: pytest.LogCaptureFixture) -> None:
             await drain(server.engine, None, 0.2, never())
         assert "the 0.2 s of the drain are over: stopping" in caplog.text
         assert class_statistics(server).ring.messages == 1
+
+
+async def test_the_first_signal_of_a_server_that_drains_by_itself_is_not_the_second(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    send, signals = trio.open_memory_channel[int](9)
+    async with serving() as server, trio.open_nursery() as nursery:
+        peer = await connect(server, [1])
+        await peer.send(subscribe() + message(b"waits"))
+        await peer.messages(1)
+        for number in (signal.SIGHUP, signal.SIGTERM):
+            send.send_nowait(number)
+        draining = partial(drain, is_told_to_end=False)
+        nursery.start_soon(draining, server.engine, None, 60, signals)
+        await until(lambda: "SIGTERM: draining already" in caplog.text)
+        assert "SIGHUP: nothing is read again: the server drains" in caplog.text
+        await peer.send(ack(0, 1))
+        await until(lambda: class_statistics(server).ring.messages == 0)
+    assert "stopping" not in caplog.text
+
+
+async def test_the_second_one_stops_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    send, signals = trio.open_memory_channel[int](9)
+    async with serving() as server:
+        peer = await connect(server, [1])
+        await peer.send(subscribe() + message(b"never acknowledged"))
+        await peer.messages(1)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            send.send_nowait(number)
+        with trio.fail_after(60):
+            await drain(server.engine, None, 1e9, signals, is_told_to_end=False)
+    assert "SIGINT: stopping at once" in caplog.text
