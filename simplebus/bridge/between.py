@@ -6,12 +6,15 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from simplebus.bridge.far import FarTerms, far_bus
+from simplebus.bridge.far import FarBus, FarTerms, far_bus
+from simplebus.bridge.far_door import FarDoor, far_door
 from simplebus.bridge.lane import Ends, Open
 from simplebus.bridge.near import NearBus
-from simplebus.bridge.wires import identity_at, near_wired
+from simplebus.bridge.wires import near_wired, who_is_at
 from simplebus.client.link import Place
+from simplebus.core.client.core import ClientCore
 from simplebus.core.errors import BusConnectionError
+from simplebus.core.ledger import Level
 from simplebus.core.requests import Auth
 
 
@@ -31,11 +34,8 @@ def between(
     @asynccontextmanager
     async def open() -> AsyncIterator[Ends]:
         beat = terms.heartbeat
-        to = await identity_at(far, heartbeat=beat, auth=terms.auth)
-        async with (
-            near_wired(near, terms.name, to=to, heartbeat=beat, auth=auth) as wire,
-            far_bus(far, terms.of(wire.core.bus_id)) as (there, record),
-        ):
+        to, is_door = await who_is_at(far, heartbeat=beat, auth=terms.auth)
+        async with near_wired(near, terms.name, to=to, heartbeat=beat, auth=auth) as wire:
             here = NearBus(
                 wire,
                 class_=class_,
@@ -45,14 +45,30 @@ def between(
                 clock=clock,
                 place=near,
             )
-            kept = await here.open()
-            if (here.identity, here.class_id) == (there.identity, there.class_id):
-                raise BusConnectionError(
-                    f"{near} and {far} are the same bus, {here.identity}: "
-                    f"class {class_!r} is not copied onto itself"
-                )
-            refusals = await there.resume(here, record, kept=kept)
-            at = kept if there.at is None else max(kept, there.at)
-            yield Ends(here, there, at, refusals, there.doubts)
+            if is_door:
+                kept = await here.open()
+                async with far_door(far, terms.of(_life(wire.core)), here, kept) as door:
+                    check_apart(here, door)
+                    yield Ends(here, door, kept, [])
+                return
+            async with far_bus(far, terms.of(wire.core.bus_id)) as (there, record):
+                kept = await here.open()
+                check_apart(here, there)
+                refusals = await there.resume(here, record, kept=kept)
+                at = kept if there.at is None else max(kept, there.at)
+                yield Ends(here, there, at, refusals, there.doubts)
+
+    def check_apart(here: NearBus, there: FarBus | FarDoor) -> None:
+        if (here.identity, here.class_id) == (there.identity, there.class_id):
+            raise BusConnectionError(
+                f"{near} and {far} are the same bus, {here.identity}: "
+                f"class {class_!r} is not copied onto itself"
+            )
 
     return open
+
+
+def _life(near: ClientCore) -> str:
+    """Within what a sequence of the near bus means one message: of a bus that may lose what it has
+    shown, in one run of it. Then other messages are not taken for those that were lost."""
+    return near.bus_id if near.level is Level.DISK else f"{near.bus_id} {near.run}"

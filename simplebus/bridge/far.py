@@ -366,7 +366,7 @@ async def far_bus(place: Place, terms: FarTerms) -> AsyncIterator[tuple[FarBus, 
     if record is not None:
         core = terms.core(unconfirmed=record.first, bus=bus)
     async with wired(place, core) as wire:
-        class_id = await _named(core, wire, terms.class_)
+        class_id = await named_at(wire, terms.class_)
         records = await _subscribed(wire, terms, seek=False)
         if class_id == records.class_id:
             raise BusError(
@@ -409,9 +409,8 @@ async def _subscribed(wire: Wire, terms: FarTerms, *, seek: bool) -> Inbox:
         if error.code != Reason.BAD_REQUEST or not core.bus_id.startswith(_DOOR):
             raise
         raise HopelessError(
-            "a door before a JetStream cluster cannot be the end that a bridge or an uplink leads "
-            f"to, and {core.bus_id!r} is one: have it lead to the NATS servers of that cluster, or "
-            "to a server that keeps messages itself"
+            f"{core.bus_id!r} is a door before a JetStream cluster of a version to which no bridge "
+            "or uplink leads: upgrade it, or have it lead to the NATS servers of that cluster"
         ) from error
     class_id = core.class_id(RECORDS)
     assert class_id is not None
@@ -428,7 +427,9 @@ async def _subscribed(wire: Wire, terms: FarTerms, *, seek: bool) -> Inbox:
     return inbox
 
 
-async def _named(core: ClientCore, wire: Wire, class_: int | str) -> int:
+async def named_at(wire: Wire, class_: int | str) -> int:
+    """The id of a class there."""
+    core = wire.core
     named = NamedClass(id=class_) if isinstance(class_, int) else NamedClass(name=class_)
     await wire.answered(core.name_classes(named))
     if isinstance(class_, int):

@@ -7,13 +7,14 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from simplebus.bridge.far import FarTerms, far_bus
+from simplebus.bridge.far_door import far_door
 from simplebus.bridge.far_nats import FarNats
 from simplebus.bridge.lane import Ends, Open
 from simplebus.bridge.nats_wire import NatsWire, named, nats_wired
 from simplebus.bridge.near import NearBus
 from simplebus.bridge.near_nats import NearCore, NearStream, check_lane
 from simplebus.bridge.settings import Copied
-from simplebus.bridge.wires import identity_at, near_wired
+from simplebus.bridge.wires import near_wired, who_is_at
 from simplebus.client.access import Access
 from simplebus.client.link import Place
 from simplebus.core.requests import Auth
@@ -85,7 +86,7 @@ def from_nats(
     @asynccontextmanager
     async def open() -> AsyncIterator[Ends]:
         beat = terms.heartbeat
-        to = await identity_at(far, heartbeat=beat, auth=terms.auth) if copied.stream else ""
+        to, is_door = await who_is_at(far, heartbeat=beat, auth=terms.auth)
         async with shown.wired(servers, terms.name, heartbeat=beat) as nats:
             if copied.stream:
                 check_lane(nats)
@@ -101,6 +102,10 @@ def from_nats(
             else:
                 here = NearCore(nats, copied.channels)
             kept = first = await here.open()
+            if is_door:
+                async with far_door(far, terms.of(here.memory), here, first) as door:
+                    yield Ends(here, door, first, [])
+                return
             source = here.memory if copied.stream else servers
             async with far_bus(far, terms.of(source)) as (there, record):
                 if isinstance(here, NearStream) and here.is_new:

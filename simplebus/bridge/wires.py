@@ -36,6 +36,7 @@ def core_of(
     auth: Auth | None = None,
     unconfirmed: int | None = None,
     bus: str = "",
+    first: int | None = None,
 ) -> ClientCore:
     """A client that goes on with the numbers of its name; None for one that only asks."""
     return ClientCore(
@@ -46,6 +47,7 @@ def core_of(
         auth=auth,
         unconfirmed=unconfirmed,
         bus=bus,
+        first=first,
     )
 
 
@@ -86,10 +88,10 @@ async def wired(place: Place, core: ClientCore) -> AsyncIterator[Wire]:
             raise failure
 
 
-async def identity_at(place: Place, *, heartbeat: float, auth: Auth | None) -> str:
-    """Which bus is there. Raises BusConnectionError."""
+async def who_is_at(place: Place, *, heartbeat: float, auth: Auth | None) -> tuple[str, bool]:
+    """Which bus is there, and whether it is a door of a cluster. Raises BusConnectionError."""
     async with wired(place, core_of(None, heartbeat=heartbeat, auth=auth)) as wire:
-        return wire.core.bus_id
+        return wire.core.bus_id, wire.core.duplicate_seconds > 0
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ from functools import partial
 from simplebus.core import frames, showing, wishes
 from simplebus.core.access import Scope
 from simplebus.core.acks import AckWindow
-from simplebus.core.arriving import arrive
+from simplebus.core.arriving import arrive, check_numbers
 from simplebus.core.channel_table import Wanted
 from simplebus.core.classes import MessageClass
 from simplebus.core.elsewhere import Coming, Elsewhere
@@ -114,6 +114,7 @@ class Answers:
         dialect, asked = session.dialect, greeted.asked
         assert isinstance(dialect, Version2)
         store = self._store
+        check_numbers(asked, store.table)
         named, _ = store.table.check_classes(asked.classes)
         check_names(session, asked.classes, store.classes)
         self.shares.check_classes(session, named)
@@ -137,7 +138,7 @@ class Answers:
                 if store.ledger is not None and publisher.ahead is not None:
                     # Its former connection ended before these were safe: they come again.
                     session.kept_mark = store.ledger.mark
-            dialect.begin(publisher)
+            dialect.begin(publisher, leaves_out=asked.first is not None)
             session.confirmed = session.claimed = publisher.next
             session.heartbeat_seconds = self._heartbeat(asked.heartbeat)
             if asked.client:
@@ -157,6 +158,7 @@ class Answers:
             ack_seconds=settings.ack_timeout * settings.tick_seconds,
             level=store.ledger.level if store.ledger is not None else 0,
             lost=0 if store.table.is_remote else lost,  # Another door may have confirmed them.
+            duplicates=store.table.duplicate_seconds,
         )
         frame = frames.encode(frames.CONNECT, message_id=greeted.request, content=reply.encode())
         if store.table.is_remote and not (is_first or asked.classes):

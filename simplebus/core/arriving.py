@@ -2,13 +2,29 @@
 
 Rule 1: what of its numbers is known here is the business of `publishers`; that doors do not tell
 each other of numbers, of this file.
+Rule 2: who has numbers of its own is known by them to the cluster alone: nothing is remembered here
+that could take a message for another one.
 """
 
 from __future__ import annotations
 
 from simplebus.core.class_table import ClassTable
+from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.publishers import Claim, Publishers
 from simplebus.core.requests import ConnectRequest
+
+
+def check_numbers(asked: ConnectRequest, table: ClassTable) -> None:
+    """Raises RemoteProtocolError (bad_connect) where nobody would know a message by its number."""
+    if asked.first is None:
+        return
+    if not table.is_remote:
+        why = "this bus keeps its messages itself: only a door before a cluster takes such numbers"
+    elif asked.name is None:
+        why = "expected a name, too: it is part of what a message is known by"
+    else:
+        return
+    raise RemoteProtocolError(Reason.BAD_CONNECT, f"first is {asked.first}; {why}")
 
 
 def arrive(
@@ -32,4 +48,6 @@ def arrive(
     if table.is_remote and is_new_here and is_on_its_way:
         # That nothing is known of it here is no reason to have it begin anew.
         publishers.begin_at(publisher, asked.unconfirmed or 0)
+    if asked.first is not None:
+        publishers.begin_at(publisher, asked.first)
     return lost, is_new_here or before != (publisher.next, publisher.is_doubted)

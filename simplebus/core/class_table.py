@@ -67,8 +67,9 @@ class ClassTable:
         """Of all dead letters."""
         self.make: Callable[[Ring, Keep, FullPolicy], MessageClass] = MessageClass
         """What makes a class."""
-        self.is_remote = False
-        """Whether classes are such that keep their messages elsewhere."""
+        self.duplicate_seconds = 0.0
+        """Where classes keep their messages elsewhere, these are known there for so long by their
+        publishers' numbers; 0 where they are kept here."""
         self.first_number: Callable[[float], int] | None = None
         """Which number a program begins with that connects at this time; None where all that is
         known of its name is known here."""
@@ -264,6 +265,11 @@ class ClassTable:
         for class_id, subject in bound:
             self.bound.bind(class_id, subject)
         return found
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether classes are such that keep their messages elsewhere."""
+        return self.duplicate_seconds > 0
 
     def ask_for_values(self, class_id: int) -> None:
         """Have a class keep its last values, unless the settings say that it does not."""

@@ -96,6 +96,9 @@ class ConnectRequest(_Request, frozen=True):
     has none yet."""
     bus: Annotated[str, Meta(max_length=NAME_CHARACTERS_MAX)] = ""
     """Which bus's numbers these are, as its reply named it."""
+    first: Annotated[int, Meta(ge=0, le=MESSAGE_ID_MASK)] | None = None
+    """Of a program that gives its messages numbers of its own, of which it may leave some out: the
+    first one. Only where messages are known by them elsewhere: see the reply's `duplicates`."""
     auth: Auth | None = None
     """Who it is, where the bus asks."""
 
@@ -127,6 +130,9 @@ class ConnectReply(_Object, frozen=True):
     """What a Confirm promises: 0 memory, 1 os, 2 disk."""
     lost: int = 0
     """Messages below `unconfirmed` that the bus does not have, and has not refused."""
+    duplicates: float = 0.0
+    """Seconds for which a message is known by its publisher's name, instance and number, at
+    whichever door before a cluster; 0 for as long as this bus knows the name."""
 
 
 class Start(_Request, frozen=True):

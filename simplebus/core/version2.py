@@ -3,7 +3,7 @@
 Rule 1: what is wrong with one frame is a Refused event, and the next frame goes on; only what puts
 the stream itself in doubt is an error.
 Rule 2: a message whose number is not the next one never becomes an event: it is a duplicate, or the
-stream is in doubt.
+stream is in doubt. Who has numbers of its own may leave some out; nothing is remembered of them.
 """
 
 from __future__ import annotations
@@ -77,16 +77,19 @@ class Version2(Version1):
         self.publisher = Publisher()
         """Whose messages they are."""
         self.next = 0
-        """The number that the next message is to carry."""
+        """The number that the next message is to carry; or one ahead of it, where some may be left
+        out."""
+        self._leaves_out = False
         self.repeated = 0
         """Duplicates since this was set to 0 last."""
         self._parked: deque[int] = deque()
         """First numbers of pieces that wait for room, but for those with a lower one behind them:
         ascending, and the first one is the lowest of all that wait."""
 
-    def begin(self, publisher: Publisher) -> None:
-        """The peer publishes for this one."""
+    def begin(self, publisher: Publisher, *, leaves_out: bool = False) -> None:
+        """The peer publishes for this one; whether it may leave numbers out."""
         self.publisher = publisher
+        self._leaves_out = leaves_out
         self.next = publisher.next
         self.is_greeted = True
 
@@ -100,6 +103,8 @@ class Version2(Version1):
     def stored_ahead(self, first: int, parked: list[FrameBatch]) -> Ahead | None:
         """Which numbers from `first` on are stored, while these messages are not; every number
         before it is."""
+        if self._leaves_out:  # All that comes again is known elsewhere.
+            return None
         numbers = self._numbers_behind(first)
         is_stored = np.ones(numbers.size, np.bool_)
         beyond = (self.next - first) & MESSAGE_ID_MASK
@@ -170,8 +175,9 @@ class Version2(Version1):
             if not numbers.size:
                 yield from super().events(batch)
                 return
-        if not self.publisher.ahead and _follow(numbers, self.next):
-            self.next = (self.next + numbers.size) & MESSAGE_ID_MASK
+        is_next = _ascend if self._leaves_out else _follow
+        if not self.publisher.ahead and is_next(numbers, self.next):
+            self.next = (int(numbers[-1]) + 1) & MESSAGE_ID_MASK
             yield from self._handle(batch, numbers)
             return
         if published is None:
@@ -217,6 +223,9 @@ class Version2(Version1):
         """Of a batch's messages only these were handled."""
         is_handled = np.isin(numbers, handled)
         first = int(numbers[int(is_handled.argmin())])
+        if self._leaves_out:
+            self.next = first
+            return
         known = self._numbers_behind(first)
         stored = np.isin(known, handled)
         if self.publisher.ahead is not None:
@@ -229,14 +238,14 @@ class Version2(Version1):
         gap = None
         for index, number in enumerate(numbers.tolist()):
             distance = self._distance(number)
-            if distance > 0 or number > MESSAGE_ID_MASK:
+            if (distance > 0 and not self._leaves_out) or number > MESSAGE_ID_MASK:
                 gap = RemoteProtocolError(
                     Reason.NUMBER_GAP,
                     f"a message carries number {number}; the next one is to carry {self.next}",
                 )
                 fresh = fresh[:index]
                 break
-            if distance == 0:
+            if distance >= 0:
                 fresh[index] = True
                 self.next = (number + 1) & MESSAGE_ID_MASK
         ahead = self.publisher.ahead
@@ -464,6 +473,13 @@ def _follow(numbers: Integers, first: int) -> bool:
     else:
         expected = np.arange(first, last)
     return bool((numbers == expected).all())
+
+
+def _ascend(numbers: Integers, first: int) -> bool:
+    """Whether these are `first` or ahead of it, each ahead of the one before."""
+    ahead = (numbers - first) & MESSAGE_ID_MASK
+    is_within = numbers.max() <= MESSAGE_ID_MASK and ahead[-1] < _HALF
+    return bool(is_within and (np.diff(ahead) > 0).all())
 
 
 def publisher_of(session: Session) -> str:

@@ -110,7 +110,7 @@ class Cluster:
         self._is_closing = False
         self._reached = trio.Event()
         table = broker.store.table
-        table.is_remote = True
+        table.duplicate_seconds = options.duplicate_seconds
         table.first_number = options.first_number
         table.make = partial(
             RemoteClass,

@@ -67,7 +67,7 @@ def test_where_messages_are_kept_elsewhere_a_program_goes_on_with_its_own_number
     """This door knows nothing of it, or that another program had its name."""
     bus = Bus()
     bus.broker = bus_that_lost("another")
-    bus.broker.store.table.is_remote = True
+    bus.broker.store.table.duplicate_seconds = 120.0
     bus.broker.store.table.first_number = lambda now: 77
     peer = Peer2(bus, bus.broker.open())
     peer.say(hello(name=name, instance="one", unconfirmed=unconfirmed, bus="one"))

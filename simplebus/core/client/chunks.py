@@ -43,14 +43,18 @@ def opening_of(frame_type: int, class_id: int) -> bytes:
 class Segment:
     """Messages that were handed over: whole frames back to back, without numbers yet."""
 
-    __slots__ = ("_data", "_taken", "bounds", "count", "size")
+    __slots__ = ("_data", "_taken", "bounds", "count", "left_out", "size")
 
-    def __init__(self, data: bytearray | memoryview, bounds: Bounds, count: int) -> None:
-        """The data holds an opening for every content, and a delimiter behind the last one."""
+    def __init__(
+        self, data: bytearray | memoryview, bounds: Bounds, count: int, *, left_out: int = 0
+    ) -> None:
+        """The data holds an opening for every content, and a delimiter behind the last one. So many
+        numbers in front of them are left out."""
         self._data = memoryview(data)[DELIMITER_BYTES:]
         self._taken = 0
         self.bounds = bounds
         self.count = count
+        self.left_out = left_out
         self.size = len(data) - DELIMITER_BYTES
 
     @classmethod
@@ -145,8 +149,9 @@ class Chunk:
         return self.first + self.count
 
     def size_below(self, position: int) -> int:
-        """Bytes of the frames of messages below the position, which is in the chunk or its end."""
-        return int(self.bounds[position - self.first])
+        """Bytes of the frames of messages below the position, which is in the chunk, its end, or in
+        what is left out in front of it."""
+        return int(self.bounds[max(0, position - self.first)])
 
     def frame_end(self, at: int) -> int:
         """Where the frame ends that the byte before `at` belongs to."""

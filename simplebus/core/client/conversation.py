@@ -81,8 +81,10 @@ class Conversation:
         """The Connect that opened this connection; None without connection."""
         self._naming: dict[Request, list[NamedClass]] = {}
         """What is being named."""
-        self._run = ""
+        self.run = ""
         """Which process had that memory."""
+        self.duplicate_seconds = 0.0
+        """As the bus has said it, see ConnectReply."""
 
     # Connections ---------------------------------------------------------------------------------
 
@@ -96,7 +98,9 @@ class Conversation:
         assert self._greeting is None, "connected again without having lost the connection"
         said = replace(self._introduction, classes=self.classes.all())
         if self.greetings:
-            said = replace(said, unconfirmed=self.publisher.unconfirmed, bus=self.bus_id)
+            at = self.publisher.unconfirmed
+            first = None if said.first is None else at
+            said = replace(said, unconfirmed=at, bus=self.bus_id, first=first)
         content = said.encode()
         self._greeting = self.requests.make(frames.CONNECT, content=content)
         self.heartbeat.begin(0, now)
@@ -126,7 +130,8 @@ class Conversation:
             forgotten=bool(self.bus_id) and not same_bus,
             lost=reply.lost,
         )
-        self.bus_id, self._run = reply.bus, reply.run
+        self.bus_id, self.run = reply.bus, reply.run
+        self.duplicate_seconds = reply.duplicates
         self.session_id = reply.session
         self.level = Level(min(reply.level, max(Level)))
         self.greetings += 1
@@ -243,7 +248,7 @@ class Conversation:
             case SubscribeReply():
                 inbox = self.inboxes.of(request)
                 if inbox is not None:
-                    inbox.answered(reply, run=(self.bus_id, self._run))
+                    inbox.answered(reply, run=(self.bus_id, self.run))
                     if inbox.leaving is not None:
                         self.outgoing.put(inbox.leaving.frame)
                         self._subscribe_waiting()

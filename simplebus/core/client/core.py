@@ -60,10 +60,11 @@ class ClientCore:
         frame_bytes_max: int = Limits().frame_bytes,
         unconfirmed: int | None = None,
         bus: str = "",
+        first: int | None = None,
         auth: Auth | None = None,
     ) -> None:
-        """`unconfirmed` and `bus` are for who goes on with another one's numbers, `auth` for who
-        has to show who it is, as the Connect says them."""
+        """`unconfirmed` and `bus` are for who goes on with another one's numbers, `first` for who
+        has numbers of its own, `auth` for who has to show who it is, as the Connect says them."""
         introduction = ConnectRequest(
             name=name,
             instance=instance or None,
@@ -71,6 +72,7 @@ class ClientCore:
             client=client,
             unconfirmed=unconfirmed,
             bus=bus,
+            first=first,
             auth=auth,
         )
         self._talk = Conversation(introduction, frame_bytes_max=frame_bytes_max)
@@ -114,6 +116,17 @@ class ClientCore:
     def bus_id(self) -> str:
         """The identity of the memory of the bus that answered last; empty before the first one."""
         return self._talk.bus_id
+
+    @property
+    def run(self) -> str:
+        """Which process of the bus answered last."""
+        return self._talk.run
+
+    @property
+    def duplicate_seconds(self) -> float:
+        """How long a message is known by its number at whichever door before a cluster; 0 where the
+        bus that answered last is none."""
+        return self._talk.duplicate_seconds
 
     def connected(self, now: float) -> Request:
         """There is a fresh connection. Returns its Connect; what else waits follows the answer."""

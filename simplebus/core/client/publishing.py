@@ -7,6 +7,7 @@ has; the others are written again, in order, before everything else.
 Rule 3: bytes under way, written on this connection and not confirmed, stay within the credit; but
 one frame may always go. What the credit holds back waits here.
 Rule 4: when a call raises, nothing of it was published.
+Rule 5: who has numbers of its own may leave some out: these are positions without a message.
 
     confirmed ≤ released ≤ numbered ≤ published
 
@@ -247,20 +248,24 @@ class Publisher:
         self.published += segment.count
         return True
 
-    def publish_frames(self, data: bytearray | memoryview, bounds: Bounds, class_id: int) -> int:
+    def publish_frames(
+        self, data: bytearray | memoryview, bounds: Bounds, class_id: int, *, left_out: int = 0
+    ) -> int:
         """Hand over messages that are frames already, of one class, back to back behind a
         delimiter; `bounds` say where each begins behind that, and the last one ends. Their numbers
-        are set here. Returns the last one's position.
+        are set here, behind so many that are `left_out`: positions of no message. Returns the last
+        one's position.
 
-        The caller has seen to it that they are good frames, and none longer than may be.
+        The caller has seen to it that they are good frames, and none longer than may be; and has
+        numbers of its own where it leaves some out, of which less than 2**30 are under way.
         """
         if class_id not in self._openings:
             self._open(class_id)
         self._seal()
-        segment = Segment(data, bounds, len(bounds) - 1)
+        segment = Segment(data, bounds, len(bounds) - 1, left_out=left_out)
         self._segments.append(segment)
         self.handed_bytes += segment.size
-        self.published += segment.count
+        self.published += left_out + segment.count
         return self.published - 1
 
     def knows(self, class_id: int) -> bool:
@@ -384,11 +389,12 @@ class Publisher:
     def _release_next(self) -> Chunk | None:
         if not self._segments:
             self._seal()
-        segment, first = self._segments[0], self._numbered
+        segment = self._segments[0]
+        first = self._numbered + segment.left_out
         room = self._room(segment.next_size)
         chunk = segment.take(most=_CHUNK_BYTES, room=room, first=first, number=self._number(first))
         if chunk is not None:
-            self._numbered = chunk.end
+            self._numbered, segment.left_out = chunk.end, 0
             if segment.is_empty:
                 self._segments.popleft()
         return chunk
@@ -507,7 +513,7 @@ class Publisher:
         assert self.under_way_bytes == sizes - settled
         chunks = [*self._under_way, *self._again]
         positions = [chunk.first for chunk in chunks] + [self._numbered]
-        assert all(chunk.end == after for chunk, after in zip(chunks, positions[1:], strict=True))
+        assert all(chunk.end <= after for chunk, after in zip(chunks, positions[1:], strict=True))
 
 
 def _as_bytes(payload: object) -> bytes:

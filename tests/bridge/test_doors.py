@@ -1,0 +1,194 @@
+"""Lanes that lead to doors before a JetStream cluster: each message is there once, in order."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+from engine.doors import address, door, options
+from engine.nats_servers import NatsServer, nats_server
+from served import serving
+
+import simplebus
+from load.ports import HOST, free_ports
+from simplebus.bridge.lane import Lane
+from simplebus.bridge.nats_wire import nats_wired
+from simplebus.bridge.running import lanes, run
+from simplebus.bridge.settings import Bridge, Copied
+from simplebus.client.access import Access
+from simplebus.client.bus import Bus
+from simplebus.core.access import Permissions, Rule, Rules
+from simplebus.core.passwords import Passwords, quick_hash
+from simplebus.core.users import User, Users
+
+from .buses import numbered
+from .test_processes import Killed, listening
+
+PATIENCE_SECONDS = 120.0
+
+
+@pytest.fixture(scope="module")
+def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    with nats_server(tmp_path_factory.mktemp("nats")) as server:
+        yield server
+
+
+@asynccontextmanager
+async def running(bridge: Bridge) -> AsyncIterator[Lane]:
+    (lane,) = lanes([bridge])
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run, [lane])
+        yield lane
+        nursery.cancel_scope.cancel()
+
+
+async def all_of(bus: Bus) -> list[bytes]:
+    """All messages that are there."""
+    await bus.publish(b"last", class_id="a")
+    got: list[bytes] = []
+    async with bus.subscribe("a", start="earliest") as messages:
+        while not got or got[-1] != b"last":
+            got += [each.payload for each in await messages.take(1000)]
+    return got[:-1]
+
+
+async def test_what_is_copied_to_a_door_is_there_once_and_in_order(nats: NatsServer) -> None:
+    """Some stay here and leave their numbers out; and the lane comes again, at another door."""
+    cluster = options(nats.url)
+    with trio.fail_after(PATIENCE_SECONDS):
+        async with (
+            serving() as up,
+            door(cluster) as one,
+            door(cluster) as other,
+            simplebus.connect(f"simplebus://{up.addresses[0]}") as here,
+            simplebus.connect(address(other)) as there,
+        ):
+            near = f"simplebus://{up.addresses[0]}"
+            copied = Copied("a", start="earliest", channels=("x.#",))
+            for at, far in (0, one), (1000, other), (2000, one):
+                async with running(Bridge("b", near, address(far), (copied,))) as lane:
+                    for first in range(at, at + 1000, 100):
+                        payloads = numbered(first, first + 100)
+                        await here.publish_many(payloads[:60], class_id="a", channel="x.y")
+                        for payload in payloads[60:]:
+                            await here.publish(payload, class_id="a", channel="x", confirm=False)
+                            await here.publish(b"not", class_id="a", channel="y", confirm=False)
+                        await here.flush()
+                    while lane.statistics().at < 1400 * (at // 1000 + 1):  # noqa: ASYNC110
+                        await trio.sleep(0.01)
+                assert lane.statistics().left == {"not_for_it": 400}
+                assert lane.statistics().copied == 1000
+            assert await all_of(there) == numbered(0, 3000)
+
+
+async def test_what_a_door_refuses_is_a_dead_letter_of_the_near_end(nats: NatsServer) -> None:
+    """By its own sequence, whatever was left out before it."""
+    allowed = Rules((Rule.parse("a x.#"),))
+    writer = User("writer", token=quick_hash("writes"), permissions=Permissions(publish=allowed))
+    everybody = User("all", token=quick_hash("all"))
+    users = Users((everybody, writer), Passwords(b"by chance"))
+    with trio.fail_after(PATIENCE_SECONDS):
+        async with (
+            serving() as up,
+            door(options(nats.url), users=users) as one,
+            simplebus.connect(f"simplebus://{up.addresses[0]}") as here,
+            simplebus.connect(address(one), access=Access(token="all")) as there,
+        ):
+            for number in range(300):
+                channel = ("x.y", "y", "z")[number % 3]
+                await here.publish(b"%d" % number, class_id="a", channel=channel, confirm=False)
+            await here.flush()
+            far_access = Access(token="writes")
+            copied = Copied("a", start="earliest", channels=("x.#", "z"))
+            near = f"simplebus://{up.addresses[0]}"
+            bridge = Bridge("b", near, address(one), (copied,), far_access=far_access)
+            async with running(bridge) as lane:
+                while lane.statistics().at < 300:  # noqa: ASYNC110 - it has no event.
+                    await trio.sleep(0.01)
+            assert (lane.statistics().copied, lane.statistics().refused) == (100, 100)
+            assert await all_of(there) == [b"%d" % number for number in range(0, 300, 3)]
+            async with here.subscribe("dead.a") as letters:
+                got = [(await letters.get()).payload for _ in range(100)]
+            assert got == [b"%d" % number for number in range(2, 300, 3)]
+
+
+@pytest.mark.parametrize("stream", ["", "WORDS"])
+async def test_from_nats_to_a_door(nats: NatsServer, stream: str) -> None:
+    """Of a stream each once; of what is not kept, what comes while the lane is there, and nothing
+    of it is taken for what came before."""
+    subject = f"words{stream}"
+    async with nats_wired(nats.url, "test", {}) as wire, door(options(nats.url)) as one:
+        if stream:
+            config = {"name": stream, "subjects": [subject], "storage": "memory"}
+            await wire.link.ask(f"STREAM.CREATE.{stream}", config)
+        with trio.fail_after(PATIENCE_SECONDS):
+            copied = Copied("a", stream=stream, channels=(subject,))
+            for first in range(0, 600, 200):
+                async with running(Bridge("b", nats.url, address(one), (copied,))) as lane:
+                    while not lane.statistics().is_up:  # noqa: ASYNC110 - it has no event.
+                        await trio.sleep(0.01)
+                    for number in range(first, first + 200):
+                        wire.core.publish(subject, b"%d" % number)
+                    wire.link.flush()
+                    while lane.statistics().copied < 200:  # noqa: ASYNC110
+                        await trio.sleep(0.01)
+            async with simplebus.connect(address(one)) as bus:
+                assert await all_of(bus) == numbered(0, 600)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("order", ["bdsb", "sdbs"])
+async def test_whoever_is_killed_each_message_is_there_once_and_in_order(
+    tmp_path: Path, order: str
+) -> None:
+    """The bridge, the door, and the server that keeps what is copied, under load."""
+    (port,) = free_ports(1)
+    there = f"{HOST}:{port}"
+    published, over = 0, trio.Event()
+
+    async def publish(near: str) -> None:
+        nonlocal published
+        async with simplebus.connect(near) as bus:
+            while not over.is_set():
+                payloads = numbered(published, published + 20)
+                await bus.publish_many(payloads, class_id="a")
+                published += 20
+                await trio.sleep(0.005)
+
+    with nats_server(tmp_path) as nats, trio.fail_after(PATIENCE_SECONDS):
+        async with serving() as up:
+            near = str(up.addresses[0])
+            doors = "--host", HOST, "--port", str(port), "--no-nats", "--no-http"
+            bridge = Killed(tmp_path / "bridge.log", "bridge", "--from", near, "--to", there, "a")
+            door = Killed(tmp_path / "door.log", "serve", *doors, "--engine", nats.url)
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(publish, near)
+                    await listening(there)
+                    for victim in order:
+                        goal = published + 1000
+                        while published < goal:  # noqa: ASYNC110 - it has no event.
+                            await trio.sleep(0.01)
+                        if victim == "s":
+                            nats.kill()
+                            nats.start()
+                        else:
+                            killed = bridge if victim == "b" else door
+                            killed.kill()
+                            killed.again()
+                    over.set()
+                await listening(there)
+                async with simplebus.connect(there) as bus, bus.subscribe("a") as messages:
+                    got: list[bytes] = []
+                    while len(got) < published:
+                        got += [each.payload for each in await messages.take(1000)]
+                    await bus.publish(b"last", class_id="a")
+                    got.append((await messages.get()).payload)
+                said = f"{bridge.said()}\n{door.said()}"
+                assert got == [*numbered(0, published), b"last"], said
+            finally:
+                bridge.kill()
+                door.kill()
