@@ -4,37 +4,36 @@ from __future__ import annotations
 
 import pytest
 
-from simplebus.core.settings import Settings
 from simplebus.spark.awake import Awake
 from simplebus.spark.buses import Buses
 from simplebus.spark.options import SourceOptions
 from simplebus.testing.server import bus_server, until
-
-QUICK = Settings(heartbeat_seconds=1, tick_seconds=0.1)
+from spark.beats import beaten_bus
 
 
 @pytest.mark.parametrize("awake", [True, False])
 def test_a_connection_stays_while_nobody_uses_it(awake: bool) -> None:
-    with bus_server(QUICK) as server:
-        place = server.address.removeprefix("simplebus://")
-        with Buses(SourceOptions((place,), ("1",), timeout=5)) as buses:
+    with beaten_bus() as bus:
+        place = bus.server.address.removeprefix("simplebus://")
+        with Buses(SourceOptions((place,), ("1",), timeout=60)) as buses:
             buses[place].memory(["1"], make=True)
             keeper = Awake(buses.wires, pause=0.02)
             if awake:
                 keeper.start()
-            now = server.ask(lambda up: up.engine.broker.tick_number)
-            until(lambda: server.ask(lambda up: up.engine.broker.tick_number) > now + 35)
+                bus.beats_when_heard(8)
+            else:
+                bus.beats(8)
             keeper.stop()
-            assert server.ask(lambda up: len(up.engine.connections)) == awake
+            assert bus.taken_for_dead() == (not awake)
 
 
 def test_a_connection_that_was_lost_is_replaced_while_nobody_uses_it() -> None:
     with bus_server() as server:
         place = server.address.removeprefix("simplebus://")
-        with Buses(SourceOptions((place,), ("1",), timeout=5)) as buses:
+        with Buses(SourceOptions((place,), ("1",), timeout=60)) as buses:
             buses[place].memory(["1"], make=True)
+            first = server.ask(lambda up: set(up.engine.connections))
             with Awake(buses.wires, pause=0.5).kept():
                 server.hang_up()
-                until(lambda: server.ask(lambda up: not up.engine.connections))
-                until(lambda: server.ask(lambda up: len(up.engine.connections)) == 1)
+                until(lambda: len(server.ask(lambda up: set(up.engine.connections)) - first) == 1)
             assert buses[place].memory(["1"]).classes["1"].head == 0

@@ -24,7 +24,7 @@ def publish(server: BusServer, *payloads: bytes, class_id: int | str = 1) -> Non
 
 
 def source(server: BusServer) -> SourceBus:
-    return SourceBus(server.address, timeout=5)
+    return SourceBus(server.address, timeout=60)
 
 
 def values(bus: SourceBus, wanted: Range, *, strict: bool = True) -> list[bytes]:

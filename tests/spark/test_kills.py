@@ -282,7 +282,7 @@ def rows(payloads: list[bytes], piece: int) -> Iterator[pa.RecordBatch]:
 
 
 def test_two_attempts_at_one_task_publish_once(server: BusServer) -> None:
-    options = SinkOptions(server.address.removeprefix("simplebus://"), class_="1", timeout=5)
+    options = SinkOptions(server.address.removeprefix("simplebus://"), class_="1", timeout=60)
     for trial in range(5):
         name, expected = f"task {trial}", stored(server) + NEW
         results = at_once(
@@ -305,7 +305,7 @@ def test_a_bus_that_is_cut_off_for_a_while_is_written_to_once(
             if number % 6 == 5:
                 way.cut()
 
-    options = SinkOptions(way.address, class_="1", timeout=10)
+    options = SinkOptions(way.address, class_="1", timeout=60)
     assert write_task(cut(), options, "task").rows == len(OLD)
     assert stored(server) == OLD
 
@@ -317,7 +317,7 @@ def test_a_bus_that_loses_what_a_task_has_published_is_given_all_of_it_again() -
         bus_server(settings) as other,
         proxy(server.address) as way,
     ):
-        options = SinkOptions(way.address, class_="1", timeout=10)
+        options = SinkOptions(way.address, class_="1", timeout=60)
 
         def interrupted() -> Iterator[pa.RecordBatch]:
             for number, batch in enumerate(rows(OLD, 100)):

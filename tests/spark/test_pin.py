@@ -18,7 +18,7 @@ def source(server: BusServer) -> SourceBus:
     """Ten messages of class 1 lie there, and nobody else needs them."""
     with simplebus.connect_blocking(server.address) as bus:
         bus.publish_many([b"%d" % n for n in range(10)], class_id=1)
-    return SourceBus(server.address, timeout=5)
+    return SourceBus(server.address, timeout=60)
 
 
 def publish_and_take(server: BusServer, count: int) -> None:
@@ -59,7 +59,7 @@ def test_a_pin_with_a_name_stays_when_the_query_is_gone(
         take(waiting, 10)
     publish_and_take(server, 5)
     assert floor(server) == 4
-    with SourceBus(server.address, timeout=5) as bus:
+    with SourceBus(server.address, timeout=60) as bus:
         assert Pin(bus, "query").move("1", 2) == 4  # What is gone is gone.
         assert Pin(bus, "other").move("1", 9) == 9
     assert floor(server) == 4
@@ -75,7 +75,7 @@ def test_a_pin_without_a_name_goes_with_the_query(server: BusServer, source: Sou
 def test_what_a_name_stands_for_is_forgotten(server: BusServer, source: SourceBus) -> None:
     with source as bus:
         Pin(bus, "query").move("1", 4)
-    with SourceBus(server.address, timeout=5) as bus:
+    with SourceBus(server.address, timeout=60) as bus:
         Pin(bus, "query").forget("1")
         assert not server.statistics().subscriptions
         Pin(bus, "query").forget("1")  # There is nothing: that is what was wanted.
@@ -97,7 +97,7 @@ def test_two_queries_of_one_name_are_told(
     server: BusServer, source: SourceBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pins, "_IN_USE_SECONDS", 0.3)
-    with source as bus, SourceBus(server.address, timeout=5) as other:
+    with source as bus, SourceBus(server.address, timeout=60) as other:
         pin = Pin(bus, "query")
         pin.move("1", 4)
         with pytest.raises(PinError, match=r"class 1 at .* under the name 'query': each query"):

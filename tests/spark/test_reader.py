@@ -315,7 +315,7 @@ def test_whatever_happens_when_each_message_since_the_beginning_comes_once(seed:
         publish(server, 3, 2)
         starting = chance.choice(["latest", "earliest"])
         one = query(
-            server, subscribe="1,2", startingOffsets=starting, maxOffsetsPerTrigger=4, timeout=5
+            server, subscribe="1,2", startingOffsets=starting, maxOffsetsPerTrigger=4, timeout=60
         )
         assert one.reader  # Only the first answer to where it begins counts if it comes to a batch.
         publish(server, 1)

@@ -10,12 +10,11 @@ import pytest
 
 import simplebus
 from simplebus.core.errors import BusConnectionError
-from simplebus.core.settings import Settings
 from simplebus.spark import awake
 from simplebus.spark.options import SinkOptions
 from simplebus.spark.sink import Written, write_task
-from simplebus.testing.server import BusServer, bus_server
-from simplebus.testing.server import until as wait_for
+from simplebus.testing.server import BusServer
+from spark.beats import beaten_bus
 
 ROWS = [b"%d" % n for n in range(1000)]
 
@@ -38,7 +37,7 @@ def stored(server: BusServer, class_id: int | str = 1) -> list[bytes]:
 
 @pytest.fixture
 def options(server: BusServer) -> SinkOptions:
-    return SinkOptions(server.address, class_="1", timeout=5)
+    return SinkOptions(server.address, class_="1", timeout=60)
 
 
 def test_a_task_that_is_tried_again_publishes_nothing_twice(
@@ -111,25 +110,21 @@ def test_a_frame_is_published_with_all_that_is_beside_its_values(
 
 
 def test_digits_of_other_scripts_are_a_name(server: BusServer) -> None:
-    write_task(rows(), SinkOptions(server.address, class_="\u0663", timeout=5), "task")
+    write_task(rows(), SinkOptions(server.address, class_="\u0663", timeout=60), "task")
     assert stored(server, "\u0663") == ROWS
 
 
 def test_a_task_may_wait_long_for_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(awake, "_PAUSE_SECONDS", 0.02)
-    with bus_server(Settings(heartbeat_seconds=1, tick_seconds=0.1)) as server:
-
-        def pause(ticks: int) -> None:
-            end = server.ask(lambda up: up.engine.broker.tick_number) + ticks
-            wait_for(lambda: server.ask(lambda up: up.engine.broker.tick_number) > end)
+    with beaten_bus() as bus:
 
         def slowly() -> Iterator[Any]:
             for at, batch in enumerate(rows(until=140)):
                 yield batch
                 if at == 0:
-                    pause(35)
-                assert server.ask(lambda up: len(up.engine.connections)) == 1
+                    bus.beats_when_heard(8)
 
-        options = SinkOptions(server.address, class_="1", timeout=2)
+        options = SinkOptions(bus.server.address, class_="1", timeout=60)
         assert write_task(slowly(), options, "task") == Written(140, 0)
-        assert stored(server) == ROWS[:140]
+        assert bus.taken_for_dead() == 0
+        assert stored(bus.server) == ROWS[:140]
