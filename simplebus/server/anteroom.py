@@ -53,7 +53,7 @@ class Anteroom:
         self._watched: dict[int, Guest] = {}
         """By descriptor: who waits for something to read."""
         self._deadlines: list[tuple[float, int, Guest]] = []
-        """A heap. Guests that have moved since are in it, too: no more than those who wait."""
+        """A heap. Guests that wait no more are in it, too: no more than those who wait."""
         self._numbers = itertools.count()
         self._sleep = trio.CancelScope()
         self.steps = 0
@@ -95,10 +95,17 @@ class Anteroom:
         for _ in range(_NEWS_MAX):
             if not self._deadlines or self._deadlines[0][0] > now:
                 break
-            deadline, _, late = heapq.heappop(self._deadlines)
-            if late.deadline == deadline and not late.is_queued:  # Otherwise it waits for us.
-                late.is_late = True
-                self.hurry(late)
+            deadline, _, guest = heapq.heappop(self._deadlines)
+            if guest.listed_at != deadline:
+                continue
+            guest.listed_at = math.inf
+            if guest.is_queued:  # It waits for us.
+                continue
+            if guest.deadline <= now:
+                guest.is_late = True
+                self.hurry(guest)
+            else:
+                self._list(guest)
 
     def _next(self) -> Guest | None:
         is_crowded = self._crowd >= CROWD
@@ -147,13 +154,20 @@ class Anteroom:
             self._poll.register(fd, events)
             guest.is_known = True
         self._watched[fd] = guest
-        if guest.deadline < math.inf:
-            heapq.heappush(self._deadlines, (guest.deadline, next(self._numbers), guest))
-            if len(self._deadlines) > 2 * len(self._watched) + _NEWS_MAX:
-                self._deadlines = [each for each in self._deadlines if each[2].deadline == each[0]]
-                heapq.heapify(self._deadlines)
-            if guest.deadline < self._sleep.deadline:
-                self._sleep.deadline = guest.deadline
+        self._list(guest)
+        if guest.deadline < self._sleep.deadline:
+            self._sleep.deadline = guest.deadline
+
+    def _list(self, guest: Guest) -> None:
+        """It is to be looked at when its deadline has passed, if not before that anyway."""
+        if guest.deadline >= guest.listed_at:
+            return
+        guest.listed_at = guest.deadline
+        heapq.heappush(self._deadlines, (guest.deadline, next(self._numbers), guest))
+        if len(self._deadlines) > 2 * (len(self._watched) + self._crowd) + _NEWS_MAX:
+            all_ = self._deadlines
+            self._deadlines = [each for each in all_ if each[2].is_due_at(each[0])]
+            heapq.heapify(self._deadlines)
 
     def hurry(self, guest: Guest) -> None:
         """It is to move, whatever it waits for."""
@@ -194,6 +208,8 @@ class Guest:
         """Whether it lets others in."""
         self.deadline = math.inf
         """Of what it waits for."""
+        self.listed_at = math.inf
+        """When the room will look at it: no later than at its deadline."""
         self.is_known = False
         """Whether the room's epoll has its socket."""
         self.is_queued = False
@@ -255,6 +271,15 @@ class Guest:
         self._room.forget(self)
         self._wait_no_more()
         return trio.lowlevel.Abort.SUCCEEDED
+
+    def is_due_at(self, deadline: float) -> bool:
+        """Whether it is for this deadline that it will be looked at; if it waits for none any more,
+        it will not be."""
+        is_listed = self.listed_at == deadline
+        if is_listed and self.deadline == math.inf:
+            self.listed_at = math.inf
+            return False
+        return is_listed
 
     def _wait_no_more(self) -> trio.lowlevel.Task:
         """Its task goes on, though maybe not at once. Until then nothing else may move it: neither

@@ -143,7 +143,10 @@ class HttpDoor:
     async def accept(self, listener: socket.socket) -> None:
         """Accept for ever, also where no descriptors are left for peers of the bus."""
         spare = memory.SPARE_FOR_OPERATORS
-        await listeners.accept(listener, self.serve, self.anteroom, spare=spare)
+        make_room = self._make_room
+        await listeners.accept(
+            listener, self.serve, self.anteroom, spare=spare, make_room=make_room
+        )
 
     def serve(self, sock: socket.socket, peer: str) -> None:
         """Take over a connected, non-blocking socket."""
@@ -188,14 +191,21 @@ class HttpDoor:
     def _begin(self, sock: socket.socket, peer: str) -> None:
         assert self._nursery is not None
         if len(self._connections) >= CONNECTIONS_MAX:
-            self.turned_away += 1
-            idle = (each for each in self._connections if not each.is_answered)
-            longest = next(idle, next(iter(self._connections)))
-            del self._connections[longest]  # Who comes next is not to choose it again.
-            longest.scope.cancel()
+            self._make_room(peer)
         connection = _HttpConnection(sock, peer, self)
         self._connections[connection] = None
         self._nursery.start_soon(connection.run)
+
+    def _make_room(self, peer: str) -> bool:
+        """Have the one go that has been silent longest. Returns whether there was any."""
+        if not self._connections:
+            return False
+        self.turned_away += 1
+        idle = (each for each in self._connections if not each.is_answered)
+        longest = next(idle, next(iter(self._connections)))
+        del self._connections[longest]  # Who comes next is not to choose it again.
+        longest.scope.cancel()
+        return True
 
     def heard(self, connection: _HttpConnection) -> None:
         """It is the one that has said something last."""

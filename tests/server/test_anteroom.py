@@ -219,20 +219,68 @@ async def test_one_that_waits_for_its_turn_is_not_late(
 
 @pytest.mark.parametrize("is_moved", [False, True])
 async def test_who_goes_on_already_is_not_moved_by_its_deadline(
-    sockets: Sockets, autojump_clock: trio.testing.MockClock, is_moved: bool
+    sockets: Sockets, mock_clock: trio.testing.MockClock, is_moved: bool
 ) -> None:
     """Cancelled or moved in the very batch of the loop in which its time is over."""
-    told = Told()
+    gone: list[bool] = []
     async with a_room() as (room, nursery):
         guest, scope = room.enter(sockets()[1], "place"), trio.CancelScope()
-        nursery.start_soon(told.be_ended, guest, scope, "guest")
-        await trio.testing.wait_all_tasks_blocked()
-        guest.deadline = trio.current_time()
-        room._deadlines.append((guest.deadline, 0, guest))
+
+        async def wait() -> None:
+            with scope, guest:
+                await guest.readable(1.0)
+            gone.append(scope.cancelled_caught)
+
+        nursery.start_soon(wait)
+        await met(lambda: room.waiting == 1)
+        mock_clock.jump(2)
         guest.move() if is_moved else scope.cancel()
         room._look()
         assert not guest.is_queued
-        await met(lambda: told.names == ["guest"])
+        await met(lambda: gone == [not is_moved])
+
+
+async def test_a_deadline_is_looked_at_once_however_often_it_is_waited_for(
+    sockets: Sockets, mock_clock: trio.testing.MockClock
+) -> None:
+    async with a_room() as (room, nursery):
+        told = Told()
+        theirs, ours = sockets()
+        with room.enter(ours, "here") as guest:
+            for deadline in (8.0, 7.0, 9.0):
+                for _ in range(100):
+                    theirs.send(b"x")
+                    await guest.readable(deadline)
+                    assert ours.recv(1) == b"x"
+            assert len(room._deadlines) == 2  # One that became earlier is there twice.
+            nursery.start_soon(told.read, guest, "guest", 9.0)
+            await met(lambda: room.waiting == 1)
+            for now, count in ((8.5, 1), (9.5, 0)):
+                mock_clock.jump(now - trio.current_time())
+                await met(lambda count=count: len(room._deadlines) == count)
+            await met(lambda: told.names == ["guest is late"])
+
+
+async def test_deadlines_of_those_who_are_to_move_are_not_gone_through_again_and_again(
+    sockets: Sockets,
+) -> None:
+    async with trio.open_nursery() as nursery:
+        room, told = Anteroom(), Told()
+        pairs = [sockets() for _ in range(200)]
+        for _, ours in pairs:
+            nursery.start_soon(told.read, room.enter(ours, "there"), "guest", 1e9)
+        await met(lambda: room.waiting == 200)
+        for theirs, _ in pairs:
+            theirs.send(b"x")
+        for _ in range(10):
+            room._look()
+        with room.enter(sockets()[1], "here") as one:
+            one.deadline = 1e9
+            before = room._deadlines
+            for _ in range(300):
+                room.watch(one)
+            assert room._deadlines is before
+        nursery.cancel_scope.cancel()
 
 
 async def test_deadlines_that_are_past_do_not_pile_up(sockets: Sockets) -> None:

@@ -12,14 +12,14 @@ import pytest
 import trio
 from http_peer import http
 from programs import run, server
-from served import message, serving
+from served import message, serving, until
 
 from simplebus.core import frames
 from simplebus.core.errors import Reason
 from simplebus.monitor.board import Board
 from simplebus.monitor.facts import Facts
 from simplebus.monitor.requests import OPEN_PATHS, Request
-from simplebus.server import http_door
+from simplebus.server import http_door, listeners, memory
 from simplebus.server.http_door import HttpDoor
 
 
@@ -414,3 +414,22 @@ async def test_what_answers_cost_is_counted() -> None:
         with trio.fail_after(60):
             while await spent() == before:
                 pass  # What was answered just now is answered again.
+
+
+async def test_health_is_told_where_silent_ones_hold_all_descriptors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever was silent longest makes room."""
+    async with serving(http_port=0) as server:
+        host, _, port = server.http_addresses[0].rpartition(":")
+        silent = [await trio.open_tcp_stream(host, int(port)) for _ in range(5)]
+        assert server.watch is not None
+        await until(lambda: server.watch.http_connections()[0] == 5)
+        monkeypatch.setattr(memory, "descriptors_for_peers", lambda more=0: 0)
+        monkeypatch.setattr(listeners, "_OVER_MAX", 1 << 20)
+        asks = await trio.open_tcp_stream(host, int(port))
+        await asks.send_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (await asks.receive_some()).startswith(b"HTTP/1.1 200")
+        assert await silent[0].receive_some() == b""
+        for each in (*silent, asks):
+            await each.aclose()
