@@ -85,10 +85,10 @@ class Sublist(Generic[T]):
         if values is None:
             store[pattern] = (self._place, value)
         else:
+            if value in (values[1:] if isinstance(values, tuple) else values):
+                return False
             if isinstance(values, tuple):
                 store[pattern] = values = {values[1]: values[0]}
-            if value in values:
-                return False
             values[value] = self._place
         self._place += 1
         self._length += 1

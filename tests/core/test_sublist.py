@@ -293,6 +293,16 @@ def test_removed_in_any_order_nothing_is_left(
     )
 
 
+def test_a_pair_that_comes_twice_leaves_nothing_when_it_is_removed() -> None:
+    for pattern in ("a.b", "a.*"):
+        sublist = Sublist[int]()
+        assert sublist.insert(pattern, 1)
+        assert not sublist.insert(pattern, 1)
+        sublist.remove(pattern, 1)
+        assert not sublist.matches("a.b")
+        assert sublist.statistics().literal_patterns == sublist.statistics().wild_patterns == 0
+
+
 class SublistMachine(RuleBasedStateMachine):
     """A sublist with a cache of a few names against the list."""
 
