@@ -54,7 +54,8 @@ class Confirming:
             return
         # What was refused because nothing can be kept is to be known at once.
         mark = ledger.mark if ledger.failure is None else session.kept_mark
-        if mark <= ledger.reached:
+        if ledger.has_reached(mark, dialect.publisher.owed):
+            session.unsaid.clear()
             self._say(session, stored)
             return
         if session.unsaid and session.unsaid[-1][0] == mark:
@@ -83,7 +84,8 @@ class Confirming:
         reached = self._ledger.reached
         for session in list(self._waiting):
             unsaid, number = session.unsaid, None
-            while unsaid and unsaid[0][0] <= reached:
+            owed = session.dialect.publisher.owed if isinstance(session.dialect, Version2) else {}
+            while unsaid and self._ledger.has_reached(unsaid[0][0], owed):
                 _, number = unsaid.popleft()
             unanswered = session.unanswered
             if not session.closed and unanswered and unanswered[0][0] <= reached:

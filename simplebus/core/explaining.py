@@ -241,6 +241,8 @@ class Explaining:
             return f"{size(spill.frame_bytes)} of {size(spill.bytes_max)} are on disk only"
         if spill is not None and len(ring):
             return "what is in memory is not written yet"
+        if cls.is_remote:
+            return "what was accepted before is not in the cluster yet"
         if len(ring) >= ring.messages_max:
             return f"{len(ring):,} of {ring.messages_max:,} messages are stored"
         memory = ring.statistics().memory_bytes

@@ -9,6 +9,9 @@ holds all that was noted so far.
     lot 6 │ lot 7 │ lot 8                taken: somebody writes them
     reached ──┘                          they are as safe as was asked for
 
+Rule 3: where messages are kept elsewhere, each class has its own way there: what of one has reached
+the level waits for no other. Nothing but messages is kept there, so no other promise waits at all.
+
 Invariant: reached <= taken <= mark <= taken + 1.
 """
 
@@ -73,6 +76,17 @@ class Lot:
     """Instead: everything that changes are about, as it is now."""
 
 
+@dataclass(slots=True)
+class _Unsafe:
+    """What a lot has of one class that has not reached the level."""
+
+    lot: int
+    first: int
+    """Its first message."""
+    size: int = 0
+    """Bytes of its frames."""
+
+
 class Ledger:
     """Of one broker."""
 
@@ -80,6 +94,7 @@ class Ledger:
         """`elsewhere`: lots are kept by others, in their memory perhaps."""
         self.level = level
         """What a Confirm promises."""
+        self.is_elsewhere = elsewhere
         self.waits = elsewhere or level is not Level.MEMORY
         """Whether it waits until lots have reached that; this process's own memory has them."""
         self.boot = ""
@@ -99,10 +114,8 @@ class Ledger:
         """Who is not read from while too much is held."""
         self._noted_bytes = 0
         """Bytes of frames noted since the last lot was taken."""
-        self._under_way: deque[tuple[int, int]] = deque()
-        """Lots that were taken and have not reached the level, and how many bytes are in each."""
-        self._unsafe: dict[int, deque[tuple[int, int]]] = {}
-        """Of each class: the lots that have not reached it, and the first message in each."""
+        self._unsafe: dict[int, deque[_Unsafe]] = {}
+        """Of each class: the lots that have not reached it."""
         self._entries: list[Entry] = []
         self._latest: dict[int, Entry] = {}
         """Of each class, the entry that grows."""
@@ -151,12 +164,26 @@ class Ledger:
         unsafe = self._unsafe.get(class_id)
         if not self.waits or not unsafe:
             return head
-        return unsafe[0][1]
+        return unsafe[0].first
 
     def written(self, class_id: int, head: int) -> int:
         """The same whatever the level is: it can be read again where it was written."""
         unsafe = self._unsafe.get(class_id)
-        return unsafe[0][1] if unsafe else head
+        return unsafe[0].first if unsafe else head
+
+    def has_reached(self, mark: int, owed: dict[int, int]) -> bool:
+        """Whether what a publisher has with this mark has reached the level. `owed` is what it may
+        have elsewhere that has not: classes, and the last lot in each. Those that it has no more
+        are forgotten."""
+        if mark <= self.reached:
+            return True
+        for class_id, last in list(owed.items()) if self.is_elsewhere else ():
+            unsafe = self._unsafe.get(class_id)
+            if not unsafe or unsafe[0].lot > last:
+                del owed[class_id]
+            elif unsafe[0].lot <= mark:
+                return False
+        return self.is_elsewhere
 
     def note(
         self, class_id: int, first: int, count: int, frames: bytes, publisher: str, now: float
@@ -167,10 +194,11 @@ class Ledger:
             entry = self._latest[class_id] = Entry(class_id, first, now)
             self._entries.append(entry)
             unsafe = self._unsafe.setdefault(class_id, deque())
-            if not unsafe or unsafe[-1][0] <= self.taken:
-                unsafe.append((self.taken + 1, first))
+            if not unsafe or unsafe[-1].lot <= self.taken:
+                unsafe.append(_Unsafe(self.taken + 1, first))
         assert entry.first + entry.count == first, (entry.first, entry.count, first)
         entry.add(count, frames, publisher)
+        self._unsafe[class_id][-1].size += len(frames)
         self._noted_bytes += len(frames)
         self.held_bytes += len(frames)
 
@@ -203,6 +231,8 @@ class Ledger:
 
     def change(self, class_id: int, durable: str, group: str) -> int:
         """A durable has come or gone. Returns the mark with which that is kept."""
+        if self.is_elsewhere:
+            return 0
         self.changed.setdefault(class_id, {})[durable, group] = None
         return self.mark
 
@@ -226,7 +256,6 @@ class Ledger:
             return None
         self.taken += 1
         lot = Lot(self.taken, self._entries, changes, snapshot)
-        self._under_way.append((self.taken, self._noted_bytes))
         self._entries, self._noted_bytes = [], 0
         self._latest.clear()
         return lot
@@ -236,10 +265,13 @@ class Ledger:
         self.reached = lot
         if has_space:
             self.failure = None
-        while self._under_way and self._under_way[0][0] <= lot:
-            self.held_bytes -= self._under_way.popleft()[1]
-        for class_id, unsafe in list(self._unsafe.items()):
-            while unsafe and unsafe[0][0] <= lot:
-                unsafe.popleft()
-            if not unsafe:
-                del self._unsafe[class_id]
+        for class_id in list(self._unsafe):
+            self.reach_in(class_id, lot)
+
+    def reach_in(self, class_id: int, lot: int) -> None:
+        """What lots up to this one have of a class has reached the level."""
+        unsafe = self._unsafe.get(class_id)
+        while unsafe and unsafe[0].lot <= lot:
+            self.held_bytes -= unsafe.popleft().size
+        if unsafe is not None and not unsafe:
+            del self._unsafe[class_id]

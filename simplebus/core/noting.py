@@ -30,6 +30,8 @@ def note(
         return
     ledger.note(class_id, first, count, frames, publisher_of(session), now)
     session.kept_mark = ledger.mark
+    if ledger.is_elsewhere and isinstance(session.dialect, Version2):
+        session.dialect.publisher.owed[class_id] = session.kept_mark
     if ledger.is_behind and not isinstance(session.dialect, Version2):
         session.lags = True
         ledger.lagging[session] = None

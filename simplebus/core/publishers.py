@@ -127,6 +127,9 @@ class Publisher:
     session_id: int | None = None
     """Who uses it now."""
     gone_at: float = 0.0
+    owed: dict[int, int] = field(default_factory=dict)
+    """Where messages are kept elsewhere: in which classes some of its own may not be there yet, and
+    the last lot of the ledger in which there are any."""
 
     @property
     def user(self) -> str:

@@ -26,6 +26,7 @@ from simplebus.core.subscription import Subscription
 
 if TYPE_CHECKING:
     from simplebus.core.broker import Broker
+    from simplebus.core.store import Store
     from simplebus.engine.stored import Stored
 
 FEED_MESSAGES_MAX = 128 * 1024
@@ -79,6 +80,8 @@ class RemoteClass(MessageClass):
         self._start: str | Start = "waiting"
         self._seeks = False
         self._forgets = False
+        self._messages_max = ring.messages_max
+        """How many its ring may have, when it is open."""
         self.touched: Callable[[RemoteClass], None] = lambda cls: None
         """Called when positions of it may have moved."""
         self.begun: dict[Subscription, bool] = {}
@@ -185,16 +188,40 @@ class RemoteClass(MessageClass):
     def check(self) -> None:
         pass
 
+    def shut(self) -> None:
+        """Have publishers wait for room."""
+        if self.ring.messages_max:
+            self._messages_max, self.ring.messages_max = self.ring.messages_max, 0
 
-def owes_letters(broker: Broker) -> bool:
-    """Whether there may be dead letters that have not reached the cluster."""
-    ledger, classes = broker.ledger, broker.classes
+    def open_up(self) -> None:
+        """Let them go on."""
+        self.ring.messages_max = self.ring.messages_max or self._messages_max
+
+
+def shut(store: Store, full: set[int], were: set[int]) -> set[int]:
+    """Have publishers of these classes wait, and those of others go on that were shut. Returns
+    which are."""
+    classes = store.classes
+    now = {each for each in full if classes[each].policy is FullPolicy.BLOCK}
+    for class_id in now | were:
+        cls = classes[class_id]
+        assert isinstance(cls, RemoteClass)
+        if class_id in now:
+            cls.shut()
+        else:
+            cls.open_up()
+            store.release(cls)
+    return now
+
+
+def owes_letters(broker: Broker, mark: int | None = None) -> bool:
+    """Whether there may be dead letters that have not reached the cluster; of those with this mark
+    of the ledger, if one is given."""
+    ledger, names = broker.ledger, broker.store.names
     assert ledger is not None
-    return any(
-        name.startswith(PREFIX)
-        and ledger.safe(class_id, classes[class_id].ring.head) < classes[class_id].ring.head
-        for name, class_id in broker.store.names.items()
-    )
+    mark = ledger.mark if mark is None else mark
+    letters = {class_id: mark for name, class_id in names.items() if name.startswith(PREFIX)}
+    return not ledger.has_reached(mark, letters)
 
 
 def askers_of(broker: Broker, position: Subscription) -> list[Session]:

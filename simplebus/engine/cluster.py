@@ -26,12 +26,13 @@ from simplebus.core.errors import BusConnectionError, RemoteProtocolError
 from simplebus.core.ledger import Ledger
 from simplebus.core.requests import Start
 from simplebus.core.subscription import Subscription
-from simplebus.engine.classes import RemoteClass, askers_of, judge, let_answer, owes_letters
+from simplebus.engine.classes import RemoteClass, askers_of, judge, let_answer, owes_letters, shut
 from simplebus.engine.coming import when_all_has_come
 from simplebus.engine.feed import ALIVE_SECONDS, FETCH_BYTES, FETCH_SECONDS, Feed, Owed
 from simplebus.engine.feed import Found as Consumer
 from simplebus.engine.jobs import Jobs
-from simplebus.engine.link import Event, Link, Lost, new_inbox
+from simplebus.engine.link import Event, Link, Lost
+from simplebus.engine.listening import Listening
 from simplebus.engine.naming import Naming
 from simplebus.engine.positions import Positions
 from simplebus.engine.returning import Leaving
@@ -48,7 +49,6 @@ log = logging.getLogger("simplebus.engine")
 
 Find = Callable[[], Awaitable[Consumer]]
 
-_LOTS_MAX = 64
 _BEAT_SECONDS = 0.25
 _WORK_PART = 3
 """What a door holds is said to be in work so often within the time that the cluster waits."""
@@ -91,22 +91,20 @@ class Cluster:
         self._chain_sid = core.subscribe(self.uplink.inbox)
         self.stored = Stored(self.link, options)
         self.feeds: dict[Subscription, Feed] = {}
-        self._by_sid: dict[int, Feed] = {}
-        self._sids: dict[Subscription, int] = {}
-        self._consumers: dict[Subscription, str] = {}
+        self.listening = Listening(core, options.names, self.door)
         self._touched: dict[Feed, None] = {}
         self._owed: list[tuple[int, bytes]] = []
         """What is to be said when lots have reached the cluster: their numbers, and that."""
-        self._inbox = new_inbox()
         self._feed_count = 0
         self._jobs = Jobs(self._has_reached)
         self._do = self._jobs.do
-        self._alive_sids = {core.subscribe(options.names.door(self.door))}
         self._naming_sid = core.subscribe(options.names.naming)
         self._nursery: trio.Nursery | None = None
         self._worked_at = self._forgot_at = self._trimmed_at = 0.0
         self._acked: set[int] = set()
         """Classes of which messages were acknowledged since they were trimmed."""
+        self._shut: set[int] = set()
+        """Classes in which nothing is accepted for now."""
         self._is_closing = False
         self._reached = trio.Event()
         table = broker.store.table
@@ -155,7 +153,7 @@ class Cluster:
             return
         ledger, now = self._ledger, trio.current_time()
         is_owed = not ledger.is_empty
-        if is_owed and self.uplink.lots < _LOTS_MAX:
+        if is_owed and not self.uplink.is_crowded(now):
             self._take_lot()
         missing = self.uplink.go_on(now)
         for class_id in missing - self._jobs.classes:
@@ -172,11 +170,12 @@ class Cluster:
         lot = ledger.take(is_owed=True)
         assert lot is not None
         self.uplink.put(lot)
-        if not lot.entries and self.uplink.lots == 1:  # It is told when this turn is over.
+        if not lot.entries and self.uplink.is_empty:  # It is told when this turn is over.
             with contextlib.suppress(trio.RunFinishedError):
                 trio.lowlevel.current_trio_token().run_sync_soon(self._reach_empty)
         for class_id in {entry.class_id for entry in lot.entries}:
             store.release(store.classes[class_id])
+        self._shut = shut(store, self.uplink.full, self._shut)
 
     def _reach_empty(self) -> None:
         """A lot of nothing has reached the cluster when those before it have."""
@@ -186,7 +185,7 @@ class Cluster:
 
     def _serve(self, feed: Feed) -> None:
         """Say what of it was acknowledged, have it filled, and ask for more."""
-        if feed.position not in self._sids or not self.link.core.is_ready:
+        if feed.position not in self.listening or not self.link.core.is_ready:
             return
         core = self.link.core
         for messages in feed.acked():
@@ -201,15 +200,16 @@ class Cluster:
             feed.asked += count
             feed.heard_at = now
             stream = self.options.names.stream(feed.cls.class_id)
+            consumer = self.listening.consumers[feed.position]
             core.publish(
-                f"{jetstream.API}CONSUMER.MSG.NEXT.{stream}.{self._consumers[feed.position]}",
+                f"{jetstream.API}CONSUMER.MSG.NEXT.{stream}.{consumer}",
                 jetstream.next_request(
                     batch=count,
                     expires_seconds=FETCH_SECONDS,
                     idle_seconds=ALIVE_SECONDS,
                     max_bytes=FETCH_BYTES + self.link.payload_bytes_max,
                 ),
-                reply=self._inbox_of(feed.position),
+                reply=self.listening.inbox(feed.position),
             )
 
     def _say(self, said: bytes) -> bool:
@@ -283,17 +283,21 @@ class Cluster:
         for class_id in self.uplink.take_homeless():
             self.positions.doubt(class_id)
             self._do(class_id, partial(self._open_stream, class_id))
-        if lot is not None:
-            self._reach(lot)
+        reached_in = self.uplink.take_reached_in()
+        for class_id, last in reached_in.items():
+            self._ledger.reach_in(class_id, last)
+        if lot is not None or reached_in:
+            self._reach(self._ledger.reached if lot is None else lot)
         else:
             self.hand_over()
 
     def _reach(self, lot: int) -> None:
         self._broker.reach(lot)
+        self._shut = shut(self._broker.store, self.uplink.full, self._shut)
         self._has_reached()
         owed, self._owed = self._owed, []
         for mark, said in owed:
-            if mark <= lot:
+            if mark <= lot or not owes_letters(self._broker, mark):
                 self.link.core.write(said)
             else:
                 self._owed.append((mark, said))
@@ -304,12 +308,12 @@ class Cluster:
         self._reached = trio.Event()
 
     def _take(self, sid: int, messages: Messages) -> None:
-        feed = self._by_sid.get(sid)
+        feed = self.listening.feed(sid)
         if feed is not None:
             self._feed(feed, messages)
         elif sid == self._chain_sid:
             self._heard(self.uplink.hear(messages, trio.current_time()))
-        elif sid in self._alive_sids:
+        elif sid in self.listening.alive_sids:
             for row in range(messages.count):
                 if reply := messages.reply(row):
                     self.link.core.publish(reply.decode("latin-1"), b"")
@@ -364,9 +368,6 @@ class Cluster:
             feed = self.feeds.get(position)
             if feed is not None:
                 self._touched[feed] = None
-
-    def _inbox_of(self, position: Subscription) -> str:
-        return f"{self._inbox}.{self._sids[position]}"
 
     async def _open_stream(self, class_id: int) -> None:
         while True:
@@ -427,25 +428,11 @@ class Cluster:
         feed.sole = Sole(found.sent_to) if found.is_sole else None
         feed.born = self.positions.born(cls.class_id)
         feed.sent_before, feed.count_before = found.sent_before, found.sent_count
-        self._listen(feed, found.name)
+        self.listening.begin(feed, found.name)
         cls.begun[position] = found.was_there
         feed.is_open = True
         let_answer(self._broker, askers_of(self._broker, position))
         self._touched[feed] = None
-
-    def _listen(self, feed: Feed, name: str) -> None:
-        """From now on a feed has what this consumer sends."""
-        core, position = self.link.core, feed.position
-        sid = core.subscribe(f"{self._inbox}.{core.next_sid}")
-        former = self._sids.pop(position, None)
-        if former is not None:
-            core.unsubscribe(former)
-            del self._by_sid[former]
-        self._sids[position], self._by_sid[sid] = sid, feed
-        self._consumers[position] = name
-        if position.durable and not (position.group or feed.holder_sid):
-            feed.holder_sid = core.subscribe(self.options.names.holder(feed.cls.class_id, name))
-            self._alive_sids.add(feed.holder_sid)
 
     def _renew(self, feed: Feed) -> None:
         """Something of a sole consumer was lost, or a consumer may be gone: have what follows from
@@ -457,10 +444,10 @@ class Cluster:
     async def _renew_consumer(self, feed: Feed) -> None:
         cls, position = feed.cls, feed.position
         try:
-            while position in self._sids:
+            while position in self.listening:
                 try:
                     await self.link.wait_ready()
-                    name = self._consumers[position]
+                    name = self.listening.consumers[position]
                     found = await self.positions.renew(cls, position, name, feed)
                 except (BusConnectionError, JetStreamError) as error:
                     log.warning("a subscription to class %d: %s; trying on", cls.class_id, error)
@@ -470,11 +457,11 @@ class Cluster:
                 self._touched[feed] = None
                 if found is None:  # It is there, and was only silent.
                     await trio.sleep(_PAUSE_SECONDS)
-                elif position not in self._sids:  # It has gone meanwhile.
+                elif position not in self.listening:  # It has gone meanwhile.
                     await self._close(cls, position, found.name, forget=False)
                 else:
                     feed.begin_anew(found)
-                    self._listen(feed, found.name)
+                    self.listening.begin(feed, found.name)
                 return
         finally:
             feed.is_renewing = False
@@ -490,26 +477,20 @@ class Cluster:
     def _end(self, cls: RemoteClass, position: Subscription, forget: bool) -> None:
         """Give back what is here; whoever comes for it next, at whichever door, goes on."""
         feed = self.feeds.pop(position, None)
-        sid = self._sids.pop(position, None)
-        if feed is None or sid is None:
+        if feed is None or position not in self.listening:
             return
         self._touched.pop(feed, None)
-        core = self.link.core
         last: tuple[str, bytes] | None = None
         for messages in feed.acked():
             self._say(jetstream.say(messages))
             self._acked.add(cls.class_id)
             if not owes_letters(self._broker):
                 last = messages.reply(-1).decode("latin-1"), jetstream.ACK
-        core.unsubscribe(sid)
-        del self._by_sid[sid]
-        self._alive_sids.discard(feed.holder_sid)
-        core.unsubscribe(feed.holder_sid)
+        name = self.listening.end(feed)
         tick_seconds = self._broker.settings.tick_seconds
         pauses = position.left().pauses(self._broker.clock, tick_seconds)
         owed = feed.owed(pauses) if feed.sole is not None else None
         leaving = Leaving(feed.given_back(pauses), feed.known) if feed.sole is None else None
-        name = self._consumers.pop(position)
         close = partial(self._close, cls, position, name, forget=forget, last=last)
         self._do(cls.class_id, partial(close, leaving=leaving, owed=owed))
         self.link.flush()
@@ -564,7 +545,7 @@ class Cluster:
         await self._trim_all(cls.class_id)
 
     def _coming(self, cls: RemoteClass, position: Subscription, tell: Callable[[], None]) -> bool:
-        feed, consumer = self.feeds.get(position), self._consumers.get(position)
+        feed, consumer = self.feeds.get(position), self.listening.consumers.get(position)
         if feed is None or consumer is None or feed.is_busy or self._nursery is None:
             return True
         asked = self.link, self.options.names, consumer, feed, tell, self._settle

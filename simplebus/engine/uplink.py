@@ -1,12 +1,13 @@
 """What publishers have said, on its way into streams.
 
 Rule 1: a lot has reached the cluster when each of its messages has its PubAck; lots are said to be
-there in their order.
+there in their order, and of each class what lots have of it: a class waits for no other.
 Rule 2: what has no PubAck in time, or was refused, is published again, in order, until it has one:
 publishers wait meanwhile. A stream knows a message that comes twice by its id, which is made of its
 publisher's name, program and number; of a publisher without a name, of this door's.
-Rule 3: messages that are written together have one subject for their PubAcks, which are counted:
-servers look a subject up that they know sooner than one for each message. What is written again
+Rule 3: messages that are written together have one subject for their PubAcks, which are counted, by
+the sequences that they tell: servers look a subject up that they know sooner than one for each
+message, and two of them may answer while each takes itself for the leader. What is written again
 has another one.
 Rule 4: many messages at once go as chains, which have few PubAcks: of each, all is stored up to
 some message and nothing behind it. Of publishers without a name few messages in one have ids. Where
@@ -16,7 +17,8 @@ message has its id, and what is published again is stored once. It goes message 
 chain a server says that it has what it knows from another one that is on its way still. So, of a
 chain that is said to be whole, the stream is asked for the last message, which it has not while
 that is on its way; what came before it is in its log before it.
-Rule 5: so much is under way and no more; the rest waits, and what waits is bounded by the ledger.
+Rule 5: so much of a class is under way and no more; the rest waits, and of a class of which too
+much waits nothing more is to be accepted.
 
     lots     put ─► waiting ─► written ─► acknowledged ─► reached
 """
@@ -26,21 +28,20 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from simplebus.core.frames import FrameBatch, Integers
+from simplebus.core.frames import FrameBatch
 from simplebus.core.ledger import Lot
 from simplebus.core.version2 import numbers_of
 from simplebus.engine import content
+from simplebus.engine.lanes import Lane, Piece
 from simplebus.nats.client import jetstream
 from simplebus.nats.client.core import ClientCore, Replies
 from simplebus.nats.client.events import Messages
 from simplebus.nats.client.jetstream import JetStreamError
 
-UNDER_WAY_MESSAGES = 8 * 1024
-UNDER_WAY_BYTES = 4 * 1024 * 1024
-"""No more is begun to be published while so much has no PubAck."""
 PATIENCE_SECONDS = 4.0
 """When no PubAck has come for so long, though some are awaited, or none of the oldest messages for
 twice as long, what has none is published again."""
@@ -55,39 +56,6 @@ _REPLY_TOKENS = 6
 _FIRST = b"1".rjust(jetstream.CHAIN_DIGITS, b"0")
 
 assert PIECE_MESSAGES < 10**jetstream.CHAIN_DIGITS
-
-
-@dataclass(slots=True, eq=False)
-class Piece:
-    """Messages of one class, one type and one publisher."""
-
-    class_id: int
-    batch: FrameBatch
-    prefix: bytes
-    """Of their message ids."""
-    ids: Integers
-    left: int
-    """How many have no PubAck yet."""
-    has_name: bool
-    is_chain: bool = False
-    """Whether they were written as one."""
-    is_open: bool = False
-    """Whether it was not said that this chain has ended."""
-    is_sure: bool = True
-    """Whether those of a chain that are not left are all that is stored, or all have ids."""
-    is_told: bool = False
-    """Whether all of a chain was said to be stored: it is not under way any more, though the stream
-    has not said so of its last message."""
-    number: int = 0
-    """Of the request that they are, as they were written last; 0 for never."""
-    moved_at: float = 0.0
-    """When they were written last, or one of them had its PubAck."""
-
-
-@dataclass(slots=True)
-class _Waiting:
-    lot: int
-    pieces: list[Piece]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,22 +96,18 @@ class Uplink:
         self._run = run
         self._count = 0
         """Messages of nobody so far."""
-        self._lots: deque[_Waiting] = deque()
-        self._begun: dict[int, Piece] = {}
-        """Those that were written and have messages without a PubAck, by their numbers: the first
-        ones first."""
-        self._ready: deque[Piece] = deque()
-        """Those that are to be written."""
-        self._asked: dict[int, tuple[Piece, int]] = {}
-        """What the stream was asked for, by number: whether this message of a piece is stored."""
-        self._proofs: dict[int, Piece] = {}
-        """What it was asked for, by number: whether the last one of a chain is, of which all is
-        said to be."""
-        self._again_at = float("inf")
-        """When all that was begun is written again, whatever comes."""
-        self._heard_at = 0.0
-        """When a PubAck came last, or the first one that is awaited was asked for."""
-        self._under_way = self._under_way_bytes = 0
+        self._lots: dict[int, int] = {}
+        """Those that have not reached the cluster, in their order, and how many pieces of each."""
+        self._last_lot = self._told = 0
+        """The last one that was put, and the last one that was said to have reached it."""
+        self._reached_in: dict[int, int] = {}
+        """By class, up to which lot all of it has; what was not told yet."""
+        self._lanes: dict[int, Lane] = {}
+        """The classes of which something has not."""
+        self._whose: dict[int, Lane] = {}
+        """Whose the answers with these numbers are."""
+        self.full: set[int] = set()
+        """The classes of which too much waits for more to be accepted."""
         self.open_classes: set[int] = set()
         """Those that have a stream."""
         self._homeless: set[int] = set()
@@ -176,27 +140,41 @@ class Uplink:
         return len(self._lots)
 
     def statistics(self) -> UplinkStatistics:
+        under_way = sum(lane.under_way for lane in self._lanes.values())
         return UplinkStatistics(
-            len(self._lots), self._under_way, self.stored, self.duplicates, self.refused
+            len(self._lots), under_way, self.stored, self.duplicates, self.refused
         )
+
+    def is_crowded(self, now: float) -> bool:
+        """Whether what comes had better be gathered to a larger lot."""
+        return any(lane.is_crowded(now) for lane in self._lanes.values())
 
     def put(self, lot: Lot) -> None:
         """Have a lot published. `go_on` does it."""
-        pieces: list[Piece] = []
+        pieces = 0
         for entry in lot.entries:
+            lane = self._lanes.get(entry.class_id)
+            if lane is None:
+                lane = self._lanes[entry.class_id] = Lane(entry.class_id)
             runs = deque(entry.publishers)
             for batch in content.batches(entry.frames):
                 at = 0
                 while at < batch.count:
                     count, name = runs[0]
                     some = min(count, batch.count - at, PIECE_MESSAGES)
-                    pieces.append(self._piece(entry.class_id, batch.slice(at, at + some), name))
+                    lane.put(
+                        lot.number, self._piece(lane.class_id, batch.slice(at, at + some), name)
+                    )
+                    pieces += 1
                     at += some
                     runs[0] = (count - some, name)
                     if count == some:
                         runs.popleft()
-        self._lots.append(_Waiting(lot.number, pieces))
-        self._ready += pieces
+            if lane.is_full:
+                self.full.add(lane.class_id)
+        self._last_lot = lot.number
+        if pieces:
+            self._lots[lot.number] = pieces
 
     def _piece(self, class_id: int, batch: FrameBatch, name: str) -> Piece:
         if name:
@@ -211,98 +189,109 @@ class Uplink:
 
     def go_on(self, now: float) -> set[int]:
         """Publish what may be. Returns the classes that need a stream first."""
+        missing: set[int] = set()
         if not self._core.is_ready:
-            return set()
-        if self._begun:
-            self._look_for_late_ones(now)
-        ready = self._ready
-        while ready and self._under_way < UNDER_WAY_MESSAGES and not self._asked:
-            if self._under_way_bytes >= UNDER_WAY_BYTES:
-                break
-            piece = ready[0]
-            if piece.class_id in self._held or piece.class_id not in self.open_classes:
-                return {each.class_id for each in ready} - self.open_classes
-            ready.popleft()
-            if not self._begun:
-                self._heard_at = now
-            self._under_way += piece.left
-            self._under_way_bytes += piece.batch.data.size
-            self._write(piece, now)
-        return set()
+            return missing
+        for lane in self._lanes.values():
+            if lane.begun:
+                self._look_for_late_ones(lane, now)
+            if not lane.ready:
+                continue
+            if lane.class_id not in self.open_classes:
+                missing.add(lane.class_id)
+            elif lane.class_id not in self._held:
+                self._begin_some(lane, now)
+        return missing
 
-    def _look_for_late_ones(self, now: float) -> None:
+    def _begin_some(self, lane: Lane, now: float) -> None:
+        while lane.ready and lane.has_room:
+            piece = lane.ready.popleft()
+            if not lane.begun:
+                lane.heard_at = now
+            lane.count_under_way(piece, 1)
+            self._write(lane, piece, now)
+
+    def _look_for_late_ones(self, lane: Lane, now: float) -> None:
         """Publish again what has waited for its PubAck for too long: all of it, as it was in
         order."""
-        first = next(iter(self._begun.values()))
-        is_late = now >= min(self._again_at, self._heard_at + PATIENCE_SECONDS)
+        first = next(iter(lane.begun.values()))
+        is_late = now >= min(lane.again_at, lane.heard_at + PATIENCE_SECONDS)
         if is_late or now >= first.moved_at + 2 * PATIENCE_SECONDS:
-            self._again_at, self._heard_at, self.last_error = float("inf"), now, None
-            self._proofs.clear()
-            if any(not piece.is_sure for piece in self._begun.values()):
-                self._ask(now)
+            lane.again_at, lane.heard_at, self.last_error = float("inf"), now, None
+            self._forget(lane.proofs)
+            if any(not piece.is_sure for piece in lane.begun.values()):
+                self._ask(lane, now)
                 return
-            pieces, self._begun = list(self._begun.values()), {}
+            pieces = list(lane.begun.values())
+            self._forget(lane.begun)
             for piece in pieces:
                 if piece.is_told:
-                    self._count_under_way(piece, 1)
+                    lane.count_under_way(piece, 1)
                     piece.is_told = False
                 if piece.is_chain:
-                    self._cut(piece)
-                self._under_way += piece.batch.count - piece.left
+                    lane.cut(piece)
+                lane.under_way += piece.batch.count - piece.left
                 piece.left = piece.batch.count
-                self._write(piece, now)
+                self._write(lane, piece, now)
 
-    def _ask(self, now: float) -> None:
+    def _number(self, lane: Lane) -> int:
+        """Of something to which an answer comes."""
+        number = self._core.take_numbers(1)
+        self._whose[number] = lane
+        return number
+
+    def _forget(self, numbers: dict[int, Any]) -> None:
+        """Take no answers with these numbers any more."""
+        for number in numbers:
+            del self._whose[number]
+        numbers.clear()
+
+    def _ask(self, lane: Lane, now: float) -> None:
         """Have the stream say how far chains have come. When it has, the rest is written again."""
-        self._asked.clear()
-        for piece in self._begun.values():
+        self._forget(lane.asked)
+        for piece in lane.begun.values():
             piece.moved_at = now
             if piece.is_sure:
                 continue
-            subject, count = self._subject(piece.class_id).encode(), piece.batch.count
+            count = piece.batch.count
             for row in content.milestones(count).tolist():
                 if row >= count - piece.left:
-                    self._asked[self._ask_for(piece, row, subject)] = piece, row
+                    lane.asked[self._ask_for(lane, piece, row)] = piece, row
 
-    def _ask_for(self, piece: Piece, row: int, subject: bytes) -> int:
+    def _ask_for(self, lane: Lane, piece: Piece, row: int) -> int:
         """Have the stream say whether it has this message. Returns the number of its answer."""
-        number = self._core.take_numbers(1)
+        number = self._number(lane)
+        subject = self._subject(piece.class_id).encode()
         whose = content.message_id(piece.prefix, int(piece.ids[row]))
         self._core.write(jetstream.whether_stored(subject, whose, self._core.reply_to(number)))
         return number
 
-    def _learn(self, replies: Replies, now: float) -> None:
-        """What the stream has said."""
-        self._heard_at, messages = now, replies.messages
-        for row, number in enumerate(replies.numbers.tolist()):
-            piece, milestone = self._asked.pop(number)
-            try:
-                if jetstream.is_stored(messages.headers(row), messages.payload(row)):
-                    self._advance(piece, milestone + 1, now)
-            except JetStreamError as error:  # It could not say: all is asked again.
-                if error.code == jetstream.NO_RESPONDERS:
-                    self._lose_stream(piece.class_id)
-                self._asked.clear()
-                self._again_at = now + PAUSE_SECONDS
-                return
-        if not self._asked:
-            self._again_at = now
-            for piece in self._begun.values():
-                piece.is_sure = True
+    def _learn(self, lane: Lane, number: int, messages: Messages, row: int, now: float) -> None:
+        """The stream has said whether it has a message."""
+        del self._whose[number]
+        lane.heard_at = now
+        piece, milestone = lane.asked.pop(number)
+        try:
+            if jetstream.is_stored(messages.headers(row), messages.payload(row)):
+                self._advance(lane, piece, milestone + 1, now)
+        except JetStreamError as error:  # It could not say: all is asked again.
+            if error.code == jetstream.NO_RESPONDERS:
+                self._lose_stream(piece.class_id)
+            self._forget(lane.asked)
+            lane.again_at = now + PAUSE_SECONDS
+            return
+        if not lane.asked:
+            lane.again_at = now
+            for each in lane.begun.values():
+                each.is_sure = True
 
-    def _cut(self, piece: Piece) -> None:
-        """Leave of a chain what is not stored."""
-        done = piece.batch.count - piece.left
-        rest = piece.batch.slice(done, piece.batch.count)
-        self._under_way_bytes += rest.data.size - piece.batch.data.size
-        piece.batch, piece.ids = rest, piece.ids[done:]
-
-    def _write(self, piece: Piece, now: float) -> None:
+    def _write(self, lane: Lane, piece: Piece, now: float) -> None:
         """Publish all of it."""
         again = piece.number > 0
         piece.moved_at = now
-        piece.number = self._core.take_numbers(1)
-        self._begun[piece.number] = piece
+        piece.number = self._number(lane)
+        piece.stored.clear()
+        lane.begun[piece.number] = piece
         subject = self._subject(piece.class_id).encode()
         ids = piece.prefix, piece.ids
         # What went message by message goes on so: all of it has ids.
@@ -322,9 +311,10 @@ class Uplink:
     def begin_anew(self, now: float) -> None:
         """There is another connection: what had no PubAck on the former one is to be published on
         this one."""
-        self._again_at = now if self._begun else float("inf")
-        self._asked.clear()
-        self._proofs.clear()
+        for lane in self._lanes.values():
+            lane.again_at = now if lane.begun else float("inf")
+            self._forget(lane.asked)
+            self._forget(lane.proofs)
 
     def hear(self, answers: Messages, now: float) -> int | None:
         """Answers to chains have come. Returns what `reached` does."""
@@ -332,8 +322,9 @@ class Uplink:
         for row in range(answers.count):
             said = answers.subject(row)[begin:].split(b".")
             number = int(said[0]) if said[0].isdigit() else 0
-            piece = self._begun.get(number)
-            if piece is None or not piece.is_open or len(said) != _REPLY_TOKENS:
+            lane = self._whose.get(number)
+            piece = lane.begun.get(number) if lane is not None else None
+            if lane is None or piece is None or not piece.is_open or len(said) != _REPLY_TOKENS:
                 continue
             told = jetstream.chain_answer(answers.headers(row), answers.payload(row))
             if told.error is not None:
@@ -349,88 +340,110 @@ class Uplink:
             # Of one with ids nothing counts but the whole: see `_write`.
             is_whole = told.is_last and told.stored >= piece.batch.count
             if piece.has_name and (is_whole or (told.stored > 0 and not told.is_last)):
-                piece.moved_at = self._heard_at = now  # It goes on.
+                piece.moved_at = lane.heard_at = now  # It goes on.
             elif told.stored >= 0 and not piece.has_name:
-                self._advance(piece, told.stored, now)
+                self._advance(lane, piece, told.stored, now)
             if is_whole and piece.has_name:
-                subject = self._subject(piece.class_id).encode()
-                self._proofs[self._ask_for(piece, piece.batch.count - 1, subject)] = piece
-                self._count_under_way(piece, -1)
+                lane.proofs[self._ask_for(lane, piece, piece.batch.count - 1)] = piece
+                lane.count_under_way(piece, -1)
                 piece.is_told = True
             elif told.is_last and piece.left:
                 self.refused += piece.left
-                self._again_at = min(self._again_at, now + PAUSE_SECONDS)
-        if not self._begun:
-            self._again_at, self.last_error = float("inf"), None
+                lane.again_at = min(lane.again_at, now + PAUSE_SECONDS)
         return self.reached()
 
-    def _advance(self, piece: Piece, stored: int, now: float) -> None:
+    def _advance(self, lane: Lane, piece: Piece, stored: int, now: float) -> None:
         """So many of a piece are stored, from the first on."""
         more = stored - (piece.batch.count - piece.left)
-        if more > 0 and piece.number in self._begun:
-            self._heard_at = now
-            self._count_stored(piece, min(more, piece.left), now)
+        if more > 0 and piece.number in lane.begun:
+            self._count_stored(lane, piece, min(more, piece.left), now)
 
-    def _count_stored(self, piece: Piece, count: int, now: float) -> None:
-        piece.moved_at = now
-        piece.left -= count
+    def _count_stored(self, lane: Lane, piece: Piece, count: int, now: float) -> None:
+        lane.heard_at = now
         self.stored += count
-        if not piece.is_told:
-            self._under_way -= count
-        if piece.left <= 0:
-            del self._begun[piece.number]
-            if not piece.is_told:
-                self._under_way_bytes -= piece.batch.data.size
+        lane.count_stored(piece, count, now)
+        if not piece.left:
+            del self._whose[piece.number]
+            self._look_how_far(lane)
 
-    def _count_under_way(self, piece: Piece, times: int) -> None:
-        self._under_way += times * piece.left
-        self._under_way_bytes += times * piece.batch.data.size
+    def _look_how_far(self, lane: Lane) -> None:
+        """A piece is stored: perhaps all of some lots is."""
+        for lot in lane.take_stored():
+            self._lots[lot] -= 1
+            if not self._lots[lot]:
+                del self._lots[lot]
+        self._reached_in[lane.class_id] = lane.pieces[0][0] - 1 if lane.pieces else self._last_lot
+        if not lane.is_full:
+            self.full.discard(lane.class_id)
+        if not lane.pieces:
+            self._forget(lane.asked)
+            self._forget(lane.proofs)
+            del self._lanes[lane.class_id]
+        if self.last_error is not None and not any(each.begun for each in self._lanes.values()):
+            self.last_error = None
 
     def take(self, replies: Replies, now: float) -> int | None:
         """PubAcks have come. Returns what `reached` does."""
-        if self._asked:
-            asked = np.isin(replies.numbers, list(self._asked))
-            if asked.any():
-                self._learn(Replies(replies.numbers[asked], replies.messages.pick(asked)), now)
-                replies = Replies(replies.numbers[~asked], replies.messages.pick(~asked))
-        if self._proofs:
-            replies = self._take_proofs(replies, now)
+        replies = self._take_told(replies, now)
         acks = jetstream.pub_acks(replies.messages)
-        if acks.errors:
-            for row, error in acks.errors.items():
-                piece = self._begun.get(int(replies.numbers[row]))
-                if error.code == jetstream.NO_RESPONDERS and piece is not None:
-                    self._lose_stream(piece.class_id)
-            self.refused += len(acks.errors)
-            self.last_error = next(iter(acks.errors.values()))
-            self._again_at = min(self._again_at, now + PAUSE_SECONDS)
+        for row, error in acks.errors.items():
+            lane = self._whose.get(int(replies.numbers[row]))
+            if lane is None:
+                continue  # It was published again since.
+            if error.code == jetstream.NO_RESPONDERS:
+                self._lose_stream(lane.class_id)
+            self.refused += 1
+            self.last_error = error
+            lane.again_at = min(lane.again_at, now + PAUSE_SECONDS)
         self.duplicates += int(np.count_nonzero(acks.duplicates))
-        numbers, counts = np.unique(replies.numbers[acks.sequences > 0], return_counts=True)
-        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
-            piece = self._begun.get(number)
-            if piece is not None and not piece.is_chain:
-                self._heard_at = now
-                self._count_stored(piece, count, now)
-        if not self._begun:
-            self._again_at, self.last_error = float("inf"), None
+        stored: dict[int, set[int]] = {}
+        for number, sequence in zip(replies.numbers.tolist(), acks.sequences.tolist(), strict=True):
+            if sequence > 0:
+                stored.setdefault(number, set()).add(sequence)
+        for number, sequences in stored.items():
+            lane = self._whose.get(number)
+            if lane is not None and not (piece := lane.begun[number]).is_chain:
+                more = sequences - piece.stored
+                piece.stored |= more
+                if more:
+                    self._count_stored(lane, piece, min(len(more), piece.left), now)
         return self.reached()
 
-    def _take_proofs(self, replies: Replies, now: float) -> Replies:
-        """Take those of these replies that say whether chains are stored. Returns the others."""
-        proofs = np.isin(replies.numbers, list(self._proofs))
-        for row in np.flatnonzero(proofs).tolist():
-            piece, messages = self._proofs.pop(int(replies.numbers[row])), replies.messages
-            try:
-                if jetstream.is_stored(messages.headers(row), messages.payload(row)):
-                    self._advance(piece, piece.batch.count, now)
-                    continue
-            except JetStreamError as error:  # It is on its way, or not to be had.
-                self.last_error = error
-                if error.code == jetstream.NO_RESPONDERS:
-                    self._lose_stream(piece.class_id)
-            self.refused += piece.left
-            self._again_at = min(self._again_at, now + PAUSE_SECONDS)
-        return Replies(replies.numbers[~proofs], replies.messages.pick(~proofs))
+    def _take_told(self, replies: Replies, now: float) -> Replies:
+        """Take those of these replies that say whether messages are stored. Returns the others."""
+        numbers = replies.numbers.tolist()
+        told = [
+            number
+            for number in dict.fromkeys(numbers)
+            if (lane := self._whose.get(number)) is not None and number not in lane.begun
+        ]
+        if not told:
+            return replies
+        rows = np.isin(replies.numbers, told)
+        for row in np.flatnonzero(rows).tolist():
+            lane = self._whose.get(numbers[row])
+            if lane is None:
+                continue  # What was said before it was enough.
+            learn = self._learn if numbers[row] in lane.asked else self._take_proof
+            learn(lane, numbers[row], replies.messages, row, now)
+        return Replies(replies.numbers[~rows], replies.messages.pick(~rows))
+
+    def _take_proof(
+        self, lane: Lane, number: int, messages: Messages, row: int, now: float
+    ) -> None:
+        """The stream has said whether it has the last message of a chain."""
+        del self._whose[number]
+        piece = lane.proofs.pop(number)
+        try:
+            if jetstream.is_stored(messages.headers(row), messages.payload(row)):
+                self._advance(lane, piece, piece.batch.count, now)
+                return
+        except JetStreamError as error:  # It is on its way, or not to be had.
+            self.last_error = error
+            if error.code == jetstream.NO_RESPONDERS:
+                self._lose_stream(piece.class_id)
+        self.refused += piece.left
+        lane.again_at = min(lane.again_at, now + PAUSE_SECONDS)
 
     def _lose_stream(self, class_id: int) -> None:
         self._homeless.add(class_id)
@@ -443,7 +456,13 @@ class Uplink:
 
     def reached(self) -> int | None:
         """The last lot that has reached the cluster, if that was not told before."""
-        found = None
-        while self._lots and not any(piece.left for piece in self._lots[0].pieces):
-            found = self._lots.popleft().lot
-        return found
+        last = next(iter(self._lots)) - 1 if self._lots else self._last_lot
+        if last <= self._told:
+            return None
+        self._told = last
+        return last
+
+    def take_reached_in(self) -> dict[int, int]:
+        """By class, up to which lot all of it has reached the cluster; where that is news."""
+        reached_in, self._reached_in = self._reached_in, {}
+        return reached_in

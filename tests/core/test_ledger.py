@@ -111,3 +111,37 @@ def test_a_failure_is_over_when_something_is_reached() -> None:
     assert ledger.is_behind
     ledger.reach(1)
     assert (ledger.failure, ledger.is_behind) == (None, False)
+
+
+def test_elsewhere_a_class_waits_for_no_other() -> None:
+    ledger = Ledger(elsewhere=True)
+    ledger.note(1, 0, 1, b"frame", "", 5.0)
+    assert ledger.take() is not None
+    ledger.note(2, 0, 1, b"frame", "", 5.0)
+    assert ledger.take() is not None
+    ledger.note(1, 1, 1, b"frame", "", 5.0)
+    assert ledger.take() is not None
+    ledger.reach_in(2, 3)
+    assert (ledger.reached, ledger.held_bytes) == (0, 10)
+    owed = {1: 3, 2: 2}
+    assert not ledger.has_reached(3, owed)
+    assert owed == {1: 3, 2: 2}  # It was not asked for further than it takes.
+    assert ledger.has_reached(3, {2: 2})
+    ledger.reach_in(1, 1)
+    assert ledger.has_reached(2, owed)
+    assert not ledger.has_reached(3, owed)
+    ledger.reach(3)
+    assert ledger.has_reached(3, owed)
+    assert (ledger.safe(1, 2), ledger.safe(2, 1), ledger.held_bytes) == (2, 1, 0)
+
+
+def test_elsewhere_no_durable_is_kept_so_none_is_waited_for() -> None:
+    ledger = Ledger(elsewhere=True)
+    assert ledger.change(1, "d", "") == 0
+    assert ledger.is_empty
+
+
+def test_a_journal_is_one_way_for_all_classes() -> None:
+    ledger = Ledger()
+    note(ledger, 0)
+    assert not ledger.has_reached(1, {})

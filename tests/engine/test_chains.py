@@ -192,7 +192,8 @@ def test_what_a_stream_knows_from_what_is_on_its_way_is_not_stored() -> None:
     begun = b"MSG %b %d %d\r\n%b\r\n"
     for said in (b'{"type":"ack","seq":100}', b'{"stream":"S","seq":0,"batch":"b","count":100}'):
         stream.core.take_output()
-        subject = b"_INBOX.r.r%012d.500.fail.0100.2.$FI" % next(iter(stream.uplink._begun))
+        (number,) = stream.uplink._whose
+        subject = b"_INBOX.r.r%012d.500.fail.0100.2.$FI" % number
         assert stream.answer([begun % (subject, CHAIN_SID, len(said), said)], 0.0) is None
         assert stream.uplink.statistics().under_way == 100
     stream.uplink.go_on(PAUSE_SECONDS)
@@ -218,7 +219,7 @@ def test_a_chain_whose_last_message_is_on_its_way_is_not_believed(said: bytes) -
     stream.uplink.go_on(0.0)
     answers = stream.take()
     assert stream.answer(answers, 0.0) is None
-    (number,) = stream.uplink._proofs
+    number = max(stream.uplink._whose)
     stream.core.take_output()
     head = b"MSG %b 1 %d\r\n" % (stream.core.reply_to(number), len(said))
     assert stream.answer([head + said + b"\r\n"], 0.0) is None
@@ -229,6 +230,23 @@ def test_a_chain_whose_last_message_is_on_its_way_is_not_believed(said: bytes) -
     assert len(again) == 100  # One by one.
     assert stream.uplink.statistics().under_way == 100
     assert stream.answer(again, PAUSE_SECONDS) == 1
+    assert stream.payloads() == expected
+
+
+@pytest.mark.parametrize("name", ["", "pub"])
+def test_whoever_is_asked_may_answer_twice(name: str) -> None:
+    """Two servers may both lead a stream for a while: one is cut off from the rest."""
+    stream = opened()
+    expected = stream.put(1, 100, name)
+    stream.uplink.go_on(0.0)
+    begun = stream.take()
+    if name:
+        assert stream.answer(begun, 0.0) is None
+    else:
+        stream.uplink.begin_anew(0.0)
+        stream.uplink.go_on(0.0)
+    answers = stream.take()
+    assert stream.answer([each for each in answers for _ in range(2)], 0.0) == 1
     assert stream.payloads() == expected
 
 

@@ -36,7 +36,7 @@ async def test_what_is_deleted_is_made_again(
                 await bus.publish(b"%d" % number, class_id=1)
             held = [await messages.get() for _ in range(3)]
             assert [message.payload for message in held] == [b"0", b"1", b"2"]
-            (consumer,) = cluster._consumers.values()
+            (consumer,) = cluster.listening.consumers.values()
             name = f"CONSUMER.DELETE.{stream}.{consumer}"
             await cluster.link.ask(name if what == "CONSUMER" else f"STREAM.DELETE.{stream}")
             got: list[bytes] = []
@@ -73,7 +73,7 @@ async def test_a_consumer_that_is_gone_costs_nothing_where_its_stream_cannot_be_
             return await ask(subject, *given, **more)
 
         with trio.fail_after(PATIENCE_SECONDS):
-            await until(lambda: bool(cluster._consumers))
+            await until(lambda: bool(cluster.listening.consumers))
             monkeypatch.setattr(cluster.link, "ask", refuses)
             await ask(f"STREAM.DELETE.{cluster.options.names.stream(1)}")
             await bus.publish(b"late", class_id=1)

@@ -13,6 +13,12 @@ from hypothesis import strategies as st
 from simplebus.core import frames
 from simplebus.core.envelope import Envelope, encode
 from simplebus.core.ledger import Entry, Lot
+from simplebus.engine.lanes import (
+    PIECES_AT_ONCE,
+    SILENT_SECONDS,
+    WAITING_BYTES_MAX,
+    WAITING_PIECES_MAX,
+)
 from simplebus.engine.uplink import PATIENCE_SECONDS, PAUSE_SECONDS, Uplink
 from simplebus.nats.client.core import ClientCore, Replies
 from simplebus.nats.events import Pub
@@ -134,9 +140,9 @@ def test_who_has_no_name_has_numbers_of_this_door() -> None:
     stream.uplink.put(Lot(2, [entry(frame(b"c", 0, has_envelope=True), name="other")]))
     stream.uplink.go_on(0.0)
     assert stream.answer(stream.take(), 0.0) == 2
-    assert list(stream.ids) == [":r:0000000000", ":r:0000000001", "other:r:0000000000"]
+    assert list(stream.ids) == [":r:0000000000", "other:r:0000000000", ":r:0000000001"]
     content = encode(Envelope(channel="a.b"), b"c")
-    assert stream.stored == [("s.7", b"a", False), ("s.8", b"b", False), ("s.7", content, True)]
+    assert stream.stored == [("s.7", b"a", False), ("s.7", content, True), ("s.8", b"b", False)]
 
 
 def test_a_program_puts_no_header_into_a_stream() -> None:
@@ -166,11 +172,72 @@ def test_a_class_that_is_held_waits_and_nothing_overtakes() -> None:
     stream.uplink.put(
         Lot(1, [entry(frame(b"a", 0)), entry(frame(b"b", 0, class_id=8), class_id=8)])
     )
+    stream.uplink.put(Lot(2, [entry(frame(b"c", 1))]))
     stream.uplink.go_on(0.0)
-    assert stream.take() == []
+    assert stream.answer(stream.take(), 0.0) is None
+    assert [payload for _, payload, _ in stream.stored] == [b"b"]
+    assert stream.uplink.take_reached_in() == {8: 2}  # Another class waits for none.
     stream.uplink.let_go(7)
     stream.uplink.go_on(0.0)
-    assert stream.answer(stream.take(), 0.0) == 1
+    assert stream.answer(stream.take(), 0.0) == 2
+    assert [payload for _, payload, _ in stream.stored] == [b"b", b"a", b"c"]
+    assert stream.uplink.take_reached_in() == {7: 2}
+
+
+def test_what_is_refused_of_one_class_has_no_other_published_again() -> None:
+    stream = Stream()
+    stream.uplink.open_classes |= {7, 8}
+    for lot in range(1, 4):
+        stream.uplink.put(
+            Lot(lot, [entry(frame(b"a", lot)), entry(frame(b"b", lot, class_id=8), class_id=8)])
+        )
+    stream.uplink.go_on(0.0)
+    answers = stream.take()
+    refused = [row for row, (subject, _, _) in enumerate(stream.stored) if subject == "s.7"]
+    for row in refused:
+        head, _, _ = answers[row].partition(b"\r\n")
+        answers[row] = b"%b %d\r\n%b\r\n" % (head.rsplit(b" ", 1)[0], len(FULL), FULL)
+    assert stream.answer(answers[:-1], 0.0) is None
+    assert stream.uplink.take_reached_in() == {8: 2}
+    stream.uplink.go_on(PAUSE_SECONDS)
+    assert len(stream.take()) == 3  # Of the class that was refused.
+    assert stream.uplink.statistics().refused == 3
+
+
+def test_of_a_class_of_which_much_waits_nothing_more_is_to_be_accepted() -> None:
+    stream = Stream()
+    stream.uplink.open_classes |= {7, 8}
+    stream.uplink.hold(7)
+    size = WAITING_BYTES_MAX // 32
+    big = [frame(bytes(size), 0, class_id=class_id) for class_id in (7, 8)]
+    for lot in range(1, 33):
+        assert stream.uplink.full == set()
+        stream.uplink.put(Lot(lot, [entry(big[0]), entry(big[1], class_id=8)][: 1 + lot % 2]))
+    assert stream.uplink.full == {7}
+    stream.uplink.let_go(7)
+    stream.uplink.go_on(0.0)
+    assert stream.answer(stream.take(), 0.0) is not None
+    assert stream.uplink.full == set()
+    while not stream.uplink.is_empty:
+        stream.uplink.go_on(0.0)
+        stream.answer(stream.take(), 0.0)
+    stream.uplink.hold(8)
+    for lot in range(WAITING_PIECES_MAX):
+        assert stream.uplink.full == set()
+        stream.uplink.put(Lot(33 + lot, [entry(frame(b"b", 0, class_id=8), class_id=8)]))
+    assert stream.uplink.full == {8}
+
+
+def test_what_comes_is_gathered_while_many_pieces_go_on() -> None:
+    stream = Stream()
+    stream.uplink.open_classes.add(7)
+    for lot in range(1, PIECES_AT_ONCE):
+        stream.uplink.put(Lot(lot, [entry(frame(b"a", 0))]))
+    stream.uplink.go_on(0.0)
+    assert not stream.uplink.is_crowded(0.0)
+    stream.uplink.put(Lot(PIECES_AT_ONCE, [entry(frame(b"a", 0))]))
+    assert stream.uplink.is_crowded(0.0)
+    assert not stream.uplink.is_crowded(SILENT_SECONDS)  # It may be held up: nobody waits for it.
 
 
 def test_what_is_refused_is_published_again_and_stored_once() -> None:
@@ -188,6 +255,23 @@ def test_what_is_refused_is_published_again_and_stored_once() -> None:
     assert stream.answer(stream.take(), 1.0) == 1
     assert [payload for _, payload, _ in stream.stored] == [b"0", b"2", b"1"]
     assert stream.uplink.statistics().refused == 1
+
+
+def test_a_message_that_is_said_to_be_stored_twice_counts_once() -> None:
+    """Two servers lead the stream, as each thinks."""
+    stream = Stream()
+    stream.uplink.open_classes.add(7)
+    stream.uplink.put(Lot(1, [entry(*(frame(b"%d" % n, n) for n in range(6)), name="pub")]))
+    stream.refuses = lambda: len(stream.stored) >= 3
+    stream.uplink.go_on(0.0)
+    answers = stream.take()
+    assert stream.answer(answers + answers[:3], 0.0) is None
+    stream.refuses = lambda: False
+    stream.uplink.go_on(PAUSE_SECONDS)
+    answers = stream.take()
+    assert stream.answer(answers[:5] * 2, 1.0) is None
+    assert stream.answer(answers[5:], 1.0) == 1
+    assert len(stream.stored) == 6
 
 
 def test_who_hears_nothing_says_it_again_and_who_hears_something_waits() -> None:

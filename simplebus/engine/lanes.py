@@ -1,0 +1,141 @@
+"""What publishers have said to one class, on its way into its stream.
+
+Rule 1: pieces are begun in the order in which they were put, and each is of one publisher.
+Rule 2: a class waits for no other: what is under way, what is asked for, what is late and what may
+wait is of each by itself.
+
+    put ─► ready ─► begun ─► stored
+           └──── pieces ───┘
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from simplebus.core.frames import FrameBatch, Integers
+
+UNDER_WAY_MESSAGES = 8 * 1024
+UNDER_WAY_BYTES = 4 * 1024 * 1024
+"""Of a class no more is begun to be published while so much has no PubAck."""
+WAITING_BYTES_MAX = 16 * 1024 * 1024
+WAITING_PIECES_MAX = 4096
+"""Of a class of which so much waits nothing more is to be accepted."""
+PIECES_AT_ONCE = 64
+"""While so many pieces of a class are on their way, what comes is gathered to larger ones."""
+SILENT_SECONDS = 0.5
+"""A class of which nothing is heard for so long may be held up."""
+
+assert UNDER_WAY_BYTES < WAITING_BYTES_MAX
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """Messages of one class, one type and one publisher."""
+
+    class_id: int
+    batch: FrameBatch
+    prefix: bytes
+    """Of their message ids."""
+    ids: Integers
+    left: int
+    """How many have no PubAck yet."""
+    has_name: bool
+    is_chain: bool = False
+    """Whether they were written as one."""
+    is_open: bool = False
+    """Whether it was not said that this chain has ended."""
+    is_sure: bool = True
+    """Whether those of a chain that are not left are all that is stored, or all have ids."""
+    is_told: bool = False
+    """Whether all of a chain was said to be stored: it is not under way any more, though the stream
+    has not said so of its last message."""
+    stored: set[int] = field(default_factory=set)
+    """Sequences of those that have their PubAcks, as they were written last: two servers that both
+    take themselves for the leader may send the same one twice."""
+    number: int = 0
+    """Of the request that they are, as they were written last; 0 for never."""
+    moved_at: float = 0.0
+    """When they were written last, or one of them had its PubAck."""
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """The way of one class."""
+
+    class_id: int
+    pieces: deque[tuple[int, Piece]] = field(default_factory=deque)
+    """All from the first one on that is not stored, each with its lot."""
+    ready: deque[Piece] = field(default_factory=deque)
+    """Those that are to be written."""
+    begun: dict[int, Piece] = field(default_factory=dict)
+    """Those that were written and have messages without a PubAck, by their numbers: the first ones
+    first."""
+    asked: dict[int, tuple[Piece, int]] = field(default_factory=dict)
+    """What the stream was asked for, by number: whether this message of a piece is stored."""
+    proofs: dict[int, Piece] = field(default_factory=dict)
+    """What it was asked for, by number: whether the last one of a chain is, of which all is said to
+    be."""
+    again_at: float = float("inf")
+    """When all that was begun is written again, whatever comes."""
+    heard_at: float = 0.0
+    """When a PubAck came last, or the first one that is awaited was asked for."""
+    under_way: int = 0
+    under_way_bytes: int = 0
+    waiting_bytes: int = 0
+    """Of all pieces that are not stored."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more may be begun."""
+        is_full = self.under_way >= UNDER_WAY_MESSAGES or self.under_way_bytes >= UNDER_WAY_BYTES
+        return not (is_full or self.asked)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more is to be accepted."""
+        return self.waiting_bytes >= WAITING_BYTES_MAX or len(self.pieces) >= WAITING_PIECES_MAX
+
+    def is_crowded(self, now: float) -> bool:
+        """Whether many pieces are on their way, and nothing holds them up."""
+        goes_on = self.again_at == float("inf") and now < self.heard_at + SILENT_SECONDS
+        return len(self.pieces) >= PIECES_AT_ONCE and bool(self.begun) and goes_on
+
+    def put(self, lot: int, piece: Piece) -> None:
+        self.pieces.append((lot, piece))
+        self.ready.append(piece)
+        self.waiting_bytes += piece.batch.data.size
+
+    def count_under_way(self, piece: Piece, times: int) -> None:
+        self.under_way += times * piece.left
+        self.under_way_bytes += times * piece.batch.data.size
+
+    def count_stored(self, piece: Piece, count: int, now: float) -> None:
+        """So many more of a piece that was begun are stored."""
+        piece.moved_at = now
+        piece.left -= count
+        if not piece.is_told:
+            self.under_way -= count
+        if piece.left <= 0:
+            piece.stored.clear()
+            del self.begun[piece.number]
+            if not piece.is_told:
+                self.under_way_bytes -= piece.batch.data.size
+            self.waiting_bytes -= piece.batch.data.size
+            if not self.begun:
+                self.again_at = float("inf")
+
+    def cut(self, piece: Piece) -> None:
+        """Leave of a chain what is not stored."""
+        done = piece.batch.count - piece.left
+        rest = piece.batch.slice(done, piece.batch.count)
+        self.under_way_bytes += rest.data.size - piece.batch.data.size
+        self.waiting_bytes += rest.data.size - piece.batch.data.size
+        piece.batch, piece.ids = rest, piece.ids[done:]
+
+    def take_stored(self) -> list[int]:
+        """The lots of pieces that are stored, with all before them, since this was asked last."""
+        found: list[int] = []
+        while self.pieces and not self.pieces[0][1].left:
+            found.append(self.pieces.popleft()[0])
+        return found

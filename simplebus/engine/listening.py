@@ -1,0 +1,67 @@
+"""Which consumer feeds which position, and where what it sends comes to.
+
+Rule 1: a position has one consumer at a time, and a subscription of the connection of its own for
+each: what comes of a former one is nobody's.
+Rule 2: of a durable without a group one door holds what was sent: it says so to whoever asks, as
+long as the position is here.
+"""
+
+from __future__ import annotations
+
+from simplebus.core.subscription import Subscription
+from simplebus.engine.feed import Feed
+from simplebus.engine.link import new_inbox
+from simplebus.engine.names import Names
+from simplebus.nats.client.core import ClientCore
+
+
+class Listening:
+    """Of one door."""
+
+    def __init__(self, core: ClientCore, names: Names, door: str) -> None:
+        """`door` is what others know it by."""
+        self._core = core
+        self._names = names
+        self._inbox = new_inbox()
+        self._feeds: dict[int, Feed] = {}
+        """By the number of the connection's subscription."""
+        self._sids: dict[Subscription, int] = {}
+        self.consumers: dict[Subscription, str] = {}
+        """Their names."""
+        self.alive_sids = {core.subscribe(names.door(door))}
+        """Whoever asks there is told that this door is here."""
+
+    def __contains__(self, position: Subscription) -> bool:
+        """Whether it has a consumer."""
+        return position in self._sids
+
+    def feed(self, sid: int) -> Feed | None:
+        """Whose is what comes with this number."""
+        return self._feeds.get(sid)
+
+    def inbox(self, position: Subscription) -> str:
+        """Where its consumer is to send messages."""
+        return f"{self._inbox}.{self._sids[position]}"
+
+    def begin(self, feed: Feed, name: str) -> None:
+        """From now on a feed has what the consumer of this name sends."""
+        core, position = self._core, feed.position
+        sid = core.subscribe(f"{self._inbox}.{core.next_sid}")
+        former = self._sids.pop(position, None)
+        if former is not None:
+            core.unsubscribe(former)
+            del self._feeds[former]
+        self._sids[position], self._feeds[sid] = sid, feed
+        self.consumers[position] = name
+        if position.durable and not (position.group or feed.holder_sid):
+            feed.holder_sid = core.subscribe(self._names.holder(feed.cls.class_id, name))
+            self.alive_sids.add(feed.holder_sid)
+
+    def end(self, feed: Feed) -> str:
+        """It has nothing more. Returns the consumer's name."""
+        core, sid = self._core, self._sids.pop(feed.position)
+        core.unsubscribe(sid)
+        del self._feeds[sid]
+        self.alive_sids.discard(feed.holder_sid)
+        core.unsubscribe(feed.holder_sid)
+        return self.consumers.pop(feed.position)
