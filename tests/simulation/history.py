@@ -126,6 +126,8 @@ class Talk:
     """When nothing waited between the ring and the wire."""
     clean_clock: float = 0.0
     """And the bus's clock then."""
+    overtaken: set[tuple[int, int]] = field(default_factory=set)
+    """Class and sequence of what waits for its wire, and was sent to another member meanwhile."""
     purges: deque[tuple[int, range]] = field(default_factory=deque)
     """Purges that are not answered, in order: class, messages."""
     late_acks: list[tuple[Place, int]] = field(default_factory=list)

@@ -394,7 +394,12 @@ class Promises(Turns):
         if place.by_key:
             self._is_its_turn(place, sequence, name)
         sent = Sent((talk.session.session_id, number), talk.clean_tick)
-        place.sent[sequence] = sent
+        if (place.class_id, sequence) in talk.overtaken:
+            talk.overtaken.remove((place.class_id, sequence))
+        else:
+            place.sent[sequence] = sent
+            if place.is_group:
+                self._overtakes(talk, place, sequence, attempt)
         place.ever_sent.add(sequence)
         talk.sent.setdefault(number, {})[sequence] = sent
 

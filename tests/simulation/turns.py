@@ -6,6 +6,9 @@ last time; so what was not allowed then was not allowed at all.
 
 from __future__ import annotations
 
+from core.talk2 import DELIVER, ENVELOPE, MESSAGE
+from oracles import parse_frame, split_frames
+
 from simulation.history import (
     Place,
     Talk,
@@ -46,6 +49,8 @@ class Turns(Losses):
                 "nothing is sent before it may be",
                 f"{name}: stored at {stored}, {self.latest_clock}",
             )
+        if (place.class_id, sequence) in talk.overtaken:
+            return
         former = place.sent.get(sequence)
         if former is not None and former.is_open and former.holder[0] in self.broker.sessions:
             self.demand(
@@ -61,6 +66,26 @@ class Turns(Losses):
                 f"{name}: the one before was {before}",
             )
             place.attempts[sequence] = max(before, attempt)
+
+    def _overtakes(self, talk: Talk, place: Place, sequence: int, attempt: int) -> None:
+        """Other members may have been given it before, and it waits for their wires: what comes
+        there comes behind this."""
+        for other in self.talks.values():
+            if other is talk or not other.session.outbox._rest:
+                continue
+            frames, _ = split_frames(other.told + bytes(other.session.outbox._rest))
+            delivery = other.delivery
+            for frame in frames:
+                kind, class_id, message_id, last, _ = parse_frame(frame)
+                if kind == DELIVER:
+                    delivery = (class_id, message_id, last)
+                elif (
+                    kind in (MESSAGE, ENVELOPE)
+                    and message_id == sequence
+                    and other.places.get(delivery[2]) is place
+                    and delivery[1] < attempt
+                ):
+                    other.overtaken.add((place.class_id, sequence))
 
     def _is_its_turn(self, place: Place, sequence: int, name: str) -> None:
         """What came before it with its key is done."""
