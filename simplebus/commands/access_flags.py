@@ -54,8 +54,8 @@ _OPTIONS: dict[str, Any] = {
         Path | None,
         option(
             "--tls-ca",
-            "Who may have signed the bus's certificate, as PEM, for a URL that begins with "
-            "simplebuss://. Without it, whom this system trusts.",
+            "Who may have signed the bus's certificate, as PEM, for a URL of TLS, which "
+            "begins with simplebuss:// or https://. Without it, whom this system trusts.",
             panel=ACCESS,
             metavar="FILE",
             parser=Path,

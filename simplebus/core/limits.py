@@ -147,6 +147,8 @@ DURABLES_PART = 4
 # And such a part of all classes, and of one class's durables, may a user make who may not do
 # everything.
 USER_PART = 4
+# All of these together leave such a part of all classes to others: a class that is made stays.
+LEFT_PART = 8
 
 # Of what is held for last values alone, so many bytes may be no value's; more when the values have
 # more. Values are stored anew so many bytes at a time.

@@ -2,7 +2,8 @@
 
 Rule 1: what was made counts as its maker's as long as it is there, whoever is connected, and past
 the process where anything is kept past it. What nobody in particular has made is nobody's share.
-Rule 2: who may not do everything has a part of the bus at most, unless its user says how much.
+Rule 2: who may not do everything has a part of the bus at most, and all of them together leave a
+part of it, unless its user says how much.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterable
 
 from simplebus.core.classes import MessageClass
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.limits import DURABLE_BYTES, DURABLES_PART, USER_PART
+from simplebus.core.limits import DURABLE_BYTES, DURABLES_PART, LEFT_PART, USER_PART
 from simplebus.core.session import Session
 from simplebus.core.store import Store
 from simplebus.core.subscription import Subscription
@@ -45,6 +46,14 @@ class Shares:
                 Reason.TOO_MANY_CLASSES,
                 f"user {session.user!r} names {len(new)} new classes; it has made {made}, and may "
                 f"make {most}",
+            )
+        all_ = self._store.settings.limits.classes
+        left = all_ // LEFT_PART
+        if self._said(session, "classes") is None and len(classes) + len(new) > all_ - left:
+            raise RemoteProtocolError(
+                Reason.TOO_MANY_CLASSES,
+                f"user {session.user!r} names {len(new)} new classes; {len(classes)} of {all_} "
+                f"exist, and the last {left} are for who may do everything",
             )
 
     def check_named(self, session: Session, cls: MessageClass, *, is_durable: bool) -> None:
@@ -101,9 +110,13 @@ class Shares:
 
     def _most(self, session: Session, what: str, of_all: int) -> int | None:
         """How many of something a session's user may have; None for any number."""
-        users = self._users()
-        user = users.named(session.user) if users is not None else None
-        said: int | None = None if user is None else getattr(user, f"{what}_max")
+        said = self._said(session, what)
         if said is not None:
             return said or None
         return None if session.grants is None else max(1, of_all // USER_PART)
+
+    def _said(self, session: Session, what: str) -> int | None:
+        """What its user says of that, 0 for any number; None where it says nothing."""
+        users = self._users()
+        user = users.named(session.user) if users is not None else None
+        return None if user is None else getattr(user, f"{what}_max")

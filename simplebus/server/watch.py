@@ -53,6 +53,8 @@ class Watch:
         self.timing = Timing(engine.broker)
         engine.timing = self.timing
         self.is_ready = self.is_draining = False
+        self._told_classes: set[int] = set()
+        """Those that were told one by one last."""
         self.http_connections: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self.http_seconds: Callable[[], float] = lambda: 0.0
         """How many are open at the HTTP door, and were ever."""
@@ -84,7 +86,8 @@ class Watch:
         if self._nats_door is not None:
             self._front = self._nats_door.front.statistics()
             yield
-        figures = yield from class_figures.of_bus(broker.store)
+        figures = yield from class_figures.of_bus(broker.store, self._told_classes)
+        self._told_classes = {each.class_id for each in figures.classes}
         told = [*figures.classes, *([figures.others] if figures.others is not None else [])]
         class_figures.count(counted, told)
         yield

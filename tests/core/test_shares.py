@@ -72,6 +72,19 @@ def test_who_names_too_many_at_once_has_none() -> None:
     assert [cls.maker for cls in bus.broker.classes.values()] == [*["boss"] * 3, *["ada"] * 2]
 
 
+def test_all_who_may_not_do_everything_leave_some_classes() -> None:
+    bus = served(classes=16)
+    bus.broker.users = Users([*USERS, *(user(f"u{n}") for n in range(4))])
+    for n in range(14):
+        peer(bus, f"u{n // 4}", classes=(f"c{n}",)).leave()
+    assert refusal(bus, "ada", "more") == (
+        "user 'ada' names 1 new classes; 14 of 16 exist, and the last 2 are for who may do "
+        "everything"
+    )
+    peer(bus, "bob", classes=("said so",)).leave()  # Its user says how many.
+    peer(bus, "boss", classes=("orders",)).leave()
+
+
 @pytest.mark.parametrize("how", ["durable", "group"])
 @pytest.mark.parametrize(
     ("who", "most"), [("boss", 8), ("ada", 2), ("bob", 1), ("free", 8)], ids=str

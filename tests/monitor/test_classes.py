@@ -101,6 +101,27 @@ def test_classes_beyond_so_many_are_told_together(
     assert 'simplebus_stored_messages{class="(others)",class_id=""} 3.0\n' in text
 
 
+def test_those_through_which_most_went_are_told_one_by_one(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(classes, "CLASSES_MAX", 2)
+    peer = bus.peer(3, 4)
+    bus.say(peer, message(3) * 4)
+
+    def told(*before: int) -> list[int]:
+        figures, _ = done(classes.of_bus(bus.broker.store, before))
+        assert figures.others is not None
+        assert figures.total.published == figures.others.published + sum(
+            each.published for each in figures.classes
+        )
+        return [each.class_id for each in figures.classes]
+
+    assert told() == [1, 3]
+    assert told(1, 2) == [1, 2]  # It stays,
+    bus.say(peer, message(3) * 3)
+    assert told(1, 2) == [1, 3]  # until another one has twice as much.
+
+
 def test_a_class_with_many_positions_is_told_in_pieces(bus: Bus) -> None:
     for _ in range(600):
         bus.say(bus.peer(2), frames.encode(frames.SUBSCRIBE, class_id=2))
