@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from simplebus.bridge.far import FarBus, FarTerms, far_bus
-from simplebus.bridge.far_door import FarDoor, far_door
+from simplebus.bridge.far_door import FarDoor, Looked, far_door
 from simplebus.bridge.lane import Ends, Open
 from simplebus.bridge.near import NearBus
 from simplebus.bridge.wires import near_wired, who_is_at
@@ -30,6 +30,7 @@ def between(
 ) -> Open:
     """What opens both ends: `class_` of the bus at `near`, where the lane is who `auth` says, and
     the far end of these terms."""
+    looked = Looked()
 
     @asynccontextmanager
     async def open() -> AsyncIterator[Ends]:
@@ -47,9 +48,11 @@ def between(
             )
             if is_door:
                 kept = await here.open()
-                async with far_door(far, terms.of(_life(wire.core)), here, kept) as door:
+                doubts = await looked.again(here, terms.name)
+                whose = terms.of(_life(wire.core) + looked.era)
+                async with far_door(far, whose, here, kept, looked) as door:
                     check_apart(here, door)
-                    yield Ends(here, door, kept, [])
+                    yield Ends(here, door, kept, [], doubts)
                 return
             async with far_bus(far, terms.of(wire.core.bus_id)) as (there, record):
                 kept = await here.open()

@@ -2,7 +2,9 @@
 
 Rule 1: a message's number there is its sequence here, so nothing has to be written down: what comes
 again, through whichever door, is known by it to the stream, for as long as the cluster knows ids.
-Rule 2: numbers ascend. What stays here leaves its number out, and what would have to be sent behind
+Rule 2: a sequence may be another message's by now, where the near bus came back from an old copy:
+then they go under another name. What was sent last is known as long as this process lives.
+Rule 3: numbers ascend. What stays here leaves its number out, and what would have to be sent behind
 others has the lane begin anew.
 
     sequence   7    8         9         10   11
@@ -12,6 +14,8 @@ others has the lane begin anew.
 
 from __future__ import annotations
 
+import logging
+import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -21,6 +25,7 @@ import numpy as np
 
 from simplebus.bridge.ends import Found, Made, Near, Refusal
 from simplebus.bridge.far import FarTerms, named_at
+from simplebus.bridge.progress import Mark
 from simplebus.bridge.rewriting import Copies, Rewriter
 from simplebus.bridge.wires import check, wired
 from simplebus.client.confirms import Waiter
@@ -30,6 +35,8 @@ from simplebus.client.wire import Wire
 from simplebus.core.errors import BusConnectionError
 from simplebus.core.limits import DELIMITER_BYTES, MESSAGE_ID_BITS, MESSAGE_ID_MASK
 
+log = logging.getLogger("simplebus.bridge")
+
 _BATCHES_MAX = 6
 _MESSAGES_MAX = 24_576
 """So much is under way: the door has something to do while others are made."""
@@ -37,13 +44,49 @@ _SPAN_MAX = 1 << (MESSAGE_ID_BITS - 2)
 """Numbers that are under way are no further apart: else nobody could tell which one is ahead."""
 
 
+class Looked:
+    """What is known of the near bus from one connection to the next one."""
+
+    def __init__(self) -> None:
+        self.era = ""
+        """Part of the name since it came back from an old copy."""
+        self._memory = ""
+        self._last: tuple[int, Mark] | None = None
+        """What was sent last."""
+
+    def note(self, near: Near, made: Made) -> None:
+        if made.mark is not None:
+            self._memory, self._last = near.memory, (int(made.sequences[-1]), made.mark)
+
+    async def again(self, near: Near, name: str) -> int:
+        """The near end is open. Returns how many doubts there are that it is what it was: 1 or
+        none."""
+        if self._last is None or self._memory != near.memory:
+            return 0
+        sequence, mark = self._last
+        if sequence < near.head:
+            there = await near.look(sequence)
+            if there is None or mark.may_be(there):  # What is gone, nobody knows.
+                return 0
+        log.warning(
+            "%s: %s came back from an old copy: what was copied from there since may come again",
+            name,
+            near.identity,
+        )
+        self.era, self._last = f" {secrets.token_hex(4)}", None
+        return 1
+
+
 class FarDoor:
     """One connection."""
 
     must_wait = False
 
-    def __init__(self, wire: Wire, class_id: int, terms: FarTerms, near: Near, at: int) -> None:
+    def __init__(
+        self, wire: Wire, class_id: int, terms: FarTerms, near: Near, at: int, looked: Looked
+    ) -> None:
         """`at` is the sequence whose number the connection has begun with."""
+        self._near, self._looked = near, looked
         self.identity = wire.core.bus_id
         self.class_id = class_id
         self._wire, self._core = wire, wire.core
@@ -66,7 +109,9 @@ class FarDoor:
         copies = Copies()
         for piece in found.pieces:
             self._rewriter.many(piece, copies)
-        return Made(copies.numbers(), found.next, copies, copies.left, copies.refused)
+        made = Made(copies.numbers(), found.next, copies, copies.left, copies.refused)
+        made.mark = found.mark(int(made.sequences[-1])) if made.count else None
+        return made
 
     def has_room(self, planned: Sequence[Made]) -> bool:
         count = sum(made.count for made in planned) + sum(count for _, count in self._sent)
@@ -100,6 +145,7 @@ class FarDoor:
                     self.class_id,
                     left_out=int(sequences[begin]) - self._at - core.published,
                 )
+        self._looked.note(self._near, made)
         self._sent.append((self._wire.confirms.wait_for(first, last, self._done.set), made.count))
         self._wire.writer.push()
 
@@ -116,8 +162,10 @@ class FarDoor:
 
 
 @asynccontextmanager
-async def far_door(place: Place, terms: FarTerms, near: Near, at: int) -> AsyncIterator[FarDoor]:
+async def far_door(
+    place: Place, terms: FarTerms, near: Near, at: int, looked: Looked
+) -> AsyncIterator[FarDoor]:
     """A connection that goes on at this sequence. Raises BusConnectionError and RefusedError."""
     core = terms.core(first=at & MESSAGE_ID_MASK)
     async with wired(place, core) as wire:
-        yield FarDoor(wire, await named_at(wire, terms.class_), terms, near, at)
+        yield FarDoor(wire, await named_at(wire, terms.class_), terms, near, at, looked)

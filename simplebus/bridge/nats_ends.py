@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from simplebus.bridge.far import FarTerms, far_bus
-from simplebus.bridge.far_door import far_door
+from simplebus.bridge.far_door import Looked, far_door
 from simplebus.bridge.far_nats import FarNats
 from simplebus.bridge.lane import Ends, Open
 from simplebus.bridge.nats_wire import NatsWire, named, nats_wired
@@ -103,7 +103,7 @@ def from_nats(
                 here = NearCore(nats, copied.channels)
             kept = first = await here.open()
             if is_door:
-                async with far_door(far, terms.of(here.memory), here, first) as door:
+                async with far_door(far, terms.of(here.memory), here, first, Looked()) as door:
                     yield Ends(here, door, first, [])
                 return
             source = here.memory if copied.stream else servers

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -14,17 +16,22 @@ from served import serving
 
 import simplebus
 from load.ports import HOST, free_ports
+from simplebus.bridge.between import between
+from simplebus.bridge.far import FarTerms
 from simplebus.bridge.lane import Lane
 from simplebus.bridge.nats_wire import nats_wired
 from simplebus.bridge.running import lanes, run
 from simplebus.bridge.settings import Bridge, Copied
 from simplebus.client.access import Access
 from simplebus.client.bus import Bus
+from simplebus.client.dial import Address
+from simplebus.client.link import SocketPlace
 from simplebus.core.access import Permissions, Rule, Rules
 from simplebus.core.passwords import Passwords, quick_hash
 from simplebus.core.users import User, Users
+from simplebus.memory import MemoryBus
 
-from .buses import numbered
+from .buses import numbered, place
 from .test_processes import Killed, listening
 
 PATIENCE_SECONDS = 120.0
@@ -115,6 +122,42 @@ async def test_what_a_door_refuses_is_a_dead_letter_of_the_near_end(nats: NatsSe
             assert got == [b"%d" % number for number in range(2, 300, 3)]
 
 
+class Turning:
+    """A way to one bus after another."""
+
+    now: MemoryBus
+
+    async def open(self) -> Any:
+        return await place(self.now).open()
+
+
+async def test_a_near_bus_that_comes_back_from_an_old_copy_is_noticed(
+    nats: NatsServer, tmp_path: Path
+) -> None:
+    """What has the sequences of lost messages now is copied."""
+    way = Turning()
+    parts = [(0, 10), (10, 20), (1000, 1015)]
+    with trio.fail_after(PATIENCE_SECONDS):
+        async with door(options(nats.url)) as one, simplebus.connect(address(one)) as there:
+            terms = FarTerms(name="b", channel="b", class_="a")
+            far = SocketPlace(Address.parse(address(one)))
+            lane = Lane("b", between(way, far, terms, class_="a", start="earliest"))
+            for (first, last), folder in zip(parts, ("near", "near", "copy"), strict=True):
+                way.now = MemoryBus(data_dir=tmp_path / folder)
+                async with way.now as here, trio.open_nursery() as nursery:
+                    nursery.start_soon(lane.run)
+                    before = lane.statistics().copied
+                    await here.publish_many(numbered(first, last), class_id="a")
+                    while lane.statistics().copied < before + last - first:  # noqa: ASYNC110
+                        await trio.sleep(0.01)
+                    nursery.cancel_scope.cancel()
+                if not first:
+                    shutil.copytree(tmp_path / "near", tmp_path / "copy")
+            assert lane.statistics().doubts == 1
+            got = list(dict.fromkeys(await all_of(there)))
+            assert got == [payload for part in parts for payload in numbered(*part)]
+
+
 @pytest.mark.parametrize("stream", ["", "WORDS"])
 async def test_from_nats_to_a_door(nats: NatsServer, stream: str) -> None:
     """Of a stream each once; of what is not kept, what comes while the lane is there, and nothing
@@ -140,55 +183,55 @@ async def test_from_nats_to_a_door(nats: NatsServer, stream: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("order", ["bdsb", "sdbs"])
-async def test_whoever_is_killed_each_message_is_there_once_and_in_order(
-    tmp_path: Path, order: str
-) -> None:
-    """The bridge, the door, and the server that keeps what is copied, under load."""
-    (port,) = free_ports(1)
-    there = f"{HOST}:{port}"
+async def test_whoever_is_killed_each_message_is_there_once_and_in_order(tmp_path: Path) -> None:
+    """The bridge, the door, the server that keeps what is copied, the near bus: under load."""
+    here, there = (f"{HOST}:{port}" for port in free_ports(2))
     published, over = 0, trio.Event()
 
-    async def publish(near: str) -> None:
+    async def publish() -> None:
         nonlocal published
-        async with simplebus.connect(near) as bus:
+        await listening(here)
+        async with simplebus.connect(here, name="till", reconnect=PATIENCE_SECONDS) as bus:
             while not over.is_set():
                 payloads = numbered(published, published + 20)
                 await bus.publish_many(payloads, class_id="a")
                 published += 20
                 await trio.sleep(0.005)
 
+    def serving_at(address: str) -> tuple[str, ...]:
+        return "serve", "--host", HOST, "--port", address.split(":")[1], "--no-nats", "--no-http"
+
     with nats_server(tmp_path) as nats, trio.fail_after(PATIENCE_SECONDS):
-        async with serving() as up:
-            near = str(up.addresses[0])
-            doors = "--host", HOST, "--port", str(port), "--no-nats", "--no-http"
-            bridge = Killed(tmp_path / "bridge.log", "bridge", "--from", near, "--to", there, "a")
-            door = Killed(tmp_path / "door.log", "serve", *doors, "--engine", nats.url)
-            try:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(publish, near)
+        words = {
+            "n": (*serving_at(here), "--data-dir", str(tmp_path / "near")),
+            "d": (*serving_at(there), "--engine", nats.url),
+            "b": ("bridge", "--from", here, "--to", there, "a"),
+        }
+        programs = {name: Killed(tmp_path / f"{name}.log", *words[name]) for name in words}
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(publish)
+                for victim in "bdsn":
                     await listening(there)
-                    for victim in order:
-                        goal = published + 1000
-                        while published < goal:  # noqa: ASYNC110 - it has no event.
-                            await trio.sleep(0.01)
-                        if victim == "s":
-                            nats.kill()
-                            nats.start()
-                        else:
-                            killed = bridge if victim == "b" else door
-                            killed.kill()
-                            killed.again()
-                    over.set()
-                await listening(there)
-                async with simplebus.connect(there) as bus, bus.subscribe("a") as messages:
-                    got: list[bytes] = []
-                    while len(got) < published:
-                        got += [each.payload for each in await messages.take(1000)]
-                    await bus.publish(b"last", class_id="a")
-                    got.append((await messages.get()).payload)
-                said = f"{bridge.said()}\n{door.said()}"
-                assert got == [*numbered(0, published), b"last"], said
-            finally:
-                bridge.kill()
-                door.kill()
+                    goal = published + 1000
+                    while published < goal:  # noqa: ASYNC110 - it has no event.
+                        await trio.sleep(0.01)
+                    if victim == "s":
+                        nats.kill()
+                        nats.start()
+                    else:
+                        programs[victim].kill()
+                        programs[victim].again()
+                over.set()
+            await listening(there)
+            got: list[bytes] = []
+            async with simplebus.connect(there) as bus, bus.subscribe("a") as messages:
+                while len(got) < published:
+                    got += [each.payload for each in await messages.take(1000)]
+                await bus.publish(b"last", class_id="a")
+                got.append((await messages.get()).payload)
+            said = "\n".join(each.said() for each in programs.values())
+            assert got == [*numbered(0, published), b"last"], said
+        finally:
+            for each in programs.values():
+                each.kill()
