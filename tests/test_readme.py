@@ -121,5 +121,5 @@ async def test_the_example_of_a_gateway_runs_as_it_is(
     with heard("simplebus.gateway.log") as lines:
         async with open_gateway(read(tmp_path / "gateway.toml")):
             await trio.sleep(1.5)
-    shown = re.findall(r"^… simplebus.gateway.log: (.*)", README, re.MULTILINE)
+    shown = re.findall(r"^… INFO (.*)", README, re.MULTILINE)
     assert lines == shown

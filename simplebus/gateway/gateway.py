@@ -4,6 +4,7 @@ Rule 1: all modules are created, then they start in their order, one after the o
 the opposite order. A module that comes later starts at once.
 Rule 2: who is told to end first ends what says things by itself, and has what was said heard out.
 Rule 3: a change is made whole: what cannot be is refused before anything is touched.
+Rule 4: a module that does not get ready is waited for, and told, until somebody wants it to go.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import trio
 
@@ -27,6 +28,9 @@ log = logging.getLogger("simplebus.gateway")
 
 DRAIN_S = 10.0
 """How long a gateway that ends has its modules hear out what was said."""
+
+SLOW_S = 10.0
+"""After so long it is told which module is waited for."""
 
 Listener = Callable[[tuple[str, ...]], None]
 
@@ -97,6 +101,9 @@ class Gateway:
         self._links: dict[tuple[str, str], None] = {}
         self._listeners: list[Listener] = []
         self._changing = trio.Lock()
+        self._awaited: Life | None = None
+        """Which module a change waits for."""
+        self._waiting = trio.CancelScope()
         self._rates: dict[tuple[str, str], Rate] = {}
         self.is_begun = False
         """Whether all modules of its first plan have started."""
@@ -172,6 +179,7 @@ class Gateway:
 
     async def remove(self, name: str) -> None:
         """End a module. Its links go with it."""
+        self._wait_no_more(lambda awaited: awaited.name == name)
         async with self._changing:
             await self._remove(self._life(name))
             self._say_changed()
@@ -179,6 +187,7 @@ class Gateway:
     async def replace(self, plan: ModulePlan) -> None:
         """Have the module of this name made again, by another plan. It keeps its links and its
         place, and what waits for it."""
+        self._wait_no_more(lambda awaited: awaited.name == plan.name)
         async with self._changing:
             life = self._life(plan.name)
             self._check_queue(life, plan)
@@ -205,6 +214,7 @@ class Gateway:
         """Become what the plan says: modules that it does not have end, others come, those that it
         has otherwise are replaced, and the rest go on as if nothing had been."""
         plan.check()
+        self._wait_no_more(lambda awaited: awaited not in plan.modules)
         async with self._changing:
             before = self.names
             wanted = {each.name: each for each in plan.modules}
@@ -220,7 +230,7 @@ class Gateway:
             added = [each for each in plan.modules if each.name not in self._lives]
             for each in added:
                 self._add(each)
-                await self._lives[each.name].created.wait()
+                await self._wait(self._lives[each.name], "created")
             for link in plan.links:
                 if link not in self._links:
                     self.link(*link)
@@ -252,9 +262,32 @@ class Gateway:
         self._lives[plan.name] = life
 
     async def _start(self, life: Life) -> None:
-        await life.created.wait()
+        await self._wait(life, "created")
         life.may_start.set()
-        await life.started.wait()
+        await self._wait(life, "started")
+
+    async def _wait(self, life: Life, what: Literal["created", "started"]) -> None:
+        """Until it is, or nobody wants it any more."""
+        if life.is_unwanted:
+            return
+        event = life.created if what == "created" else life.started
+        self._awaited = life
+        try:
+            with trio.CancelScope() as self._waiting:
+                with trio.move_on_after(SLOW_S):
+                    await event.wait()
+                if not event.is_set():
+                    name = life.plan.name
+                    log.warning("module %r is not %s in %g s: it is waited for", name, what, SLOW_S)
+                    await event.wait()
+        finally:
+            self._awaited = None
+
+    def _wait_no_more(self, is_meant: Callable[[ModulePlan], bool]) -> None:
+        """The module that is waited for, if it is meant, is to go: what waits for it goes on."""
+        if self._awaited is not None and is_meant(self._awaited.plan):
+            self._awaited.is_unwanted = True
+            self._waiting.cancel()
 
     async def _remove(self, life: Life) -> None:
         name = life.plan.name

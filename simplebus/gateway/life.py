@@ -103,6 +103,8 @@ class Life:
         """set by the gateway once all others were,"""
         self.started = trio.Event()
         """and set once it was tried to start it."""
+        self.is_unwanted = False
+        """Whether nobody waits for it to get ready any more."""
         self._bus = bus
         self._box: Mailbox | None = None
         self._module: Any = None

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any, ClassVar
 
 import msgspec
@@ -30,6 +30,19 @@ class NoSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of a module that has none."""
 
 
+class _Named(logging.LoggerAdapter[logging.Logger]):
+    """What a module writes to the log."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(logging.getLogger(f"simplebus.gateway.{name}"), {})
+        self._name = name
+
+    def process(
+        self, msg: Any, kwargs: MutableMapping[str, Any]
+    ) -> tuple[Any, MutableMapping[str, Any]]:
+        return f"{self._name}: {msg}", kwargs
+
+
 class Port:
     """A module's way to the bus."""
 
@@ -38,7 +51,8 @@ class Port:
         self._source = source
         self.name = name
         """What the module is called in this gateway."""
-        self.log = logging.getLogger(f"simplebus.gateway.{name}")
+        self.log = _Named(name)
+        """Its lines begin with its name."""
         self.published = 0
         """Messages that the module has published."""
         self.stopping = threading.Event()

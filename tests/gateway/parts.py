@@ -59,6 +59,13 @@ class Recorder(Module):
         self._happened("destroy")
 
 
+class Unready(Recorder):
+    """One that does not get ready."""
+
+    async def start(self) -> None:
+        await trio.sleep_forever()
+
+
 class BlockingRecorder(BlockingModule):
     """The same with a thread."""
 

@@ -66,6 +66,27 @@ async def test_all_are_created_then_start_in_order_and_end_in_the_opposite(kind:
     assert gateway.names == ()
 
 
+@pytest.mark.parametrize("how", ["apply", "remove"])
+async def test_one_that_does_not_get_ready_is_told_and_waited_for_until_it_is_to_go(
+    how: str, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, stuck, other = module("one"), module("stuck", "Unready"), module("other")
+    async with open_gateway(GatewayPlan((one,))) as gateway, trio.open_nursery() as nursery:
+        nursery.start_soon(gateway.apply, GatewayPlan((one, stuck, other)))
+        await trio.sleep(60)
+        assert caplog.text.count("module 'stuck' is not started in 10 s: it is waited for") == 1
+        assert [what for what in parts.HAPPENED if what[0] == "other"] == [("other", "create")]
+        nursery.start_soon(gateway.add, module("late"))
+        await trio.sleep(1)  # It comes behind all that.
+        if how == "apply":
+            await gateway.apply(GatewayPlan((one, other, module("late"))))
+        else:
+            await gateway.remove("stuck")
+        await trio.sleep(60)
+        assert gateway.names == ("one", "other", "late")
+        assert all(each.state is State.RUNNING for each in gateway.statistics().modules)
+
+
 @KINDS
 async def test_modules_hear_whom_they_are_linked_to(kind: str) -> None:
     plan = GatewayPlan(

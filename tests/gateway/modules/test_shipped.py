@@ -42,7 +42,7 @@ async def test_the_logger_writes_what_it_hears(
     async with open_gateway(plan) as gateway:
         await gateway.publish(ModuleMessage("héllo\n".encode(), {"site": "roof"}))
     (record,) = [each for each in caplog.records if each.name == "simplebus.gateway.log"]
-    assert record.getMessage().replace(" …", "…") == line.replace(" …", "…")
+    assert record.getMessage().replace(" …", "…") == f"log: {line}".replace(" …", "…")
     assert record.levelno == logging.WARNING
 
 
