@@ -174,10 +174,14 @@ def list_users(users: File = _FILE) -> None:
 
 def _asked_for() -> str:
     """A password, from the terminal or standard input."""
-    if sys.stdin.isatty():
-        said: str = typer.prompt("Password", hide_input=True, confirmation_prompt=True)
-    else:
-        said = sys.stdin.readline(_SECRET_BYTES_MAX + 2).rstrip("\r\n")
+    try:
+        if sys.stdin.isatty():
+            said: str = typer.prompt("Password", hide_input=True, confirmation_prompt=True)
+        else:
+            said = sys.stdin.readline(_SECRET_BYTES_MAX + 2).rstrip("\r\n")
+        said.encode()  # What is no text may have been read as halves of characters.
+    except UnicodeError:
+        fail("a password is text in UTF-8, and this is none", status=2)
     if not 0 < len(said) <= _SECRET_BYTES_MAX:
         fail(f"a password has 1 to {_SECRET_BYTES_MAX} characters, got {len(said)}", status=2)
     return said

@@ -114,9 +114,12 @@ class UserTable(Table, frozen=True):
             size = size_of(self.max_byte_rate, f"{where}.max-byte-rate") or 0
         with mistakes.noted():
             granted = _granted(self.permissions, f"{where}.permissions")
+        name = "it"  # A name that is none is told once.
+        with mistakes.noted():
+            name = or_complaint(f"{where}.name", lambda: User(self.name)).name
         for key, part in self._parts():
             with mistakes.noted():
-                or_complaint(f"{where}.{key}", partial(User, **part))
+                or_complaint(f"{where}.{key}", partial(User, name, **part))
         mistakes.check()
         with mistakes.noted():
             made = or_complaint(
@@ -144,12 +147,11 @@ class UserTable(Table, frozen=True):
         return made
 
     def _parts(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """What can be wrong by itself: of what key, and as a user that has nothing else."""
-        yield "name", {"name": self.name}
-        yield "password", {"name": self.name, "password": self.password}
-        yield "token", {"name": self.name, "token": self.token}
+        """What else can be wrong by itself: of what key, and as a user that has nothing else."""
+        yield "password", {"password": self.password}
+        yield "token", {"token": self.token}
         for each in _several(self.addresses):
-            yield "addresses", {"name": self.name, "addresses": (each,)}
+            yield "addresses", {"addresses": (each,)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -293,3 +293,18 @@ def test_a_configuration_without_a_word_of_users_lets_in_everybody(
     config.write_text(text)
     with SERVE.make_context("serve", ["--config", str(config)]) as context:
         assert (planned(context).options.users is None) is is_open
+
+
+def test_a_password_that_is_no_text_is_refused(file: Path) -> None:
+    done = CliRunner().invoke(app, ["user", "add", "ada", "--users", str(file)], input=b"p\xff\n")
+    assert done.exit_code == 2
+    assert "a password is text in UTF-8" in done.output
+    assert not file.exists()
+
+
+def test_what_is_wrong_with_a_name_is_said_once(file: Path) -> None:
+    file.write_text('[[users]]\nname = ""\npassword = "x"\ntoken = "y"\naddresses = "10.0.0.0/8"\n')
+    status, said = run("ls", "--users", str(file))
+    assert status == 1
+    assert said.count("a user's name is 1 to 200 characters") == 1
+    assert f"{file}:2: users[0].name: " in said
