@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
+from collections.abc import Iterator
 
 import pytest
 import trio
@@ -199,16 +201,30 @@ def test_a_rule_for_addresses_holds_however_they_are_written(written: str, shown
         users.admit(None, address="::ffff:198.51.100.1", version=1)
 
 
+class OfBothVersions(socket.socket):
+    """A listener that names peers of version 4 as one for both versions does."""
+
+    def accept(self) -> tuple[socket.socket, tuple[object, ...]]:
+        sock, (host, port) = super().accept()
+        return sock, (f"::ffff:{host}", port, 0, 0)
+
+
+def listeners_of_both_versions() -> Iterator[socket.socket]:
+    """One that is like them, and a real one where the machine speaks version 6."""
+    like_it = OfBothVersions()
+    like_it.bind(("127.0.0.1", 0))
+    like_it.listen()
+    yield like_it
+    with contextlib.suppress(OSError, ValueError):
+        yield socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+
+
 async def test_a_peer_of_version_4_at_a_socket_of_both_versions_is_who_its_address_says() -> None:
-    try:
-        listener = socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-    except (OSError, ValueError) as error:
-        pytest.skip(f"no sockets of both versions: {error}")
     users = Users([User("till", addresses=("127.0.0.0/8",))])
-    listener.setblocking(False)
-    inherited = {"tcp": [listener]}
-    async with serving(users=users, inherited=inherited) as server:
-        peer = Peer(await trio.open_tcp_stream("127.0.0.1", listener.getsockname()[1]))
-        await peer.send(build_frame(frames.CONNECT, content=b"[1]"))
-        assert (await peer.frame())[0] == frames.CONNECT
-        assert [session.user for session in server.engine.broker.sessions.values()] == ["till"]
+    for listener in listeners_of_both_versions():
+        listener.setblocking(False)
+        async with serving(users=users, inherited={"tcp": [listener]}) as server:
+            peer = Peer(await trio.open_tcp_stream("127.0.0.1", listener.getsockname()[1]))
+            await peer.send(build_frame(frames.CONNECT, content=b"[1]"))
+            assert (await peer.frame())[0] == frames.CONNECT
+            assert [each.user for each in server.engine.broker.sessions.values()] == ["till"]

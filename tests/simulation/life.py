@@ -212,4 +212,8 @@ def live(seed: int, *, tells: bool = False, **given: Any) -> Promises:
     """One run by this seed, in which what is given is so."""
     folder = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
     with tempfile.TemporaryDirectory(dir=folder, prefix="simplebus-") as path:
-        return Life(seed, Path(path), tells=tells, **given).run()
+        life = Life(seed, Path(path), tells=tells, **given)
+        try:
+            return life.run()
+        finally:
+            life.server.let_go()  # Thousands live in one process of tests.

@@ -121,7 +121,7 @@ class Server(End):
         try:
             self._load()
         except (Crash, OSError, JournalError) as error:
-            self._let_go()
+            self.let_go()
             is_sick = self.disk.is_broken or self.disk.is_full or isinstance(error, Crash)
             self.promises.demand(is_sick, "a bus that was killed starts again", error)
             world.after(0.5, self.start)
@@ -207,7 +207,7 @@ class Server(End):
         self.is_up = False
         if power:
             self.disk.cut_power()
-        self._let_go()
+        self.let_go()
         lines = list(self._sessions)
         self._lines.clear()
         self._sessions.clear()
@@ -216,7 +216,8 @@ class Server(End):
             line.cut(client_after=self.world.random.uniform(0, 0.5), server_after=0)
         self.world.after(self.world.random.uniform(0.05, 1.0), self.start)
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
+        """What the process had open is closed."""
         self.disk.close()
         if self._directory is not None:
             self._directory.close()

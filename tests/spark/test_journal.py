@@ -5,7 +5,6 @@ The files are those of a broker without a server; the query is driven in Spark's
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ import pytest
 from core.talk2 import ack, on_channel, peer2, publish, subscribe
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from storage.kept_bus import START, KeptBus
+from storage.kept_bus import START, KeptBus, end_all
 
 from simplebus.core import frames
 from simplebus.core.envelope import encode
@@ -42,6 +41,12 @@ EACH = 10
 
 def payloads_of(first: int, last: int) -> list[bytes]:
     return [b"%06d" % n for n in range(first, last)]
+
+
+@pytest.fixture(autouse=True)
+def _what_is_left_ends() -> Iterator[None]:
+    yield
+    end_all()
 
 
 class Till:
@@ -71,12 +76,9 @@ class Till:
 
 
 @pytest.fixture
-def till(tmp_path: Path) -> Iterator[Till]:
+def till(tmp_path: Path) -> Till:
     """With segments of a lot each."""
-    made = Till(tmp_path, segment_bytes=100)
-    yield made
-    with contextlib.suppress(OSError):  # It has crashed.
-        made.bus.directory.close()
+    return Till(tmp_path, segment_bytes=100)
 
 
 def query(till: Till, **options: object) -> Query:

@@ -23,6 +23,14 @@ from simplebus.storage.recovery import Recovered, recover, settle
 START = 1_700_000_000.0
 
 RUNS = count(1)
+_living: set[KeptBus] = set()
+"""What has neither crashed nor been stopped."""
+
+
+def end_all() -> None:
+    """Those that a test has left as they were crash: their descriptors are given back."""
+    for bus in list(_living):
+        bus.crash()
 
 
 class KeptBus(Bus):
@@ -60,6 +68,7 @@ class KeptBus(Bus):
         self.keeper = Keeper(self.broker)
         self.journal = Journal(self.directory, level=level, segment_bytes=segment_bytes)
         self.lots: list[Lot] = []
+        _living.add(self)
 
     def write(self) -> None:
         """Write what has come."""
@@ -84,6 +93,7 @@ class KeptBus(Bus):
 
     def crash(self) -> None:
         """The process is gone: what was written stays, the system lets go of the lock."""
+        _living.discard(self)
         for cls in self.journal._classes.values():
             if cls.file is not None:
                 cls.file.abandon()
@@ -95,5 +105,6 @@ class KeptBus(Bus):
         """Stopped in peace."""
         self.keeper.wants_snapshot = True
         self.sync()
+        _living.discard(self)
         self.journal.close()
         self.directory.close()
