@@ -108,7 +108,7 @@ class Access:
         with open(path, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
             try:
-                said = tomllib.load(file)
+                said = tomllib.loads(file.read().decode("utf-8-sig"))
             except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
                 raise ValueError(f"{path} is no TOML: {error}") from None
         known = [each.name for each in fields(cls) if each.name != "context"]

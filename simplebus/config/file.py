@@ -37,6 +37,7 @@ from simplebus.config.mistakes import (
     ConfigError,
     Mistakes,
     no_toml,
+    no_value,
     once,
     unknown,
 )
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
 _OWN_TABLES = ("serve", "nats", "tls", "classes", "bridges", "users")
 _BYTES_MAX = 4 << 20
 _NO_OPTIONS = {"config", "help"}
+_BELOW_MAX = 4
+"""So many keys are named where a table was meant to hold them."""
 _FLAG = re.compile(r"--[a-z][a-z-]*")
 
 
@@ -140,7 +143,12 @@ def _read_for(context: typer.Context, path: Path | None) -> Config | None:
 def read(path: Path, context: typer.Context) -> tuple[Config, tuple[str, ...]]:
     """Read and check a file. `context` is that of `serve`. Returns what is good of it, and what is
     not. Raises ConfigError for one that cannot be read, or is no TOML."""
-    from simplebus.config.tables import ClassTable, NatsTable, table  # It takes a while.
+    from simplebus.config.tables import (
+        ClassTable,
+        NatsTable,
+        table,
+        what_is_good,
+    )  # It takes a while.
     from simplebus.config.users import users_of
 
     text, mode = _text(path)
@@ -163,15 +171,16 @@ def read(path: Path, context: typer.Context) -> tuple[Config, tuple[str, ...]]:
         auth = users.auth("nats")
     classes: dict[str, NamedClass] = {}
     own: dict[int | str, ClassSettings] = {}
+    ids: dict[str, int | None] = {}
     for name, given in _taken(raw, "classes", mistakes).items():
         where = f"classes.{name}"
         with mistakes.noted():
-            each = table(ClassTable, _named(given, where), where)
-            with mistakes.noted():
+            each = what_is_good(ClassTable, _named(given, where), where, mistakes)
+            if each is not None:
+                ids[name], own[name] = each.id, each.settings(where, mistakes)
                 classes[name] = each.made(name, where)
-            own[name] = each.settings(where)
     with mistakes.noted():
-        _check_ids(classes)
+        _check_ids(ids)
     bridges: tuple[Bridge, ...] = ()
     with mistakes.noted():
         bridges, theirs = _bridges(raw)
@@ -208,7 +217,7 @@ def _text(path: Path) -> tuple[str, int]:
     if len(raw) > _BYTES_MAX:
         raise ConfigError(f"{path} is longer than {_BYTES_MAX >> 20} MiB: it is no configuration")
     try:
-        return raw.decode(), mode
+        return raw.decode("utf-8-sig"), mode
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{path}:{line}: is no TOML: it is not UTF-8") from None
@@ -275,9 +284,7 @@ def _options(
             try:
                 values[name] = _checked(parameters[name], value, path, context)
             except (typer.BadParameter, TypeError, ValueError) as error:
-                what = (getattr(error, "message", "") or str(error)).removeprefix("Value error, ")
-                if what.startswith("Input should be "):
-                    what = f"it {what.partition(',')[0][6:]}, got {value!r}"
+                what = no_value(getattr(error, "message", "") or str(error), value)
                 mistakes.found.append(f"{part}.{key}: {what}")
     return values, rest
 
@@ -376,17 +383,22 @@ def _meant(name: str, names: Mapping[str, Mapping[str, str]]) -> str:
         for key, value_name in of.items():
             if name == value_name:
                 return f"{key.replace('_', '-')!r} in [{part}]"
+    # A table that is none, of options that begin with its name: [http].
+    below = [key.replace("_", "-") for key in names.get("serve", ()) if key.startswith(name + "_")]
+    if 0 < len(below) <= _BELOW_MAX:
+        *most, last = map(repr, below)
+        return f"{', '.join(most)}{' or ' if most else ''}{last} in [serve]"
     return ""
 
 
-def _check_ids(classes: Mapping[str, NamedClass]) -> None:
-    """Raise ConfigError for ids that two classes have."""
+def _check_ids(ids: Mapping[str, int | None]) -> None:
+    """Raise ConfigError for ids, by the names of classes, that two have."""
     whose: dict[int, str] = {}
     mistakes = Mistakes()
-    for name, each in classes.items():
-        if each.id is not None and whose.setdefault(each.id, name) != name:
+    for name, class_id in ids.items():
+        if class_id is not None and whose.setdefault(class_id, name) != name:
             mistakes.found.append(
-                f"classes.{name}.id: {each.id} is the id of {whose[each.id]!r} too"
+                f"classes.{name}.id: {class_id} is the id of {whose[class_id]!r} too"
             )
     mistakes.check()
 

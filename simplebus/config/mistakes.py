@@ -60,6 +60,27 @@ def no_toml(path: Path, complaint: str) -> str:
     return f"{path}:{found[2]}: is no TOML: {found[1]}, in column {found[3]}"
 
 
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Which of these was meant, as the end of a sentence; empty for none."""
+    near = difflib.get_close_matches(word.lower(), list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+_CHOICE = re.compile(r"(?P<word>.*) is not one of (?P<known>'.*')\.?")
+
+
+def no_value(complaint: str, value: object) -> str:
+    """Why a value of an option is none, from what typer says of it."""
+    what = complaint.removeprefix("Value error, ")
+    if what.startswith("Input should be "):
+        meant = what.partition(",")[0].removeprefix("Input should be ")
+        meant = {"a valid boolean": "true or false"}.get(meant, meant)
+        return f"it should be {meant}, got {value!r}"
+    if found := _CHOICE.fullmatch(what):
+        return what.removesuffix(".") + nearest(str(value), re.findall("'(.*?)'", found["known"]))
+    return what
+
+
 def unknown(name: str, known: Iterable[str], where: str) -> str:
     """That a name is none, and which one may have been meant, in the way that name is written."""
     sign = "_" if "_" in name else "-"

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 import msgspec
 import typer
 
-from simplebus.config.mistakes import MISTAKES_MAX, ConfigError, Mistakes, once, unknown
+from simplebus.config.mistakes import MISTAKES_MAX, ConfigError, Mistakes, nearest, once, unknown
 from simplebus.config.options import Full, parse_class, parse_size
 from simplebus.core.bound import check_subject
 from simplebus.core.dead_letters import are_kept_in
@@ -142,58 +142,85 @@ class ClassTable(Table, frozen=True):
     max_disk: int | str | None = None
     """Bytes of messages that may be on disk only, where full is spill."""
 
-    def settings(self, where: str) -> ClassSettings:
-        """What it does in its own way. Raises ConfigError for a size that is none."""
-        keep = None
-        asked = (self.keep_messages, self.keep_memory, self.keep_seconds)
-        if asked != (None, None, None):
-            keep = Keep(
-                self.keep_messages or 0,
-                size_of(self.keep_memory, f"{where}.keep-memory") or 0,
-                self.keep_seconds or 0.0,
-            )
-        most = size_of(self.max_memory, f"{where}.max-memory")
-        policy = None if self.full is None else FullPolicy(self.full)
-        disk = size_of(self.max_disk, f"{where}.max-disk")
-        return or_complaint(
-            where,
-            lambda: ClassSettings(
-                keep,
-                policy,
-                self.max_messages,
-                most,
-                self.last_values,
-                self.ack_seconds,
-                self.max_deliveries,
-                None if self.backoff is None else tuple(self.backoff),
-                disk,
-            ),
-        )
+    def settings(self, where: str, mistakes: Mistakes) -> ClassSettings:
+        """What it does in its own way. What is wrong is noted, and left out."""
+        given: dict[str, Any] = {
+            "full_policy": None if self.full is None else FullPolicy(self.full),
+            "messages_max": self.max_messages,
+            "last_values": self.last_values,
+            "ack_seconds": self.ack_seconds,
+            "deliveries_max": self.max_deliveries,
+            "backoff_seconds": None if self.backoff is None else tuple(self.backoff),
+        }
+        for name, key in (("bytes_max", "max-memory"), ("disk_bytes_max", "max-disk")):
+            with mistakes.noted():
+                given[name] = size_of(getattr(self, key.replace("-", "_")), f"{where}.{key}")
+        with mistakes.noted():
+            if (self.keep_messages, self.keep_memory, self.keep_seconds) != (None, None, None):
+                memory = size_of(self.keep_memory, f"{where}.keep-memory")
+                given["keep"] = Keep(self.keep_messages or 0, memory or 0, self.keep_seconds or 0.0)
+        for name, value in list(given.items()):  # Each by itself, and then all together.
+            with mistakes.noted():
+                _class_settings(where, {name: given.pop(name)})
+                given[name] = value
+        with mistakes.noted():
+            return _class_settings(where, given)
+        return ClassSettings()
 
     def made(self, name: str, where: str) -> NamedClass:
-        """The class. Raises ConfigError for a name or a subject that is none."""
-        try:
-            is_name = parse_class(name) == name
-        except typer.BadParameter as error:
-            raise ConfigError(f"{where}: {error.message}") from None
-        if not is_name:
-            raise ConfigError(f"{where}: {name!r} is an id, expected a name; the id goes below it")
+        """The class. Raises ConfigError for all of its name, its subjects and what it does that
+        makes no sense."""
+        mistakes = Mistakes()
+        with mistakes.noted():
+            _check_name(name, where)
         for at, subject in enumerate(self.subjects):
             try:
                 check_subject(subject)
             except RemoteProtocolError as error:
-                raise ConfigError(f"{where}.subjects[{at}]: {error.sentence}") from None
+                mistakes.found.append(f"{where}.subjects[{at}]: {error.sentence}")
         if are_kept_in(name):
             if self.full not in (None, Full.BLOCK, Full.DROP_OLDEST):
-                raise ConfigError(
+                mistakes.found.append(
                     f"{where}.full: {self.full.value} has no effect on a class of dead letters, "
                     "expected drop_oldest or block"
                 )
             if self.last_values:
-                raise ConfigError(
+                mistakes.found.append(
                     f"{where}.last-values has no effect on a class of dead letters: leave it out"
                 )
+        mistakes.check()
         return NamedClass(id=self.id, name=name, subjects=self.subjects)
+
+
+def _check_name(name: str, where: str) -> None:
+    """Raise ConfigError for what is no name of a class."""
+    try:
+        is_name = parse_class(name) == name
+    except typer.BadParameter as error:
+        raise ConfigError(f"{where}: {error.message}") from None
+    if not is_name:
+        raise ConfigError(f"{where}: {name!r} is an id, expected a name; the id goes below it")
+
+
+_KEYS = {
+    "messages_max": "max-messages",
+    "bytes_max": "max-memory",
+    "disk_bytes_max": "max-disk",
+    "ack_seconds": "ack-seconds",
+    "max_deliveries": "max-deliveries",
+    "backoff": "backoff",
+    "last_values": "last-values",
+}
+"""Of what complaints about the settings of a class are, by how they begin."""
+
+
+def _class_settings(where: str, given: Mapping[str, Any]) -> ClassSettings:
+    """Raises ConfigError, by the key, when values make no sense."""
+    try:
+        return ClassSettings(**given)
+    except ValueError as error:
+        name, _, said = str(error).partition(" ")
+        raise ConfigError(f"{where}.{_KEYS[name]} {said}") from None
 
 
 _TABLES: dict[str, type[Table]] = {
@@ -211,12 +238,20 @@ def table(kind: type[T], raw: dict[str, Any], where: str) -> T:
     """A table as it stands in the file, checked. Raises ConfigError, saying where: for all that is
     wrong, as far as it can be looked at without what is."""
     mistakes = Mistakes()
+    made = what_is_good(kind, raw, where, mistakes)
+    mistakes.check()
+    assert made is not None
+    return made
+
+
+def what_is_good(kind: type[T], raw: dict[str, Any], where: str, mistakes: Mistakes) -> T | None:
+    """What of a table is good by itself; None where that is no table. What is wrong is noted."""
     spelled: dict[str, str] = {}
     raw = _plain(raw, where, spelled)
     numbers: dict[int, list[int]] = {}
-    while len(mistakes.found) < MISTAKES_MAX:
+    for _ in range(MISTAKES_MAX):
         try:
-            made = msgspec.convert(raw, kind)
+            return msgspec.convert(raw, kind)
         except msgspec.ValidationError as error:
             found = _COMPLAINT.fullmatch(str(error))
             assert found is not None
@@ -227,10 +262,7 @@ def table(kind: type[T], raw: dict[str, Any], where: str) -> T:
                 path.append(name[1])
             if _MISSING.fullmatch(found["what"]) or not _take_out(raw, path, numbers):
                 break
-        else:
-            mistakes.check()
-            return made
-    raise ConfigError(*mistakes.found)
+    return None
 
 
 def _told(kind: type[Table], what: str, where: str, below: str, spelled: Mapping[str, str]) -> str:
@@ -243,8 +275,11 @@ def _told(kind: type[Table], what: str, where: str, below: str, spelled: Mapping
     if name := _MISSING.fullmatch(what):
         return f"{at}: {name[1].replace('_', '-')!r} is missing"
     if what.startswith("Invalid enum value "):
-        expected = _one_of(kind, below.removeprefix(".").replace("-", "_"))
-        return f"{at}: {what.removeprefix('Invalid enum value ')} is unknown{expected}"
+        word = what.removeprefix("Invalid enum value ")
+        words = _words(kind, below.removeprefix(".").replace("-", "_"))
+        expected = f", expected one of {', '.join(words)}" if words else ""
+        meant = nearest(word.strip("'"), words)
+        return f"{at}: {word} is unknown{expected}{meant}"
     return f"{at}: {_in_words(what)}"
 
 
@@ -370,9 +405,9 @@ def _in_words(complaint: str) -> str:
     return complaint
 
 
-def _one_of(kind: type[Table], key: str) -> str:
-    """What a word may be, for a key that has only some."""
+def _words(kind: type[Table], key: str) -> list[str]:
+    """Which a key may be that may be some only; else none."""
     for each in get_args(get_type_hints(kind).get(key)):
         if isinstance(each, type) and issubclass(each, enum.Enum):
-            return f", expected one of {', '.join(str(word.value) for word in each)}"
-    return ""
+            return [str(word.value) for word in each]
+    return []

@@ -31,11 +31,11 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -47,7 +47,7 @@ from simplebus.config.tables import (
     nats_permissions,
     or_complaint,
     size_of,
-    table,
+    what_is_good,
 )
 from simplebus.core.access import Permissions, Rule, Rules
 from simplebus.core.meters import Rate
@@ -55,6 +55,7 @@ from simplebus.core.users import User, Users
 from simplebus.nats.auth import decode_user_key
 from simplebus.nats.permissions import Permissions as NatsPermissions
 
+T = TypeVar("T")
 Texts = tuple[str, ...] | str
 
 _ARGON2 = re.compile(
@@ -98,8 +99,9 @@ class UserTable(Table, frozen=True):
     permissions: GrantedTable | None = None
     nats: PermissionsTable | None = None
 
-    def made(self, where: str) -> User:
-        """The user. Raises ConfigError for all values that make no sense."""
+    def made(self, where: str, *, is_whole: bool = True) -> User:
+        """The user. Raises ConfigError for all values that make no sense; how it may come in is not
+        asked where this is not all that is said of it."""
         mistakes, granted, size = Mistakes(), None, 0
         with mistakes.noted():
             if self.nkey:
@@ -138,7 +140,8 @@ class UserTable(Table, frozen=True):
                     self.max_durables,
                 ),
             )
-            if not (made.password or made.token or made.nkey or made.certificates or made.networks):
+            shows = (made.password, made.token, made.nkey, made.certificates, made.networks)
+            if is_whole and not any(shows):
                 raise ConfigError(
                     f"{where}: user {self.name!r} cannot come in: expected a password, token, "
                     "nkey, certificate or addresses"
@@ -181,19 +184,20 @@ def users_of(raw: Any, where: str = "users") -> ConfiguredUsers:
     nats: dict[str, NatsPermissions] = {}
     mistakes = Mistakes()
     for at, each in enumerate(raw):
-        here = f"{where}[{at}]"
-        with mistakes.noted():
+        here, mine = f"{where}[{at}]", Mistakes()
+        with mine.noted():
             if not isinstance(each, dict):
                 raise ConfigError(f"{here}: expected a table, as [[{where}]] begins one")
             if isinstance(name := each.get("name"), str):
                 if name in names:
                     mistakes.found.append(f"{here}.name: there is another user {name!r}")
                 names.add(name)
-            one = table(UserTable, each, here)
-            with mistakes.noted():
-                if permissions := nats_permissions(one.nats, f"{here}.nats"):
-                    nats[one.name] = permissions
-            found.append(one.made(here))
+            if (one := what_is_good(UserTable, each, here, mine)) is not None:
+                with mine.noted():
+                    if permissions := nats_permissions(one.nats, f"{here}.nats"):
+                        nats[one.name] = permissions
+                found.append(one.made(here, is_whole=not mine.found))
+        mistakes.found += mine.found
     all_of_them = ConfiguredUsers(tuple(found), nats, is_said=True)
     with mistakes.noted():
         or_complaint(where, all_of_them.known)
@@ -207,7 +211,7 @@ def read_users(path: Path) -> tuple[ConfiguredUsers, str]:
     try:
         with open(path, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
-            text = file.read().decode()
+            text = file.read().decode("utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -257,22 +261,37 @@ def together(groups: Sequence[ConfiguredUsers]) -> ConfiguredUsers:
 def _granted(given: GrantedTable | None, where: str) -> Permissions | None:
     if given is None:
         return None
-    publish = _rules(given.publish, f"{where}.publish")
-    subscribe = _rules(given.subscribe, f"{where}.subscribe")
-    admin = or_complaint(
-        f"{where}.admin", lambda: tuple(map(Permissions.parse_right, _several(given.admin)))
-    )
+    mistakes, publish, subscribe = Mistakes(), Rules(), Rules()
+    with mistakes.noted():
+        publish = _rules(given.publish, f"{where}.publish")
+    with mistakes.noted():
+        subscribe = _rules(given.subscribe, f"{where}.subscribe")
+    admin = _parsed(Permissions.parse_right, given.admin, f"{where}.admin", mistakes)
+    mistakes.check()
     return Permissions(publish, subscribe, admin, given.wildcards)
 
 
 def _rules(given: AllowedTable | Texts | None, where: str) -> Rules:
+    mistakes, is_short = Mistakes(), not isinstance(given, AllowedTable)
     said = given if isinstance(given, AllowedTable) else AllowedTable(allow=given)
+    allow = None
+    if said.allow is not None:
+        allow = _parsed(Rule.parse, said.allow, where if is_short else f"{where}.allow", mistakes)
+    deny = _parsed(Rule.parse, said.deny or (), f"{where}.deny", mistakes)
+    mistakes.check()
+    return or_complaint(where, lambda: Rules(allow, deny))
 
-    def made() -> Rules:
-        allow = None if said.allow is None else tuple(map(Rule.parse, _several(said.allow)))
-        return Rules(allow, tuple(map(Rule.parse, _several(said.deny or ()))))
 
-    return or_complaint(where, made)
+def _parsed(
+    parse: Callable[[str], T], given: Texts, where: str, mistakes: Mistakes
+) -> tuple[T, ...]:
+    """What each of these texts means. Where one means nothing is noted."""
+    found = []
+    for at, text in enumerate(_several(given)):
+        with mistakes.noted():
+            here = where if isinstance(given, str) else f"{where}[{at}]"
+            found.append(or_complaint(here, partial(parse, text)))
+    return tuple(found)
 
 
 def _several(given: Texts) -> tuple[str, ...]:

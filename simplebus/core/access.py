@@ -11,6 +11,8 @@ Rule 3: who may see some channels of a class and subscribes to more is sent what
     "7"                 by its id
     "dead.*", "*"       classes whose name begins so; all
     "orders eu.#"       channels of a class that a pattern matches
+
+A class comes first: "#", "eu.#" and "eu.>" alone are channels, and a mistake.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ from simplebus.core.limits import RULES_MAX, VERDICTS_KEPT_MAX
 
 _NO, _YES, _UNKNOWN = range(3)
 _SHOWN_CHARACTERS = 80
+_OF_CHANNELS = ("#", ">")
+"""How patterns of channels end that stand for any number of segments."""
 DEAD = "dead."
 """What the name of a class begins with that keeps what was given up in another one."""
 
@@ -93,6 +97,13 @@ class Rule:
             raise ValueError(
                 f"{self.class_[:_SHOWN_CHARACTERS]!r} is no class, expected an id, a name, or a "
                 "name with * in it"
+            )
+        if self.class_.rpartition(".")[2] in _OF_CHANNELS:
+            shown = self.class_[:_SHOWN_CHARACTERS]
+            raise ValueError(
+                f"{shown!r} is a pattern of channels, expected a class: * for all, or "
+                f"{'* ' + shown!r} for these channels of all; a class that is called so goes by "
+                "its id"
             )
         if self.channel:
             check_pattern(self.channel)

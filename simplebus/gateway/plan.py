@@ -93,7 +93,7 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def read(path: Path) -> GatewayPlan:
     """The plan of a file. Raises ConfigError."""
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:

@@ -204,7 +204,8 @@ def test_all_that_is_wrong_with_users_is_told_at_once_with_its_line(file: Path) 
         read_users(file)
     beginnings = [
         (3, "users[0].password: it begins with $argon2, and is no hash as"),
-        (6, "users[0].permissions.publish: "),
+        (6, "users[0].permissions.publish[0]: pattern "),
+        (7, "users[0].permissions.admin[0]: 'purg' is no right"),
         (4, "users[0].addresses: user 'a': '10.0.0.0/33' does not appear to be"),
         (10, "users[1]: 'nam' is unknown; did you mean 'name'?"),
         (9, "users[1]: 'name' is missing"),

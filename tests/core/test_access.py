@@ -111,6 +111,17 @@ def test_what_is_no_rule_is_refused(text: str) -> None:
         Rule.parse(text)
 
 
+@pytest.mark.parametrize("text", ["#", ">", "eu.#", "eu.> eu.a"])
+def test_channels_without_a_class_are_told_from_one(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is a pattern of channels, expected a class: \* for all"):
+        Rule.parse(text)
+    with pytest.raises(ValueError, match="pattern of channels"):
+        Permissions.parse_right(f"purge {text.split()[0]}")
+    assert Rule.parse(f"* {text.split()[0]}").class_ == "*"
+    for name in ("a#", "#.a", ">>"):
+        assert Rule.parse(name) == Rule(name)
+
+
 def test_what_is_no_right_is_refused() -> None:
     assert Permissions.parse_right("purge dead.*") == (Right.PURGE, "dead.*")
     assert Permissions.parse_right("inquire") == (Right.INQUIRE, "*")
