@@ -14,6 +14,7 @@ import sys
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from simplebus.commands import (
     bridge,
@@ -28,7 +29,7 @@ from simplebus.commands import (
     user,
 )
 from simplebus.commands.access_flags import with_access
-from simplebus.complaints import MEMORY_STATUS, fail, leaves, sentence
+from simplebus.complaints import MEMORY_STATUS, USAGE_STATUS, fail, leaves, sentence
 from simplebus.config.options import (
     URL,
     URL_OPTION,
@@ -42,7 +43,7 @@ from simplebus.config.options import (
     parse_start,
     parse_url,
 )
-from simplebus.config.variables import leave_out_links
+from simplebus.config.variables import leave_out_links, told
 from simplebus.core.errors import BusError
 from simplebus.core.limits import CLASS_ID_MAX, DELIVERIES_MAX
 from simplebus.spark import commands as pipeline
@@ -51,8 +52,23 @@ _FROM_ENVIRONMENT = (
     "Each option can be set by an environment variable too: --port by SIMPLEBUS_PORT, and so on."
 )
 
+
+class _Commands(TyperGroup):
+    """A variable of the environment that makes no sense is told by its own name: who reads that has
+    given no option."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            if (said := told(error)) is None:
+                raise
+            fail(said, status=USAGE_STATUS)
+
+
 app = typer.Typer(
     name="simplebus",
+    cls=_Commands,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,

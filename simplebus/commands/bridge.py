@@ -13,6 +13,7 @@ import typer
 
 from simplebus.commands import http_flags, log_flags
 from simplebus.complaints import CONFIG_STATUS, USAGE_STATUS, fail, sentence
+from simplebus.config.lines import places, told
 from simplebus.config.mistakes import ConfigError, unknown
 from simplebus.config.options import LogFormat, LogLevel, option, parse_class, parse_pattern
 
@@ -183,7 +184,8 @@ def _read(path: Path) -> list[Bridge]:
     from simplebus.config.bridges import made
 
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        text = path.read_text(encoding="utf-8-sig")
+        raw = tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -194,7 +196,8 @@ def _read(path: Path) -> list[Bridge]:
                 raise ConfigError(unknown(key, ["bridges"], ""))
         return made(raw.get("bridges", []), is_served=False)[0]
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
+        lines = places(text)
+        raise ConfigError(*(told(each, path, lines) for each in error.mistakes)) from None
 
 
 async def _run(lanes: list[Any], http: tuple[str, int] | None) -> None:

@@ -19,10 +19,11 @@ from typing import Annotated, Any, cast
 import typer
 
 from simplebus.complaints import CONFIG_STATUS, fail, sentence
-from simplebus.config.file import Check, Config, in_keys, options_in
+from simplebus.config.file import Check, Config
 from simplebus.config.mistakes import MISTAKES_MAX
 from simplebus.config.options import HOSTS, settings
-from simplebus.config.variables import unread
+from simplebus.config.variables import PREFIX, no_good, unread
+from simplebus.config.wording import as_said, options_in
 
 CHECK_HELP = (
     "Say what is wrong with a configuration file, if anything is.\n\n"
@@ -79,11 +80,15 @@ def serve_command_of() -> Any:
 
 
 def looked_over(file: str) -> tuple[Config, list[str]]:
-    """What a file says, and all that is wrong with it, each with the file and the line.
+    """What a file says, and all that is wrong with it, each with the file and the line, and with
+    variables of the environment.
 
     What contradicts something else is left out, and the rest looked at again."""
     command, check = serve_command_of(), Check()
     found: dict[str, None] = {}
+    for parameter, said in no_good(command, typer.Context(command)).items():
+        found[said] = None
+        parameter.envvar = None
     while True:
         with command.make_context("simplebus serve", ["--config", file], obj=check) as given:
             config: Config = given.params["config"]
@@ -94,12 +99,12 @@ def looked_over(file: str) -> tuple[Config, list[str]]:
             break
         check.left_out.add(culprits[0])
     config = replace(config, warnings=(*config.warnings, *warnings))
-    return config, sorted(dict.fromkeys((*check.mistakes, *found)), key=_line)
+    return config, sorted(dict.fromkeys((*check.mistakes, *found)), key=partial(_line, file))
 
 
-def _line(mistake: str) -> int:
-    """Of a mistake that has one; those that have none come last."""
-    found = re.search(r":(\d+): ", mistake)
+def _line(file: str, mistake: str) -> int:
+    """Of a mistake that has one in this file; those that have none come last."""
+    found = re.match(re.escape(file) + r":(\d+): ", mistake)
     return int(found[1]) if found else sys.maxsize
 
 
@@ -110,6 +115,7 @@ def _contradictions(context: typer.Context) -> tuple[dict[str, list[str]], list[
     from simplebus.commands import serve as serve_command
     from simplebus.commands.tls_flags import configured_users, tls_options, trusting
     from simplebus.server.tls import context as tls_context
+    from simplebus.server.tls import unreadable
 
     found: dict[str, list[str]] = {}
     config: Config = context.params["config"]
@@ -118,14 +124,18 @@ def _contradictions(context: typer.Context) -> tuple[dict[str, list[str]], list[
         try:
             return look()
         except OSError as error:
-            note(ValueError(_with_option(sentence(error), config)), [])
+            note_file(error)
         except ValueError as error:
             note(error, options_in(str(error)))
         return None
 
+    def note_file(error: OSError) -> None:
+        note(ValueError(_with_option(sentence(error), context)), [])
+
     def note(error: ValueError, names: list[str]) -> None:
-        said = str(in_keys(error, context))
-        found[said if said.startswith(str(config.path)) else config.told(said)] = names
+        for said in str(as_said(error, context)).splitlines():
+            is_told = said.startswith((f"{config.path}:", f"{config.path} ", PREFIX))
+            found[said if is_told else config.told(said)] = names
 
     chosen = tried(lambda: settings(**context.params))
     door = tried(lambda: serve_command.nats_door(context))
@@ -143,19 +153,31 @@ def _contradictions(context: typer.Context) -> tuple[dict[str, list[str]], list[
     if chosen is not None:
         tried(lambda: engine_flags.engine_options(chosen, environment=os.environ, **context.params))
     certificates = {door.tls if door else None, tried(lambda: tls_options(**context.params))}
-    for each in certificates - {None}:
-        tried(partial(tls_context, each))
+    for each in filter(None, certificates):
+        problems = unreadable(each)
+        for problem in problems:
+            note_file(problem)
+        if not problems:
+            tried(partial(tls_context, each))
     if (folder := context.params["data_dir"]) is not None:
         tried(lambda: _look_at_folder(folder))
-    return found, trusting(certificates)
+    idle = config.without_effect(chosen) if chosen is not None else []
+    return found, [*idle, *trusting(certificates)]
 
 
-def _with_option(said: str, config: Config) -> str:
+_FILES = {"the certificate ": "cert", "the key ": "key", "the CA certificate ": "ca"}
+"""How options of files end, by how complaints of theirs begin: all may be in one file."""
+
+
+def _with_option(said: str, context: typer.Context) -> str:
     """What is wrong with a file that an option names, behind that option."""
-    for name, value in config.options.items():
-        if isinstance(value, str) and "/" in value and value in said:
-            return f"--{name.replace('_', '-')}: {said}"
-    return said
+    kind = next((end for begin, end in _FILES.items() if said.startswith(begin)), "")
+    named = [
+        (name.endswith(kind), len(str(value)), name)
+        for name, value in context.params.items()
+        if isinstance(value, Path) and str(value) in said
+    ]
+    return f"--{max(named)[2].replace('_', '-')}: {said}" if named else said
 
 
 def _look_at_ports(config: Config, *doors: tuple[str, int | None, tuple[str, ...]]) -> None:

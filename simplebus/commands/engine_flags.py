@@ -153,15 +153,20 @@ def engine_options(
     if not values["engine"]:
         return None
     from simplebus.engine.names import Names
-    from simplebus.engine.settings import EngineOptions, check_settings
+    from simplebus.engine.settings import EngineOptions, unfit
     from simplebus.nats.client.credentials import Credentials
 
-    if values["data_dir"] is not None:
-        raise ValueError("with --engine the cluster keeps the messages: --data-dir is for a bus")
-    check_settings(settings)
+    wrong = [
+        f"--{name} is for a bus that keeps its messages: with --engine the cluster does"
+        for name in ("data-dir", "last-values")
+        if values.get(name.replace("-", "_"))
+    ]
+    for key, what, why in unfit(settings):
+        wrong.append(f"{f'--{what}' if key is None else f'classes.{key}.{what}'}: {why}")
     said = {name: environment.get(key, "") for name, key in SECRETS.items()}
+    made = None
     try:
-        return EngineOptions(
+        made = EngineOptions(
             servers=values["engine"],
             names=Names(values["engine_prefix"]),
             replicas=values["engine_replicas"],
@@ -177,7 +182,10 @@ def engine_options(
         for name, flag in _FLAGS.items():
             if text.startswith(f"{name} "):
                 text = flag + text.removeprefix(name)
-        raise ValueError(text) from None
+        wrong.append(text)
+    if wrong:
+        raise ValueError("\n".join(wrong))
+    return made
 
 
 def _trusting(ca: Path | None) -> ssl.SSLContext | None:

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, cast
 import typer
 
 from simplebus.commands import engine_flags, tls_flags
-from simplebus.config.file import Check, Config, in_keys
+from simplebus.config.file import Check, Config
 from simplebus.config.mistakes import ConfigError
 from simplebus.config.options import HOSTS, settings, show_size
+from simplebus.config.wording import as_said, key_of
 
 if TYPE_CHECKING:
     from simplebus.bridge.settings import Bridge
@@ -40,7 +41,6 @@ RELOADED = {
 """Options that a running server takes over, by the names of their values. What a connection was
 told when it came, or was made with, holds for it until it goes."""
 _RELOADED_TABLES = ("classes.", "nats.users", "users")
-_PREFIXES = (("nats_tls_", "nats.tls."), ("nats_", "nats."), ("tls_", "tls."))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def planned(context: typer.Context) -> Plan:
     try:
         return _planned(context)
     except ValueError as error:
-        raise in_keys(error, context) from None
+        raise as_said(error, context) from None
 
 
 def _planned(context: typer.Context) -> Plan:
@@ -125,7 +125,7 @@ def _planned(context: typer.Context) -> Plan:
         values["log_format"],
         config.bridges if config else (),
         (
-            *(config.warnings if config else ()),
+            *((*config.warnings, *config.without_effect(chosen)) if config else ()),
             *tls_flags.trusting((options.tls, options.nats_tls)),
         ),
         _said(context, config) | {"users": found},
@@ -146,14 +146,6 @@ def _said(context: typer.Context, config: Config | None) -> dict[str, Any]:
         said |= {f"classes.{name} subjects": each for name, each in config.classes.items()}
         said |= {"nats.users": config.auth, "bridges": config.bridges}
     return said
-
-
-def key_of(name: str) -> str:
-    """How an option is called in the file, by the name of its value."""
-    for prefix, table in _PREFIXES:
-        if name.startswith(prefix):
-            return table + name.removeprefix(prefix).replace("_", "-")
-    return f"serve.{name.replace('_', '-')}"
 
 
 def again(context: typer.Context) -> Plan:

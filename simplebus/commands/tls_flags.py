@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from simplebus.config.mistakes import ConfigError
 from simplebus.config.options import option, parse_seconds, parse_size
 
 if TYPE_CHECKING:
@@ -123,7 +124,10 @@ def configured_users(users: Path | None, config: Config | None) -> ConfiguredUse
 
     groups = [] if config is None else [config.users]
     if users is not None:
-        found, warning = read_users(users)
+        try:
+            found, warning = read_users(users)
+        except ConfigError as error:
+            raise ConfigError(*(f"--users: {each}" for each in error.mistakes)) from None
         if warning:
             logging.getLogger("simplebus").warning(warning)
         groups.append(found)

@@ -32,7 +32,7 @@ from simplebus.bridge.origin import HOPS_MAX
 from simplebus.bridge.settings import Bridge, Copied, check_circles, is_nats
 from simplebus.client.access import Access
 from simplebus.client.dial import Address
-from simplebus.config.mistakes import ConfigError
+from simplebus.config.mistakes import ConfigError, Mistakes
 from simplebus.config.options import parse_class
 from simplebus.config.tables import Table, table
 
@@ -111,15 +111,17 @@ def made(raw: Any, *, is_served: bool) -> tuple[list[Bridge], bool]:
     if not isinstance(raw, list) or not all(isinstance(each, dict) for each in raw):
         raise ConfigError("bridges: expected tables, as [[bridges]] begins them")
     found: list[Bridge] = []
-    has_secrets = False
+    has_secrets, mistakes = False, Mistakes()
     for at, each in enumerate(raw):
         where = f"bridges[{at}]"
-        read = table(BridgeTable, each, where)
-        has_secrets |= read.has_secrets
-        bridge = _bridge(read, where, is_served=is_served)
-        if any(other.name == bridge.name for other in found):
-            raise ConfigError(f"{where}.name: there is another bridge {bridge.name!r}")
-        found.append(bridge)
+        with mistakes.noted():
+            read = table(BridgeTable, each, where)
+            has_secrets |= read.has_secrets
+            bridge = _bridge(read, where, is_served=is_served)
+            if any(other.name == bridge.name for other in found):
+                raise ConfigError(f"{where}.name: there is another bridge {bridge.name!r}")
+            found.append(bridge)
+    mistakes.check()
     try:
         check_circles(found)
     except ValueError as error:
@@ -128,26 +130,27 @@ def made(raw: Any, *, is_served: bool) -> tuple[list[Bridge], bool]:
 
 
 def _bridge(read: BridgeTable, where: str, *, is_served: bool) -> Bridge:
-    for name, address in (("from", read.from_), ("to", read.to)):
-        if not address:
-            if not is_served:
-                raise ConfigError(f"{where}: {name!r} is missing")
-            continue
-        try:
-            if is_nats(address):
-                for server in address.split(","):
-                    _ = urlsplit(server).port
-            else:
-                Address.parse(address)
-        except ValueError as error:
-            raise ConfigError(f"{where}.{name}: {error}") from None
-    if not (read.from_ or read.to):
-        raise ConfigError(f"{where}: 'to' is missing, or 'from'")
-    copied = [_copied(CopyTable(each), f"{where}.classes") for each in read.classes]
-    copied += [_copied(each, f"{where}.copy[{at}]") for at, each in enumerate(read.copy)]
+    mistakes, copied = Mistakes(), list[Copied]()
+    ends = {"from": read.from_, "to": read.to}
+    missing = [name for name, address in ends.items() if not address]
+    if not is_served:
+        mistakes.found += [f"{where}: {name!r} is missing" for name in missing]
+    elif len(missing) == len(ends):
+        mistakes.found.append(f"{where}: 'to' is missing, or 'from'")
+    for name, address in ends.items():
+        with mistakes.noted():
+            _check_address(address, f"{where}.{name}")
+    parts = [(CopyTable(each), f"{where}.classes[{at}]") for at, each in enumerate(read.classes)]
+    parts += [(each, f"{where}.copy[{at}]") for at, each in enumerate(read.copy)]
+    for part, here in parts:
+        with mistakes.noted():
+            copied.append(_copied(part, here))
     given = {name: getattr(read, name) for name in ("user", "password", "token", "seed")}
-    near_access = read.near.made(f"{where}.near")
-    far_access = read.far.made(f"{where}.far")
+    accesses = {}
+    for name, access in (("near", read.near), ("far", read.far)):
+        with mistakes.noted():
+            accesses[f"{name}_access"] = access.made(f"{where}.{name}")
+    mistakes.check()
     try:
         return Bridge(
             read.name,
@@ -159,9 +162,20 @@ def _bridge(read: BridgeTable, where: str, *, is_served: bool) -> Bridge:
             heartbeat=read.heartbeat,
             path=read.path,
             credentials={name: value for name, value in given.items() if value},
-            near_access=near_access,
-            far_access=far_access,
+            **accesses,
         )
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _check_address(address: str, where: str) -> None:
+    """Raise ConfigError for what is no address; there may be none."""
+    try:
+        if address and is_nats(address):
+            for server in address.split(","):
+                _ = urlsplit(server).port
+        elif address:
+            Address.parse(address)
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None
 

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from simplebus.complaints import CONFIG_STATUS, fail
-from simplebus.config.lines import line_of, places
+from simplebus.config.lines import places, told
 from simplebus.config.mistakes import (
     MISTAKES_MAX,
     ConfigError,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from simplebus.bridge.settings import Bridge
     from simplebus.config.users import ConfiguredUsers
     from simplebus.core.requests import NamedClass
-    from simplebus.core.settings import ClassSettings
+    from simplebus.core.settings import ClassSettings, Settings
     from simplebus.nats.auth import NatsAuth
 
 _OWN_TABLES = ("serve", "nats", "tls", "classes", "bridges", "users")
@@ -55,7 +55,6 @@ _BYTES_MAX = 4 << 20
 _NO_OPTIONS = {"config", "help"}
 _BELOW_MAX = 4
 """So many keys are named where a table was meant to hold them."""
-_FLAG = re.compile(r"--[a-z][a-z-]*")
 
 
 def _nobody() -> ConfiguredUsers:
@@ -93,8 +92,18 @@ class Config:
 
     def told(self, mistake: str) -> str:
         """A mistake that begins with its key, with the file, and with the line if it has one."""
-        line = line_of(mistake, self.lines)
-        return f"{self.path}{'' if line is None else f':{line}'}: {mistake}"
+        return told(mistake, self.path, self.lines)
+
+    def without_effect(self, settings: Settings) -> list[str]:
+        """Warnings: what it says of classes that nothing comes of, with these settings of all."""
+        from simplebus.core.settings import FullPolicy
+
+        return [
+            self.told(f"classes.{name}.max-disk has no effect: the class does not spill")
+            for name, own in self.class_settings.items()
+            if own.disk_bytes_max is not None
+            and (own.full_policy or settings.full_policy) is not FullPolicy.SPILL
+        ]
 
 
 @dataclass(slots=True)
@@ -143,12 +152,12 @@ def _read_for(context: typer.Context, path: Path | None) -> Config | None:
 def read(path: Path, context: typer.Context) -> tuple[Config, tuple[str, ...]]:
     """Read and check a file. `context` is that of `serve`. Returns what is good of it, and what is
     not. Raises ConfigError for one that cannot be read, or is no TOML."""
-    from simplebus.config.tables import (
+    from simplebus.config.tables import (  # It takes a while.
         ClassTable,
         NatsTable,
-        table,
+        nats_of,
         what_is_good,
-    )  # It takes a while.
+    )
     from simplebus.config.users import users_of
 
     text, mode = _text(path)
@@ -166,9 +175,7 @@ def read(path: Path, context: typer.Context) -> tuple[Config, tuple[str, ...]]:
     config, has_secrets = Config.empty(path), False
     auth = config.auth
     with mistakes.noted():
-        users = table(NatsTable, nats, "nats")
-        has_secrets = users.has_secrets
-        auth = users.auth("nats")
+        auth, has_secrets = nats_of(nats, mistakes)
     classes: dict[str, NamedClass] = {}
     own: dict[int | str, ClassSettings] = {}
     ids: dict[str, int | None] = {}
@@ -231,33 +238,6 @@ def _bridges(raw: dict[str, Any]) -> tuple[tuple[Bridge, ...], bool]:
 
     bridges, has_secrets = made(raw["bridges"], is_served=True)
     return tuple(bridges), has_secrets
-
-
-def in_keys(error: ValueError, context: typer.Context) -> ValueError:
-    """What is wrong with options together. Where any of those that it names stands in the file,
-    with the file, and with keys instead of flags."""
-    config: Config | None = context.params.get("config")
-    if config is None or isinstance(error, ConfigError):
-        return error
-
-    def key(flag: re.Match[str]) -> str:
-        name = flag[0].removeprefix("--").replace("-", "_")
-        source = context.get_parameter_source(name)
-        if source is None or source.name in ("COMMANDLINE", "ENVIRONMENT"):
-            return flag[0]
-        for part in ("nats_tls_", "nats_", "tls_"):
-            if name.startswith(part):
-                return part.replace("_", ".") + flag[0][len(part) + 2 :]
-        return f"serve.{flag[0][2:]}"
-
-    if config.options.keys().isdisjoint(options_in(str(error))):
-        return error
-    return ConfigError(config.told(_FLAG.sub(key, str(error))))
-
-
-def options_in(text: str) -> list[str]:
-    """The options that a sentence names, by the names of their values."""
-    return [flag[2:].replace("-", "_") for flag in _FLAG.findall(text)]
 
 
 def _options(

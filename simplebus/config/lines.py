@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 
 _BLANK = re.compile(r"(?:[ \t\r\n]+|#[^\n]*)*")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
@@ -43,6 +44,12 @@ def line_of(mistake: str, lines: Mapping[str, int]) -> int | None:
         if len(place) > len(best) and ends_there and plain.startswith(place):
             best = place
     return lines.get(best)
+
+
+def told(mistake: str, path: Path, lines: Mapping[str, int]) -> str:
+    """A mistake with the file, and with the line that it is about if there is one."""
+    line = line_of(mistake, lines)
+    return f"{path}{'' if line is None else f':{line}'}: {mistake}"
 
 
 class _Scan:

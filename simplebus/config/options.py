@@ -409,9 +409,14 @@ def settings(
     except ValueError as error:
         raise ValueError(in_options(str(error))) from None
     if chosen.spills and data_dir is None:
-        raise ValueError(
-            "the policy spill keeps on disk what does not fit into memory: it needs --data-dir"
-        )
+        own = chosen.classes.items()
+        spilling = [
+            f"classes.{name}.full" for name, each in own if each.full_policy is FullPolicy.SPILL
+        ]
+        if chosen.full_policy is FullPolicy.SPILL:
+            spilling.insert(0, "--full")
+        why = "spill keeps on disk what does not fit into memory: it needs --data-dir"
+        raise ValueError("\n".join(f"{each}: {why}" for each in spilling))
     return chosen
 
 

@@ -95,27 +95,46 @@ class NatsTable(Table, frozen=True):
     default_permissions: PermissionsTable | None = None
     """Of users that have none of their own."""
 
-    @property
-    def has_secrets(self) -> bool:
-        return bool(self.token or self.password or any(u.password for u in self.users))
-
-    def auth(self, where: str) -> NatsAuth:
-        """What the door goes by. Raises ConfigError when values contradict each other."""
+    def auth(self, users: list[User], where: str) -> NatsAuth:
+        """What the door goes by; `users` are those of its list. Raises ConfigError when values
+        contradict each other."""
         if bool(self.user) != bool(self.password):
             raise ConfigError(f"{where}: 'user' and 'password' need each other")
-        users = [user.made(f"{where}.users[{at}]") for at, user in enumerate(self.users)]
-        if self.user:
-            users.append(or_complaint(where, lambda: User(self.user, self.password)))
+        own = [or_complaint(where, lambda: User(self.user, self.password))] if self.user else []
         default = nats_permissions(self.default_permissions, f"{where}.default_permissions")
         return or_complaint(
             where,
             lambda: NatsAuth(
-                users=tuple(users),
+                users=(*users, *own),
                 token=self.token,
                 no_auth_user=self.no_auth_user,
                 default_permissions=default,
             ),
         )
+
+
+def nats_of(raw: dict[str, Any], mistakes: Mistakes, where: str = "nats") -> tuple[NatsAuth, bool]:
+    """What the NATS door goes by, as far as nothing is wrong with it, which is noted; and whether
+    there are secrets. Raises ConfigError."""
+    mine, users, given = Mistakes(), list[User](), raw.get("users")
+    if isinstance(given, list) and all(isinstance(each, dict) for each in given):
+        raw = {key: value for key, value in raw.items() if key != "users"}
+    else:
+        given = []
+    has_secrets = False
+    for at, each in enumerate(given):
+        with mine.noted():
+            here = f"{where}.users[{at}]"
+            user = table(UserTable, each, here)
+            has_secrets |= bool(user.password)
+            users.append(user.made(here))
+    read, auth = what_is_good(NatsTable, raw, where, mine), NatsAuth()
+    if read is not None:
+        has_secrets |= bool(read.token or read.password)
+        if not mine.found:
+            auth = read.auth(users, where)
+    mistakes.found += mine.found
+    return auth, has_secrets
 
 
 class ClassTable(Table, frozen=True):

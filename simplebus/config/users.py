@@ -39,7 +39,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from simplebus.config.lines import line_of, places
+from simplebus.config.lines import places, told
 from simplebus.config.mistakes import MISTAKES_MAX, ConfigError, Mistakes, no_toml
 from simplebus.config.tables import (
     PermissionsTable,
@@ -240,10 +240,7 @@ def users_in(text: str, path: Path) -> ConfiguredUsers:
         found = users_of(raw.get("users", []))
     if mistakes.found:
         lines = places(text)
-        told = [(line_of(mistake, lines), mistake) for mistake in mistakes.found[:MISTAKES_MAX]]
-        raise ConfigError(
-            *(f"{path}{'' if line is None else f':{line}'}: {mistake}" for line, mistake in told)
-        )
+        raise ConfigError(*(told(each, path, lines) for each in mistakes.found[:MISTAKES_MAX]))
     return found
 
 

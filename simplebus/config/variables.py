@@ -1,6 +1,6 @@
-"""Variables of the environment that begin with SIMPLEBUS_: read by nothing, or set by others.
+"""Variables of the environment that begin with SIMPLEBUS_: of options, of others, of nothing.
 
-Rule 1: only names are told, never values: they may be secrets.
+Rule 1: of what no option is only names are told, never values: they may be secrets.
 Rule 2: what another command reads is no mistake, and neither is what Kubernetes tells each program
 of a service that is called simplebus. Of those the one that an option has, too, is not that
 option's: nobody else says the same a second time.
@@ -11,9 +11,14 @@ option's: nobody else says the same a second time.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Iterable, Iterator, MutableMapping
 from typing import Any
+
+import typer
+
+from simplebus.config.mistakes import no_value
 
 PREFIX = "SIMPLEBUS_"
 _OF_BRIDGES = ("SIMPLEBUS_FROM_", "SIMPLEBUS_TO_")  # And then any of those of clients.
@@ -49,6 +54,34 @@ def unread(environment: Iterable[str], command: Any) -> list[str]:
     ]
 
 
+def no_good(command: Any, context: Any) -> dict[Any, str]:
+    """The options of a command, but for --config, whose variables make no sense, and why: a
+    sentence each."""
+    found = {}
+    for each in command.params:
+        given = None if each.name == "config" else each.value_from_envvar(context)
+        try:
+            if given is not None:
+                each.process_value(context, given)
+        except typer.BadParameter as error:
+            found[each] = _told(each, error)
+    return found
+
+
+def told(error: typer.BadParameter) -> str | None:
+    """What is wrong with a variable, by its name; None for what something else says."""
+    if error.ctx is None or error.param is None or error.param.name is None:
+        return None
+    source = error.ctx.get_parameter_source(error.param.name)
+    is_variable = source is not None and source.name == "ENVIRONMENT"
+    return _told(error.param, error) if is_variable else None
+
+
+def _told(parameter: Any, error: typer.BadParameter) -> str:
+    name = parameter.envvar
+    return f"{name}: {no_value(error.message, os.environ.get(name, ''))}"
+
+
 def _meant(name: str, known: Iterable[str]) -> str:
     names = [each.removeprefix(PREFIX) for each in sorted(known)]
     near = difflib.get_close_matches(name.removeprefix(PREFIX), names, n=1)
@@ -74,8 +107,6 @@ def _secrets() -> Iterator[str]:
 
 def _others() -> Iterator[str]:
     """What other commands and programs read."""
-    import typer
-
     from simplebus.cli import app
     from simplebus.client.access import FILE_VARIABLE, VARIABLES
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from simplebus.core.ledger import Level
 from simplebus.core.limits import MESSAGE_ID_MASK
-from simplebus.core.settings import FullPolicy, Settings
+from simplebus.core.settings import FullPolicy, Keep, Settings
 from simplebus.engine.link import NatsAddress
 from simplebus.engine.names import Names
 from simplebus.nats.client.credentials import Credentials
@@ -76,25 +76,28 @@ class EngineOptions:
         return int(part * (MESSAGE_ID_MASK + 1)) & MESSAGE_ID_MASK
 
 
+def unfit(settings: Settings) -> list[tuple[int | str | None, str, str]]:
+    """What a bus can be told and a door before a cluster cannot do: of which class, None for all of
+    them; what, by the name of its key; and why not."""
+    found: list[tuple[int | str | None, str, str]] = []
+    every = None, settings.full_policy, settings.keep, False
+    own = [(key, c.full_policy, c.keep, c.last_values) for key, c in settings.classes.items()]
+    for key, policy, keep, keeps_values in (every, *own):
+        if policy not in (None, FullPolicy.BLOCK):
+            why = f"before a JetStream cluster there is only block, got {policy}"
+            found.append((key, "full", why))
+        keep = keep or Keep()
+        kept = ("messages", keep.messages), ("memory", keep.bytes), ("seconds", keep.seconds)
+        for name, most in kept:
+            if most:
+                why = "a JetStream cluster keeps nothing that everybody has"
+                found.append((key, f"keep-{name}", why))
+        if keeps_values:
+            found.append((key, "last-values", "a JetStream cluster keeps none"))
+    return found
+
+
 def check_settings(settings: Settings) -> None:
-    """Raises ValueError for what a bus can be told and a door before a cluster cannot do."""
-    all_classes = settings.classes.items()
-    policies = [("every class", settings.full_policy)]
-    policies += [(f"class {key}", own.full_policy) for key, own in all_classes if own.full_policy]
-    for whose, policy in policies:
-        if policy is not FullPolicy.BLOCK:
-            raise ValueError(
-                f"{whose} has the policy {policy} where it is full; before a JetStream cluster "
-                "there is only block"
-            )
-    kept = [("every class", settings.keep)]
-    kept += [(f"class {key}", own.keep) for key, own in all_classes if own.keep]
-    for whose, keep in kept:
-        if keep:
-            raise ValueError(
-                f"{whose} is to be kept after everybody has it; before a JetStream cluster it is "
-                "not"
-            )
-    for key, own in all_classes:
-        if own.last_values:
-            raise ValueError(f"class {key} is to keep last values; a JetStream cluster does not")
+    """Raises ValueError for what is `unfit`."""
+    for key, what, why in unfit(settings):
+        raise ValueError(f"{'every class' if key is None else f'class {key}'}: {what}: {why}")

@@ -53,13 +53,8 @@ def context(options: TlsOptions) -> ssl.SSLContext:
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     made.minimum_version = ssl.TLSVersion.TLSv1_2
     made.options |= ssl.OP_NO_RENEGOTIATION
-    for path, what in (
-        (options.cert, "certificate"),
-        (options.key, "key"),
-        (options.ca, "CA certificate"),
-    ):
-        if path is not None:
-            _check_readable(path, what)
+    for problem in unreadable(options):
+        raise problem
     try:
         made.load_cert_chain(options.cert, options.key, password=_no_password)
     except ssl.SSLError as error:
@@ -83,6 +78,23 @@ def context(options: TlsOptions) -> ssl.SSLContext:
                 f"{options.ca} holds no certificates as PEM: {_reason(error)}"
             ) from None
     return made
+
+
+def unreadable(options: TlsOptions) -> list[CertificateError]:
+    """Those of its files that cannot be read: why, a sentence each."""
+    found = []
+    for path, what in (
+        (options.cert, "certificate"),
+        (options.key, "key"),
+        (options.ca, "CA certificate"),
+    ):
+        try:
+            if path is not None:
+                open(path, "rb").close()
+        except OSError as error:
+            told = f"the {what} {path} cannot be read: {error.strerror}"
+            found.append(CertificateError(error.errno, told))
+    return found
 
 
 def doubts(options: TlsOptions) -> list[str]:
@@ -126,16 +138,6 @@ class _PasswordWantedError(Exception):
 
 def _no_password() -> NoReturn:
     raise _PasswordWantedError
-
-
-def _check_readable(path: Path, what: str) -> None:
-    try:
-        with open(path, "rb"):
-            pass
-    except OSError as error:
-        raise CertificateError(
-            error.errno, f"the {what} {path} cannot be read: {error.strerror}"
-        ) from None
 
 
 def _reason(error: ssl.SSLError) -> str:

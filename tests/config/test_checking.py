@@ -133,6 +133,106 @@ def test_a_file_may_begin_with_a_mark_that_it_is_utf_8(tmp_path: Path) -> None:
     assert checked(file)[1].startswith(f"simplebus: {file}:2: is no TOML")
 
 
+def test_what_a_class_needs_of_the_server_is_told_where_the_class_says_so(tmp_path: Path) -> None:
+    why = "spill keeps on disk what does not fit into memory: it needs serve.data-dir"
+    text = "[serve]\nfull = 'spill'\n[classes.a]\nfull = 'spill'\nmax-messages = 0\n"
+    assert told(tmp_path, text + "[classes.b]\nfull = 'spill'\n") == [
+        f"2: serve.full: {why}",
+        f"4: classes.a.full: {why}",
+        "5: classes.a.max-messages: expected a whole number from 1",
+        f"7: classes.b.full: {why}",
+    ]
+
+
+def test_what_a_cluster_does_not_do_is_told_where_it_is_asked_for(tmp_path: Path) -> None:
+    own = "is for a bus that keeps its messages: with serve.engine the cluster does"
+    assert told(
+        tmp_path,
+        """[serve]
+engine = "nats://127.0.0.1:1"
+last-values = "a"
+full = "drop_oldest"
+keep-seconds = "1h"
+data-dir = "kept"
+[classes.x]
+keep-messages = 5
+last-values = true
+""",
+    ) == [
+        f"3: serve.last-values {own}",
+        "4: serve.full: before a JetStream cluster there is only block, got drop_oldest",
+        "5: serve.keep-seconds: a JetStream cluster keeps nothing that everybody has",
+        f"6: serve.data-dir {own}",
+        "8: classes.x.keep-messages: a JetStream cluster keeps nothing that everybody has",
+        "9: classes.x.last-values: a JetStream cluster keeps none",
+    ]
+
+
+def test_a_limit_of_what_a_class_never_does_is_a_warning(tmp_path: Path) -> None:
+    file = tmp_path / "bus.toml"
+    file.write_text("[classes.a]\nmax-disk = '1GiB'\n")
+    warning = f"{file}:2: classes.a.max-disk has no effect: the class does not spill"
+    assert checked(file) == (0, f"simplebus: {warning}\n{file} is fine\n")
+    file.write_text("[serve]\nfull = 'spill'\ndata-dir = 'kept'\n[classes.a]\nmax-disk = '1GiB'\n")
+    assert checked(file) == (0, f"{file} is fine\n")
+
+
+def test_each_file_that_is_no_good_is_told_by_the_key_that_names_it(tmp_path: Path) -> None:
+    text = "[tls]\ncert = 'one.pem'\nkey = 'one.pem'\nca = 'one.pem'\nverify = 'yes'\n"
+    one = tmp_path / "one.pem"
+    assert told(tmp_path, text + "[serve]\nusers = 'none.toml'\nport = 'x'\n") == [
+        f"2: tls.cert: the certificate {one} cannot be read: No such file or directory",
+        f"3: tls.key: the key {one} cannot be read: No such file or directory",
+        f"4: tls.ca: the CA certificate {one} cannot be read: No such file or directory",
+        "5: tls.verify: expected true or false, got 'yes'",
+        f"7: serve.users: {tmp_path / 'none.toml'} cannot be read: No such file or directory",
+        "8: serve.port: 'x' is no port, expected a number from 0 to 65535",
+    ]
+
+
+def test_what_is_wrong_with_users_of_their_own_file_has_both_places(tmp_path: Path) -> None:
+    users = tmp_path / "users.toml"
+    users.write_text("[[users]]\nname = 'a'\n")
+    why = "users[0]: user 'a' cannot come in: expected a password, token, nkey, certificate or"
+    [said] = told(tmp_path, "[serve]\nusers = 'users.toml'\n")
+    assert said.startswith(f"2: serve.users: {users}:1: {why}")
+
+
+def test_all_that_is_wrong_with_bridges_and_users_of_one_door_is_told_at_once(
+    tmp_path: Path,
+) -> None:
+    found = told(
+        tmp_path,
+        """[[bridges]]
+name = "a"
+to = "simplebus://h:port"
+classes = ["a b", 70000]
+[[bridges]]
+name = "b"
+[[nats.users]]
+user = 1
+[[nats.users]]
+user = "x"
+permissions = { publish = ["a..b"] }
+[[nats.users]]
+""",
+    )
+    for each, sentence in zip(
+        found,
+        [
+            "3: bridges[0].to: 'simplebus://h:port' is no address",
+            "4: bridges[0].classes[0]: 'a b' is no class",
+            "4: bridges[0].classes[1]: a class id is from 0 to 65535, got 70000",
+            "5: bridges[1]: 'to' is missing, or 'from'",
+            "8: nats.users[0].user: expected a text",
+            "11: nats.users[1].permissions.publish.allow: 'a..b' is no pattern",
+            "12: nats.users[2]: user '': expected a name or an nkey",
+        ],
+        strict=True,
+    ):
+        assert each.startswith(sentence)
+
+
 def test_all_that_is_wrong_with_users_is_told_at_once(tmp_path: Path) -> None:
     channels = "is a pattern of channels, expected a class: * for all, or '* {}' for these"
     found = told(

@@ -75,18 +75,69 @@ def test_where_kubernetes_says_that_a_service_is_is_no_port() -> None:
     assert environment["SIMPLEBUS_PORT"] == "tcp://10.96.7.2:8888"
 
 
-@pytest.mark.parametrize("flag", ["--port", "--nats-port", "--http-port"])
-def test_what_is_no_port_is_a_sentence(flag: str) -> None:
-    name = "SIMPLEBUS_" + flag[2:].replace("-", "_").upper()
-    runner = CliRunner(env={"COLUMNS": "1000"})
+@pytest.mark.parametrize("name", ["SIMPLEBUS_PORT", "SIMPLEBUS_NATS_PORT", "SIMPLEBUS_HTTP_PORT"])
+def test_what_is_no_port_is_a_sentence(name: str) -> None:
     for value in ("tcp://10.96.7.1:8888", "70000", "x", "-1"):
-        said = runner.invoke(cli.app, ["serve"], env={name: value})
-        assert said.exit_code == 2
-        told = (
-            f"Invalid value for '{flag}': '{value}' is no port, expected a number from 0 to 65535"
-        )
-        assert told in said.output
+        said = CliRunner().invoke(cli.app, ["serve"], env={name: value})
+        told = f"simplebus: {name}: '{value}' is no port, expected a number from 0 to 65535"
+        assert (said.exit_code, said.output.startswith(told)) == (2, True)
+        assert said.output.count("\n") == 1
         assert ("Kubernetes sets a variable to that" in said.output) == ("://" in value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("SIMPLEBUS_VERBOSE", "maybe", "it should be true or false, got 'maybe'"),
+        ("SIMPLEBUS_TICK", "soon", "'soon' is no number of seconds"),
+        ("SIMPLEBUS_MAX_CLASSES", "x", "it should be a valid integer, got 'x'"),
+        (
+            "SIMPLEBUS_LOG_LEVEL",
+            "INFO",
+            "'INFO' is not one of 'debug', 'info', 'warning', 'error'; did you mean 'info'?",
+        ),
+    ],
+)
+def test_a_variable_that_makes_no_sense_is_told_by_its_name(
+    name: str, value: str, why: str
+) -> None:
+    said = CliRunner().invoke(cli.app, ["serve"], env={name: value})
+    assert said.exit_code == 2
+    assert said.output.startswith(f"simplebus: {name}: {why}")
+
+
+def test_also_one_of_another_command() -> None:
+    said = CliRunner().invoke(cli.app, ["dlq", "ls", "1"], env={"SIMPLEBUS_URL": "http://x"})
+    assert said.exit_code == 2
+    assert said.output.startswith("simplebus: SIMPLEBUS_URL: 'http://x' is no address of a bus")
+
+
+def test_the_check_tells_all_variables_that_make_no_sense_and_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "bus.toml"
+    file.write_text("[serve]\nport = 'x'\n")
+    environment = {
+        "SIMPLEBUS_HTTP_PORT": "abc",
+        "SIMPLEBUS_VERBOSE": "maybe",
+        "SIMPLEBUS_TLS_KEY": "/nowhere.pem",
+    }
+    said = CliRunner().invoke(cli.app, ["check-config", str(file)], env=environment)
+    assert (said.exit_code, said.output.splitlines()) == (
+        78,
+        [
+            f"simplebus: {file}:2: serve.port: 'x' is no port, expected a number from 0 to 65535",
+            "simplebus: SIMPLEBUS_HTTP_PORT: 'abc' is no port, expected a number from 0 to 65535",
+            "simplebus: SIMPLEBUS_VERBOSE: it should be true or false, got 'maybe'",
+            "simplebus: SIMPLEBUS_TLS_KEY needs SIMPLEBUS_TLS_CERT too",
+        ],
+    )
+
+
+def test_the_command_line_wins_over_a_variable_that_makes_no_sense(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SIMPLEBUS_PORT", "x")
+    with SERVE.make_context("serve", ["--port", "7"]) as context:
+        assert context.params["port"] == 7
 
 
 def test_a_server_beside_a_service_of_its_name_is_where_it_was_told_to_be(tmp_path: Path) -> None:
