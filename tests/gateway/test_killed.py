@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from engine.nats_servers import NatsServer
+from engine.nats_servers import NatsServer, nats_server
 from nats.aio.client import Client
 from programs import PATIENCE_SECONDS, Program, program, server
 
@@ -92,12 +92,17 @@ def play(
 
 
 @pytest.mark.long
-def test_a_bus_and_the_gateway_are_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_door", [False, True])
+def test_a_bus_and_the_gateway_are_killed(tmp_path: Path, is_door: bool) -> None:
+    """The bus keeps its messages itself, or is a door before a JetStream cluster."""
     port = free_port()
     flags = ("--port", str(port), "--data-dir", str(tmp_path / "bus"))
     url = f"simplebus://127.0.0.1:{port}"
     lines = Lines(tmp_path, url)
-    with ExitStack() as first, ExitStack() as second:
+    with ExitStack() as all_along, ExitStack() as first, ExitStack() as second:
+        if is_door:
+            nats = all_along.enter_context(nats_server(tmp_path))
+            flags = ("--port", str(port), "--engine", nats.url)
         first.enter_context(server(*flags))
 
         def read() -> list[int]:
