@@ -151,7 +151,9 @@ class _Reader:
         ring, floor = cls.ring, kept.floor if kept else 0
         # Of a class that spills, what is not whole may lie where it was not looked at before: what
         # was accepted behind it since is not given up for that.
-        below = 0 if cls.spill is None else self._since[""]
+        below, at = 0, -1
+        if cls.spill is not None:
+            below, at = self._since[""], self._found.heads.get(cls.class_id, -1)
         segments = Segments(
             folder,
             cls.class_id,
@@ -159,6 +161,7 @@ class _Reader:
             self._found,
             goes_on_below=below,
             known_head=kept.head if kept else 0,
+            goes_on_at=at,
         )
         if not segments.firsts:
             if folder.is_dir():  # No message is left: the sequences go on all the same.

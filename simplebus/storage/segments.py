@@ -33,6 +33,8 @@ class Recovered:
     """What was left out and why, a sentence each."""
     given_up: list[Path] = field(default_factory=list)
     """Files of which nothing counts."""
+    heads: dict[int, int] = field(default_factory=dict)
+    """By class: its head when all that is known beside messages was written as a whole."""
 
 
 class Files:
@@ -78,6 +80,8 @@ def read_state(folder: Path, files: Files, found: Recovered) -> tuple[Image, dic
                 found.dropped.append(f"{path}: from byte {record.at} on: {error}")
                 break
             image.apply(changes, record.lot)
+            if record.kind == Kind.SNAPSHOT:
+                found.heads = {number: each.head for number, each in image.classes.items()}
             if record.kind == Kind.CHANGES:
                 since.update((each.name, record.lot) for each in changes.publishers)
             record = records.read(data, record.end)
@@ -99,14 +103,17 @@ class Segments:
         *,
         goes_on_below: float = 0,
         known_head: float = math.inf,
+        goes_on_at: int = -1,
     ) -> None:
         """What lies behind something that is not whole is read, too, if its lot is below this, and
-        it was there when that was known beside messages: what was given up stays so."""
+        it was there when that was known beside messages: what was given up stays so. What begins at
+        this message is read, too: what is missing before it was missing when that was accepted."""
         self.class_id = class_id
         self.lost = 0
         """Messages that are left out, as far as it is known how many they are."""
         self._goes_on_below = goes_on_below
         self._known_head = known_head
+        self._goes_on_at = goes_on_at
         self.firsts = sorted(numbers(folder)) if folder.is_dir() else []
         self.first = self.firsts[0] if self.firsts else None
         """The first message that there is a file for."""
@@ -174,7 +181,9 @@ class Segments:
             if following is not None and self.head < following:
                 starts = (start.header for start in self._starts(at + 1))
                 header = next((each for each in starts if each is not None), None)
-                if header is None or header.lot >= self._goes_on_below:
+                if header is None or not (
+                    header.lot < self._goes_on_below or header.first == self._goes_on_at
+                ):
                     self._give_up(self.firsts[at + 1 :])
                     break
                 self.lost += following - self.head

@@ -247,6 +247,35 @@ def test_damage_of_several_segments_takes_nothing_behind_them_along(tmp_path: Pa
         bus.crash()
 
 
+def test_what_is_accepted_behind_damage_that_nobody_saw_outlives_the_process(
+    tmp_path: Path,
+) -> None:
+    """A power cut has damaged what is not looked at when the bus comes back, and the end, too."""
+    bus = SpilledBus(tmp_path, segment_bytes=600)
+    fill(bus, peer2(bus), 320)
+    bus.close()
+    bus = SpilledBus(tmp_path, segment_bytes=1200)
+    fill(bus, peer2(bus), 96)
+    bus.crash()
+    unseen, end = sorted((tmp_path / "classes" / "00001").iterdir())[19:21]
+    unseen.write_bytes(bytes(600))
+    data = bytearray(end.read_bytes())
+    data[100] ^= 1
+    end.write_bytes(data)
+    bus = SpilledBus(tmp_path, segment_bytes=600)
+    head = bus.broker.classes[1].ring.head
+    assert head == int(end.stem)
+    bus.sync()  # What is known beside messages is written before there are others.
+    fill(bus, peer2(bus), 16)
+    bus.crash()
+    for settings in (small(), Settings(full_policy=FullPolicy.SPILL)):
+        bus = SpilledBus(tmp_path, settings=settings)
+        reader = peer2(bus, subscribe(1, 5))
+        found = [each.message_id for each in all_of(bus, reader)]
+        assert found == [*range(int(unseen.stem)), *range(head, head + 16)]
+        bus.crash()
+
+
 def test_a_record_that_is_cut_off_is_left_out_and_not_tried_for_ever(tmp_path: Path) -> None:
     """Its header is whole: what is looked for lies behind the end of the file."""
     bus = SpilledBus(tmp_path)
