@@ -3,7 +3,7 @@
 Rule 1: the header names buses by the identities that they give themselves (`bus` in protocol
 version 2), the one that accepted the message first in front, one space between two.
 Rule 2: a bridge adds the bus that it reads from, and leaves out what has been on the bus that it
-would write to. So a message comes to a bus once, however many bridges make a ring.
+would write to. So a message comes to a bus once by each way that leads there without a circle.
 
     published on a            (no header)
     copied from a to b        bridge-path: a

@@ -471,7 +471,7 @@ def _end_for(error: BaseException, hosts: tuple[str, ...]) -> NoReturn:
     import logging
     import socket
 
-    from simplebus.engine.fitting import EngineError
+    from simplebus.engine.identity import EngineError
     from simplebus.server.tls import CertificateError
     from simplebus.storage.errors import JournalError, JournalInUseError
 

@@ -19,6 +19,7 @@ NO_MESSAGE = frozenset({404, 10037, 10043, 10057})
 """A stream has no such message."""
 _KIND, _DOOR, _CHANNELS = "simplebus", "simplebus-door", "simplebus-channels"
 _OWNER = "simplebus-owner"
+_IDENTITY = "simplebus-identity"
 PLAIN_SECONDS = 86_400.0
 """How long what a plain subscription has not acknowledged waits after its door has died."""
 GROUP_SECONDS = 300.0
@@ -45,6 +46,24 @@ def stream(options: EngineOptions, class_id: int, name: str) -> dict[str, Any]:
         "duplicate_window": round(options.duplicate_seconds * 1e9),
         "metadata": {_KIND: "class"},
     }
+
+
+def identity_stream(options: EngineOptions, identity: str) -> dict[str, Any]:
+    """The stream that says which bus it is."""
+    return {
+        "name": options.names.identity_stream,
+        "subjects": [options.names.identity_subject],
+        "description": "which bus the doors are",
+        "storage": options.storage,
+        "num_replicas": options.replicas,
+        "max_msgs": 1,
+        "metadata": {_KIND: "identity", _IDENTITY: identity},
+    }
+
+
+def identity_of(info: dict[str, Any]) -> str:
+    """What such a stream says; empty for another one."""
+    return str(info.get("config", {}).get("metadata", {}).get(_IDENTITY, ""))
 
 
 def consumer(

@@ -9,13 +9,14 @@ there can be none.
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import trio
 
-from simplebus.core.errors import BusConnectionError, BusError
+from simplebus.core.errors import BusConnectionError
 from simplebus.core.settings import Settings
 from simplebus.engine.content import HEADERS_BYTES_MAX
+from simplebus.engine.identity import EngineError, identity_of
 from simplebus.engine.link import Link
 from simplebus.engine.positions import streams
 from simplebus.engine.settings import EngineOptions
@@ -27,14 +28,19 @@ _FRAME_BYTES_LEAST = 1024
 """Who cannot have such messages has no use for a door."""
 
 
-class EngineError(BusError):
-    """Before this cluster no door can stand."""
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """What a door is before this cluster."""
+
+    settings: Settings
+    """With frames that the cluster takes."""
+    identity: str
+    """Of the bus that all doors of this engine are."""
 
 
-async def fitted(settings: Settings, options: EngineOptions) -> Settings:
-    """The settings with frames that the cluster takes. Waits until one of its servers is reached.
-    Raises EngineError where they take next to nothing."""
-    most = await _payload_bytes_max(options)
+async def fitted(settings: Settings, options: EngineOptions) -> Fitted:
+    """Look at the cluster. Waits until it answers. Raises EngineError where no door can stand."""
+    most, identity = await _looked_at(options)
     left = most - HEADERS_BYTES_MAX
     if left < _FRAME_BYTES_LEAST:
         raise EngineError(
@@ -43,12 +49,13 @@ async def fitted(settings: Settings, options: EngineOptions) -> Settings:
         )
     limits = settings.limits
     if limits.frame_bytes <= left:
-        return settings
+        return Fitted(settings, identity)
     log.info("frames have at most %d bytes here: the NATS servers take messages of %d", left, most)
-    return replace(settings, limits=replace(limits, frame_bytes=left))
+    return Fitted(replace(settings, limits=replace(limits, frame_bytes=left)), identity)
 
 
-async def _payload_bytes_max(options: EngineOptions) -> int:
+async def _looked_at(options: EngineOptions) -> tuple[int, str]:
+    """How long a message may be, and which bus it is."""
     link = Link(
         list(options.servers),
         lambda event: None,
@@ -56,17 +63,29 @@ async def _payload_bytes_max(options: EngineOptions) -> int:
         credentials=options.credentials,
         tls=options.tls,
     )
+    problem: EngineError | None = None
+    identity = ""
     async with trio.open_nursery() as nursery:
         await nursery.start(link.run)
         await link.wait_ready()
-        stream = await _other_taker(link, options)
+        try:
+            await _check_taker(link, options)
+            identity = await identity_of(link, options)
+        except EngineError as error:  # To be raised as it is, not in a group.
+            problem = error
         nursery.cancel_scope.cancel()
-    if stream:
+    if problem is not None:
+        raise problem
+    return link.payload_bytes_max, identity
+
+
+async def _check_taker(link: Link, options: EngineOptions) -> None:
+    """Raise EngineError where another's stream takes what is published to classes."""
+    if stream := await _other_taker(link, options):
         raise EngineError(
             f"the stream {stream} takes what is published to classes, {options.names.subject(0)} "
             "for one: have it take other subjects, or give this engine another prefix"
         )
-    return link.payload_bytes_max
 
 
 async def _other_taker(link: Link, options: EngineOptions) -> str:

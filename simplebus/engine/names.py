@@ -10,6 +10,7 @@ byte; what is too long then, as a hash.
     a durable of a group             consumer g-workers-d-orders
     who has neither                  consumer p-<door>-<number>
     what waits for the first of all  consumer waiting
+    which bus it is                  stream <prefix>_bus, subject <prefix>.bus
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import hashlib
 import re
 from dataclasses import dataclass
 
+CLUSTER = "cluster."
+"""What the identity of a bus begins with that a cluster keeps."""
 WAITING = "waiting"
 _ALLOWED = re.compile(r"[A-Za-z0-9_]")
 _PREFIX = re.compile(r"[A-Za-z0-9_]{1,32}")
@@ -53,6 +56,16 @@ class Names:
 
     def subject(self, class_id: int) -> str:
         return f"{self.prefix}.{class_id}"
+
+    @property
+    def identity_stream(self) -> str:
+        """Whose metadata say which bus it is."""
+        return f"{self.prefix}_bus"
+
+    @property
+    def identity_subject(self) -> str:
+        """A stream has to have one. Nothing is published to it."""
+        return f"{self.prefix}.bus"
 
     def class_of(self, stream: str) -> int | None:
         """Which class a stream is of; None for another one."""

@@ -148,18 +148,19 @@ async def serve(
     Raises OSError when no listener can be had, RemoteProtocolError for classes that cannot be,
     JournalError for a data directory that cannot be used, EngineError for a cluster that cannot.
     """
+    identity = ""
     if options.cluster is not None:
-        settings = await fitted(settings, options.cluster)
-    with _engine(settings, options) as engine:
+        found = await fitted(settings, options.cluster)
+        settings, identity = found.settings, found.identity
+    with _engine(settings, options, identity) as engine:
         await _serve(engine, options, announce, task_status)
 
 
 @contextlib.contextmanager
-def _engine(settings: Settings, options: ServeOptions) -> Iterator[Engine]:
-    """An engine that holds what was kept, and keeps it."""
+def _engine(settings: Settings, options: ServeOptions, identity: str) -> Iterator[Engine]:
+    """An engine that holds what was kept, and keeps it; of a door, this bus's."""
     if options.cluster is not None:
         check_settings(settings)
-        identity = f"cluster {options.cluster.names.prefix}"
         ledger = Ledger(options.cluster.level, elsewhere=True)
         engine = Engine(settings, identity=identity, ledger=ledger)
         engine.cluster = Cluster(engine.broker, options.cluster)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -120,6 +121,54 @@ async def test_what_a_door_refuses_is_a_dead_letter_of_the_near_end(nats: NatsSe
             async with here.subscribe("dead.a") as letters:
                 got = [(await letters.get()).payload for _ in range(100)]
             assert got == [b"%d" % number for number in range(2, 300, 3)]
+
+
+async def test_what_went_through_a_cluster_does_not_come_back_to_it(nats: NatsServer) -> None:
+    """Two buses, each joined both ways with a door of its own."""
+    cluster = options(nats.url)
+    with trio.fail_after(PATIENCE_SECONDS):
+        async with (
+            serving() as a,
+            serving() as b,
+            door(cluster) as one,
+            door(cluster) as other,
+            contextlib.AsyncExitStack() as stack,
+        ):
+            urls = [address(up) for up in (a, b, one, other)]
+            buses = [await stack.enter_async_context(simplebus.connect(url)) for url in urls]
+            copied = (Copied("a", start="earliest"),)
+            made = lanes(
+                [
+                    Bridge("a", urls[0], urls[2], copied, both=True),
+                    Bridge("b", urls[1], urls[3], copied, both=True),
+                ]
+            )
+            heard: list[set[bytes]] = [set() for _ in buses]
+
+            async def hear(number: int) -> None:
+                async with buses[number].subscribe("a") as messages:
+                    async for message in messages:
+                        assert message.payload not in heard[number], "it came twice"
+                        heard[number].add(message.payload)
+
+            async with trio.open_nursery() as nursery:
+                for number in range(4):
+                    nursery.start_soon(hear, number)
+                nursery.start_soon(run, made)
+                while not all(lane.statistics().is_up for lane in made):  # noqa: ASYNC110
+                    await trio.sleep(0.01)
+                for number, bus in enumerate(buses):
+                    for each in range(10):
+                        await bus.publish(b"%d %d" % (number, each), class_id="a")
+                while not all(len(each) == 40 for each in heard):  # noqa: ASYNC110
+                    await trio.sleep(0.01)
+                # What would come back is looked at, too.
+                while sum(lane.statistics().at for lane in made) < 4 * 40:  # noqa: ASYNC110
+                    await trio.sleep(0.01)
+                nursery.cancel_scope.cancel()
+            told = [lane.statistics() for lane in made]
+            assert sum(each.copied for each in told) == 10 + 10 + 30 + 30
+            assert sum(each.left.get("looped", 0) for each in told) == 30 + 30 + 10 + 10
 
 
 class Turning:

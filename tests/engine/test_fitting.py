@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,10 @@ import trio
 import simplebus
 from simplebus.core.limits import FRAME_BYTES_MIN, NAME_CHARACTERS_MAX
 from simplebus.core.settings import Settings
-from simplebus.engine.fitting import EngineError, fitted
+from simplebus.engine.fitting import fitted
+from simplebus.engine.identity import EngineError
 from simplebus.engine.link import Link
+from simplebus.engine.names import Names
 
 from .doors import PATIENCE_SECONDS, address, door, options
 from .nats_servers import NatsServer, nats_server
@@ -75,4 +79,39 @@ async def test_where_another_stream_takes_what_classes_are_sent_no_door_can_stan
             await fitted(Settings(), cluster)
         await link.ask(f"STREAM.DELETE.{other}")
         await fitted(Settings(), cluster)
+        nursery.cancel_scope.cancel()
+
+
+async def test_all_doors_of_one_engine_are_one_bus_and_no_others(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    with nats_server(tmp_path) as one, nats_server(tmp_path / "other") as other:
+        found: list[str] = []
+
+        async def look(url: str, prefix: str = "q") -> None:
+            cluster = replace(options(url), names=Names(prefix))
+            found.append((await fitted(Settings(), cluster)).identity)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(look, one.url)
+        assert len(set(found)) == 1
+        assert re.fullmatch(r"cluster\.q\.[0-9a-f]{16}", found[0])
+        for url, prefix in ((one.url, "r"), (other.url, "q")):
+            await look(url, prefix)
+        assert len(set(found)) == 3
+
+
+async def test_a_stream_of_somebody_else_in_the_place_of_the_identity_is_told(
+    jetstream_server: NatsServer,
+) -> None:
+    cluster = options(jetstream_server.url)
+    name = cluster.names.identity_stream
+    link = Link(list(cluster.servers), lambda event: None)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(link.run)
+        await link.wait_ready()
+        body = {"name": name, "subjects": [f"theirs_{name}"], "storage": "memory"}
+        await link.ask(f"STREAM.CREATE.{name}", body)
+        with pytest.raises(EngineError, match=f"the stream {name} is none of a simplebus engine's"):
+            await fitted(Settings(), cluster)
         nursery.cancel_scope.cancel()
