@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from simplebus.core.frames import FrameBatch, Integers
 
-UNDER_WAY_MESSAGES = 8 * 1024
+UNDER_WAY_MESSAGES = 16 * 1024
 UNDER_WAY_BYTES = 4 * 1024 * 1024
 """Of a class no more is begun to be published while so much has no PubAck."""
 WAITING_BYTES_MAX = 16 * 1024 * 1024
