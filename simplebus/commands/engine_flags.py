@@ -36,6 +36,7 @@ SECRETS = {
 _FLAGS = {
     "the prefix": "--engine-prefix",
     "replicas": "--engine-replicas",
+    "storage": "--engine-storage",
     "ack_wait_seconds": "--engine-ack-wait",
     "duplicate_seconds": "--engine-duplicates",
     "max_bytes": "--engine-max-bytes",

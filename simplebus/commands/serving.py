@@ -171,7 +171,7 @@ def again(context: typer.Context) -> Plan:
         try:
             return planned(cast(typer.Context, fresh))
         except ValueError as error:
-            raise ConfigError(str(error)) from None
+            raise ConfigError(*str(error).splitlines()) from None
 
 
 def changes(before: Plan, now: Plan) -> list[Change]:

@@ -263,7 +263,7 @@ def _options(
                 continue
             try:
                 values[name] = _checked(parameters[name], value, path, context)
-            except (typer.BadParameter, TypeError, ValueError) as error:
+            except (typer.BadParameter, ValueError) as error:
                 what = no_value(getattr(error, "message", "") or str(error), value)
                 mistakes.found.append(f"{part}.{key}: {what}")
     return values, rest
@@ -301,7 +301,10 @@ def _checked(parameter: Any, value: Any, path: Path, context: typer.Context) -> 
             raise ValueError(f"expected {expected}, got {_kind(part)}")
     if parameter.multiple and not several:
         value = [value]
-    meant = parameter.process_value(context, value)
+    try:
+        meant = parameter.process_value(context, value)
+    except (AttributeError, TypeError):  # What reads words was given something else.
+        raise ValueError(f"expected a text, got {value!r}") from None
     for part, given in zip(meant, value, strict=True) if parameter.multiple else [(meant, value)]:
         if (
             isinstance(part, int | float)
@@ -311,6 +314,8 @@ def _checked(parameter: Any, value: Any, path: Path, context: typer.Context) -> 
             raise ValueError(f"expected a number, got {given!r}")
         if isinstance(part, str | Path) and not isinstance(given, str):
             raise ValueError(f"expected a text, got {given!r}")
+        if isinstance(part, Path) and "\0" in given:
+            raise ValueError(f"{given!r} is no path: there is a zero byte in it")
     return str(path.parent / meant) if isinstance(meant, Path) else value
 
 

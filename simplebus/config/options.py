@@ -373,6 +373,9 @@ def settings(
         raise ValueError(f"--max-memory must be at least {CLASS_MEMORY_MIN}, got {max_memory}")
     if max_class_memory is None:
         max_class_memory = min(DEFAULT.class_bytes, max_memory)
+    if max_class_memory < CLASS_MEMORY_MIN:
+        least, got = CLASS_MEMORY_MIN, max_class_memory
+        raise ValueError(f"--max-class-memory must be from {least} to {max_memory}, got {got}")
     if max_frame is None:
         max_frame = min(DEFAULT.frame_bytes, max_class_memory // 2)
     if max_pending is None:

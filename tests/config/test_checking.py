@@ -177,6 +177,24 @@ def test_a_limit_of_what_a_class_never_does_is_a_warning(tmp_path: Path) -> None
     assert checked(file) == (0, f"{file} is fine\n")
 
 
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ("bind = [1.5]", "serve.bind: expected a text, got [1.5]"),
+        ("last-values = 1.5", "serve.last-values: expected a text, got [1.5]"),
+        ("users = 7", "serve.users: expected a text, got 7"),
+        (r'users = "\u0000"', r"serve.users: '\x00' is no path: there is a zero byte in it"),
+        ("max-class-memory = 1", "serve.max-class-memory must be from 262144 to 1073741824, got 1"),
+        (
+            "engine = 'nats://h'\nengine-storage = 'tape'",
+            "serve.engine-storage is file or memory, got 'tape'",
+        ),
+    ],
+)
+def test_a_value_of_another_kind_is_a_sentence(tmp_path: Path, key: str, why: str) -> None:
+    assert told(tmp_path, f"[serve]\n{key}\n") == [f"{1 + len(key.splitlines())}: {why}"]
+
+
 def test_each_file_that_is_no_good_is_told_by_the_key_that_names_it(tmp_path: Path) -> None:
     text = "[tls]\ncert = 'one.pem'\nkey = 'one.pem'\nca = 'one.pem'\nverify = 'yes'\n"
     one = tmp_path / "one.pem"
