@@ -6,6 +6,7 @@ Rule 2: a file that has a mistake changes nothing: not at the start, and not at 
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -113,6 +114,7 @@ async def _run(
 
     changing = trio.CancelScope()  # All changes: the first one begins all modules.
     read_again = trio.Event()
+    running: Gateway | None = None
 
     async def listen(nursery: trio.Nursery) -> None:
         """Until the second signal to end. It is heard whatever a module is waited for."""
@@ -120,6 +122,8 @@ async def _run(
         async for number in signals:
             if number == signal.SIGHUP:
                 read_again.set()
+                if running is not None:
+                    _expect(file, running)
             elif number not in STOPPING:
                 say_ignored(number)
             elif not changing.cancel_called:
@@ -147,6 +151,14 @@ async def _run(
         if lost := running.statistics().lost:
             log.warning("%s messages were not heard out", f"{lost:,}")
         nursery.cancel_scope.cancel()
+
+
+def _expect(file: Path, running: Gateway) -> None:
+    """A change that waits for a module that is to go, by now, goes on."""
+    from simplebus.gateway import plan as plans
+
+    with contextlib.suppress(ConfigError):  # It is told when the file is read again.
+        running.expect(plans.read(file))
 
 
 async def _read_again(file: Path, running: Gateway) -> None:

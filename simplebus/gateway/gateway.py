@@ -214,7 +214,7 @@ class Gateway:
         """Become what the plan says: modules that it does not have end, others come, those that it
         has otherwise are replaced, and the rest go on as if nothing had been."""
         plan.check()
-        self._wait_no_more(lambda awaited: awaited not in plan.modules)
+        self.expect(plan)
         async with self._changing:
             before = self.names
             wanted = {each.name: each for each in plan.modules}
@@ -240,6 +240,11 @@ class Gateway:
             self.is_begun = True
             if self.names != before or added:
                 self._say_changed()
+
+    def expect(self, plan: GatewayPlan) -> None:
+        """This plan is to be applied next: a change that waits for a module that is not in it goes
+        on."""
+        self._wait_no_more(lambda awaited: awaited not in plan.modules)
 
     def _life(self, name: str) -> Life:
         if name not in self._lives:

@@ -42,6 +42,17 @@ class Writer(BlockingModule):
         self.database.close()
 '''
 
+UNREADY = """
+import trio
+
+from simplebus.gateway import Module
+
+
+class Unready(Module):
+    async def start(self):
+        await trio.sleep_forever()
+"""
+
 CLOCK = """
 [modules.clock]
 module = "timer"
@@ -234,3 +245,21 @@ def test_a_file_is_looked_over(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     done = CliRunner().invoke(cli.app, ["gateway", str(file)])
     assert done.exit_code == 78
     assert done.stderr.startswith(f"simplebus: {file}:2: modules.a.module: 'timr' is unknown")
+
+
+def test_a_module_that_never_gets_ready_is_let_go_of_by_the_next_reading(folder: Path) -> None:
+    file, path = folder / "gateway.toml", folder / "said.db"
+    (folder / "stuck_of_test.py").write_text(UNREADY)
+    file.write_text(
+        SINK % path + CLOCK % "one" + '[modules.stuck]\nmodule = "stuck_of_test:Unready"\n'
+    )
+    with program("gateway", str(file), "--drain-timeout", "0.2") as gateway:
+        wait_said(path, "one")
+        file.write_text(SINK % path + CLOCK % "two")
+        gateway.signal(signal.SIGHUP)
+        assert gateway.line() == "simplebus gateway ready modules=3"
+        wait_said(path, "two")
+        gateway.signal(signal.SIGTERM)
+        status, _, told = gateway.end()
+    assert status == 0, told
+    assert "module 'stuck' does not end: given up" in told
