@@ -19,7 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # So that it runs by its path.
 
 from load.brokers import HOST
-from load.canary import COUNT, STRICKEN, TIMEOUT_S
+from load.canary import COUNT, SILENCE_S, STRICKEN, TIMEOUT_S
 from load.generators import Generator
 from load.processes import LoadError
 
@@ -34,7 +34,7 @@ FAULTS = {
     "move": f"message number {STRICKEN} came as",
     "refuse": f"after {STRICKEN} messages",
     "hang up": f"closed the connection: {STRICKEN} of {COUNT} messages verified",
-    "silence": f"timed out after {TIMEOUT_S} s: {STRICKEN} of {COUNT} messages verified",
+    "silence": f"timed out after {SILENCE_S[0]} s: {STRICKEN} of {COUNT} messages verified",
     "invent": f"message number {COUNT} came as",
 }
 """Each fault, and what the generator must say of it."""
@@ -58,7 +58,7 @@ class FaultyServer:
 
     def close(self) -> None:
         for thread in self.threads:
-            thread.join(TIMEOUT_S)
+            thread.join(SILENCE_S[0])
         self.listener.close()
 
     def _serve(self) -> None:
@@ -123,7 +123,8 @@ def _written(subject: bytes, payload: bytes) -> bytes:
 def run(fault: str, shape: str) -> None:
     """A run against such a server. Raises LoadError with the generator's sentence."""
     server = FaultyServer(fault)
-    common = {"timeout_s": TIMEOUT_S, "count": COUNT, "classes": 1, **SHAPES[shape]}
+    timeout_s = SILENCE_S[0] if fault == "silence" else TIMEOUT_S
+    common = {"timeout_s": timeout_s, "count": COUNT, "classes": 1, **SHAPES[shape]}
     try:
         with Generator("subscribe", "nats", server.port, **common) as subscriber:
             subscriber.wait_ready()

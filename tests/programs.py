@@ -64,13 +64,13 @@ class Program:
         line, _, self._unread = self._unread.partition(b"\n")
         return line.decode()
 
-    def complains(self, of: str) -> None:
-        """Wait until this stands on its standard error."""
+    def complains(self, of: str, times: int = 1) -> None:
+        """Wait until this stands on its standard error so many times."""
         assert self.process.stderr is not None
         deadline = time.monotonic() + PATIENCE_SECONDS
         with selectors.DefaultSelector() as selector:
             selector.register(self.process.stderr, selectors.EVENT_READ)
-            while of.encode() not in self._complained:
+            while self._complained.count(of.encode()) < times:
                 assert selector.select(max(0.0, deadline - time.monotonic())), f"no word of {of!r}"
                 data = os.read(self.process.stderr.fileno(), 65536)
                 assert data, f"it ended: {self.end()}"
