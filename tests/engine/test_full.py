@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
+import pytest
 import trio
 
 import simplebus
+from simplebus.engine import lanes
 
 from .doors import PATIENCE_SECONDS, address, door, options
 from .nats_servers import NatsServer
@@ -49,7 +51,7 @@ async def test_a_class_whose_stream_is_full_holds_up_no_other(
             trio.open_nursery() as nursery,
         ):
             with trio.fail_after(PATIENCE_SECONDS):
-                publish = partial(one.publish_many, [bytes(1000)] * 400, class_id=FULL)
+                publish = partial(one.publish_many, [bytes(1000)] * 160, class_id=FULL)
                 nursery.start_soon(publish)
                 await until(lambda: uplink.refused > 0)
                 await two.publish(b"free", class_id=FREE)
@@ -57,5 +59,35 @@ async def test_a_class_whose_stream_is_full_holds_up_no_other(
                     assert (await messages.get()).payload == b"free"
                 assert uplink.lots  # It waits still.
                 async with two.subscribe(FULL) as messages:  # Which makes room.
-                    for _ in range(400):
+                    for _ in range(160):
                         (await messages.get()).ack()
+
+
+async def test_of_a_class_of_which_much_waits_no_more_is_accepted_and_all_is_stored(
+    jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes, "WAITING_BYTES_MAX", 50_000)
+    cluster = options(jetstream_server.url, max_bytes=100 * 1024)
+    payloads = [b"%d" % number + bytes(1000) for number in range(240)]
+    async with door(cluster) as up:
+        ring_of = cluster_of(up)._broker.classes
+        async with (
+            simplebus.connect(address(up), name="one") as one,
+            simplebus.connect(address(up), name="two") as two,
+            trio.open_nursery() as nursery,
+        ):
+            with trio.fail_after(PATIENCE_SECONDS):
+                for batch in payloads[:120], payloads[120:]:
+                    nursery.start_soon(partial(one.publish_many, batch, class_id=FULL))
+                    await until(lambda: cluster_of(up).uplink.full == {FULL})
+                await until(lambda: bool(ring_of[FULL].blocked))
+                assert len(ring_of[FULL].ring) == 0
+                await two.publish(b"free", class_id=FREE)
+                async with two.subscribe(FULL) as messages:
+                    found: list[bytes] = []
+                    while len(found) < len(payloads):
+                        message = await messages.get()
+                        found.append(message.payload)
+                        message.ack()
+                assert sorted(found) == sorted(payloads)
+        assert not ring_of[FULL].blocked
