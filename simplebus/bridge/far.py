@@ -36,11 +36,12 @@ from simplebus.core.envelope import Envelope
 from simplebus.core.errors import BusError, Reason, RefusedError
 from simplebus.core.limits import MESSAGE_ID_MASK, NAME_CHARACTERS_MAX
 from simplebus.core.requests import Auth, NamedClass, SubscribeRequest
-from simplebus.engine.names import CLUSTER
 
 log = logging.getLogger("simplebus.bridge")
 
 _RECORD_SECONDS = 10.0
+_OLD_DOOR = "cluster "
+"""What the identity of a door began with, when doors did not say how long they know numbers."""
 _AGAIN_BYTES_MAX = 4 * 1024 * 1024
 """So much of what is sent again is under way at once."""
 _BATCHES_MAX = 6
@@ -405,7 +406,7 @@ async def _subscribed(wire: Wire, terms: FarTerms, *, seek: bool) -> Inbox:
     try:
         await wire.answered(core.name_classes(NamedClass(name=RECORDS, last_values=True)))
     except RefusedError as error:
-        if error.code != Reason.BAD_REQUEST or not core.bus_id.startswith(CLUSTER):
+        if error.code != Reason.BAD_REQUEST or not core.bus_id.startswith(_OLD_DOOR):
             raise
         raise HopelessError(
             f"{core.bus_id!r} is a door before a JetStream cluster of a version to which no bridge "

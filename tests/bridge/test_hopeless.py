@@ -39,7 +39,7 @@ async def test_a_lane_to_an_old_door_says_it_once_and_the_others_go_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with trio.fail_after(PATIENCE_SECONDS):
-        async with refusing(monkeypatch, "cluster.q.old") as door, serving() as up:
+        async with refusing(monkeypatch, "cluster old") as door, serving() as up:
             here = f"simplebus://{up.addresses[0]}"
             made = lanes(
                 [
@@ -77,7 +77,7 @@ async def test_another_bad_request_is_tried_again(
 
 async def test_the_command_ends_as_for_a_bad_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     with trio.fail_after(PATIENCE_SECONDS):
-        async with refusing(monkeypatch, "cluster.q.old") as door, serving() as up:
+        async with refusing(monkeypatch, "cluster old") as door, serving() as up:
             with program("bridge", "--from", str(up.addresses[0]), "--to", door, "a") as bridge:
                 status, _, said = await trio.to_thread.run_sync(bridge.end)
     assert status == 78
