@@ -199,7 +199,7 @@ def test_an_upgrade_under_load_refuses_nobody_and_loses_nothing(tmp_path: Path) 
                         simplebus.connect_blocking(url, timeout=60) as bus,
                         bus.subscribe(7) as messages,
                     ):
-                        got = [int(messages.get(5).payload) for _ in range(sent)]
+                        got = [int(messages.get(PATIENCE_SECONDS).payload) for _ in range(sent)]
                         assert got == list(range(sent))
                 it.signal(signal.SIGTERM)
                 assert it.end()[0] == 0
@@ -272,6 +272,19 @@ def test_a_file_with_mistakes_is_a_sentence_each(tmp_path: Path) -> None:
     ]
 
 
+def wait_for_health(at: str) -> None:
+    """Whoever asks may have to make place for others that come in the same moment."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://{at}/healthz", timeout=60) as health:
+                assert health.status == 200
+                return
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
 def test_without_descriptors_who_is_inside_goes_on_and_who_comes_gets_in_later() -> None:
     with ExitStack() as stack:
         it, url = stack.enter_context(server("--no-nats"))
@@ -284,19 +297,20 @@ def test_without_descriptors_who_is_inside_goes_on_and_who_comes_gets_in_later()
         ]
         bus.publish(b"all is well", class_id=1)
         bus.flush()
-        with urllib.request.urlopen(f"http://{it.http}/healthz", timeout=60) as health:
-            assert health.status == 200
+        wait_for_health(it.http)
         it.complains("cannot accept: too many files are open; see LimitNOFILE")
+        began = time.monotonic()
         for other in others:
             other.close()
         with simplebus.connect_blocking(url, timeout=60) as late, late.subscribe(1) as messages:
-            assert messages.get(20).payload == b"all is well"
+            assert messages.get(PATIENCE_SECONDS).payload == b"all is well"
+        passed = time.monotonic() - began
         it.signal(signal.SIGTERM)
         status, _, said = it.end()
     assert status == 0
-    # Of eighty that come and go: once for each time that it happens.
+    # Of eighty that come and go: once for each time that it happens, with a pause behind each.
     told = said.count("cannot accept: too many files are open; see LimitNOFILE")
-    assert 1 <= told <= 4
+    assert 1 <= told <= 4 + passed / 0.5
     assert said.count("connections are accepted again") == told
 
 

@@ -49,7 +49,7 @@ def of_a_blocking_bus():
     with simplebus.connect_blocking(ADDRESS) as bus, bus.subscribe(2) as messages:
         bus.publish(b"before", class_id=1)
         bus.publish(b"held", class_id=2)
-        message = messages.get(5)
+        message = messages.get(60)
         print(in_a_child(
             lambda: bus.publish(b"of the child", class_id=1),
             lambda: bus.publish(b"of the child", class_id=1, confirm=False),

@@ -70,7 +70,7 @@ def bury(server: BusServer, class_: str, count: int, **about: Any) -> None:
             for n in range(count):
                 await bus.publish(b"%d\x1b[2J\n" % n, class_id=class_, **about)
             for _ in range(count):
-                await orders.get(5)
+                await orders.get(60)
             server.tick(2)
             await until_dead(bus, class_, count)
 
@@ -87,7 +87,7 @@ def test_a_class_a_channel_and_a_session_are_explained(server: BusServer) -> Non
             bus.subscribe("shops", "shops", max_in_flight=2, auto_ack=False) as some,
             bus.subscribe("shops", "Shops"),
         ):
-            await some.get(5)
+            await some.get(60)
             number = bus._core.session_id
             shown = await trio.to_thread.run_sync(said, server, "explain", "shops")
             text = "\n".join(shown)
@@ -273,7 +273,7 @@ def test_dead_letters_are_published_again_and_gone(server: BusServer) -> None:
 
     async def work(bus: Bus) -> None:
         async with bus.subscribe("again", durable="billing") as messages:
-            got = [await messages.get(5) for _ in range(5)]
+            got = [await messages.get(60) for _ in range(5)]
         assert [one.payload[:1] for one in got] == [b"1", b"3", b"0", b"2", b"4"]
         assert {(one.channel, one.key) for one in got} == {("eu", b"k")}
         assert got[0].headers == (
@@ -293,7 +293,7 @@ def test_a_message_that_dies_again_says_how_often(server: BusServer) -> None:
         async with bus.subscribe(
             "loop", durable="billing", max_deliveries=1, auto_ack=False
         ) as loop:
-            await loop.get(5)
+            await loop.get(60)
             server.tick(2)
             await until_dead(bus, "loop", 1)
 

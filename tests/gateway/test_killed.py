@@ -131,9 +131,9 @@ def test_a_nats_server_and_the_gateway_are_killed(tmp_path: Path) -> None:
 async def in_stream(url: str, count: int) -> list[int]:
     """What the stream has, once it is so much. Makes it if nothing is asked for."""
     client = Client()
-    await client.connect(url)
+    await client.connect(url, connect_timeout=60)
     try:
-        jetstream = client.jetstream()
+        jetstream = client.jetstream(timeout=60)
         if not count:
             await jetstream.add_stream(name="LINES", subjects=["app.>"])
             return []

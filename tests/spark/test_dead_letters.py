@@ -170,7 +170,7 @@ def test_the_figures_of_letters_made_by_hand_and_of_those_on_a_bus(
         options: dict[str, Any] = {"durable": "billing", "max_deliveries": 2, "auto_ack": False}
         with bus.subscribe("orders", **options) as messages:
             for _ in range(5):
-                message = messages.get(10)
+                message = messages.get(60)
                 if message.payload == b"good":
                     message.ack()
                 else:
