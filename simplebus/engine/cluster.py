@@ -26,6 +26,7 @@ from simplebus.core.errors import BusConnectionError, RemoteProtocolError
 from simplebus.core.ledger import Ledger
 from simplebus.core.requests import Start
 from simplebus.core.subscription import Subscription
+from simplebus.engine import consumers
 from simplebus.engine.classes import RemoteClass, askers_of, judge, let_answer, owes_letters, shut
 from simplebus.engine.coming import when_all_has_come
 from simplebus.engine.feed import ALIVE_SECONDS, FETCH_BYTES, FETCH_SECONDS, Feed, Owed
@@ -286,6 +287,8 @@ class Cluster:
         reached_in = self.uplink.take_reached_in()
         for class_id, last in reached_in.items():
             self._ledger.reach_in(class_id, last)
+        if self.uplink.take_refusing():
+            self._has_reached()  # Who waits for what is stored looks what else there is.
         if lot is not None or reached_in:
             self._reach(self._ledger.reached if lot is None else lot)
         else:
@@ -534,13 +537,16 @@ class Cluster:
         self._do(cls.class_id, job)
 
     async def _has_stored(self, cls: RemoteClass) -> None:
-        """Wait until what was accepted is in the stream, and what is done with is not. Raises
-        BusConnectionError and JetStreamError."""
+        """Wait until what was accepted and has room is in the stream, and what is done with is not.
+        Raises BusConnectionError and JetStreamError."""
         await self.positions.open_stream(cls.class_id, cls.name)
         self.uplink.open_classes.add(cls.class_id)
         self._settle()
         head = cls.ring.head
         while self._ledger.safe(cls.class_id, cls.ring.head) < head:
+            refusal = self.uplink.refusal(cls.class_id)
+            if refusal is not None and refusal.code in consumers.NO_ROOM:
+                break
             await self._reached.wait()
         await self._trim_all(cls.class_id)
 

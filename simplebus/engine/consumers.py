@@ -17,6 +17,8 @@ EXISTS = frozenset({10013, 10148, 10105})
 """A consumer of this name is there, and is another one."""
 NO_MESSAGE = frozenset({404, 10037, 10043, 10057})
 """A stream has no such message."""
+NO_ROOM = frozenset({10002, 10023, 10028, 10047, 10077})
+"""A stream, or all that an account or a server may have, is full."""
 _KIND, _DOOR, _CHANNELS = "simplebus", "simplebus-door", "simplebus-channels"
 _OWNER = "simplebus-owner"
 _IDENTITY = "simplebus-identity"

@@ -14,6 +14,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from simplebus.core.frames import FrameBatch, Integers
+from simplebus.nats.client.jetstream import JetStreamError
 
 UNDER_WAY_MESSAGES = 16 * 1024
 UNDER_WAY_BYTES = 4 * 1024 * 1024
@@ -78,6 +79,8 @@ class Lane:
     be."""
     again_at: float = float("inf")
     """When all that was begun is written again, whatever comes."""
+    refusal: JetStreamError | None = None
+    """Why its stream took nothing last; None when it did."""
     heard_at: float = 0.0
     """When a PubAck came last, or the first one that is awaited was asked for."""
     under_way: int = 0
@@ -114,6 +117,7 @@ class Lane:
         """So many more of a piece that was begun are stored."""
         piece.moved_at = now
         piece.left -= count
+        self.refusal = None
         if not piece.is_told:
             self.under_way -= count
         if piece.left <= 0:

@@ -141,7 +141,8 @@ async def found_of(
     find: Callable[[Stored], Awaitable[Found | Purged]],
     wait_stored: Callable[[RemoteClass], Awaitable[None]],
 ) -> Found | Purged:
-    """What `find` finds in a class's stream when all that was accepted is there, or why nothing."""
+    """What `find` finds in a class's stream when all is there that was accepted and has room; or
+    why it finds nothing."""
     try:
         with trio.fail_after(PATIENCE_SECONDS):
             await wait_stored(cls)
@@ -149,10 +150,10 @@ async def found_of(
     except RemoteProtocolError as error:
         return error
     except (BusConnectionError, JetStreamError) as error:
-        why = str(error)
+        why = f"the cluster does not answer: {error}"
     except trio.TooSlowError:
-        why = f"not all that was accepted is stored within {PATIENCE_SECONDS:g} s"
-    return RemoteProtocolError(Reason.BAD_REQUEST, f"the cluster does not answer: {why}")
+        why = f"the cluster has not stored all that was accepted within {PATIENCE_SECONDS:g} s"
+    return RemoteProtocolError(Reason.BAD_REQUEST, why)
 
 
 def _rows(messages: Messages) -> list[tuple[Messages, np.ndarray, np.ndarray]]:

@@ -111,6 +111,7 @@ class Uplink:
         self.open_classes: set[int] = set()
         """Those that have a stream."""
         self._homeless: set[int] = set()
+        self._refusing: set[int] = set()
         self._held: Counter[int] = Counter()
         self.stored = self.duplicates = self.refused = 0
         self.last_error: JetStreamError | None = None
@@ -349,7 +350,7 @@ class Uplink:
                 piece.is_told = True
             elif told.is_last and piece.left:
                 self.refused += piece.left
-                lane.again_at = min(lane.again_at, now + PAUSE_SECONDS)
+                self._refuse(lane, told.error, now)
         return self.reached()
 
     def _advance(self, lane: Lane, piece: Piece, stored: int, now: float) -> None:
@@ -386,6 +387,7 @@ class Uplink:
         """PubAcks have come. Returns what `reached` does."""
         replies = self._take_told(replies, now)
         acks = jetstream.pub_acks(replies.messages)
+        refused: list[tuple[Lane, JetStreamError]] = []
         for row, error in acks.errors.items():
             lane = self._whose.get(int(replies.numbers[row]))
             if lane is None:
@@ -394,7 +396,7 @@ class Uplink:
                 self._lose_stream(lane.class_id)
             self.refused += 1
             self.last_error = error
-            lane.again_at = min(lane.again_at, now + PAUSE_SECONDS)
+            refused.append((lane, error))
         self.duplicates += int(np.count_nonzero(acks.duplicates))
         stored: dict[int, set[int]] = {}
         for number, sequence in zip(replies.numbers.tolist(), acks.sequences.tolist(), strict=True):
@@ -407,7 +409,26 @@ class Uplink:
                 piece.stored |= more
                 if more:
                     self._count_stored(lane, piece, min(len(more), piece.left), now)
+        for lane, error in refused:
+            self._refuse(lane, error, now)
         return self.reached()
+
+    def _refuse(self, lane: Lane, error: JetStreamError | None, now: float) -> None:
+        """The stream of a class has not taken something that is begun."""
+        if lane.begun:
+            lane.refusal = error
+            lane.again_at = min(lane.again_at, now + PAUSE_SECONDS)
+            self._refusing.add(lane.class_id)
+
+    def refusal(self, class_id: int) -> JetStreamError | None:
+        """Why the stream of a class took nothing of what was published last; None where it did."""
+        lane = self._lanes.get(class_id)
+        return None if lane is None else lane.refusal
+
+    def take_refusing(self) -> set[int]:
+        """Classes of which something was refused since this was asked last."""
+        refusing, self._refusing = self._refusing, set()
+        return refusing
 
     def _take_told(self, replies: Replies, now: float) -> Replies:
         """Take those of these replies that say whether messages are stored. Returns the others."""

@@ -91,3 +91,27 @@ async def test_of_a_class_of_which_much_waits_no_more_is_accepted_and_all_is_sto
                         message.ack()
                 assert sorted(found) == sorted(payloads)
         assert not ring_of[FULL].blocked
+
+
+async def test_what_lies_in_a_full_class_is_seen_and_purged_and_the_rest_is_stored(
+    jetstream_server: NatsServer,
+) -> None:
+    cluster = options(jetstream_server.url, max_bytes=48 * 1024)
+    payloads = [b"%03d" % number + bytes(1200) for number in range(60)]
+    async with door(cluster) as up:
+        uplink = cluster_of(up).uplink
+        async with (
+            simplebus.connect(address(up), name="one") as one,
+            simplebus.connect(address(up), name="two") as two,
+            trio.open_nursery() as nursery,
+        ):
+            with trio.fail_after(PATIENCE_SECONDS):
+                nursery.start_soon(partial(one.publish_many, payloads, class_id=FULL))
+                await until(lambda: uplink.refusal(FULL) is not None)
+                seen: list[bytes] = []
+                while len(seen) < len(payloads):
+                    found = await two.fetch(FULL)
+                    seen += [message.payload for message in found]
+                    purged = await two.purge(FULL, last=found[-1].sequence + 1) if found else 0
+                    assert purged == len(found)
+                assert sorted(seen) == payloads
