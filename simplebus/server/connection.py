@@ -139,12 +139,15 @@ class Connection(Generic[S]):
         self.place = place_of(session.address)
         self.guest = door.anteroom.enter(sock, (type(door), self.place))
         """As which it waits until it is inside."""
-        door.strangers.come(self.place, self.cut)
         self._door = door
         self._scope = trio.CancelScope()
         self._room = trio.Event()
         self._writing = False
         self._cut_for: RemoteProtocolError | None = None
+
+    def makes_room(self) -> None:
+        """Until its peer has said who it is, it goes where another one finds no place."""
+        self._door.strangers.come(self.place, self.cut)
 
     async def run(self) -> None:
         """Serve the peer until it leaves, breaks the protocol or is cut off."""
@@ -200,7 +203,7 @@ class Connection(Generic[S]):
     def _is_known(self) -> None:
         """It is inside, or gone."""
         self.guest.leave()
-        self._door.strangers.go(self.place, self.cut)
+        self._door.strangers.go(self.cut)
 
     async def _introduce(self, gatekeeper: Gatekeeper) -> bool:
         """Hear who the peer says it is, and have it checked, before the session hears it. Returns

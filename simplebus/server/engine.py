@@ -22,7 +22,6 @@ from simplebus.core.broker import Broker, Settings
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.ledger import Ledger
 from simplebus.core.limits import ACK_REST_SECONDS
-from simplebus.core.metering import place_of
 from simplebus.core.meters import Rate
 from simplebus.core.receive import ReceiveBuffer
 from simplebus.core.requests import Auth
@@ -287,10 +286,9 @@ class Engine:
         full = RemoteProtocolError(Reason.TOO_MANY_CONNECTIONS, f"{most} connections are open")
         if not self.lets_in(sock, peer):
             return
-        place = place_of(host_of(peer))
-        if len(self.connections) >= most and not self.strangers.make_room(place, full):
+        if len(self.connections) >= most and not self.strangers.make_room(full):
             self._count(full.reason, peer, full.sentence)
-            self.addresses.left(place)
+            self.addresses.left(host_of(peer))
             sock.close()
             return
         session = self.broker.open(peer, address=host_of(peer))
@@ -300,14 +298,15 @@ class Engine:
             else SecureConnection(sock, session, self, self.certificates)
         )
         self.connections[session.session_id] = connection
+        if self.gatekeeper is not None or self.certificates is not None:
+            connection.makes_room()
         self.start_soon(connection.run)
 
     def make_room(self, peer: str) -> bool:
-        """Where descriptors run out: have a stranger leave for this peer, at whichever door.
-        Returns whether there was any."""
+        """Where descriptors run out: have a stranger leave for this peer, of the door that has most
+        of them. Returns whether there was any."""
         full = RemoteProtocolError(Reason.TOO_MANY_CONNECTIONS, "too many files are open")
-        place = place_of(host_of(peer))
-        return any(each.make_room(place, full) for each in (self.strangers, *self.more_strangers))
+        return max((self.strangers, *self.more_strangers), key=len).make_room(full)
 
     def lets_in(self, sock: socket.socket, peer: str) -> bool:
         """Whether a peer's address may have one more connection; else the socket is closed."""

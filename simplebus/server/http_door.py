@@ -3,7 +3,7 @@
 Rule 1: whoever asks may not hurt the bus. Connections, bytes and waits are bounded; one answer is
 made at a time, and after each the loop has nine times as long for everything else.
 Rule 2: a connection that waits for its peer is never worth more than a new one: when there are too
-many, the one that has been silent longest is closed.
+many, the one that has been silent longest is closed, of the place that has most of them.
 Rule 3: health is told to whoever asks for it, however many others come: who is not told in time
 starts the server again.
 """
@@ -16,7 +16,7 @@ import re
 import socket
 import ssl
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeAlias, TypeVar
@@ -197,12 +197,15 @@ class HttpDoor:
         self._nursery.start_soon(connection.run)
 
     def _make_room(self, peer: str) -> bool:
-        """Have the one go that has been silent longest. Returns whether there was any."""
+        """Of the place with most connections, have the one go that has been silent longest; one
+        that is answered only if all there are. Returns whether there was any."""
         if not self._connections:
             return False
         self.turned_away += 1
-        idle = (each for each in self._connections if not each.is_answered)
-        longest = next(idle, next(iter(self._connections)))
+        counts = Counter(each.place for each in self._connections)
+        most = max(counts.values())
+        fullest = [each for each in self._connections if counts[each.place] == most]
+        longest = next((each for each in fullest if not each.is_answered), fullest[0])
         del self._connections[longest]  # Who comes next is not to choose it again.
         longest.scope.cancel()
         return True
@@ -310,8 +313,8 @@ class _HttpConnection:
         """Whether what it has asked for is being answered: it does not wait for its peer."""
         self._door = door
         self._is_local = is_loopback("".join(sock.getsockname()[:1]))
-        place = place_of(listeners.host_of(peer))
-        guest = door.anteroom.enter(sock, (type(door), place))
+        self.place = place_of(listeners.host_of(peer))
+        guest = door.anteroom.enter(sock, (type(door), self.place))
         self._stream = HttpStream(sock, guest, door.tls)
         self._talk = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
 

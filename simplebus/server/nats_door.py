@@ -14,7 +14,6 @@ from functools import partial
 import trio
 
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.metering import place_of
 from simplebus.core.requests import Auth
 from simplebus.core.users import Users
 from simplebus.nats.adopting import adopt
@@ -131,12 +130,14 @@ class NatsDoor:
         session.hear_again = partial(self._hear_again, ip)
         full = too_many(self.front.settings.limits.connections)
         is_full = len(self.connections) >= self.front.settings.limits.connections
-        is_one_too_many = is_full and not self.strangers.make_room(place_of(ip), full)
+        is_one_too_many = is_full and not self.strangers.make_room(full)
         connection = self._connection(sock, session, is_one_too_many=is_one_too_many)
         self.connections[session.client_id] = connection
         self.start_soon(connection.run)
         if is_one_too_many:
             self.front.cut(session, full)
+        elif self.gatekeeper is not None or self._tls is not None:
+            connection.makes_room()
         self.settle()
 
     def _connection(

@@ -433,3 +433,26 @@ async def test_health_is_told_where_silent_ones_hold_all_descriptors(
         assert await silent[0].receive_some() == b""
         for each in (*silent, asks):
             await each.aclose()
+
+
+async def test_who_holds_most_makes_room_though_all_of_it_is_answered(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with trio.open_nursery() as nursery:
+        door = HttpDoor(nothing())
+        await nursery.start(door.run)
+        alone, other = pair()
+        door.serve(other, "10.0.0.1:1")
+        await trio.testing.wait_all_tasks_blocked()
+        async with door._turn:  # Answers have to wait.
+            crowd = [pair() for _ in range(http_door.CONNECTIONS_MAX + 5)]
+            for ours, other in crowd:
+                ours.send(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+                door.serve(other, "10.0.0.2:1")
+                await trio.testing.wait_all_tasks_blocked()
+        alone.send(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        await trio.sleep(1)
+        assert alone.recv(65_536).startswith(b"HTTP/1.1 200")
+        nursery.cancel_scope.cancel()
+    for ours in (alone, *(ours for ours, _ in crowd)):
+        ours.close()

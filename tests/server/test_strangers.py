@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import socket
+from collections import Counter
 
 import pytest
 import trio
@@ -20,6 +22,7 @@ from simplebus.core.users import User, Users
 from simplebus.nats.auth import NatsAuth
 from simplebus.nats.settings import NatsLimits, NatsSettings
 from simplebus.server import listeners, memory
+from simplebus.server import strangers as module
 from simplebus.server.serve import Serving
 from simplebus.server.strangers import Strangers
 
@@ -31,10 +34,12 @@ DOORS = ("bus", "nats")
 def crowded(most: int) -> contextlib.AbstractAsyncContextManager[Serving]:
     """A server that knows a user, and lets in so many at each door."""
     return serving(
-        Settings(Limits(connections=most)),
+        Settings(Limits(connections=most, hello_seconds=900)),
         users=USERS,
         nats_port=0,
-        nats=NatsSettings(NatsLimits(connections=most), auth=NatsAuth(shared=USERS)),
+        nats=NatsSettings(
+            NatsLimits(connections=most, auth_seconds=900), auth=NatsAuth(shared=USERS)
+        ),
     )
 
 
@@ -79,6 +84,28 @@ async def test_who_has_a_token_is_let_in_while_strangers_hold_all_places(door: s
         assert len(server.engine.connections) + len(server.nats_door.connections) == 3
 
 
+@pytest.mark.parametrize("users", [USERS, None], ids=["users", "nobody"])
+async def test_who_is_refused_makes_no_room_for_others(users: Users | None) -> None:
+    """Many that come in one turn of the loop."""
+    auth = NatsAuth(shared=users) if users is not None else NatsAuth()
+    settings = NatsSettings(NatsLimits(connections=3, auth_seconds=900), auth=auth)
+    async with (
+        serving(users=users, nats_port=0, nats=settings) as server,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        for _ in range(3):
+            await come_in(server, "nats", stack)
+        host, _, port = server.nats_addresses[0].rpartition(":")
+        crowd = [
+            stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(12)
+        ]
+        assert server.nats_door is not None
+        await until(lambda: server.engine.cut_off[Reason.TOO_MANY_CONNECTIONS] == 12)
+        assert len(server.nats_door.connections) == 3
+        for each in crowd:
+            each.close()
+
+
 @pytest.mark.parametrize("door", DOORS)
 async def test_so_it_is_where_descriptors_run_out(
     door: str, monkeypatch: pytest.MonkeyPatch
@@ -120,35 +147,42 @@ class Stays:
         self.was_cut = True
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["come", "go", "room"]))))
-def test_of_the_fullest_place_who_is_there_longest_makes_room(done: list[tuple[str, str]]) -> None:
+@given(
+    st.lists(st.tuples(st.sampled_from("abcdefgh"), st.sampled_from(["come", "go", "room"]))),
+    st.sampled_from([2, 4]),
+)
+def test_of_a_full_place_or_of_all_who_is_there_longest_makes_room(
+    done: list[tuple[str, str]], part: int
+) -> None:
     """The same with a list that is looked through."""
     strangers, there = Strangers(), list[Stays]()
-    for place, what in done:
-        counts = {at: sum(each.place == at for each in there) for at in "abc"}
-        if what == "come":
-            there.append(Stays(place))
-            strangers.come(place, there[-1].cut)
-        elif what == "go" and (own := [each for each in there if each.place == place]):
-            there.remove(own[-1])
-            strangers.go(place, own[-1].cut)
-            strangers.go(place, own[-1].cut)
-        elif what == "room":
-            most = max(counts.values())
-            assert strangers.make_room(place, FULL) == bool(there)
-            gone = [each for each in there if each.was_cut]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "PART", part)
+        for place, what in done:
+            own = [each for each in there if each.place == place]
+            if what == "come":
+                there.append(Stays(place))
+                strangers.come(place, there[-1].cut)
+            elif what == "go" and own:
+                there.remove(own[-1])
+                strangers.go(own[-1].cut)
+                strangers.go(own[-1].cut)
+            elif what == "room":
+                assert strangers.make_room(FULL) == bool(there)
+                if not there:
+                    continue
+                (gone,) = (each for each in there if each.was_cut)
+                counts = Counter(each.place for each in there)
+                most = max(counts.values())
+                if most * part > len(there):
+                    assert counts[gone.place] == most
+                    assert gone is next(each for each in there if each.place == gone.place)
+                else:
+                    assert gone is there[0]
+                there.remove(gone)
+                strangers.go(gone.cut)
+            assert len(strangers) == len(there)
+        while there:
+            assert strangers.make_room(FULL)
             there = [each for each in there if not each.was_cut]
-            assert len(gone) == bool(most)
-            for one in gone:
-                assert counts[one.place] == most
-                assert counts[place] < most or one.place == place
-                strangers.go(one.place, one.cut)
-        assert len(strangers) == len(there)
-    for place in "abc":  # In their order.
-        rest = [each for each in there if each.place == place]
-        while rest:
-            assert strangers.make_room(place, FULL)
-            there = [each for each in there if not each.was_cut]
-            now = [each for each in rest if not each.was_cut]
-            assert now in (rest, rest[1:])
-            rest = now
+        assert not strangers.make_room(FULL)
