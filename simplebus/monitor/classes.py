@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Collection, Generator, Iterable
+from collections.abc import Collection, Generator
 from dataclasses import dataclass, field
 
 from simplebus.core import dead_letters
@@ -153,17 +153,21 @@ def _busiest(classes: list[MessageClass], before: Collection[int]) -> set[int]:
     return {cls.class_id for cls in most}
 
 
-def count(counted: Counted, classes: Iterable[ClassFigures]) -> None:
-    """Their metrics."""
-    for each in classes:
-        labels = {"class": each.name, "class_id": str(each.class_id) if each.class_id >= 0 else ""}
-        for metric, help, value in (
-            ("published_messages", "Messages accepted.", each.published),
-            ("delivered_messages", "Messages sent for the first time.", each.delivered),
-            ("redelivered_messages", "Messages sent again.", each.redelivered),
-            ("acknowledged_messages", "Messages acknowledged.", each.acknowledged),
-        ):
+def count(counted: Counted, figures: BusFigures) -> None:
+    """The metrics of the bus, and of each class that is told by itself. The others have only what
+    comes and goes: which classes they are changes, and a counter must not fall."""
+    for metric, help, value in _counters(figures.total):
+        counted.counter(f"bus_{metric}", f"{help} Of all classes.", value)
+    for reason, lost in figures.total.dropped.items():
+        counted.counter(f"bus_{_DROPPED}", f"{_LOST} Of all classes.", lost, reason=reason.value)
+    for each in figures.classes:
+        labels = {"class": each.name, "class_id": str(each.class_id)}
+        for metric, help, value in _counters(each):
             counted.counter(metric, help, value, **labels)
+        for reason, lost in each.dropped.items():
+            counted.counter(_DROPPED, _LOST, lost, **labels, reason=reason.value)
+    for each in (*figures.classes, *([figures.others] if figures.others is not None else [])):
+        labels = {"class": each.name, "class_id": str(each.class_id) if each.class_id >= 0 else ""}
         for metric, help, value in (
             ("stored_messages", "Messages stored.", each.stored),
             ("stored_bytes", "Bytes of the frames of stored messages.", each.stored_bytes),
@@ -179,11 +183,16 @@ def count(counted: Counted, classes: Iterable[ClassFigures]) -> None:
             ("blocked_publishers", "Sessions with messages that wait for room.", each.blocked),
         ):
             counted.gauge(metric, help, value, **labels)
-        for reason, lost in each.dropped.items():
-            counted.counter(
-                "dropped_messages",
-                "Messages that were not kept, or not delivered to some subscription, by reason.",
-                lost,
-                **labels,
-                reason=reason.value,
-            )
+
+
+_DROPPED = "dropped_messages"
+_LOST = "Messages that were not kept, or not delivered to some subscription, by reason."
+
+
+def _counters(of: ClassFigures) -> tuple[tuple[str, str, int], ...]:
+    return (
+        ("published_messages", "Messages accepted.", of.published),
+        ("delivered_messages", "Messages sent for the first time.", of.delivered),
+        ("redelivered_messages", "Messages sent again.", of.redelivered),
+        ("acknowledged_messages", "Messages acknowledged.", of.acknowledged),
+    )

@@ -88,8 +88,7 @@ class Watch:
             yield
         figures = yield from class_figures.of_bus(broker.store, self._told_classes)
         self._told_classes = {each.class_id for each in figures.classes}
-        told = [*figures.classes, *([figures.others] if figures.others is not None else [])]
-        class_figures.count(counted, told)
+        class_figures.count(counted, figures)
         yield
         self._count_bus(counted, figures)
         self._count_doors(counted)
