@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from simplebus.core.frames import FrameBatch, Integers
+from simplebus.core.frames import Flags, FrameBatch, Integers
 from simplebus.nats.client.jetstream import JetStreamError
 
 UNDER_WAY_MESSAGES = 16 * 1024
@@ -54,6 +54,9 @@ class Piece:
     stored: set[int] = field(default_factory=set)
     """Sequences of those that have their PubAcks, as they were written last: two servers that both
     take themselves for the leader may send the same one twice."""
+    missing: Flags | None = None
+    """Of one that was written again message by message: which have no PubAck since then; each is
+    asked for by itself, and what has one is never written again."""
     number: int = 0
     """Of the request that they are, as they were written last; 0 for never."""
     moved_at: float = 0.0
@@ -74,6 +77,8 @@ class Lane:
     first."""
     asked: dict[int, tuple[Piece, int]] = field(default_factory=dict)
     """What the stream was asked for, by number: whether this message of a piece is stored."""
+    rows: dict[int, tuple[Piece, int]] = field(default_factory=dict)
+    """The PubAcks of single messages that are awaited, by number: which message of a piece."""
     proofs: dict[int, Piece] = field(default_factory=dict)
     """What it was asked for, by number: whether the last one of a chain is, of which all is said to
     be."""

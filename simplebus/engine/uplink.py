@@ -8,7 +8,8 @@ publisher's name, program and number; of a publisher without a name, of this doo
 Rule 3: messages that are written together have one subject for their PubAcks, which are counted, by
 the sequences that they tell: servers look a subject up that they know sooner than one for each
 message, and two of them may answer while each takes itself for the leader. What is written again
-has another one.
+has one for each message: what has its PubAck is not written a third time, for a stream that is full
+for long forgets its id.
 Rule 4: many messages at once go as chains, which have few PubAcks: of each, all is stored up to
 some message and nothing behind it. Of publishers without a name few messages in one have ids. Where
 it is not said how far such a chain has come, the stream is asked for its milestones before the rest
@@ -225,14 +226,16 @@ class Uplink:
                 return
             pieces = list(lane.begun.values())
             self._forget(lane.begun)
+            self._forget(lane.rows)
             for piece in pieces:
                 if piece.is_told:
                     lane.count_under_way(piece, 1)
                     piece.is_told = False
                 if piece.is_chain:
                     lane.cut(piece)
-                lane.under_way += piece.batch.count - piece.left
-                piece.left = piece.batch.count
+                if piece.missing is None:  # Which ones are stored is not known.
+                    lane.under_way += piece.batch.count - piece.left
+                    piece.left = piece.batch.count
                 self._write(lane, piece, now)
 
     def _number(self, lane: Lane) -> int:
@@ -305,9 +308,25 @@ class Uplink:
             replies = jetstream.chain_reply(self._inbox, name, piece.batch.count)
             write = content.publications if piece.has_name else content.chain
             self._core.write(write(subject, piece.batch, ids=ids, replies=replies))
+        elif again:
+            self._write_each(lane, piece, subject)
         else:
             replies = [self._core.reply_to(piece.number)]
             self._core.write(content.publications(subject, piece.batch, ids=ids, replies=replies))
+
+    def _write_each(self, lane: Lane, piece: Piece, subject: bytes) -> None:
+        """Publish again what has no PubAck since this was done first, each message with its own."""
+        if piece.missing is None:
+            piece.missing = np.ones(piece.batch.count, np.bool_)
+        rows = np.flatnonzero(piece.missing)
+        first = self._core.take_numbers(rows.size)
+        for number, row in enumerate(rows.tolist(), first):
+            self._whose[number] = lane
+            lane.rows[number] = piece, row
+        ids = piece.prefix, piece.ids[rows]
+        replies = self._core.replies_to(first, rows.size)
+        some = piece.batch.take(rows)
+        self._core.write(content.publications(subject, some, ids=ids, replies=replies))
 
     def begin_anew(self, now: float) -> None:
         """There is another connection: what had no PubAck on the former one is to be published on
@@ -316,6 +335,7 @@ class Uplink:
             lane.again_at = now if lane.begun else float("inf")
             self._forget(lane.asked)
             self._forget(lane.proofs)
+            self._forget(lane.rows)
 
     def hear(self, answers: Messages, now: float) -> int | None:
         """Answers to chains have come. Returns what `reached` does."""
@@ -379,6 +399,7 @@ class Uplink:
         if not lane.pieces:
             self._forget(lane.asked)
             self._forget(lane.proofs)
+            self._forget(lane.rows)
             del self._lanes[lane.class_id]
         if self.last_error is not None and not any(each.begun for each in self._lanes.values()):
             self.last_error = None
@@ -404,7 +425,9 @@ class Uplink:
                 stored.setdefault(number, set()).add(sequence)
         for number, sequences in stored.items():
             lane = self._whose.get(number)
-            if lane is not None and not (piece := lane.begun[number]).is_chain:
+            if lane is not None and number in lane.rows:
+                self._count_row(lane, number, now)
+            elif lane is not None and not (piece := lane.begun[number]).is_chain:
                 more = sequences - piece.stored
                 piece.stored |= more
                 if more:
@@ -412,6 +435,14 @@ class Uplink:
         for lane, error in refused:
             self._refuse(lane, error, now)
         return self.reached()
+
+    def _count_row(self, lane: Lane, number: int, now: float) -> None:
+        """A single message that was written again is stored."""
+        del self._whose[number]
+        piece, row = lane.rows.pop(number)
+        assert piece.missing is not None
+        piece.missing[row] = False
+        self._count_stored(lane, piece, 1, now)
 
     def _refuse(self, lane: Lane, error: JetStreamError | None, now: float) -> None:
         """The stream of a class has not taken something that is begun."""
@@ -436,7 +467,8 @@ class Uplink:
         told = [
             number
             for number in dict.fromkeys(numbers)
-            if (lane := self._whose.get(number)) is not None and number not in lane.begun
+            if (lane := self._whose.get(number)) is not None
+            and (number in lane.asked or number in lane.proofs)
         ]
         if not told:
             return replies
