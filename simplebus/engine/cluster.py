@@ -288,6 +288,7 @@ class Cluster:
         for class_id, last in reached_in.items():
             self._ledger.reach_in(class_id, last)
         if self.uplink.take_refusing():
+            self._shut = shut(self._broker.store, self.uplink.full, self._shut)
             self._has_reached()  # Who waits for what is stored looks what else there is.
         if lot is not None or reached_in:
             self._reach(self._ledger.reached if lot is None else lot)

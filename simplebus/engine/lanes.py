@@ -14,6 +14,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from simplebus.core.frames import Flags, FrameBatch, Integers
+from simplebus.core.limits import LEDGER_BYTES_MAX
 from simplebus.nats.client.jetstream import JetStreamError
 
 UNDER_WAY_MESSAGES = 16 * 1024
@@ -22,12 +23,17 @@ UNDER_WAY_BYTES = 4 * 1024 * 1024
 WAITING_BYTES_MAX = 16 * 1024 * 1024
 WAITING_PIECES_MAX = 4096
 """Of a class of which so much waits nothing more is to be accepted."""
+SHARED_BYTES = 48 * 1024 * 1024
+SHARE_BYTES_MIN = 1024 * 1024
+"""A class has half of what the others leave of this, and so much in any case: there is some of
+LEDGER_BYTES_MAX for those that go on."""
 PIECES_AT_ONCE = 64
 """While so many pieces of a class are on their way, what comes is gathered to larger ones."""
 SILENT_SECONDS = 0.5
 """A class of which nothing is heard for so long may be held up."""
 
 assert UNDER_WAY_BYTES < WAITING_BYTES_MAX
+assert SHARED_BYTES < LEDGER_BYTES_MAX
 
 
 @dataclass(slots=True, eq=False)

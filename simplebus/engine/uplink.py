@@ -37,7 +37,7 @@ from simplebus.core.frames import FrameBatch
 from simplebus.core.ledger import Lot
 from simplebus.core.version2 import numbers_of
 from simplebus.engine import content
-from simplebus.engine.lanes import Lane, Piece
+from simplebus.engine.lanes import SHARE_BYTES_MIN, SHARED_BYTES, Lane, Piece
 from simplebus.nats.client import jetstream
 from simplebus.nats.client.core import ClientCore, Replies
 from simplebus.nats.client.events import Messages
@@ -172,8 +172,7 @@ class Uplink:
                     runs[0] = (count - some, name)
                     if count == some:
                         runs.popleft()
-            if lane.is_full:
-                self.full.add(lane.class_id)
+            self._look_if_full(lane)
         self._last_lot = lot.number
         if pieces:
             self._lots[lot.number] = pieces
@@ -394,8 +393,7 @@ class Uplink:
             if not self._lots[lot]:
                 del self._lots[lot]
         self._reached_in[lane.class_id] = lane.pieces[0][0] - 1 if lane.pieces else self._last_lot
-        if not lane.is_full:
-            self.full.discard(lane.class_id)
+        self._look_if_full(lane)
         if not lane.pieces:
             self._forget(lane.asked)
             self._forget(lane.proofs)
@@ -450,6 +448,17 @@ class Uplink:
             lane.refusal = error
             lane.again_at = min(lane.again_at, now + PAUSE_SECONDS)
             self._refusing.add(lane.class_id)
+            self._look_if_full(lane)
+
+    def _look_if_full(self, lane: Lane) -> None:
+        is_full = lane.is_full
+        if not is_full and lane.waiting_bytes >= SHARE_BYTES_MIN:
+            total = sum(each.waiting_bytes for each in self._lanes.values())
+            is_full = lane.waiting_bytes >= SHARED_BYTES - total
+        if is_full:
+            self.full.add(lane.class_id)
+        else:
+            self.full.discard(lane.class_id)
 
     def refusal(self, class_id: int) -> JetStreamError | None:
         """Why the stream of a class took nothing of what was published last; None where it did."""

@@ -15,6 +15,8 @@ from simplebus.core.envelope import Envelope, encode
 from simplebus.core.ledger import Entry, Lot
 from simplebus.engine.lanes import (
     PIECES_AT_ONCE,
+    SHARE_BYTES_MIN,
+    SHARED_BYTES,
     SILENT_SECONDS,
     WAITING_BYTES_MAX,
     WAITING_PIECES_MAX,
@@ -228,6 +230,29 @@ def test_of_a_class_of_which_much_waits_nothing_more_is_to_be_accepted() -> None
         assert stream.uplink.full == set()
         stream.uplink.put(Lot(33 + lot, [entry(frame(b"b", 0, class_id=8), class_id=8)]))
     assert stream.uplink.full == {8}
+
+
+def test_all_classes_that_are_held_up_leave_some_for_others() -> None:
+    stream = Stream()
+    classes = range(1, 11)
+    stream.uplink.open_classes.update(classes)
+    stream.refuses = lambda: True
+    size, waiting, number, now = SHARED_BYTES // 96, dict.fromkeys(classes, 0), 0, 0.0
+    while stream.uplink.full != set(classes):
+        for class_id in set(classes) - stream.uplink.full:
+            number += 1
+            some = frame(bytes(size), number, class_id=class_id)
+            stream.uplink.put(Lot(number, [entry(some, class_id=class_id)]))
+            waiting[class_id] += len(some)
+        stream.uplink.go_on(now)
+        stream.answer(stream.take(), now)
+        now += PAUSE_SECONDS
+    assert sum(waiting.values()) <= SHARED_BYTES + len(classes) * (SHARE_BYTES_MIN + size)
+    stream.refuses = lambda: False
+    while stream.uplink.full:
+        stream.uplink.go_on(now)
+        stream.answer(stream.take(), now)
+        now += PAUSE_SECONDS
 
 
 def test_what_comes_is_gathered_while_many_pieces_go_on() -> None:
