@@ -1,7 +1,9 @@
 """What publishers have said to one class, on its way into its stream.
 
 Rule 1: pieces are begun in the order in which they were put, and each is of one publisher.
-Rule 2: a class waits for no other: what is under way, what is asked for, what is late and what may
+Rule 2: where a stream has no room, one piece is under way, a message at first and then a few: next
+to nothing overtakes what was refused, and what is stored is not written again.
+Rule 3: a class waits for no other: what is under way, what is asked for, what is late and what may
 wait is of each by itself.
 
     put ─► ready ─► begun ─► stored
@@ -11,7 +13,9 @@ wait is of each by itself.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from simplebus.core.frames import Flags, FrameBatch, Integers
 from simplebus.core.limits import LEDGER_BYTES_MAX
@@ -29,6 +33,9 @@ SHARE_BYTES_MIN = 1024 * 1024
 LEDGER_BYTES_MAX for those that go on."""
 PIECES_AT_ONCE = 64
 """While so many pieces of a class are on their way, what comes is gathered to larger ones."""
+WINDOW_MAX = 32
+CALM_MESSAGES = 4096
+"""When so many were stored behind the last refusal, a stream is taken for one that has room."""
 SILENT_SECONDS = 0.5
 """A class of which nothing is heard for so long may be held up."""
 
@@ -68,6 +75,22 @@ class Piece:
     moved_at: float = 0.0
     """When they were written last, or one of them had its PubAck."""
 
+    def leave_out_stored(self) -> None:
+        """Leave what is not known to be stored."""
+        if self.missing is not None:
+            rows = np.flatnonzero(self.missing)
+            self.batch, self.ids, self.missing = self.batch.take(rows), self.ids[rows], None
+        self.left = self.batch.count
+        self.stored.clear()
+
+    def part(self, first: int, last: int | None = None) -> Piece:
+        """Some of its messages, which are not under way."""
+        last = self.batch.count if last is None else last
+        batch, ids = self.batch.slice(first, last), self.ids[first:last]
+        # Of a chain without a name it is known what is stored: the rest is as new.
+        number = 0 if self.is_chain and not self.has_name else self.number
+        return replace(self, batch=batch, ids=ids, left=batch.count, stored=set(), number=number)
+
 
 @dataclass(slots=True, eq=False)
 class Lane:
@@ -88,10 +111,14 @@ class Lane:
     proofs: dict[int, Piece] = field(default_factory=dict)
     """What it was asked for, by number: whether the last one of a chain is, of which all is said to
     be."""
+    window: int = 0
+    """Where its stream has no room: so many messages are written at once; 0 for any number."""
+    calm: int = 0
+    """How many were stored since it had none."""
     again_at: float = float("inf")
     """When all that was begun is written again, whatever comes."""
     refusal: JetStreamError | None = None
-    """Why its stream took nothing last; None when it did."""
+    """Why its stream took nothing last; None when it did, and is not taken for one without room."""
     heard_at: float = 0.0
     """When a PubAck came last, or the first one that is awaited was asked for."""
     under_way: int = 0
@@ -102,6 +129,8 @@ class Lane:
     @property
     def has_room(self) -> bool:
         """Whether more may be begun."""
+        if self.window:
+            return not (self.begun or self.asked)
         is_full = self.under_way >= UNDER_WAY_MESSAGES or self.under_way_bytes >= UNDER_WAY_BYTES
         return not (is_full or self.asked)
 
@@ -120,6 +149,29 @@ class Lane:
         self.ready.append(piece)
         self.waiting_bytes += piece.batch.data.size
 
+    def put_back(self, pieces: list[Piece]) -> None:
+        """These are not begun any more, and are the first that are to be."""
+        for piece in reversed(pieces):
+            self.count_under_way(piece, -1)
+            self.waiting_bytes -= piece.batch.data.size
+            piece.leave_out_stored()
+            self.waiting_bytes += piece.batch.data.size
+            self.ready.appendleft(piece)
+
+    def split_first(self) -> int | None:
+        """Make two of the first piece that is to be written, if it is larger than the window: the
+        first is as large. Returns their lot; None where it is not."""
+        piece, count = self.ready[0], self.window
+        if not 0 < count < piece.batch.count:
+            return None
+        at = next(at for at, (_, each) in enumerate(self.pieces) if each is piece)
+        lot, parts = self.pieces[at][0], (piece.part(0, count), piece.part(count))
+        self.pieces[at] = lot, parts[0]
+        self.pieces.insert(at + 1, (lot, parts[1]))
+        self.ready[0] = parts[0]
+        self.ready.insert(1, parts[1])
+        return lot
+
     def count_under_way(self, piece: Piece, times: int) -> None:
         self.under_way += times * piece.left
         self.under_way_bytes += times * piece.batch.data.size
@@ -128,12 +180,17 @@ class Lane:
         """So many more of a piece that was begun are stored."""
         piece.moved_at = now
         piece.left -= count
-        self.refusal = None
+        if not self.window:
+            self.refusal = None
         if not piece.is_told:
             self.under_way -= count
         if piece.left <= 0:
             piece.stored.clear()
             del self.begun[piece.number]
+            if self.window:
+                self.calm += piece.batch.count
+                is_calm = self.calm >= CALM_MESSAGES
+                self.window = 0 if is_calm else min(2 * self.window, WINDOW_MAX)
             if not piece.is_told:
                 self.under_way_bytes -= piece.batch.data.size
             self.waiting_bytes -= piece.batch.data.size

@@ -3,8 +3,10 @@
 Rule 1: a lot has reached the cluster when each of its messages has its PubAck; lots are said to be
 there in their order, and of each class what lots have of it: a class waits for no other.
 Rule 2: what has no PubAck in time, or was refused, is published again, in order, until it has one:
-publishers wait meanwhile. A stream knows a message that comes twice by its id, which is made of its
-publisher's name, program and number; of a publisher without a name, of this door's.
+publishers wait meanwhile. Where the stream has no room it goes on by a few messages at a time, so
+that few overtake, and nothing is written again that is stored. A stream knows a message that comes
+twice by its id, which is made of its publisher's name, program and number; of a publisher without a
+name, of this door's.
 Rule 3: messages that are written together have one subject for their PubAcks, which are counted, by
 the sequences that they tell: servers look a subject up that they know sooner than one for each
 message, and two of them may answer while each takes itself for the leader. What is written again
@@ -36,7 +38,7 @@ import numpy as np
 from simplebus.core.frames import FrameBatch
 from simplebus.core.ledger import Lot
 from simplebus.core.version2 import numbers_of
-from simplebus.engine import content
+from simplebus.engine import consumers, content
 from simplebus.engine.lanes import SHARE_BYTES_MIN, SHARED_BYTES, Lane, Piece
 from simplebus.nats.client import jetstream
 from simplebus.nats.client.core import ClientCore, Replies
@@ -206,6 +208,8 @@ class Uplink:
 
     def _begin_some(self, lane: Lane, now: float) -> None:
         while lane.ready and lane.has_room:
+            if (lot := lane.split_first()) is not None:
+                self._lots[lot] += 1
             piece = lane.ready.popleft()
             if not lane.begun:
                 lane.heard_at = now
@@ -224,6 +228,8 @@ class Uplink:
                 self._ask(lane, now)
                 return
             pieces = list(lane.begun.values())
+            # Of a chain the first ones are stored; of others any, so they are asked for first.
+            is_known = all(piece.is_chain or piece.missing is not None for piece in pieces)
             self._forget(lane.begun)
             self._forget(lane.rows)
             for piece in pieces:
@@ -232,6 +238,13 @@ class Uplink:
                     piece.is_told = False
                 if piece.is_chain:
                     lane.cut(piece)
+            is_full = lane.refusal is not None and lane.refusal.code in consumers.NO_ROOM
+            if is_full and is_known:
+                lane.window, lane.calm = 1, 0
+            if lane.window:
+                lane.put_back(pieces)
+                return
+            for piece in pieces:
                 if piece.missing is None:  # Which ones are stored is not known.
                     lane.under_way += piece.batch.count - piece.left
                     piece.left = piece.batch.count
@@ -299,7 +312,8 @@ class Uplink:
         ids = piece.prefix, piece.ids
         # What went message by message goes on so: all of it has ids.
         was = piece.is_chain and not piece.has_name
-        was = was if again else piece.batch.count >= CHAIN_MESSAGES_MIN
+        few = 1 if lane.window else CHAIN_MESSAGES_MIN  # So that none overtakes.
+        was = was if again else piece.batch.count >= few
         piece.is_chain = piece.is_open = self._takes_chains(piece.class_id) and was
         piece.is_sure = piece.has_name or not piece.is_chain
         if piece.is_chain:

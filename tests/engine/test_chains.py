@@ -13,6 +13,7 @@ from simplebus.core.ledger import Lot
 from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES
 from simplebus.engine import content
 from simplebus.engine.content import MILESTONE_MESSAGES
+from simplebus.engine.lanes import WINDOW_MAX
 from simplebus.engine.uplink import CHAIN_MESSAGES_MIN, PATIENCE_SECONDS, PAUSE_SECONDS, Uplink
 from simplebus.nats.client import jetstream
 from simplebus.nats.client.core import Replies
@@ -310,10 +311,30 @@ def test_a_full_stream_is_tried_again(taken: int) -> None:
     assert stream.answer(stream.take(), 0.0) is None
     assert str(stream.uplink.last_error) == "JetStream: full (10077)"
     stream.refuses = lambda: False
-    stream.uplink.go_on(PAUSE_SECONDS)
-    assert stream.answer(stream.take(), 1.0) == 1
+    assert stream.answer_all(PAUSE_SECONDS) == 1
     assert stream.payloads() == expected
     assert stream.uplink.last_error is None
+
+
+@pytest.mark.parametrize("name", ["", "pub"])
+@given(seed=st.integers(0, 10**6))
+def test_in_a_stream_that_has_room_now_and_then_few_are_overtaken(name: str, seed: int) -> None:
+    chance = random.Random(seed)
+    stream = opened()
+    expected = stream.put(1, 300, name)
+    stream.refuses = lambda: chance.random() < 0.1
+    now, reached = 0.0, None
+    while reached != 1:
+        stream.uplink.go_on(now)
+        reached = stream.answer(stream.take(), now)
+        now += chance.choice([0.0, PAUSE_SECONDS])
+    stored = [expected.index(payload) for payload in stream.payloads()]
+    assert sorted(stored) == list(range(300))
+    furthest = 0
+    for number in stored:
+        furthest = max(furthest, number)
+        assert furthest - number < (WINDOW_MAX if name else 1)
+    assert stream.uplink.is_empty
 
 
 @pytest.mark.parametrize(("taken", "known"), [(0, 0), (31, 0), (40, 32), (99, 96), (100, 100)])

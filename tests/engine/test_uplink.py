@@ -60,6 +60,17 @@ class Stream:
         self.core.take_output()
         list(self.core.receive(b"PONG\r\n", now))
 
+    def answer_all(self, now: float, times: int = 1) -> int | None:
+        """Deal with what is published at this time, and what comes behind it, until nothing does,
+        each answered so often. Returns the last lot that has reached it."""
+        last: int | None = None
+        self.uplink.go_on(now)
+        while answers := self.take():
+            for _ in range(times):
+                last = self.answer(answers, now) or last
+            self.uplink.go_on(now)
+        return last
+
     def take(self) -> list[bytes]:
         """Deal with what was published. Returns the answers."""
         raw = bytearray(b"".join(self.core.take_output()))
@@ -278,8 +289,7 @@ def test_what_is_refused_is_published_again_and_stored_once() -> None:
     assert stream.uplink.last_error is not None
     stream.uplink.go_on(PAUSE_SECONDS / 2)
     assert stream.take() == []
-    stream.uplink.go_on(PAUSE_SECONDS)
-    assert stream.answer(stream.take(), 1.0) == 1
+    assert stream.answer_all(PAUSE_SECONDS) == 1
     assert [payload for _, payload, _ in stream.stored] == [b"0", b"2", b"1"]
     assert stream.uplink.statistics().refused == 1
 
@@ -322,10 +332,7 @@ def test_a_message_that_is_said_to_be_stored_twice_counts_once() -> None:
     answers = stream.take()
     assert stream.answer(answers + answers[:3], 0.0) is None
     stream.refuses = lambda: False
-    stream.uplink.go_on(PAUSE_SECONDS)
-    answers = stream.take()
-    assert stream.answer(answers[:5] * 2, 1.0) is None
-    assert stream.answer(answers[5:], 1.0) == 1
+    assert stream.answer_all(PAUSE_SECONDS, times=2) == 1
     assert len(stream.stored) == 6
 
 
