@@ -217,7 +217,10 @@ async def _serve(
             engines.start_soon(stalls.run)
             await engines.start(engine.run)
             if engine.cluster is not None:
-                await engines.start(engine.cluster.run)
+                async with trio.open_nursery() as waiting:
+                    waiting.start_soon(_end_when_told, signals, engines.cancel_scope)
+                    await engines.start(engine.cluster.run)
+                    waiting.cancel_scope.cancel()
             if nats_door is not None:
                 engines.start_soon(nats_door.run)
             watch = None
@@ -248,6 +251,16 @@ async def _serve(
             )
             _say_farewell(engine)
             engines.cancel_scope.cancel()
+
+
+async def _end_when_told(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+    """Before there is anything to drain."""
+    async for number in signals:
+        if number in STOPPING:
+            log.info("%s: ends before it has begun", signal.Signals(number).name)
+            scope.cancel()
+        else:
+            say_ignored(number)
 
 
 async def _keep_open(

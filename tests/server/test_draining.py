@@ -15,6 +15,7 @@ from served import ack, class_statistics, connect, message, serving, subscribe, 
 
 from simplebus.core import frames
 from simplebus.server.draining import drain
+from simplebus.server.serve import _end_when_told
 
 
 async def never() -> AsyncIterator[int]:
@@ -98,3 +99,17 @@ async def test_the_second_one_stops_at_once(caplog: pytest.LogCaptureFixture) ->
         with trio.fail_after(60):
             await drain(server.engine, None, 1e9, signals, is_told_to_end=False)
     assert "SIGINT: stopping at once" in caplog.text
+
+
+async def test_a_server_that_has_not_begun_ends_when_it_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    send, signals = trio.open_memory_channel[int](9)
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        send.send_nowait(number)
+    send.close()
+    with trio.CancelScope() as scope:
+        await _end_when_told(signals, scope)
+    assert scope.cancel_called
+    assert "SIGTERM: ends before it has begun" in caplog.text
