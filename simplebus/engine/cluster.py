@@ -31,6 +31,7 @@ from simplebus.engine.classes import RemoteClass, askers_of, judge, let_answer, 
 from simplebus.engine.coming import when_all_has_come
 from simplebus.engine.feed import ALIVE_SECONDS, FETCH_BYTES, FETCH_SECONDS, Feed, Owed
 from simplebus.engine.feed import Found as Consumer
+from simplebus.engine.identity import keep_identity
 from simplebus.engine.jobs import Jobs
 from simplebus.engine.link import Event, Link, Lost
 from simplebus.engine.listening import Listening
@@ -136,6 +137,8 @@ class Cluster:
             await nursery.start(self.link.run)
             await self.link.wait_ready()
             await self._naming.learn(self.positions)
+            identity = self._broker.answers.identity
+            nursery.start_soon(keep_identity, self.link, self.options, identity)
             task_status.started()
             while True:
                 await trio.sleep(_BEAT_SECONDS)

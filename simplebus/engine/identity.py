@@ -2,8 +2,8 @@
 
 Rule 1: all doors of one engine say the same, past all of them and past every restart; and no two
 clusters do, whatever their prefixes. The one that is there first says it, in the metadata of a
-stream of its own, and JetStream lets only one be first.
-Where that stream is lost, so is what doors have kept: it is another bus then.
+stream of its own, and JetStream lets only one be first. Where that stream is lost, who runs makes
+it again as it was.
 Rule 2: without it there is no door: to be another bus for a while would have everybody send and
 copy anew what is there.
 """
@@ -26,6 +26,8 @@ from simplebus.nats.client.jetstream import JetStreamError
 log = logging.getLogger("simplebus.engine")
 
 _PAUSE_SECONDS = 0.5
+_LOOK_SECONDS = 10.0
+"""So often a door that runs looks whether its cluster still says so."""
 
 
 class EngineError(BusError):
@@ -38,7 +40,8 @@ async def identity_of(link: Link, options: EngineOptions) -> str:
     problem = ""
     while True:
         try:
-            return CLUSTER + f"{options.names.prefix}.{await _kept(link, options)}"
+            kept = await _kept(link, options, secrets.token_hex(8))
+            return f"{CLUSTER}{options.names.prefix}.{kept}"
         except (BusConnectionError, JetStreamError) as error:
             if str(error) != problem:
                 problem = str(error)
@@ -46,14 +49,38 @@ async def identity_of(link: Link, options: EngineOptions) -> str:
         await trio.sleep(_PAUSE_SECONDS)
 
 
-async def _kept(link: Link, options: EngineOptions) -> str:
+async def keep_identity(link: Link, options: EngineOptions, identity: str) -> None:
+    """Have the cluster say this again where somebody has deleted what it said, and say it where it
+    says something else. Until cancelled."""
+    own, told = identity.rpartition(".")[2], ""
+    while True:
+        await trio.sleep(_LOOK_SECONDS)
+        if not link.core.is_ready:
+            continue
+        try:
+            found = await _kept(link, options, own)
+        except (BusError, JetStreamError) as error:
+            log.debug("the identity of the bus in the cluster: %s", error)
+            continue
+        if found not in (own, told):
+            told = found
+            log.error(
+                "this door is the bus %s, and doors that have come since are another one, for the "
+                "stream %s was deleted meanwhile: start this door again",
+                identity,
+                options.names.identity_stream,
+            )
+
+
+async def _kept(link: Link, options: EngineOptions, fresh: str) -> str:
+    """What the cluster says; it is `fresh` if it has said nothing."""
     name = options.names.identity_stream
     try:
         info = await link.ask(f"STREAM.INFO.{name}")
     except JetStreamError as error:
         if error.code not in jetstream.NOT_FOUND:
             raise
-        body = consumers.identity_stream(options, secrets.token_hex(8))
+        body = consumers.identity_stream(options, fresh)
         try:
             info = await link.ask(f"STREAM.CREATE.{name}", body)
         except JetStreamError as refused:

@@ -12,10 +12,12 @@ import trio
 import simplebus
 from simplebus.core.limits import FRAME_BYTES_MIN, NAME_CHARACTERS_MAX
 from simplebus.core.settings import Settings
+from simplebus.engine import identity
 from simplebus.engine.fitting import fitted
 from simplebus.engine.identity import EngineError
 from simplebus.engine.link import Link
 from simplebus.engine.names import Names
+from simplebus.nats.client.jetstream import JetStreamError
 
 from .doors import PATIENCE_SECONDS, address, door, options
 from .nats_servers import NatsServer, nats_server
@@ -115,3 +117,26 @@ async def test_a_stream_of_somebody_else_in_the_place_of_the_identity_is_told(
         with pytest.raises(EngineError, match=f"the stream {name} is none of a simplebus engine's"):
             await fitted(Settings(), cluster)
         nursery.cancel_scope.cancel()
+
+
+async def test_a_door_that_runs_has_the_cluster_say_it_again(
+    jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(identity, "_LOOK_SECONDS", 0.01)
+    cluster = options(jetstream_server.url)
+    name = cluster.names.identity_stream
+    async with door(cluster) as up:
+        link = cluster_of(up).link
+        before = up.engine.broker.answers.identity
+        with trio.fail_after(PATIENCE_SECONDS):
+            await link.ask(f"STREAM.DELETE.{name}")
+            while (await fitted(Settings(), cluster)).identity != before:  # Another was first.
+                await link.ask(f"STREAM.DELETE.{name}")
+            body = identity.consumers.identity_stream(cluster, "another")
+            while f"the stream {name} was deleted meanwhile" not in caplog.text:
+                try:
+                    await link.ask(f"STREAM.DELETE.{name}")
+                    await link.ask(f"STREAM.CREATE.{name}", body)
+                except JetStreamError:  # The door was first.
+                    continue
+                await trio.sleep(0.05)
