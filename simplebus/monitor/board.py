@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from simplebus.monitor import page
-from simplebus.monitor.exposition import exposition
+from simplebus.monitor.exposition import Exposition
 from simplebus.monitor.facts import Facts, Health, Teller, Telling, tell
 from simplebus.monitor.requests import (
     Answer,
@@ -58,6 +58,7 @@ class Board:
         self._told_at = float("-inf")
         self._is_detailed = False
         self._read_at = float("-inf")
+        self._exposition = Exposition()
         self._encoded: tuple[Facts, bytes] | None = None
         self._rates: deque[tuple[float, dict[str, float]]] = deque(maxlen=KEPT_TICKS)
         self._before: tuple[float, Mapping[str, float]] | None = None
@@ -143,7 +144,7 @@ class Board:
 
     def _answer_metrics(self, request: Request) -> Answering:
         facts = yield from self.look(detailed=False)
-        kind, lines = exposition(facts.metrics, request.accept)
+        kind, lines = self._exposition.of(facts.metrics, request.accept)
         parts: list[bytes] = []
         for count, part in enumerate(lines):
             parts.append(part)

@@ -1,6 +1,7 @@
 """Metrics as Prometheus reads them, in the format that is asked for: its own library writes them.
 
-Rule 1: values are plain: what was measured is turned into lines, and nothing is kept.
+Rule 1: values are plain: what was measured is turned into lines. They are kept until something else
+is measured: most metrics stay as they were from one look to the next, and to write them takes long.
 Rule 2: what comes from outside stands in label values only.
 """
 
@@ -32,14 +33,28 @@ _END = b"# EOF\n"
 """Of what an OpenMetrics encoder writes, each time."""
 
 
-def exposition(metrics: Iterable[Metric], accept: str = "") -> tuple[str, Iterator[bytes]]:
-    """The type of the format that an Accept header asks for, and what each metric is in it, to be
-    joined: OpenMetrics 1.0 where it is named, or else the text format 0.0.4."""
-    # The library's own choice fails at versions that are no numbers.
-    is_open = "application/openmetrics-text" in accept
-    encode: Callable[[Collector], bytes] = _open if is_open else generate_latest
-    parts = (encode(_One(family(metric))).removesuffix(_END) for metric in metrics)
-    return (OPEN_TYPE, chain(parts, [_END])) if is_open else (PLAIN_TYPE, parts)
+class Exposition:
+    """Of one program."""
+
+    def __init__(self) -> None:
+        self._written: dict[tuple[bool, str], tuple[Metric, bytes]] = {}
+        """By format and name: a metric as it was last, and what was written of it."""
+
+    def of(self, metrics: Iterable[Metric], accept: str = "") -> tuple[str, Iterator[bytes]]:
+        """The type of the format that an Accept header asks for, and what each metric is in it, to
+        be joined: OpenMetrics 1.0 where it is named, or else the text format 0.0.4."""
+        # The library's own choice fails at versions that are no numbers.
+        is_open = "application/openmetrics-text" in accept
+        parts = (self._write(metric, is_open) for metric in metrics)
+        return (OPEN_TYPE, chain(parts, [_END])) if is_open else (PLAIN_TYPE, parts)
+
+    def _write(self, metric: Metric, is_open: bool) -> bytes:
+        before, written = self._written.get((is_open, metric.name), (None, b""))
+        if metric != before:
+            encode: Callable[[Collector], bytes] = _open if is_open else generate_latest
+            written = encode(_One(family(metric))).removesuffix(_END)
+            self._written[is_open, metric.name] = metric, written
+        return written
 
 
 class _One(Collector):

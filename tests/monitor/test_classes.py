@@ -14,7 +14,7 @@ from simplebus.core.receive import ReceiveBuffer
 from simplebus.core.session import Session
 from simplebus.monitor import classes, waiters
 from simplebus.monitor.counted import Counted
-from simplebus.monitor.exposition import exposition
+from simplebus.monitor.exposition import Exposition
 
 T = TypeVar("T")
 
@@ -97,7 +97,7 @@ def test_classes_beyond_so_many_are_told_together(
     assert figures.total.published == 16
     counted = Counted()
     classes.count(counted, figures)
-    text = b"".join(exposition(counted.metrics())[1]).decode()
+    text = b"".join(Exposition().of(counted.metrics())[1]).decode()
     assert 'simplebus_stored_messages{class="(others)",class_id=""} 3.0\n' in text
     assert 'published_messages_total{class="(others)"' not in text  # It could fall.
     assert "simplebus_bus_published_messages_total 16.0\n" in text

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families as read_plai
 
 from simplebus.core.histogram import Histogram
 from simplebus.monitor.counted import Counted
-from simplebus.monitor.exposition import exposition
+from simplebus.monitor.exposition import Exposition
 
 PLAIN = "text/plain"
 OPEN = "application/openmetrics-text;version=1.0.0"
@@ -19,7 +19,7 @@ ANY_TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 
 def told(counted: Counted, accept: str) -> str:
     """What an Accept header brings."""
-    return b"".join(exposition(counted.metrics(), accept)[1]).decode()
+    return b"".join(Exposition().of(counted.metrics(), accept)[1]).decode()
 
 
 @given(st.lists(ANY_TEXT, unique=True, max_size=5), st.floats(0, 1e18), st.booleans())
@@ -75,7 +75,7 @@ def test_kinds_are_what_they_are_in_both_formats() -> None:
     ],
 )
 def test_openmetrics_is_for_who_asks_for_it(accept: str, kind: str) -> None:
-    told_kind, _ = exposition([], accept)
+    told_kind, _ = Exposition().of([], accept)
     assert told_kind.startswith(kind)
 
 
@@ -83,3 +83,16 @@ def test_half_a_character_is_a_question_mark() -> None:
     counted = Counted()
     counted.gauge("things", "Things.", 1, door="a\ud800b")
     assert 'simplebus_things{door="a?b"} 1.0\n' in told(counted, PLAIN)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 2), min_size=3, max_size=3))))
+def test_what_is_kept_is_what_would_be_written(looks: list[tuple[bool, list[int]]]) -> None:
+    kept = Exposition()
+    for is_open, values in looks:
+        counted, histogram = Counted(), Histogram((0.5,))
+        for number, value in enumerate(values):
+            counted.gauge(f"thing_{number % 2}", "Things.", value, number=str(number))
+            histogram.observe(value)
+        counted.histogram("seconds", "Took.", histogram.snapshot())
+        accept = OPEN if is_open else PLAIN
+        assert b"".join(kept.of(counted.metrics(), accept)[1]).decode() == told(counted, accept)
