@@ -28,6 +28,7 @@ from simplebus.core.metering import place_of
 from simplebus.core.receive import ReceiveBuffer
 from simplebus.core.requests import Auth
 from simplebus.server.anteroom import Anteroom
+from simplebus.server.farewells import Farewells
 from simplebus.server.gatekeeper import Gatekeeper
 from simplebus.server.greeting import Heard
 from simplebus.server.strangers import Strangers
@@ -96,6 +97,7 @@ class Door(Protocol[S]):
         """Where peers are until the door knows who they are."""
 
     strangers: Strangers
+    farewells: Farewells
 
     @property
     def gatekeeper(self) -> Gatekeeper | None:
@@ -196,6 +198,7 @@ class Connection(Generic[S]):
                 door.fail(session, reason)
             door.closed(self, reason)
             if self._say_farewell():
+                door.farewells.come(self._close)
                 door.start_soon(self._wait_for_hang_up)
             else:
                 self._close()
@@ -270,16 +273,19 @@ class Connection(Generic[S]):
         """Closing a socket with bytes unread would take back what was just sent."""
         try:
             with trio.move_on_after(FAREWELL_SECONDS):
-                while True:
+                while self.socket.fileno() >= 0:  # Others need its descriptor, perhaps.
                     await trio.lowlevel.wait_readable(self.socket)
                     if not self.socket.recv(_DISCARD_BYTES):
                         break
-        except OSError:
+        except (trio.ClosedResourceError, OSError):
             pass
         finally:
+            self._door.farewells.go(self._close)
             self._close()
 
     def _close(self) -> None:
+        if self.socket.fileno() < 0:
+            return
         trio.lowlevel.notify_closing(self.socket)
         self.wire.close()
 

@@ -31,6 +31,7 @@ from simplebus.engine.cluster import Cluster
 from simplebus.server.addresses import Addresses
 from simplebus.server.anteroom import Anteroom
 from simplebus.server.connection import Connection
+from simplebus.server.farewells import Farewells
 from simplebus.server.gatekeeper import Gatekeeper
 from simplebus.server.greeting import Heard, introduction
 from simplebus.server.handshake import SecureConnection
@@ -132,6 +133,7 @@ class Engine:
         self.strangers = Strangers()
         self.more_strangers: list[Strangers] = []
         """Those at other doors."""
+        self.farewells = Farewells()
         self.addresses = Addresses()
         self.buffer = ReceiveBuffer()
         self.connections: dict[int, Connection[Session]] = {}
@@ -303,8 +305,10 @@ class Engine:
         self.start_soon(connection.run)
 
     def make_room(self, peer: str) -> bool:
-        """Where descriptors run out: have a stranger leave for this peer, of the door that has most
-        of them. Returns whether there was any."""
+        """Where descriptors run out: close one that was told to go anyway; else have a stranger
+        leave for this peer, of the door that has most of them. Returns whether there was any."""
+        if self.farewells.make_room():
+            return True
         full = RemoteProtocolError(Reason.TOO_MANY_CONNECTIONS, "too many files are open")
         return max((self.strangers, *self.more_strangers), key=len).make_room(full)
 

@@ -320,7 +320,6 @@ class _HttpConnection:
 
     async def run(self) -> None:
         """Answer until the peer leaves, says nothing that makes sense, or is too slow."""
-        door = self._door
         try:
             with self.scope:
                 await self._stream.begin(HEAD_SECONDS_MAX)
@@ -333,18 +332,20 @@ class _HttpConnection:
         except Exception:
             log.exception("%s: an answer over HTTP failed", self.peer)
         finally:
-            door.closed(self)
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + FAREWELL_SECONDS_MAX):
-                await self._end()
+            await self._end()
 
     async def _end(self) -> None:
-        """Close, so that what was sent last arrives."""
+        """Close, so that what was sent last arrives, unless its place is needed."""
         try:
             if self._talk.our_state in (h11.MUST_CLOSE, h11.ERROR) and not self.scope.cancel_called:
-                await self._stream.end()
+                self.is_answered = False
+                deadline = trio.current_time() + FAREWELL_SECONDS_MAX
+                with trio.CancelScope(shield=True, deadline=deadline) as self.scope:
+                    await self._stream.end()
         except OSError:
             pass
         finally:
+            self._door.closed(self)
             self._stream.close()
 
     async def _answer_next(self) -> bool:

@@ -9,11 +9,12 @@ import errno
 import logging
 import socket
 from collections.abc import Callable
+from functools import partial
 
 import trio
 
 from simplebus.server import memory
-from simplebus.server.anteroom import Anteroom
+from simplebus.server.anteroom import Anteroom, Guest
 
 log = logging.getLogger("simplebus.server")
 
@@ -23,8 +24,8 @@ _ACCEPTS_PER_TURN = 4  # Many at once would hold up those who are inside.
 # Out of file descriptors or memory: what is open must close first.
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _EXHAUSTED_PAUSE_SECONDS = 0.5
-_OVER_MAX = 8
-"""So many are let in at most while those that make room for them are not gone."""
+_TRIES_MAX = 8
+"""So many at most are told to make room for one: not all of them go in the same turn."""
 
 # Idle peers whose host is gone are found by the kernel: 30 s of silence, then 3 probes 5 s apart.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
@@ -132,9 +133,8 @@ async def accept(
                         says_nothing = True
                         await trio.sleep(_EXHAUSTED_PAUSE_SECONDS)
                     break  # Otherwise the peer left before it was accepted.
-                over = sock.fileno() - memory.descriptors_for_peers(spare)
-                if over >= 0 and not (over < _OVER_MAX and make_room(name(address))):
-                    sock.close()
+                with_place = await _placed(sock, guest, spare, partial(make_room, name(address)))
+                if with_place is None:
                     if not says_nothing:
                         log.error("cannot accept: too many files are open; see LimitNOFILE")
                     says_nothing = True
@@ -144,14 +144,49 @@ async def accept(
                     log.warning("connections are accepted again")
                     says_nothing = False
                 try:
-                    _prepare(sock)
+                    _prepare(with_place)
                 except OSError:  # It left meanwhile.
-                    sock.close()
+                    with_place.close()
                     continue
-                serve(sock, name(address))
+                serve(with_place, name(address))
     finally:
         guest.leave()
         listener.close()
+
+
+async def _placed(
+    sock: socket.socket, listener: Guest, spare: int, make_room: Callable[[], bool]
+) -> socket.socket | None:
+    """This socket, with a descriptor that is for peers; None, and it is closed, where none is to be
+    had."""
+    try:
+        for _ in range(_TRIES_MAX):
+            if _is_for_peers(sock, spare) or not make_room():
+                break
+            sock = _lowered(sock)
+            if not _is_for_peers(sock, spare):
+                await listener.turn()  # Behind those that were told to go.
+                sock = _lowered(sock)
+        if _is_for_peers(sock, spare):
+            return sock
+    except OSError:
+        pass
+    except BaseException:
+        sock.close()
+        raise
+    sock.close()
+    return None
+
+
+def _is_for_peers(sock: socket.socket, spare: int) -> bool:
+    return sock.fileno() < memory.descriptors_for_peers(spare)
+
+
+def _lowered(sock: socket.socket) -> socket.socket:
+    """The same with the lowest descriptor that is free. Raises OSError."""
+    lower = sock.dup()
+    sock.close()
+    return lower
 
 
 def _prepare(sock: socket.socket) -> None:

@@ -70,6 +70,7 @@ class NatsDoor:
         self.buffer = engine.buffer
         self.anteroom = engine.anteroom
         self.strangers = Strangers()
+        self.farewells = engine.farewells
         self.connections: dict[int, Connection[NatsSession]] = {}
         """By client id."""
         self.accepted = 0

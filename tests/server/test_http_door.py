@@ -19,7 +19,7 @@ from simplebus.core.errors import Reason
 from simplebus.monitor.board import Board
 from simplebus.monitor.facts import Facts
 from simplebus.monitor.requests import OPEN_PATHS, Request
-from simplebus.server import http_door, listeners, memory
+from simplebus.server import http_door, memory
 from simplebus.server.http_door import HttpDoor
 
 
@@ -269,6 +269,28 @@ async def test_of_too_many_connections_the_one_that_was_silent_longest_makes_pla
         nursery.cancel_scope.cancel()
 
 
+async def test_who_has_had_its_last_answer_and_stays_makes_place_too(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with trio.open_nursery() as nursery:
+        door = HttpDoor(nothing())
+        await nursery.start(door.run)
+        pairs = [pair() for _ in range(http_door.CONNECTIONS_MAX + 10)]
+        for ours, theirs in pairs:
+            ours.send(b"nonsense\r\n\r\n")
+            door.serve(theirs, "them")
+            await trio.testing.wait_all_tasks_blocked()
+            assert ours.recv(65_536).startswith(b"HTTP/1.1 400")
+        assert sum(theirs.fileno() >= 0 for _, theirs in pairs) == door.connections
+        assert [theirs.fileno() >= 0 for _, theirs in pairs[9:11]] == [False, True]
+        await trio.sleep(http_door.FAREWELL_SECONDS_MAX + 1)
+        assert not door.connections
+        assert all(theirs.fileno() < 0 for _, theirs in pairs)
+        for ours, _ in pairs:
+            ours.close()
+        nursery.cancel_scope.cancel()
+
+
 async def test_who_connects_too_often_waits_and_those_who_wait_are_few(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
@@ -425,8 +447,12 @@ async def test_health_is_told_where_silent_ones_hold_all_descriptors(
         silent = [await trio.open_tcp_stream(host, int(port)) for _ in range(5)]
         assert server.watch is not None
         await until(lambda: server.watch.http_connections()[0] == 5)
-        monkeypatch.setattr(memory, "descriptors_for_peers", lambda more=0: 0)
-        monkeypatch.setattr(listeners, "_OVER_MAX", 1 << 20)
+        of_all = server.watch.http_connections
+
+        def descriptors(more: int = 0) -> int:
+            return 0 if of_all()[0] == 5 else 1 << 20
+
+        monkeypatch.setattr(memory, "descriptors_for_peers", descriptors)
         asks = await trio.open_tcp_stream(host, int(port))
         await asks.send_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         assert (await asks.receive_some()).startswith(b"HTTP/1.1 200")

@@ -21,7 +21,7 @@ from simplebus.core.settings import Settings
 from simplebus.core.users import User, Users
 from simplebus.nats.auth import NatsAuth
 from simplebus.nats.settings import NatsLimits, NatsSettings
-from simplebus.server import listeners, memory
+from simplebus.server import memory
 from simplebus.server import strangers as module
 from simplebus.server.serve import Serving
 from simplebus.server.strangers import Strangers
@@ -113,8 +113,12 @@ async def test_so_it_is_where_descriptors_run_out(
     async with crowded(1000) as server, contextlib.AsyncExitStack() as stack:
         strangers = [await stack.enter_async_context(await come(server, "bus")) for _ in range(20)]
         await until(lambda: len(server.engine.strangers) == 20)
-        monkeypatch.setattr(memory, "descriptors_for_peers", lambda more=0: 0)
-        monkeypatch.setattr(listeners, "_OVER_MAX", 1 << 20)
+        sockets = [each.socket for each in server.engine.connections.values()]
+
+        def descriptors(more: int = 0) -> int:
+            return 0 if all(each.fileno() >= 0 for each in sockets) else 1 << 20
+
+        monkeypatch.setattr(memory, "descriptors_for_peers", descriptors)
         await come_in(server, door, stack)
         assert await is_cut(strangers[0])
 
