@@ -23,6 +23,7 @@ from simplebus.core.client.messages import Batch, Message
 from simplebus.core.errors import BusConnectionError
 from simplebus.core.limits import (
     ACK_SECONDS,
+    AHEAD_BYTES,
     CLOSE_SECONDS,
     CLOSE_SECONDS_FAILED,
     MESSAGES_PER_TURN,
@@ -153,8 +154,7 @@ class BlockingBaseSubscription(Entry[T]):
             if not inbox.is_empty:
                 wire.check()
                 if wire.core.acks_are_due or monotonic() >= self._ack_at:
-                    wire.push()
-                    self._ack_at = monotonic() + ACK_SECONDS
+                    self._write_acks()
                 return True
             inbox.is_awaited = True
             try:
@@ -165,8 +165,15 @@ class BlockingBaseSubscription(Entry[T]):
     def _push_acks(self, *, handing_out: bool = False) -> None:
         """Have acknowledgements leave: the last ones left a while ago."""
         self.inbox.settle(current=not handing_out)
+        self._write_acks()
+
+    def _write_acks(self) -> None:
         self._ack_at = monotonic() + ACK_SECONDS
-        self._wire.push()
+        # What was sent again while it waits here is known as a copy now, and not when it is done.
+        if self.inbox.buffered_bytes < AHEAD_BYTES:
+            self._wire.exchange()
+        else:
+            self._wire.push()
 
 
 class BlockingSubscription(BlockingBaseSubscription[T]):

@@ -211,6 +211,16 @@ class BlockingWire:
                 except OSError as error:
                     self._lose(error)
 
+    def exchange(self) -> None:
+        """Take once what is there, and write what the socket takes now."""
+        with self.one_thread:
+            if self._socket is not None:
+                try:
+                    self._receive(self._socket)
+                    self._send(self._socket)
+                except (OSError, RemoteProtocolError) as error:
+                    self._lose(error)
+
     def _send(self, sock: socket.socket | TlsSocket) -> None:
         outgoing = self.core.outgoing
         try:

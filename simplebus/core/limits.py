@@ -287,6 +287,8 @@ ACK_SECONDS = 0.05
 # leaving may take, in peace and after an error.
 READ_BYTES = 256 * 1024
 MESSAGES_PER_TURN = 1024
+# With so much that waits for a loop, a client without an event loop takes no more.
+AHEAD_BYTES = 16 * 1024 * 1024
 CLOSE_SECONDS = 5.0
 CLOSE_SECONDS_FAILED = 1.0
 

@@ -11,6 +11,7 @@ from client.bus_server import BusServer, bus_server, loops_give, until
 from client.false_bus import deaf_listener, false_bus
 from load.ports import free_port
 from simplebus import BusConnectionError, LocalProtocolError
+from simplebus.client import blocking_subscription
 from simplebus.core import frames
 from simplebus.core.settings import Settings
 
@@ -157,6 +158,23 @@ def test_manual_acks_count_and_nothing_else_does(clockless_server: BusServer) ->
                 others.ack(taken[0])
         bus.drain()
     until(lambda: clockless_server.statistics().acknowledged == 5)
+
+
+def test_what_is_sent_again_while_it_waits_for_a_slow_loop_does_not_come_twice(
+    clockless_server: BusServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocking_subscription, "ACK_SECONDS", 0.0)
+    payloads: list[bytes] = []
+    with simplebus.connect_blocking(clockless_server.address) as bus:
+        bus.publish_many(NUMBERED[:50], class_id=1)
+        with bus.subscribe(1, idle_seconds=0.0) as messages:
+            until(lambda: clockless_server.statistics().delivered >= 50)
+            payloads.append(messages.get().payload)
+            clockless_server.tick()
+            until(lambda: clockless_server.statistics().redelivered >= 50)
+            payloads += loops_give((message.payload for message in messages), 49)
+    assert payloads == NUMBERED[:50]
+    assert clockless_server.statistics().redelivered == 50
 
 
 # Mistakes and losses -----------------------------------------------------------------------------
