@@ -172,7 +172,7 @@ class Permissions:
 class Scope:
     """Of one class, what is allowed."""
 
-    __slots__ = ("_valid_for", "_verdicts", "allow", "deny", "key", "verdict")
+    __slots__ = ("_kept", "_valid_for", "_verdicts", "allow", "deny", "key", "verdict")
 
     def __init__(
         self, *, everything: bool, allow: tuple[str, ...], nothing: bool, deny: tuple[str, ...]
@@ -189,8 +189,10 @@ class Scope:
             self.verdict = Verdict.ALL
         else:
             self.verdict = Verdict.SOME
-        self._verdicts: npt.NDArray[np.uint8] = np.full(0, _UNKNOWN, np.uint8)
-        """By channel number."""
+        self._kept = bytearray()
+        """Verdicts by channel number."""
+        self._verdicts = np.frombuffer(self._kept, np.uint8)
+        """The same ones: a few are read sooner there, many here."""
         self._valid_for: object = None
         """For which channels the numbers stand."""
 
@@ -213,15 +215,8 @@ class Scope:
     ) -> Flags:
         """Of which of these channels messages are allowed. `names` are the channels by number, as
         long as `generation` stays. Shape (n,), or (1,) for a single number."""
-        known = (id(names), generation)
+        self._reach(names, generation)
         asked = np.atleast_1d(np.asarray(numbers))
-        if self._valid_for != known or len(names) > self._verdicts.size:
-            if self._valid_for != known:
-                self._verdicts = self._verdicts[:0]
-            self._valid_for = known
-            size = min(max(16, 2 * len(names)), max(VERDICTS_KEPT_MAX, len(names)))
-            more = np.full(size - self._verdicts.size, _UNKNOWN, np.uint8)
-            self._verdicts = np.concatenate([self._verdicts, more])
         found = self._verdicts[asked]
         unknown = found == _UNKNOWN
         if unknown.any():
@@ -230,6 +225,26 @@ class Scope:
             found = self._verdicts[asked]
         allowed: Flags = found == _YES
         return allowed
+
+    def allows_all(self, names: Sequence[str], generation: int, numbers: Sequence[int]) -> bool:
+        """Whether messages of all of these channels are: what `of` says, for a few."""
+        self._reach(names, generation)
+        kept = self._kept
+        for number in numbers:
+            if kept[number] != _YES:
+                return bool(self.of(names, generation, np.array(numbers)).all())
+        return True
+
+    def _reach(self, names: Sequence[str], generation: int) -> None:
+        """Have a verdict for each of these channels, known or not."""
+        known = (id(names), generation)
+        if self._valid_for == known and len(names) <= self._verdicts.size:
+            return
+        before = bytes(self._kept) if self._valid_for == known else b""
+        self._valid_for = known
+        size = min(max(16, 2 * len(names)), max(VERDICTS_KEPT_MAX, len(names)))
+        self._kept = bytearray(before.ljust(size, bytes([_UNKNOWN])))
+        self._verdicts = np.frombuffer(self._kept, np.uint8)
 
 
 class Grants:

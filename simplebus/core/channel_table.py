@@ -3,10 +3,12 @@
 Rule 1: a channel is matched against a subscription's patterns once: against all there are when its
 first message comes, against those of a later one when that looks at such a message. From then on a
 run of messages is a look into a table by channel number.
-Rule 2: names that no stored message carries are forgotten when there are too many, or no memory for
+Rule 2: who wants every channel that there is, and messages without one, is known without a look at
+any message.
+Rule 3: names that no stored message carries are forgotten when there are too many, or no memory for
 others: about as many at a time as new ones come, so that nobody waits for it. Of a class in which
 nothing has been stored for long all are, and what was kept for each number is given back.
-Rule 3: names, verdicts and patterns are paid for from the memory of all classes, before they are
+Rule 4: names, verdicts and patterns are paid for from the memory of all classes, before they are
 there.
 
     names    0: ""   1: "orders.eu"   2: "orders.us" …        numbers in the ring's column
@@ -16,7 +18,7 @@ there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -45,13 +47,27 @@ Verdicts = npt.NDArray[np.uint8]
 class Wanted:
     """What one subscription wants."""
 
-    __slots__ = ("_names", "_sublist", "_verdicts", "patterns", "scope", "watched")
+    __slots__ = (
+        "_count",
+        "_names",
+        "_numbers",
+        "_sublist",
+        "_verdicts",
+        "patterns",
+        "scope",
+        "watched",
+    )
 
     def __init__(
-        self, patterns: Sequence[str], names: list[str], scope: Scope | None = None
+        self,
+        patterns: Sequence[str],
+        names: list[str],
+        numbers: Mapping[str, int],
+        scope: Scope | None = None,
     ) -> None:
-        """`names` are the channels by number, of which it knows nothing yet; of those, it wants
-        only what `scope` allows, and all of that where there are no patterns."""
+        """`names` are the channels by number, and `numbers` those of the channels, of which it
+        knows nothing yet; of those, it wants only what `scope` allows, and all of that where there
+        are no patterns."""
         self.patterns = tuple(patterns)
         self.scope = scope
         self.watched = self.patterns or (REST,)
@@ -59,49 +75,77 @@ class Wanted:
         self._sublist: Sublist[None] = Sublist(cache_names=0, cache_values=0)
         for pattern in self.watched:
             self._sublist.insert(pattern, None)
-        self._names = names
+        self._names, self._numbers = names, numbers
+        self._count = 0
+        """How many it is known to want, with 1 for messages without a channel."""
         self._verdicts: Verdicts = np.full(max(_VERDICTS_MIN, len(names)), _UNKNOWN, np.uint8)
         self._verdicts[len(names) :] = _NO
+        self._judge(0)
+
+    @property
+    def is_all(self) -> bool:
+        """Whether every message is wanted that has one of the channels there are, or none."""
+        return self._count == len(self._numbers)
 
     def add(self, numbers: npt.NDArray[np.intp]) -> None:
         """It wants these channels, which are new and whose greatest number is the last one."""
         self._reach(int(numbers[-1]))
         if self.scope is None:
             self._verdicts[numbers] = _YES
+            self._count += numbers.size
             return
         for number in numbers.tolist():
-            self._verdicts[number] = _YES if self.scope.allows(self._names[number]) else _NO
+            is_wanted = self.scope.allows(self._names[number])
+            self._verdicts[number] = _YES if is_wanted else _NO
+            self._count += is_wanted
 
     def forget(self, numbers: npt.NDArray[np.intp]) -> None:
         """These numbers, which ascend, stand for no channel any more."""
-        self._verdicts[numbers[: numbers.searchsorted(self._verdicts.size)]] = _NO
+        numbers = numbers[: numbers.searchsorted(self._verdicts.size)]
+        self._count -= int(np.count_nonzero(self._verdicts[numbers] == _YES))
+        self._verdicts[numbers] = _NO
 
     def rest(self) -> None:
         """No number stands for a channel any more."""
         self._verdicts = np.full(_VERDICTS_MIN, _NO, np.uint8)
-        self._verdicts[0] = _UNKNOWN  # A message without a channel may come first.
+        self._count = 0
+        self._judge(0)
 
     def of(self, numbers: npt.NDArray[np.uint32] | int) -> Flags:
         """Which of these channels are wanted."""
-        numbers = np.atleast_1d(np.asarray(numbers, np.uint32))
-        self._reach(int(numbers.max(initial=0)))
-        found = self._verdicts[numbers]
-        unknown = found == _UNKNOWN
-        if unknown.any():
-            for number in np.unique(numbers[unknown]).tolist():
-                name = self._names[number]
-                is_wanted = self._sublist.matches(name)
-                is_wanted = is_wanted and (self.scope is None or self.scope.allows(name))
-                self._verdicts[number] = _YES if is_wanted else _NO
-            found = self._verdicts[numbers]
+        if isinstance(numbers, int):
+            return np.full(1, self.wants(numbers))
+        self._reach(len(self._names) - 1)
+        found = self._verdicts.take(numbers)
         wanted: Flags = found == _YES
+        if np.count_nonzero(wanted) == wanted.size:
+            return wanted
+        unknown = np.unique(numbers[found == _UNKNOWN])
+        if unknown.size:
+            for number in unknown.tolist():
+                self._judge(number)
+            wanted = self._verdicts.take(numbers) == _YES
         return wanted
 
     def wants(self, number: int) -> bool:
         """Whether this channel is wanted."""
         self._reach(number)
-        verdict = self._verdicts[number]
-        return bool(self.of(number)[0]) if verdict == _UNKNOWN else bool(verdict == _YES)
+        if self._verdicts[number] == _UNKNOWN:
+            self._judge(number)
+        return bool(self._verdicts[number] == _YES)
+
+    def _judge(self, number: int) -> None:
+        name = self._names[number]
+        is_wanted = self._sublist.matches(name)
+        is_wanted = is_wanted and (self.scope is None or self.scope.allows(name))
+        self._verdicts[number] = _YES if is_wanted else _NO
+        self._count += is_wanted
+
+    def check(self) -> None:
+        """Raise AssertionError unless the invariants hold."""
+        wanted = set(np.flatnonzero(self._verdicts == _YES).tolist())
+        assert wanted <= set(self._numbers.values())
+        assert len(wanted) == self._count
 
     def _reach(self, number: int) -> None:
         size = self._verdicts.size
@@ -140,6 +184,11 @@ class ChannelTable:
         """How many channels have numbers."""
         return len(self._numbers) - 1
 
+    def all_allowed(self, scope: Scope, names: Sequence[str]) -> bool:
+        """Whether a scope allows messages of all of these channels, which have numbers."""
+        numbers = list(map(self._numbers.__getitem__, names))
+        return scope.allows_all(self._names, self.generation, numbers)
+
     def allowed(self, scope: Scope, numbers: npt.NDArray[np.uint32] | int) -> Flags:
         """Of which of these channels a scope allows messages; shape (1,) for a single number."""
         return scope.of(self._names, self.generation, numbers)
@@ -175,7 +224,7 @@ class ChannelTable:
     def add(self, patterns: Sequence[str], scope: Scope | None = None) -> Wanted | None:
         """Somebody wants what one of these patterns matches, and the scope allows. None when there
         is no memory."""
-        wanted = Wanted(tuple(dict.fromkeys(patterns)), self._names, scope)
+        wanted = Wanted(tuple(dict.fromkeys(patterns)), self._names, self._numbers, scope)
         if not self._take(_size_of(wanted.watched) + self._capacity):
             return None
         self._wanted[wanted] = None
@@ -289,6 +338,8 @@ class ChannelTable:
         assert len(self._free) + len(named) + 1 == len(self._names)
         assert not any(self._names[number] for number in self._free)
         assert all(self._names[number] for number in np.flatnonzero(self._columns.uses[1:]) + 1)
+        for wanted in self._wanted:
+            wanted.check()
         assert self.memory_bytes == (
             sum(map(_size_of_name, named))
             + sum(_size_of(wanted.watched) for wanted in self._wanted)

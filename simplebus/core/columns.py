@@ -183,6 +183,16 @@ class Columns:
             None if opens is None else np.concatenate([opens[a:b] for a, b in pieces]),
         )
 
+    def channels_in(self, pieces: list[tuple[int, int]]) -> Channels | int:
+        """The channels in these slot ranges, not copied where they lie in one; or the one number
+        that all have."""
+        if self.channels is None:
+            return 0
+        if len(pieces) > 1:
+            return np.concatenate([self.channels[a:b] for a, b in pieces])
+        start, stop = pieces[0]
+        return self.channels[start:stop]
+
     def get_at(self, slots: npt.NDArray[np.int64]) -> Rows:
         """The same of these slots."""
         channels, expires, opens = self.channels, self.expires, self.opens

@@ -106,10 +106,10 @@ def wanted_from(ring: Ring, first: int, last: int, wanted: Wanted) -> int:
     opens later."""
     if last - first == 1:
         return last if wanted.wants(ring.row(first).channel) else first
-    here = wanted.of(ring.rows(first, last).channels)
+    here = wanted.of(ring.channels(first, last))
     if here.size == 1:  # All of them have the same.
         return last if here[0] else first
-    return last if here.all() else first + int(here.argmin())
+    return last if np.count_nonzero(here) == here.size else first + int(here.argmin())
 
 
 def first_in_time(ring: Ring, first: int, last: int, now: float) -> int:
@@ -127,7 +127,7 @@ def count(ring: Ring, first: int, last: int, wanted: Wanted | None) -> int:
         return max(0, last - first)
     if last - first == 1:
         return int(wanted.wants(ring.row(first).channel))
-    here = wanted.of(ring.rows(first, last).channels)
+    here = wanted.of(ring.channels(first, last))
     number = int(np.count_nonzero(here))
     return number * (last - first) if here.size == 1 else number
 
@@ -136,7 +136,7 @@ def first_wanted(
     ring: Ring, first: int, last: int, wanted: Wanted | None, most: int
 ) -> tuple[int, int]:
     """How many of messages first..last-1 are wanted, up to `most`, and where those end."""
-    here = None if wanted is None else wanted.of(ring.rows(first, last).channels)
+    here = None if wanted is None else wanted.of(ring.channels(first, last))
     if here is None or (here.size == 1 and here[0]):
         number = min(most, last - first)
         return number, first + number
@@ -148,7 +148,7 @@ def wanted_ranges(ring: Ring, first: int, last: int, wanted: Wanted | None) -> R
     """Which of messages first..last-1 are wanted."""
     if wanted is None or first >= last:
         return [(first, last)] * (first < last)
-    here = wanted.of(ring.rows(first, last).channels)
+    here = wanted.of(ring.channels(first, last))
     if here.size == 1:  # All of them have the same.
         return [(first, last)] * bool(here[0])
     return _ranges(here, first)

@@ -159,16 +159,21 @@ class Position(ABC):
     def copies(self) -> bool:
         if self._again:
             return True
-        if self.wanted is not None:
+        if self.filters:
             return self.window.cursor >= self._all_wanted_until
         return self.window.cursor < self.ring.special_until and self.picks
+
+    @property
+    def filters(self) -> bool:
+        """Whether some messages may not be for it."""
+        return self.wanted is not None and not self.wanted.is_all
 
     @property
     def picks(self) -> bool:
         """Whether new messages must be looked at one by one."""
         ring, cursor = self.ring, self.window.cursor
         return (
-            self.wanted is not None
+            self.filters
             or cursor < ring.timed_until
             or (cursor < ring.envelopes_until and not self.terms.takes_envelopes)
         )

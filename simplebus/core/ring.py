@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simplebus.core.budget import MemoryBudget, allocate, at_least
-from simplebus.core.columns import AT_ONCE, NEVER, Columns, Row, Rows
+from simplebus.core.columns import AT_ONCE, NEVER, Channels, Columns, Row, Rows
 from simplebus.core.frames import DELIMITER, FrameBatch, Integers, stamp, unaligned
 from simplebus.core.limits import (
     FRAME_BYTES_MIN,
@@ -74,8 +74,7 @@ class Ring:
         self.bytes_max = bytes_max
         self.exceeds = False
         """Whether more may be held than limits and budget allow: it was there before a restart."""
-        self.floor = 0
-        self.head = 0
+        self.floor = self.head = 0
         self.columns = Columns()
         """What is known of messages beside their bytes."""
         self.envelopes_until = 0
@@ -92,8 +91,7 @@ class Ring:
         """First sequence at the arena's beginning since it was last wrapped; <= floor if none."""
         self._wrap_end = 0
         """Where the frame before it ends."""
-        self._peak_messages = 0
-        self._peak_bytes = 0
+        self._peak_messages = self._peak_bytes = 0
         self._idle_ticks = 0
         self._stamped_from = 0
         """Sequences at or above it carry the timer index `_stamp`."""
@@ -225,6 +223,10 @@ class Ring:
         """What is known of messages first..last-1, copied."""
         return self.columns.get(self._pieces(first, last))
 
+    def channels(self, first: int, last: int) -> Channels | int:
+        """Their channels alone, valid until the ring changes; one number if all have the same."""
+        return self.columns.channels_in(self._pieces(first, last))
+
     def rows_at(self, sequences: Integers) -> Rows:
         """The same of these messages."""
         return self.columns.get_at(self.slots(sequences))
@@ -338,9 +340,8 @@ class Ring:
         """Copies of these frames, one behind the other, which carry this timer index then."""
         begins, ends = self.places(sequences)
         self.stamp(self.head, self.head, timer_index)
-        unaligned(self._arena, _TIMER)[begins[sequences < self._stamped_from] + _TIMER_AT] = (
-            timer_index
-        )
+        stale = begins[sequences < self._stamped_from] + _TIMER_AT
+        unaligned(self._arena, _TIMER)[stale] = timer_index
         view = self._view
         return b"".join([view[a:b] for a, b in zip(begins.tolist(), ends.tolist(), strict=True)])
 
@@ -580,16 +581,15 @@ class Ring:
         assert self.floor <= self.head <= self.floor + self._slots, vars(self)
         assert self.exceeds or len(self) <= self.messages_max
         assert self.exceeds or self._memory() <= self.bytes_max
-        at = None
-        total = 0
+        at, total = None, 0
         for sequence in range(self.floor, self.head):
             begin, end = self._begin(sequence), self._end(sequence)
             assert 0 <= begin < end <= self._size
+            assert end - begin >= FRAME_BYTES_MIN
             if at is not None:
                 assert begin == (0 if sequence == self._wrap else at), (sequence, begin, at)
             total += end - begin
             at = end
-            assert end - begin >= FRAME_BYTES_MIN
             assert self._view[end - len(DELIMITER) : end] == DELIMITER, (sequence, begin, end)
             message_id = int.from_bytes(self._view[begin + 3 : begin + _TIMER_AT], "big")
             assert message_id == sequence & MESSAGE_ID_MASK, (sequence, message_id)

@@ -208,18 +208,23 @@ class Store:
         self._refuse_messages(session, batch, Reason.UNAUTHORIZED, sentence)
         return False
 
+    def _may_publish_all(self, session: Session, cls: MessageClass, names: list[str]) -> bool:
+        """Whether a session may publish to all of these channels, which the class knows."""
+        if session.grants is None:
+            return True
+        scope = session.grants.publishing(cls.class_id, cls.name)
+        return scope.verdict is Verdict.ALL or cls.channels.all_allowed(scope, names)
+
     def _refuse_channels(
         self, session: Session, cls: MessageClass, batch: FrameBatch, rows: Rows
     ) -> tuple[int, int]:
-        """Of messages with channels: how many a session may publish, in front; or else how many in
-        front it may not, which are refused."""
+        """Of messages with channels, some of which a session may not publish: how many it may, in
+        front; or else how many in front it may not, which are refused."""
         assert session.grants is not None
         scope = session.grants.publishing(cls.class_id, cls.name)
-        if scope.verdict is Verdict.ALL:
-            return batch.count, 0
         allowed = np.broadcast_to(cls.channels.allowed(scope, rows.channels), batch.count)
         if allowed[0]:
-            return batch.count if allowed.all() else int(allowed.argmin()), 0
+            return int(allowed.argmin()), 0
         numbers = np.broadcast_to(np.atleast_1d(np.asarray(rows.channels)), batch.count)
         number = int(numbers[0])  # One sentence names one channel.
         others = (numbers != number).nonzero()[0]
@@ -290,7 +295,7 @@ class Store:
                     most = some.count // 2
                     continue
                 good = some if read.count == some.count else some.slice(0, read.count)
-                if session.grants is not None:
+                if not self._may_publish_all(session, cls, read.names):
                     allowed, refused = self._refuse_channels(session, cls, good, rows)
                     if refused:
                         dealt += refused

@@ -210,7 +210,7 @@ class Subscription(Position):
         last = self.ring.head
         if self.terms.in_flight_max is not None:
             last = min(last, first + self._room())
-        if self.wanted is not None:
+        if self.filters:
             last = min(last, self._all_wanted_until)
         if first >= last or (self.copies and self.picks):
             return memoryview(b"")

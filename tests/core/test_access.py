@@ -56,6 +56,9 @@ def test_a_scope_says_what_the_rules_say(
         found = scope.of(names, generation, numbers)
         assert found.tolist() == [expected[n] for n in numbers.tolist()]
     assert scope.of(names, 1, int(numbers[0])).tolist() == [expected[int(numbers[0])]]
+    for generation in (1, 2):
+        found = scope.allows_all(names, generation, numbers.tolist())
+        assert found is all(expected[n] for n in numbers.tolist())
     if scope.verdict is not Verdict.SOME:
         assert set(expected) <= {scope.verdict is Verdict.ALL}
     for pattern in ("a.b", "#", "*.a"):
@@ -69,7 +72,12 @@ def test_numbers_that_stand_for_other_channels_are_judged_anew() -> None:
     assert scope.of(names, 0, np.array([1, 2])).tolist() == [True, False]
     names[1], names[2] = "b", "a"
     assert scope.of(names, 1, np.array([1, 2])).tolist() == [False, True]
+    assert not scope.allows_all(names, 1, [2, 1])
+    names[1] = "a"
+    assert scope.allows_all(names, 2, [2, 1])
+    names[1] = "b"
     names += ["a"] * 100
+    assert scope.allows_all(names, 3, [2, 102])
     assert scope.of(names, 1, np.array([1, 102])).tolist() == [False, True]
 
 

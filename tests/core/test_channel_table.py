@@ -13,12 +13,19 @@ from core.channel_oracle import is_match
 from core.talk import batch_of
 from core.talk2 import enveloped
 from simplebus.core import channel_table
+from simplebus.core.access import Rule, Rules, Scope
 from simplebus.core.budget import MemoryBudget
 from simplebus.core.channel_table import ChannelTable, Wanted
 from simplebus.core.columns import Rows
 from simplebus.core.ring import Ring
 
 NAMES = ["", "a", "b", "a.x", "a.y", "c", "d", "e", "f"]
+SCOPES: list[tuple[tuple[Rule, ...] | None, tuple[Rule, ...]]] = [
+    (None, ()),
+    (None, (Rule("1", "a.#"),)),
+    ((Rule("1", "#"),), (Rule("1", "c"),)),
+    ((Rule("1", "a"), Rule("1", "a.*")), ()),
+]
 PATTERNS = ["#", "a", "a.*", ">", "c", "*", "x.y"]
 
 
@@ -26,8 +33,8 @@ def ring(memory: int = 1 << 24) -> Ring:
     return Ring(class_id=1, messages_max=1 << 16, bytes_max=1 << 22, budget=MemoryBudget(memory))
 
 
-def wants(table: ChannelTable, *patterns: str) -> Wanted:
-    wanted = table.add(patterns)
+def wants(table: ChannelTable, *patterns: str, scope: Scope | None = None) -> Wanted:
+    wanted = table.add(patterns, scope)
     assert wanted is not None
     return wanted
 
@@ -46,6 +53,7 @@ def store(table: ChannelTable, there: Ring, names: list[str]) -> None:
 steps = st.one_of(
     st.tuples(st.just("store"), st.lists(st.sampled_from(NAMES), min_size=1, max_size=5)),
     st.tuples(st.just("want"), st.lists(st.sampled_from(PATTERNS), min_size=1, max_size=3)),
+    st.tuples(st.just("see"), st.integers(0, 9)),
     st.tuples(st.just("drop"), st.integers(0, 5)),
     st.tuples(st.just("release"), st.integers(0, 9)),
     st.tuples(st.just("look"), st.integers(0, 5)),
@@ -71,6 +79,9 @@ def test_who_wants_what_is_what_the_patterns_say(
                     stored += value
                 else:
                     wanted.append(wants(table, *value))
+            elif what == "see":
+                scope = Rules(*SCOPES[value % len(SCOPES)]).scope(1, "")
+                wanted.append(wants(table, *["#"] * (value % 2), scope=scope))
             elif what == "drop" and wanted:
                 table.remove(wanted.pop(value % len(wanted)))
             elif what == "rest":
@@ -81,6 +92,7 @@ def test_who_wants_what_is_what_the_patterns_say(
                 there.release(min(there.head, there.floor + value))
             elif wanted and len(there):
                 look(wanted[value % len(wanted)], there, stored)
+            table.check()
         for each in wanted:
             if len(there):
                 look(each, there, stored)
@@ -88,10 +100,14 @@ def test_who_wants_what_is_what_the_patterns_say(
 
 def look(wanted: Wanted, there: Ring, stored: list[str]) -> None:
     channels = there.rows(there.floor, there.head).channels
+    carried = stored[there.floor : there.head]
     expected = [
-        any(is_match(pattern, name) for pattern in wanted.patterns)
-        for name in stored[there.floor : there.head]
+        any(is_match(pattern, name) for pattern in wanted.patterns or ["#"])
+        and (wanted.scope is None or wanted.scope.allows(name))
+        for name in carried
     ]
+    if wanted.is_all:
+        assert all(expected)
     found = np.broadcast_to(wanted.of(channels), len(there))
     assert found.tolist() == expected
 
@@ -228,3 +244,27 @@ def test_patterns_and_verdicts_are_paid_for_and_given_back() -> None:
     there.budget.limit = there.budget.used + 1000
     assert table.add(["a"]) is None
     table.check()
+
+
+def test_who_wants_every_channel_there_is_is_known_without_a_look_at_messages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(channel_table, "CHANNEL_NAMES_MAX", 3)
+    monkeypatch.setattr(channel_table, "CHANNELS_FORGOTTEN", 1)
+    there = ring()
+    table = ChannelTable(there)
+    everything = wants(table, "#")
+    some = wants(table, scope=Rules(deny=(Rule("1", "secret.#"),)).scope(1, ""))
+    named = wants(table, ">")  # Not those without a channel.
+    store(table, there, ["a", "", "b.c"])
+    assert [each.is_all for each in (everything, some, named)] == [True, True, False]
+    store(table, there, ["secret.x"])
+    assert [each.is_all for each in (everything, some)] == [True, False]
+    late = wants(table, "#")
+    assert not late.is_all  # It has not seen those channels yet.
+    look(late, there, ["a", "", "b.c", "secret.x"])
+    assert late.is_all
+    there.release(there.head)
+    store(table, there, ["d", "e", "f"])  # The others are forgotten.
+    assert table.stored("secret.x") == 0
+    assert [each.is_all for each in (everything, some, late)] == [True, True, True]
