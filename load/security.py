@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from load import judging
 from load.brokers import (
     HOST,
     START_S,
@@ -164,13 +165,12 @@ def permissions(manner: Manner) -> list[Row]:
     rows = []
     for name in ("by class", "by class, envelopes", "by channel, envelopes"):
         against = "nobody is asked, envelopes" if "envelopes" in name else "nobody is asked"
-        wish = None if "channel" in name else 0.95
-        rows.append(_row("permissions", f"128 B, {name}, against none", found, name, against, wish))
+        rows.append(_row("permissions", f"128 B, {name}, against none", found, name, against, 0.95))
         cpu = [a.cpu_us / b.cpu_us for a, b in zip(found[name], found[against], strict=True)]
         rows.append(
             Row("permissions", f"broker's CPU, {name}", cpu, "x", 1.05, less_is_better=True)
         )
-    return rows
+    return rows + judging.core(manner)
 
 
 def _listed(rules: list[str]) -> str:

@@ -104,11 +104,12 @@ def _add(ranges: Ranges, sequence: int) -> None:
 def wanted_from(ring: Ring, first: int, last: int, wanted: Wanted) -> int:
     """The end of what is wanted without a gap, of messages first..last-1, none of which expires or
     opens later."""
-    if last - first == 1:
-        return last if wanted.wants(ring.row(first).channel) else first
-    here = wanted.of(ring.channels(first, last))
-    if here.size == 1:  # All of them have the same.
-        return last if here[0] else first
+    channels = ring.channels(first, last)
+    if not wanted.wants(channels if isinstance(channels, int) else int(channels[0])):
+        return first  # Of the others nothing has to be known.
+    if isinstance(channels, int):
+        return last
+    here = wanted.of(channels)
     return last if np.count_nonzero(here) == here.size else first + int(here.argmin())
 
 

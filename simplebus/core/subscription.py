@@ -61,8 +61,6 @@ class Subscription(Position):
             return False
         if first < self.ring.envelopes_until and not self.terms.takes_envelopes:
             return False
-        if not self.wanted.wants(self.ring.row(first).channel):
-            return False
         last = min(head, first + LOOK_AHEAD_MESSAGES)
         until = picking.wanted_from(self.ring, first, last, self.wanted)
         if until < last and until - first < PLAIN_FRAMES_MAX:
