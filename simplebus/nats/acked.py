@@ -23,7 +23,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import msgspec
 
@@ -43,14 +43,13 @@ from simplebus.core.limits import (
 from simplebus.core.requests import SubscribeRequest
 from simplebus.core.session import Session
 from simplebus.core.subscription import Subscription as Position
-from simplebus.nats import writing
+from simplebus.nats import asking, writing
+from simplebus.nats.asking import ASKS, FILTER, token
 from simplebus.nats.envelopes import class_subject, message_of
 from simplebus.nats.limits import ACKED_IN_FLIGHT_MESSAGES
 from simplebus.nats.session import NatsSession
 from simplebus.nats.subscription import Subscription
 
-ASKS = b"$SB.SUB."
-"""How the subject of such a subscription begins."""
 ACKS = b"$JS.ACK.>"
 """What acknowledgements are published on."""
 
@@ -64,10 +63,8 @@ _OPTIONS = {
     "by_key": ("by_key", "true or false"),
 }
 """What the broker calls them, and what may stand there."""
-_FILTER = "filter"
 # So many durables that a client has left are remembered.
 _LEFT_MAX = 64
-_TOKEN_SAFE = "!\"#$&'()+,/:;<=?@[\\]^_`{|}~-"
 # Two of these, of any letters, fit into a line of any length that is likely.
 _TOKEN_CHARACTERS_MAX = 1000
 _DIGITS = re.compile(r"[0-9]{1,18}")
@@ -84,6 +81,8 @@ class Wish:
     class_: int | str
     """By its id or its name."""
     asked: SubscribeRequest
+    behind: tuple[str, ...]
+    """What stands behind the class, in the one spelling of `asking`."""
 
 
 def wish(subject: bytes, queue: bytes) -> Wish:
@@ -97,17 +96,18 @@ def wish(subject: bytes, queue: bytes) -> Wish:
     except UnicodeDecodeError as error:
         raise _bad(f"it is not UTF-8: {error.reason}") from None
     channels: list[str] = []
-    if _FILTER in tokens[2:]:
-        at = tokens.index(_FILTER, 2)
+    behind = tuple(asking.rest(tokens[1:]))
+    if FILTER in tokens[2:]:
+        at = tokens.index(FILTER, 2)
         if at + 1 == len(tokens):
             raise _bad("a subject is expected behind filter")
         channels = [".".join(tokens[at + 1 :])]
         tokens = tokens[:at]
         if channels[0].rpartition(".")[2] == "#":
             raise _bad(f"the filter {channels[0]!r} ends with #, expected > for one or more tokens")
-    for token in tokens:
-        if token in ("*", ">"):
-            raise _bad(f"{token} stands for no class and no option; only a filter may hold it")
+    for each in tokens:
+        if each in ("*", ">"):
+            raise _bad(f"{each} stands for no class and no option; only a filter may hold it")
     class_, durable, *options = map(_unquoted, [*tokens, "-"] if len(tokens) == 1 else tokens)
     asked: dict[str, object] = {"channels": channels, "max_in_flight": ACKED_IN_FLIGHT_MESSAGES}
     given: dict[str, str] = {}
@@ -140,7 +140,7 @@ def wish(subject: bytes, queue: bytes) -> Wish:
             if name == where:
                 raise _bad(f"{option} is {expected}, got {value!r}") from None
         raise _bad(str(error)) from None
-    return Wish(_class(class_), request)
+    return Wish(_class(class_), request, behind)
 
 
 def _unquoted(text: str) -> str:
@@ -169,11 +169,6 @@ def _name(what: str, text: str) -> str:
 
 def _bad(sentence: str) -> RemoteProtocolError:
     return RemoteProtocolError(Reason.BAD_REQUEST, sentence)
-
-
-def token(text: str) -> str:
-    """A name as a single token of a subject."""
-    return quote(text, safe=_TOKEN_SAFE).replace(".", "%2E")
 
 
 def _short_token(text: str, other: str) -> str:

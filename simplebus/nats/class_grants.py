@@ -9,20 +9,25 @@ Rule 3: what was judged is forgotten when bindings or names of classes change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from simplebus.core.access import DEAD, Called, Rules, Scope, called_so
 from simplebus.core.access import Grants as Rights
-from simplebus.core.access import Rules, Scope
+from simplebus.core.access import Permissions as RightsSaid
 from simplebus.core.classes import MessageClass
 from simplebus.nats import subjects
+from simplebus.nats.asking import Asked, asked
 from simplebus.nats.envelopes import class_subject
+from simplebus.nats.limits import VERDICTS_MAX
 from simplebus.nats.permissions import Grants, Permissions, Verdicts
 from simplebus.nats.table import SubjectTable
 
 _INBOX, _ACKS, _CLASS = "_INBOX.", "$JS.ACK.", "class."
+_EVERYTHING = Scope(everything=True, allow=(), nothing=False, deny=())
+_NOTHING = Scope(everything=False, allow=(), nothing=True, deny=())
 
 
 class BoundClasses:
@@ -35,6 +40,8 @@ class BoundClasses:
         """Whether a user of all doors may publish on a subject."""
         self.called: Callable[[str], tuple[int, str]] = lambda channel: (-1, "")
         """Id and name of the class whose messages without a channel are on this one."""
+        self.keep_letters_of: Callable[[str], Sequence[Called]] = called_so
+        """Which classes' dead letters are in the class of this name, without `dead.`."""
         self.epoch: Callable[[], int] = lambda: 0
         """Changes when these, or their names, do."""
         self.shown: MessageClass | None = None
@@ -74,22 +81,25 @@ class ClassGrants(Grants):
             return self._own.one(subject)
         return name.startswith((_INBOX, _ACKS)) or _is_free(self.rights.permissions.publish)
 
-    def may_subscribe(self, subject: bytes, queue: bytes, *, of_class: bool = False) -> bool:
-        if of_class:
-            return True  # The class itself is asked.
+    def may_ask(self, asked: Asked, queue: bytes) -> bool:
+        return True  # The class itself is asked.
+
+    def may_subscribe(self, subject: bytes, queue: bytes) -> bool:
         if not (self.rights.permissions.wildcards or _is_whole(subject)):
             return False
         return super().may_subscribe(subject, queue)
 
     def denied(self, subject: bytes, queue: bytes) -> tuple[str, ...]:
-        return ()
+        return ()  # Of what comes out of a class that says nothing: see Rule 1.
 
     def filter(self, subject: bytes, queue: bytes) -> Verdicts | None:
         own = super().denied(subject, queue)
         found = self._hearing.get(own)
         if found is None:
-            own_filter = super().filter(subject, queue) if own else None
-            found = _Shown(self._table, self._judge(own_filter), self._classes, self.rights)
+            judge = self._judge(self._filter_of(own))
+            found = _Shown(self._table, judge, self._classes, self.rights)
+            if len(self._hearing) >= VERDICTS_MAX:
+                self._hearing.clear()
             self._hearing[own] = found
         return found
 
@@ -112,6 +122,19 @@ class ClassGrants(Grants):
             return not _is_free(rights.permissions.subscribe)
 
         return is_denied
+
+
+class GuestRights(Rights):
+    """What a user of this door alone, who may not do everything, may do as a guest of the broker:
+    what it publishes was judged before; which classes it may not ask for, its patterns say."""
+
+    def __init__(self, grants: Grants, classes: BoundClasses) -> None:
+        super().__init__(RightsSaid(), classes.keep_letters_of)
+        self._grants = grants
+
+    def subscribing(self, class_id: int, name: str) -> Scope:
+        is_denied = self._grants.is_denied(asked_for(class_id, name, classes=self._called))
+        return _NOTHING if is_denied else _EVERYTHING
 
 
 class _Epochs(Verdicts):
@@ -159,6 +182,25 @@ class _Shown(_Epochs):
         scope: Scope = self._rights.subscribing(shown.class_id, shown.name)
         is_plain = subject == class_subject(shown.class_id, shown.name)
         return not scope.allows("" if is_plain else subjects.text(subject))
+
+
+def asked_for(
+    class_id: int,
+    name: str,
+    *,
+    classes: Callable[[str], Sequence[Called]],
+    behind: tuple[str, ...] = (),
+    is_new: bool = False,
+) -> Asked:
+    """Of a class: how it is asked for. `classes` says of the name of one without `dead.` whose
+    letters it keeps. One that `is_new` is only allowed as it was called."""
+    own: list[int | str] = [name] if name else []
+    others: list[int | str] = []
+    (others if is_new and name else own).append(class_id)
+    if name.startswith(DEAD):
+        for id_, called in classes(name.removeprefix(DEAD)):
+            others += [each for each in (id_, called) if each not in (-1, "")]
+    return asked([each for each in own if each != -1], others, behind)
 
 
 def _is_whole(subject: bytes) -> bool:

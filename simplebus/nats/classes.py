@@ -35,7 +35,6 @@ from simplebus.core.session import Session
 from simplebus.core.store import Tap as StoreTap
 from simplebus.nats.acked import (
     ACKS,
-    ASKS,
     AckedSubscription,
     Deliveries,
     Receipt,
@@ -45,16 +44,17 @@ from simplebus.nats.acked import (
     verdict,
     wish,
 )
+from simplebus.nats.asking import ASKS, CLASSES
 from simplebus.nats.bindings import Binding, Bindings
-from simplebus.nats.class_grants import BoundClasses
+from simplebus.nats.class_grants import BoundClasses, asked_for
 from simplebus.nats.envelopes import Parcel
 from simplebus.nats.errors import NatsError, error_line
 from simplebus.nats.events import Mix, Positions, Pub, Run, Sub, singles
 from simplebus.nats.limits import ACK_BYTES
 from simplebus.nats.listening import Listening
-from simplebus.nats.permissions import CLASSES
 from simplebus.nats.routes import Routes
 from simplebus.nats.session import NatsSession
+from simplebus.nats.subscription import Subscription
 from simplebus.nats.tap import Deliver, Tap
 
 
@@ -74,6 +74,7 @@ class Classes:
     ) -> None:
         self.broker = broker
         bound.of, bound.epoch, bound.called = self._bound_to, self._epoch, self._called
+        bound.keep_letters_of = broker.store.table.called
         self.guests: dict[int, NatsSession] = {}
         """Whose a guest of the broker is, by its id there."""
         self._routes = routes
@@ -216,6 +217,7 @@ class Classes:
         broker, store = self.broker, self.broker.store
         try:
             wanted = wish(event.subject, event.queue)
+            self._check_asked(session, event.queue, wanted)
             _check_grants(session, event.queue, wanted)
             deliveries = self._enter(session)
             check_subscribed(deliveries.guest, wanted.class_, store.table)
@@ -240,6 +242,25 @@ class Classes:
             return None
         deliveries.add(subscription)
         return subscription
+
+    def _check_asked(self, session: NatsSession, queue: bytes, wanted: Wish) -> None:
+        """Raise RemoteProtocolError (unauthorized) where a client may not ask for this class."""
+        grants, table = session.grants, self.broker.store.table
+        if grants is None:
+            return
+        [(class_id, name)] = table.find_ids([wanted.class_])
+        cls = table.classes.get(class_id)
+        asked = asked_for(
+            class_id,
+            name if cls is None else cls.name,
+            classes=table.called,
+            behind=wanted.behind,
+            is_new=cls is None,
+        )
+        if not grants.may_ask(asked, queue):
+            raise RemoteProtocolError(
+                Reason.UNAUTHORIZED, f"it may not ask for class {wanted.class_!r} so"
+            )
 
     def unsubscribe(self, subscription: AckedSubscription) -> None:
         """No longer. What is not acknowledged is given back; a durable stays."""
@@ -293,8 +314,18 @@ class Classes:
         if not known:
             self._refused[Reason.ACK_UNSUBSCRIBED] += 1
         elif message.reply:
-            self._deliver(Pub(message.reply, b"", b"0", b"", 0, memoryview(b"")))
+            self._answer(session, message.reply)
         return known
+
+    def _answer(self, session: NatsSession, reply: bytes) -> None:
+        """Say that what a client has said counts: where it may publish, or to itself alone."""
+        answer = Pub(reply, b"", b"0", b"", 0, memoryview(b""))
+        if session.grants is None or session.grants.publishing.one(reply):
+            self._deliver(answer)
+            return
+        for sink in self._routes.of(reply):
+            if isinstance(sink, Subscription) and sink.session is session and not sink.is_over:
+                sink.one(answer, None)
 
     @staticmethod
     def _is_held(guest: Session, number: int, about: Receipt, says: Verdict) -> bool:

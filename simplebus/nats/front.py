@@ -391,7 +391,7 @@ class Front:
             check_visits(self.classes.broker.visits, user)
         self.limited.enter(session, user)
         session.user, session.grants = user, self.gate.grants(user)
-        session.rights = self.gate.rights(user)
+        session.rights = self.gate.guest_rights(user)
         responses = session.grants.responses if session.grants else None
         session.replies = Replies(responses, lambda: self.now) if responses else None
         if user is not None:
@@ -526,7 +526,8 @@ class Front:
         self._made += SUBSCRIPTION_BYTES
         limits, grants = self.settings.limits, session.grants
         asks_class = self.classes is not None and self.classes.are_asked_for(event.subject)
-        if grants and not grants.may_subscribe(event.subject, event.queue, of_class=asks_class):
+        judges = None if asks_class else grants  # Of a class it is judged what it is.
+        if judges and not judges.may_subscribe(event.subject, event.queue):
             queue = f' using queue "{subjects.text(event.queue)}"' if event.queue else ""
             self._deny(session, f'Subscription to "{subjects.text(event.subject)}"{queue}')
             return

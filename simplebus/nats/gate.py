@@ -15,7 +15,7 @@ from simplebus.core.admission import Visits
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.nats import connect
 from simplebus.nats.auth import NatsAuth, User, is_signed
-from simplebus.nats.class_grants import BoundClasses, ClassGrants
+from simplebus.nats.class_grants import BoundClasses, ClassGrants, GuestRights
 from simplebus.nats.connect import PROTOCOLS, Options
 from simplebus.nats.errors import NatsError
 from simplebus.nats.permissions import Grants, Permissions
@@ -41,6 +41,8 @@ class Gate:
         self._secret = secret
         self._grants: dict[tuple[str, bool], Grants] = {}
         """By the user's name or key, and whether it is one of all doors."""
+        self._guest_rights: dict[str, Rights] = {}
+        """Of users of this door alone, likewise."""
         self._classes = classes or BoundClasses()
         self._classes.may_speak = self._may_speak
         self._has_keys = auth.uses_keys
@@ -173,6 +175,17 @@ class Gate:
             else:
                 found = ClassGrants(permissions, self._table, rights, self._classes)
             self._grants[key] = found
+        return found
+
+    def guest_rights(self, user: User | None) -> Rights | None:
+        """What this user may do as a guest of the broker; None for everything."""
+        grants = self.grants(user)
+        if user is None or user.shared is not None or grants is None:
+            return self.rights(user)
+        key = user.name or user.nkey
+        found = self._guest_rights.get(key)
+        if found is None:
+            found = self._guest_rights[key] = GuestRights(grants, self._classes)
         return found
 
     def rights(self, user: User | None) -> Rights | None:

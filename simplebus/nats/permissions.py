@@ -19,11 +19,9 @@ import numpy.typing as npt
 from simplebus.core.channels import matches, overlaps
 from simplebus.core.sublist import Sublist
 from simplebus.nats import subjects
+from simplebus.nats.asking import CLASSES, Asked, spelled
 from simplebus.nats.limits import REPLIES_MAX, SUBJECTS_MAX, VERDICTS_MAX
 from simplebus.nats.table import SubjectTable
-
-CLASSES = "$SB."
-"""How patterns begin that are about asking for classes, and not about what is in them."""
 
 _YES, _NO, _UNKNOWN = 1, 0, -1
 
@@ -124,29 +122,42 @@ class Grants:
             lambda name: (everything or allow.match(name)) and not deny.match(name),
         )
         """Whether one may publish on a subject, answers aside."""
-        self._subscribes_all = not permissions.subscribe_allow
-        self._allow = _Patterns(permissions.subscribe_allow)
+        hears = tuple(map(spelled, permissions.subscribe_allow))
+        self._subscribes_all = not hears
+        self._allow = _Patterns(hears)
         self._takes_some = bool(permissions.subscribe_allow or permissions.subscribe_deny)
-        self._allow_classes = _Patterns(
-            tuple(p for p in permissions.subscribe_allow if p.startswith(CLASSES))
-        )
-        self._deny = _Patterns(permissions.subscribe_deny)
+        self._allow_classes = _Patterns(tuple(p for p in hears if p.startswith(CLASSES)))
+        self._deny = _Patterns(tuple(map(spelled, permissions.subscribe_deny)))
         self._filters: dict[tuple[str, ...], Verdicts] = {}
 
-    def may_subscribe(self, subject: bytes, queue: bytes, *, of_class: bool = False) -> bool:
-        """Whether one may subscribe to it, as a member of this queue group (empty: of none).
-
-        `of_class`: it asks for a class, whose messages have subjects of their own. Who may not have
-        everything needs leave for that by a pattern that says so.
-        """
+    def may_subscribe(self, subject: bytes, queue: bytes) -> bool:
+        """Whether one may subscribe to it, as a member of this queue group (empty: of none)."""
         name, key = subjects.key(subject), subjects.key(queue)
-        if of_class and self._takes_some and not self._allow_classes.allow(name, key):
-            return False
         if not (self._subscribes_all or self._allow.allow(name, key)):
             return False
-        if queue and any(matches(pattern, key) for pattern in self._deny.queues(name)):
+        return not self._is_denied(name, key)
+
+    def may_ask(self, asked: Asked, queue: bytes) -> bool:
+        """Whether one may ask for a class, whose messages have subjects of their own. Who may not
+        have everything needs leave for that by a pattern that says so."""
+        key = subjects.key(queue)
+        names = [subjects.key(each.encode()) for each in asked.own]
+        if self._takes_some and not any(
+            self._allow_classes.allow(name, key) and self._allow.allow(name, key) for name in names
+        ):
             return False
-        return not self._deny.match(name)
+        names += [subjects.key(each.encode()) for each in asked.others]
+        return not any(self._is_denied(name, key) for name in names)
+
+    def is_denied(self, asked: Asked) -> bool:
+        """Whether asking for a class is, whoever it would be asked as."""
+        names = [subjects.key(each.encode()) for each in (*asked.own, *asked.others)]
+        return any(map(self._deny.match, names))
+
+    def _is_denied(self, name: str, queue: str) -> bool:
+        if queue and any(matches(pattern, queue) for pattern in self._deny.queues(name)):
+            return True
+        return self._deny.match(name)
 
     def denied(self, subject: bytes, queue: bytes) -> tuple[str, ...]:
         """Patterns of what is not to be delivered of it, to members of this queue group."""
@@ -163,7 +174,9 @@ class Grants:
 
     def filter(self, subject: bytes, queue: bytes) -> Verdicts | None:
         """What of it is not to be delivered; None if there is nothing."""
-        patterns = self.denied(subject, queue)
+        return self._filter_of(self.denied(subject, queue))
+
+    def _filter_of(self, patterns: tuple[str, ...]) -> Verdicts | None:
         if not patterns:
             return None
         found = self._filters.get(patterns)

@@ -15,7 +15,7 @@ from simplebus.core.broker import Settings
 from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
 from simplebus.core.settings import ClassSettings
-from simplebus.nats.acked import token
+from simplebus.nats.asking import token
 
 # What is granted ---------------------------------------------------------------------------------
 

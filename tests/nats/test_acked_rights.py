@@ -6,7 +6,12 @@ import pytest
 from core.talk2 import enveloped, on_channel, peer2
 from two_doors import Client, Doors
 
+from simplebus.core.access import Permissions as Rights
+from simplebus.core.access import Rule, Rules
 from simplebus.core.errors import Reason
+from simplebus.core.passwords import Passwords, quick_hash
+from simplebus.core.users import User as SharedUser
+from simplebus.core.users import Users
 from simplebus.nats.auth import NatsAuth, User
 from simplebus.nats.permissions import Permissions, Responses
 from simplebus.nats.settings import NatsSettings
@@ -116,3 +121,25 @@ def test_what_the_other_door_publishes_on_a_denied_channel_does_not_come(known: 
     assert [name for sid, name in heard if sid == "1"] == [n for n in names if "secret" not in n]
     eu_and_us = ["orders.eu", "orders.us"] * 5
     assert [name for sid, name in heard if sid == "2"] == eu_and_us
+
+
+@pytest.mark.parametrize("rights", [Rights(), Rights(subscribe=Rules(deny=(Rule("hidden"),)))])
+@pytest.mark.parametrize("covers", [("a.>",), ()])
+def test_what_a_user_of_all_doors_is_denied_here_is_not_delivered(
+    rights: Rights, covers: tuple[str, ...]
+) -> None:
+    shared = Users(
+        [SharedUser("own", token=quick_hash("o"), permissions=rights)], Passwords(b"by chance")
+    )
+    denied = Permissions(subscribe_allow=covers, subscribe_deny=("a.secret", "a.plans workers"))
+    users = (User("all", "p"),)
+    auth = NatsAuth(users, shared=shared, shared_permissions={"own": denied})
+    doors = Doors(nats=NatsSettings(auth=auth))
+    client = doors.client(auth_token="o")
+    client.sub("a.>", "1")
+    client.sub("a.*", "2", queue="workers")
+    client.sub("a.secret", "3")
+    assert len(client.lines()) == 1
+    published(doors, "a.secret", "a.plans", "a.news")
+    heard = [(message.sid, message.subject) for message in client.messages()]
+    assert heard == [("1", "a.plans"), ("1", "a.news"), ("2", "a.news")]

@@ -9,6 +9,7 @@ from numbered import numbered
 
 from simplebus.core.channels import matches
 from simplebus.nats import subjects
+from simplebus.nats.asking import asked
 from simplebus.nats.limits import REPLIES_MAX, VERDICTS_MAX
 from simplebus.nats.permissions import Grants, Permissions, Replies, Responses, Verdicts
 from simplebus.nats.table import SubjectTable
@@ -184,12 +185,15 @@ def test_a_pattern_that_is_none_is_named(lists: dict[str, tuple[str, ...]], said
 
 
 def test_classes_are_for_those_who_may_have_everything_or_are_let_have_them_by_name() -> None:
-    asked = b"$SB.SUB.orders"
-    assert grants(publish_deny=("a",)).may_subscribe(asked, b"", of_class=True)
-    assert not grants(subscribe_deny=("secret.>",)).may_subscribe(asked, b"", of_class=True)
-    assert not grants(subscribe_allow=(">",)).may_subscribe(asked, b"", of_class=True)
+    def may_ask(these: Grants, name: str, *behind: str, queue: bytes = b"") -> bool:
+        return these.may_ask(asked([name], (), behind), queue)
+
+    assert may_ask(grants(publish_deny=("a",)), "orders")
+    assert not may_ask(grants(subscribe_deny=("secret.>",)), "orders")
+    assert not may_ask(grants(subscribe_allow=(">",)), "orders")
     named = grants(subscribe_allow=("a", "$SB.SUB.orders", "$SB.SUB.bills.> g"))
-    assert named.may_subscribe(asked, b"", of_class=True)
-    assert not named.may_subscribe(b"$SB.SUB.other", b"", of_class=True)
-    assert named.may_subscribe(b"$SB.SUB.bills.me", b"g", of_class=True)
-    assert not named.may_subscribe(b"$SB.SUB.bills.me", b"h", of_class=True)
+    assert may_ask(named, "orders")
+    assert may_ask(named, "orders", "-")
+    assert not may_ask(named, "other")
+    assert may_ask(named, "bills", "me", queue=b"g")
+    assert not may_ask(named, "bills", "me", queue=b"h")
