@@ -19,7 +19,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TypeAlias, TypeVar
+from typing import Protocol, TypeVar
 
 import h11
 import trio
@@ -67,9 +67,19 @@ PART_OF_LOOP = 0.1
 """How much of the event loop's time answers may take, whoever asks for how many."""
 _HEALTH_ASKED = re.compile(rb"(GET|HEAD) (%b) HTTP/1\.[01]\r\n" % "|".join(OPEN_PATHS).encode())
 
-Gate: TypeAlias = Callable[[Request, str, str, Sequence[str]], Awaitable[Response | None]]
-"""Called with a question, who asks, the Authorization that came with it and the names of the
-certificate that was shown: says why it is not answered, or None."""
+
+class Gate(Protocol):
+    """Who is answered."""
+
+    def __call__(
+        self, request: Request, peer: str, authorization: str, certified: Sequence[str], /
+    ) -> Awaitable[Response | None]:
+        """Says of a question, who asks, the Authorization that came with it and the names of the
+        certificate that was shown why it is not answered, or None."""
+
+    def decides_by(self, authorization: str) -> bool:
+        """Whether nobody is answered who says this and is not who it says."""
+
 
 T = TypeVar("T")
 
@@ -424,7 +434,8 @@ class _HttpConnection:
         if not self._is_local or self._door.tls is not None or request.path in OPEN_PATHS:
             return None
         headers = _headers(asked)
-        if b"authorization" in headers:
+        said = headers.get(b"authorization", b"").decode("latin-1")
+        if self._door.gate is not None and self._door.gate.decides_by(said):
             return None
         return self._door.names.refusal(headers.get(b"host", b""))
 

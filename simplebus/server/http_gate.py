@@ -54,6 +54,17 @@ class HttpGate:
             return None
         return problem(403, f"user {user.name!r} has no right to monitor")
 
+    def decides_by(self, authorization: str) -> bool:
+        """Whether nobody is answered who says this and is not who it says: an address alone is
+        that of any page in a browser there."""
+        if self._engine.broker.users is None:
+            return False
+        try:
+            auth = credentials(authorization)
+        except RemoteProtocolError:
+            return True
+        return auth is not None and bool(auth.user or auth.token)
+
 
 def credentials(authorization: str) -> Auth | None:
     """What an Authorization header says; None for nothing.

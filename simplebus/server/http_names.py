@@ -2,9 +2,10 @@
 machine, by having a name of its own lead to 127.0.0.1 (DNS rebinding).
 
 Rule 1: who comes over loopback, in clear, and does not say who it is calls the door by an address,
-by localhost, or by a name that this machine has or was told. No stranger has those.
-Rule 2: other ways in are guarded otherwise: by TLS, whose certificate names the server, by what a
-browser sends to nobody else, and by the network.
+by localhost, or by a name that this machine has or was told. No stranger has those. What is said
+where nobody is asked shows nothing: a page may say it.
+Rule 2: other ways in are guarded otherwise: by TLS, whose certificate names the server, by secrets,
+which a browser sends to nobody else, and by the network.
 """
 
 from __future__ import annotations

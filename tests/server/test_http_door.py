@@ -130,11 +130,13 @@ async def test_no_page_of_a_stranger_can_be_what_the_door_is_called(
             assert (await peer.answer()).json["error"].startswith("this port is not called 'evil':")
 
 
-async def test_who_says_who_it_is_may_call_it_anything() -> None:
+@pytest.mark.parametrize("said", ["Bearer x", "Basic eDp5", "x", ""])
+async def test_where_nobody_is_asked_it_shows_nothing_to_say_who_one_is(said: str) -> None:
     async with serving(http_port=0) as up:
         peer = await http(up)
-        await peer.send(b"GET /varz HTTP/1.1\r\nHost: proxy\r\nAuthorization: Bearer x\r\n\r\n")
-        assert (await peer.answer()).status == 200
+        words = f"GET /varz HTTP/1.1\r\nHost: proxy\r\nAuthorization: {said}\r\n\r\n"
+        await peer.send(words.encode())
+        assert (await peer.answer()).status == 421
 
 
 async def test_nothing_is_for_pages_of_others() -> None:

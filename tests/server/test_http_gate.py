@@ -112,6 +112,26 @@ async def test_an_address_may_be_enough() -> None:
         assert (await (await http(server)).ask("/metrics")).status == 200
 
 
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        (basic("root", "secret"), 200),
+        (basic("root", "wrong"), 401),
+        ("Authorization: Bearer x", 401),
+        ("Authorization: x", 401),
+        ("Authorization: ", 421),
+        (basic("", ""), 421),
+        ("X: y", 421),
+    ],
+)
+async def test_who_shows_who_it_is_may_call_the_door_anything(header: str, status: int) -> None:
+    here = User("here", addresses=("127.0.0.0/8",))
+    async with guarded(ROOT, here) as server:
+        peer = await http(server)
+        await peer.send(f"GET /facts HTTP/1.1\r\nHost: evil.example\r\n{header}\r\n\r\n".encode())
+        assert (await peer.answer()).status == status
+
+
 def test_no_words_are_no_mistake_and_others_are() -> None:
     assert credentials("") is None
     with pytest.raises(RemoteProtocolError, match="expected an Authorization of Basic"):
