@@ -224,20 +224,37 @@ def _text(value: str) -> str:
     """As TOML has it."""
     import json
 
-    return json.dumps(value)  # A JSON text is a TOML text, but for one character.
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        fail(f"{value!r} is no text in UTF-8", status=2)
+    # A JSON text is a TOML text, but for one character.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _parts(path: Path) -> list[str]:
-    """A file: what stands in front of the first user, then a text for each."""
+    """A file: what stands in front of the first user, then a text for each. Remarks right in front
+    of another one are about that."""
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         return [""]
     except (OSError, UnicodeDecodeError) as error:
         fail(f"{path} cannot be read: {getattr(error, 'strerror', '') or error}")
     _check(path, text)
     heads = [found.start() for found in _HEAD.finditer(text)]
+    heads[1:] = [start - _remarks_size(text[:start]) for start in heads[1:]]
     return [text[a:b] for a, b in zip([0, *heads], [*heads, len(text)], strict=True)]
+
+
+def _remarks_size(text: str) -> int:
+    """How many characters the remarks have with which it ends."""
+    size = 0
+    for line in reversed(text.splitlines(keepends=True)):
+        if not line.lstrip().startswith("#"):
+            break
+        size += len(line)
+    return size
 
 
 def _found(parts: list[str], name: str, path: Path, *, change: bool) -> int | None:
@@ -255,7 +272,7 @@ def _place(parts: list[str], name: str, path: Path) -> int | None:
     import tomllib
 
     for at, part in enumerate(parts):
-        if not _HEAD.match(part):
+        if not _HEAD.search(part):
             continue
         try:
             (user,) = tomllib.loads(part)["users"]
@@ -266,16 +283,38 @@ def _place(parts: list[str], name: str, path: Path) -> int | None:
     return None
 
 
-_OURS = re.compile(r"^[ \t]*(name|password|token|certificate|addresses)[ \t]*=.*\n?", re.MULTILINE)
+_OURS = {"name", "password", "token", "nkey", "certificate", "addresses"}
 
 
 def _with_secrets(part: str, lines: list[str]) -> str:
     """A user's part with these lines instead of those that say how it shows who it is. What it may
     do stays."""
-    head, _, rest = part.partition("\n")
-    own, table, others = rest.partition("\n[")
-    kept = _OURS.sub("", own + "\n") + "[" + others if table else _OURS.sub("", own)
-    return head + "\n" + "\n".join(lines) + "\n" + kept
+    head = _HEAD.search(part)
+    assert head is not None
+    own, others = _entries(part[head.end() :].removeprefix("\n"))
+    kept = "".join(text for key, text in own if key not in _OURS)
+    return part[: head.end()] + "\n" + "\n".join(lines) + "\n" + kept + others
+
+
+def _entries(text: str) -> tuple[list[tuple[str, str]], str]:
+    """What stands in a table up to the next one: each key, empty for remarks, with its text, which
+    may take several lines; and the rest."""
+    import tomllib
+
+    found: list[tuple[str, str]] = []
+    entry, at = "", 0
+    for line in text.splitlines(keepends=True):
+        if not entry and line.lstrip().startswith("["):
+            break
+        at += len(line)
+        entry += line
+        try:
+            keys = tomllib.loads(entry)
+        except tomllib.TOMLDecodeError:
+            continue  # It goes on.
+        found.append((next(iter(keys), ""), entry))
+        entry = ""
+    return [*found, ("", entry)], text[at:]
 
 
 def _check(path: Path, text: str) -> None:
@@ -299,6 +338,14 @@ def _belong(file: int, like: os.stat_result) -> None:
     os.fchmod(file, stat.S_IMODE(like.st_mode) & 0o660)
 
 
+def _line_end(path: Path) -> str:
+    """How lines end in a file."""
+    try:
+        return "\r\n" if b"\r\n" in path.read_bytes() else "\n"
+    except OSError:
+        return "\n"
+
+
 def _write(path: Path, text: str) -> None:
     """The whole file, or nothing: for its owner alone, or for whom the one that is there is for,
     which may be a group."""
@@ -307,7 +354,7 @@ def _write(path: Path, text: str) -> None:
     temporary = ""
     try:
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        with open(handle, "w") as file:
+        with open(handle, "w", encoding="utf-8", newline=_line_end(target)) as file:
             with contextlib.suppress(FileNotFoundError):
                 _belong(file.fileno(), target.stat())
             file.write(text)

@@ -108,6 +108,63 @@ def test_what_is_not_about_the_user_stays_to_the_letter(file: Path) -> None:
     assert [user.name for user in read_users(file)[0].users] == ["a"]
 
 
+NKEY = "UB43KVROR7TFJ6KAPCYRF2FJROTZAH4FHLTJLPWX4DRZCC5NASLGJBFE"
+
+
+def test_another_secret_is_there_in_place_of_all_others(file: Path) -> None:
+    kept = "max-connections = 3\n[users.permissions]\npublish = [\n  'orders',\n]\n"
+    file.write_text(
+        f"[[users]]\nname = 'a'\n'nkey' = '{NKEY}'\ntoken = \"\"\"t\"\"\"\npassword = 'p'\n"
+        "addresses = [  # Here,\n  '10.0.0.0/8',\n\n  # and there.\n  '::/0',\n]\n"
+        f"certificate = 'CN=a'\n{kept}"
+    )
+    assert run("add", "a", "--change", "--users", str(file), said="new\n")[0] == 0
+    (found,) = read_users(file)[0].users
+    assert is_password(found.password, "new")
+    shown = (found.nkey, found.token, found.certificates, found.addresses)
+    assert shown == ("", "", (), ())
+    assert file.read_text().endswith(kept)
+    assert "10.0.0.0" not in file.read_text()
+
+
+def test_remarks_in_front_of_a_user_are_about_that_one(file: Path) -> None:
+    file.write_text(
+        "# All of them.\n\n[[users]]\nname = 'a'\ntoken = 't'\n"
+        "# b stays,\n# whatever comes.\n[[users]]\nname = 'b'\ntoken = 'u'\n"
+    )
+    assert run("rm", "a", "--users", str(file))[0] == 0
+    after = file.read_text()
+    assert after.startswith(
+        "# All of them.\n\n# b stays,\n# whatever comes.\n[[users]]\nname = 'b'"
+    )
+    assert run("add", "b", "--change", "--users", str(file), said="x\n")[0] == 0
+    assert file.read_text().startswith(begins)
+
+
+@pytest.mark.parametrize("name", ["\U0001f600", "zoë", 'a"b\\c'])
+def test_names_of_any_letters_are_written_and_found(file: Path, name: str) -> None:
+    where = ("--users", str(file))
+    assert run("add", name, *where, "--token")[0] == 0
+    assert run("add", name, *where, "--change", "--token")[0] == 0
+    assert [user.name for user in read_users(file)[0].users] == [name]
+    assert run("rm", name, *where)[0] == 0
+
+
+def test_what_is_no_text_is_no_name(file: Path) -> None:
+    assert run("add", "a\udcff", "--users", str(file), "--token")[0] == 2
+    assert not file.exists()
+
+
+def test_marks_and_line_ends_of_other_systems_are_no_trouble(file: Path) -> None:
+    text = "[[users]]\r\nname = 'a'\r\ntoken = 't'\r\n"
+    file.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert run("add", "b", "--users", str(file), "--address", "10.0.0.0/8")[0] == 0
+    after = file.read_bytes()
+    assert after.startswith(text.encode())
+    assert after.count(b"\n") == after.count(b"\r\n") == 7
+    assert [user.name for user in read_users(file)[0].users] == ["a", "b"]
+
+
 def test_a_file_that_is_no_good_is_left_alone(file: Path) -> None:
     file.write_text("[[users]]\nname = 'a'\nbad = 1\n")
     status, said = run("add", "b", "--users", str(file), said="x\n")
