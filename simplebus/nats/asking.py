@@ -3,6 +3,7 @@
 Rule 1: there are many ways to write a token, and one in which it is judged: what is allowed or
 denied, and what is asked for, are brought to that one first.
 Rule 2: a class goes by its id and by its name, and its dead letters are its own, too.
+Rule 3: what is denied is denied with all that may be said behind it.
 """
 
 from __future__ import annotations
@@ -52,6 +53,14 @@ def rest(tokens: list[str]) -> list[str]:
     """What stands behind the class, in the one spelling."""
     end = tokens.index(FILTER, 1) if FILTER in tokens[1:] else len(tokens)
     return [*map(_once, tokens[:end]), *tokens[end:]]
+
+
+def beginnings(subject: str) -> list[str]:
+    """How a subject in the one spelling begins, from the class on, and all of it. Of a filter there
+    is no beginning: it is one pattern."""
+    tokens = subject.split(".")
+    end = tokens.index(FILTER, 4) if FILTER in tokens[4:] else len(tokens)
+    return [".".join(tokens[:n]) for n in (*range(3, end), len(tokens))]
 
 
 def _once(text: str) -> str:

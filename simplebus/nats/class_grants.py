@@ -82,7 +82,7 @@ class ClassGrants(Grants):
         return name.startswith((_INBOX, _ACKS)) or _is_free(self.rights.permissions.publish)
 
     def may_ask(self, asked: Asked, queue: bytes) -> bool:
-        return True  # The class itself is asked.
+        return not self.is_denied(asked, queue)  # What is allowed is asked of the class itself.
 
     def may_subscribe(self, subject: bytes, queue: bytes) -> bool:
         if not (self.rights.permissions.wildcards or _is_whole(subject)):

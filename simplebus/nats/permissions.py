@@ -19,7 +19,7 @@ import numpy.typing as npt
 from simplebus.core.channels import matches, overlaps
 from simplebus.core.sublist import Sublist
 from simplebus.nats import subjects
-from simplebus.nats.asking import CLASSES, Asked, spelled
+from simplebus.nats.asking import CLASSES, Asked, beginnings, spelled
 from simplebus.nats.limits import REPLIES_MAX, SUBJECTS_MAX, VERDICTS_MAX
 from simplebus.nats.table import SubjectTable
 
@@ -146,13 +146,16 @@ class Grants:
             self._allow_classes.allow(name, key) and self._allow.allow(name, key) for name in names
         ):
             return False
-        names += [subjects.key(each.encode()) for each in asked.others]
-        return not any(self._is_denied(name, key) for name in names)
+        return not self.is_denied(asked, queue)
 
-    def is_denied(self, asked: Asked) -> bool:
-        """Whether asking for a class is, whoever it would be asked as."""
-        names = [subjects.key(each.encode()) for each in (*asked.own, *asked.others)]
-        return any(map(self._deny.match, names))
+    def is_denied(self, asked: Asked, queue: bytes = b"") -> bool:
+        """Whether asking for a class is, as a member of this queue group (empty: of none)."""
+        key = subjects.key(queue)
+        return any(
+            self._is_denied(subjects.key(name.encode()), key)
+            for each in (*asked.own, *asked.others)
+            for name in beginnings(each)
+        )
 
     def _is_denied(self, name: str, queue: str) -> bool:
         if queue and any(matches(pattern, queue) for pattern in self._deny.queues(name)):

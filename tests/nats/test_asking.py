@@ -118,6 +118,27 @@ def test_a_pattern_may_be_about_durables_and_members_of_groups() -> None:
     assert client.lines() == []
 
 
+@pytest.mark.parametrize(
+    ("denied", "asked_for", "queue", "may"),
+    [
+        ("secret", "12.d", "", False),
+        ("*.d", "12.%64.in_flight=1.filter.a", "", False),
+        ("open.d", "open.e", "", True),
+        ("open.*.filter.a", "13.d.filter.a", "", False),
+        ("open.*.filter.a", "13.d.filter.a.b", "", True),
+        ("open.d g", "13.d.in_flight=1", "g", False),
+        ("open.d g", "13.d.in_flight=1", "h", True),
+    ],
+)
+def test_what_is_denied_is_denied_with_all_that_may_follow(
+    denied: str, asked_for: str, queue: str, may: bool
+) -> None:
+    doors = doors_of(one(allow=("$SB.>",), deny=(f"$SB.SUB.{denied}",)))
+    client = client_of(doors, "one")
+    client.sub(f"$SB.SUB.{asked_for}", queue=queue)
+    assert (client.lines() == []) is may
+
+
 @given(NAMES, NAMES, st.booleans())
 def test_what_is_asked_for_and_what_is_allowed_are_spelled_alike(
     name: str, durable: str, is_hidden: bool
