@@ -1,7 +1,9 @@
 """Dead letters for who looks after them: read, published again, purged.
 
 Rule 1: everything goes through `simplebus.Bus`; a program of its own could do the same.
-Rule 2: a letter is purged when the bus has confirmed its message, and not before. Who is stopped in
+Rule 2: what a letter says was perhaps not said by the bus: it goes back to no class but the one
+whose letters these are.
+Rule 3: a letter is purged when the bus has confirmed its message, and not before. Who is stopped in
 between leaves a message that comes twice, never one that is lost.
 """
 
@@ -39,6 +41,7 @@ _OWN = frozenset(
 )
 """Headers that are about its death."""
 
+_SHOWN_CHARACTERS = 80
 _FETCHED = 64
 """So many letters are looked at together: so many may come twice."""
 _COUNTED = 10_000
@@ -212,7 +215,7 @@ async def requeue(
         try:
             await bus.publish(
                 letter.payload,
-                class_id=await _home(bus, letter.class_),
+                class_id=await _home(bus, dead, letter.class_),
                 channel=letter.channel,
                 key=letter.key,
                 headers=letter.again(dead.name),
@@ -235,10 +238,14 @@ async def purge(bus: Bus, dead: ClassSaid, some: list[Letter]) -> int:
     return count
 
 
-async def _home(bus: Bus, class_: str) -> int | str:
-    """The class that a letter says it died in: a name, or the id of a class without one."""
+async def _home(bus: Bus, dead: ClassSaid, class_: str) -> int | str:
+    """The class that a letter says it died in: a name, or the id of a class without one. It is one
+    whose letters lie here: others may have written it, who may publish here and not there."""
     if not class_:
         raise ValueError("it does not say in which class it died")
+    if dead_letters.class_name(class_) != dead.name:
+        shown = class_[:_SHOWN_CHARACTERS]
+        raise ValueError(f"it says that it died in class {shown!r}, whose letters are not here")
     if not (class_.isascii() and class_.isdigit()):
         return class_
     named = await _explained(bus, class_)

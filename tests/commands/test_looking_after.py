@@ -371,6 +371,21 @@ def test_a_letter_that_says_nothing_stays(server: BusServer) -> None:
     assert pile["reasons"] == {"": 3}
 
 
+def test_a_letter_goes_to_no_class_but_the_one_whose_letters_these_are(server: BusServer) -> None:
+    """Who may publish letters, and not to a class, does not have an operator do it."""
+
+    async def forge(bus: Bus) -> None:
+        for class_ in ("secret", "forged.eu", "dead.forged", "9"):
+            about = {"dead-class": class_, "dead-reason": "max_deliveries"}
+            await bus.publish(b"forged", class_id="dead.forged", headers=about)
+
+    with_bus(server, forge)
+    refused = run(server, "dlq", "requeue", "forged", "--all", status=1).output
+    assert "it says that it died in class 'secret', whose letters are not here" in refused
+    [pile] = objects(server, "dlq", "ls", "dead.forged")
+    assert pile["letters"] == 4
+
+
 def test_one_that_is_refused_does_not_hold_up_the_others(server: BusServer) -> None:
     async def work(bus: Bus) -> None:
         for _ in range(2):
