@@ -28,7 +28,11 @@ class Visits:
         """Raises RemoteProtocolError (too_many_connections) if there may be no more."""
         if not user.connections:
             return
-        count = sum(1 for session in self._sessions.values() if session.user == user.name)
+        count = sum(
+            1
+            for session in self._sessions.values()
+            if session.user == user.name and not session.is_inside  # Those are of other doors.
+        )
         count += sum(at(user.name) for at in self.others)
         if count >= user.connections:
             raise RemoteProtocolError(

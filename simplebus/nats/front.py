@@ -38,7 +38,7 @@ from simplebus.nats.events import (
     Unsub,
     singles,
 )
-from simplebus.nats.gate import Gate, check_visits, connections_of, violation
+from simplebus.nats.gate import Gate, check_visits, connections_of, is_same, violation
 from simplebus.nats.limited import Limited
 from simplebus.nats.limits import (
     DROPPED_AT_ONCE,
@@ -387,8 +387,9 @@ class Front:
 
     def _let_in(self, session: NatsSession, user: User | None) -> None:
         """It is known who it is. Raises NatsError for one that is there too often."""
-        if session.user is None and self.classes is not None:
+        if self.classes is not None and not is_same(session.user, user):
             check_visits(self.classes.broker.visits, user)
+            self.classes.leave(session)  # As a guest of the broker it was somebody else.
         self.limited.enter(session, user)
         session.user, session.grants = user, self.gate.grants(user)
         session.rights = self.gate.guest_rights(user)

@@ -201,6 +201,14 @@ def connections_of(sessions: Mapping[int, NatsSession], name: str) -> int:
     return sum(1 for user in users if user is not None and user.shared and user.name == name)
 
 
+def is_same(one: User | None, other: User | None) -> bool:
+    """Whether these are one user: of this door alone, or of all doors, whose limits may be others
+    meanwhile."""
+    if one is None or other is None:
+        return one is other
+    return one == other if one.shared is None else bool(other.shared) and one.name == other.name
+
+
 def check_visits(visits: Visits, user: User | None) -> None:
     """Raises NatsError when a user of all doors has as many connections as it may."""
     if user is not None and user.shared is not None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from nats.two_doors import Client, Doors
 
+from simplebus.core.access import Permissions, Rule, Rules
 from simplebus.core.meters import Rate
 from simplebus.core.passwords import quick_hash
 from simplebus.core.users import User, Users
 from simplebus.nats.auth import NatsAuth
+from simplebus.nats.errors import NatsError
 from simplebus.nats.settings import NatsSettings
 
 
@@ -68,3 +71,59 @@ def test_an_address_is_held_back_whoever_it_is() -> None:
     assert is_paused(bus, client)
     bus.broker.metering.end_rates()
     assert bus.front.limited.pause_seconds(session) == 0
+
+
+TOKENS = {"ada": "t", "bob": "u"}
+
+
+def known(*, ada: int = 0, bob: int = 0) -> Doors:
+    """Users that may have so many connections; only ada may subscribe to class 1."""
+    nothing = Permissions(publish=Rules((Rule("*"),)), subscribe=Rules(()))
+    return doors(
+        User("ada", token=quick_hash(TOKENS["ada"]), connections=ada),
+        User("bob", token=quick_hash(TOKENS["bob"]), connections=bob, permissions=nothing),
+    )
+
+
+def again(client: Client, who: str) -> list[bytes]:
+    """A client says to be this one, now; returns what it is told before its PONG."""
+    client.say(b'CONNECT {"auth_token":"%s","verbose":false}\r\n' % TOKENS[who].encode())
+    return client.lines()
+
+
+def test_who_uses_classes_counts_once() -> None:
+    bus = known(ada=2)
+    one, two = bus.client(auth_token="t"), bus.client(auth_token="t")
+    for client in (one, two):
+        client.sub("$SB.SUB.1")
+        assert client.lines() == []
+    with pytest.raises(NatsError, match="user 'ada' has 2 connections, 2 are allowed"):
+        bus.client(auth_token="t")
+    one.leave()
+    bus.client(auth_token="t")
+
+
+def test_who_says_to_be_somebody_else_counts_as_that() -> None:
+    bus = known(ada=1, bob=1)
+    ada, bob = bus.client(auth_token="t"), bus.client(auth_token="u")
+    assert again(ada, "ada") == []  # It is who it was.
+    with pytest.raises(NatsError, match="user 'bob' has 1 connections, 1 are allowed"):
+        again(ada, "bob")
+    ada.leave()
+    assert again(bob, "ada") == []
+
+
+def test_who_says_to_be_somebody_else_has_the_rights_of_that() -> None:
+    bus = known()
+    client = bus.client(auth_token="t")
+    client.sub("$SB.SUB.1.hers")
+    assert client.lines() == []
+    assert again(client, "bob") == []
+    client.sub("$SB.SUB.1.other")
+    (line,) = client.lines()
+    assert b"user `bob` may not subscribe to class 1" in line
+    assert again(client, "ada") == []
+    client.sub("$SB.SUB.1.hers")
+    client.sub("$SB.SUB.2", "2")
+    assert client.lines() == []
+    assert [bus.broker.classes[2].maker] == ["ada"]
