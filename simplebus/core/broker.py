@@ -56,10 +56,11 @@ from simplebus.core.lookups import Lookups
 from simplebus.core.metering import Metering
 from simplebus.core.outbox import Outbox
 from simplebus.core.owners import Owners
+from simplebus.core.pending import Begun, check_pending, too_heavy
 from simplebus.core.receive import ReceiveBuffer
 from simplebus.core.requests import ErrorReply
 from simplebus.core.rights import Right, check_right, explained
-from simplebus.core.session import Session, too_heavy
+from simplebus.core.session import Session
 from simplebus.core.settings import FullPolicy, Settings
 from simplebus.core.statistics import BrokerStatistics
 from simplebus.core.store import Store
@@ -148,6 +149,7 @@ class Broker:
         self._ready: dict[int, None] = {}
         self._unblocked: dict[Session, None] = {}
         self._cut: list[tuple[Session, RemoteProtocolError]] = []
+        self._begun = Begun()
 
     @property
     def tick_number(self) -> int:
@@ -190,7 +192,7 @@ class Broker:
         """Another door has understood this. Raises RemoteProtocolError (pending_limit) when too
         much waits for room; `close` the session then."""
         self._apply(session, event)
-        self._check_pending(session)
+        check_pending(session, self.settings.limits)
 
     def receive(self, session: Session, buffer: ReceiveBuffer, count: int) -> None:
         """`count` fresh bytes of this session are in the buffer.
@@ -218,30 +220,21 @@ class Broker:
             finally:
                 self._confirm(session)
             session.took(count, events, heavy)
-            self._check_pending(session)
+            check_pending(session, self.settings.limits)
+            self._weigh(session, count)
             return
         if isinstance(session.dialect, Version2):
             self._confirm(session)
-            self._check_pending(session)
+            check_pending(session, self.settings.limits)
         elif session.parked:
-            self._check_pending(session)
+            check_pending(session, self.settings.limits)
 
-    def _check_pending(self, session: Session) -> None:
-        limits = self.settings.limits
-        if isinstance(session.dialect, Version2):
-            most = max(limits.credit_granted, limits.frame_bytes)
-            if session.parked_bytes > most:
-                raise RemoteProtocolError(
-                    Reason.OVER_CREDIT,
-                    f"{session.parked_bytes} bytes are unconfirmed, the credit is "
-                    f"{limits.credit_granted}",
-                )
-        if session.pending_bytes > limits.pending_bytes:
-            raise RemoteProtocolError(
-                Reason.PENDING_LIMIT,
-                f"{session.pending_bytes} bytes wait for this connection, "
-                f"{limits.pending_bytes} are allowed",
-            )
+    def _weigh(self, session: Session, count: int) -> None:
+        """Between two beats so much may come that all together need too much."""
+        kept = count if session.parked else min(count, session.receiver.tail_bytes)
+        most = self.settings.limits.total_pending_bytes
+        if kept and self._begun.came(kept, most):
+            self._cut += too_heavy(self.sessions.values(), most)
 
     def fail(self, session: Session, error: RemoteProtocolError) -> None:
         """A session is to be closed for this reason: tell the peer, if its version has a word."""

@@ -155,6 +155,9 @@ LEFT_PART = 8
 CLUTTER_BYTES_MIN = 1024 * 1024
 CARRIED_BYTES = 1024 * 1024
 
+# Of what may be kept for all together, one part in so many comes between two looks at it.
+BEGUN_PART = 16
+
 # Version 2.
 # What an answer that is owed weighs until it is made.
 OWED_BYTES = 256

@@ -9,7 +9,7 @@ the offending one.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Container, Iterator
+from collections.abc import Container, Iterator
 from typing import TYPE_CHECKING
 
 from simplebus.core import frames, version2
@@ -272,22 +272,3 @@ class Session:
             Reason.HEARTBEAT_TIMEOUT,
             f"the peer sent nothing for {most:g} s; a heartbeat every {seconds:g} s was agreed",
         )
-
-
-def too_heavy(
-    sessions: Collection[Session], most: int
-) -> list[tuple[Session, RemoteProtocolError]]:
-    """The sessions to be cut off because more than `most` bytes are kept for all together."""
-    excess = sum(session.pending_bytes for session in sessions) - most
-    heavy = []
-    if excess > 0:
-        for session in sorted(sessions, key=lambda s: -s.pending_bytes):
-            sentence = (
-                f"{session.pending_bytes} bytes wait for this connection; for all together "
-                f"{most} are allowed, and it has the most"
-            )
-            heavy.append((session, RemoteProtocolError(Reason.PENDING_LIMIT, sentence)))
-            excess -= session.pending_bytes
-            if excess <= 0:
-                break
-    return heavy

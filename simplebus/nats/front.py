@@ -186,7 +186,8 @@ class Front:
         session.took(count, made=self._made, events=events)
         self.limited.charge(session)
         if session.parser.tail_bytes > KEPT_BYTES_MIN:
-            self.pace.keep(session)
+            for late, error in self.pace.begun(session, min(count, session.parser.tail_bytes)):
+                self._give_up(late, error)
         if self.pace.has_behind or session.has_held:
             guest = session.deliveries.guest.session_id if session.deliveries else -1
             elsewhere = self.classes is not None and self.classes.broker.feeds_others(guest)

@@ -8,7 +8,8 @@ Rule 2: for one that is about to be given up, every publisher waits a moment, as
 server: that is its last chance, and is soon over. It has another one when it has caught up.
 Rule 3: a client is given up when more waits for it than may, or when it takes nothing for too long.
 It is told nothing: it would not read it.
-Rule 4: where too much is kept for all together, those go for whom the most is.
+Rule 4: where too much is kept for all together, those go for whom the most is; between two beats,
+too, where much comes of what is not whole yet.
 Rule 5: what nobody waits for costs nothing: only who is above the mark is looked at.
 """
 
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 from weakref import ref
 
 from simplebus.core.errors import Reason
+from simplebus.core.pending import Begun
 from simplebus.nats.errors import NatsError
 from simplebus.nats.limits import (
     BACKLOG_BYTES,
@@ -80,6 +82,7 @@ class Pace:
         self._kept: dict[NatsSession, None] = {}
         """For whom something was kept at the last beat, or since."""
         self._behind: dict[NatsSession, None] = {}
+        self._begun = Begun()
 
     def adopt(self, limits: NatsLimits, *, total: int) -> None:
         """Go by other limits from now on; the mark is for clients to come."""
@@ -169,13 +172,15 @@ class Pace:
         if not hold.others and not all(self._is_stuck(session) for session in hold.sessions):
             publisher.slow_down()  # Otherwise the sooner they are given up, the better for all.
 
-    def keep(self, session: NatsSession) -> None:
-        """Something is kept for it: it is looked at with each beat until there is nothing."""
-        self._kept[session] = None
-
     def keep_all(self, sessions: Mapping[NatsSession, None]) -> None:
-        """The same for several."""
+        """Something is kept for these: they are looked at with each beat until there is nothing."""
         self._kept.update(sessions)
+
+    def begun(self, session: NatsSession, size: int) -> list[tuple[NatsSession, NatsError]]:
+        """So many bytes came of something that a client has not said to its end: it is looked at
+        with each beat, too. Returns who is to be given up now, and why."""
+        self._kept[session] = None
+        return list(self._too_heavy()) if self._begun.came(size, self._total) else []
 
     def overdue(self) -> list[tuple[NatsSession, NatsError]]:
         """One beat: who is to be given up, and why."""

@@ -256,6 +256,22 @@ def test_those_who_need_the_most_are_cut_off_when_all_together_need_too_much() -
     assert "has the most" in error.sentence
 
 
+def test_those_who_begin_more_than_all_may_need_are_cut_off_before_the_next_beat() -> None:
+    most = 500_000 + RECEIVE_BYTES
+    limits = Limits(frame_bytes=500_000, pending_bytes=most, total_pending_bytes=most)
+    bus = Bus(Settings(limits=limits))
+    bus.trusting = True
+    peers = [peer2(bus) for _ in range(6)]
+    for peer in peers:
+        peer.say(b"1" * 400_000)
+    assert bus.broker.take_cut() == []
+    for peer in peers:
+        peer.say(b"1" * 90_000)
+    cut = bus.broker.take_cut()
+    assert {error.reason for _, error in cut} == {Reason.PENDING_LIMIT}
+    assert {session for session, _ in cut} <= {peer.session for peer in peers}
+
+
 @pytest.mark.parametrize("most", [1, 5, 13, 14, 40])
 def test_messages_of_many_feeds_are_announced_however_the_stream_is_cut(most: int) -> None:
     bus = Bus()

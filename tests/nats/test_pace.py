@@ -281,6 +281,14 @@ def test_what_was_begun_and_never_ends_counts_as_what_waits() -> None:
     house = Front(broker=Broker(Settings(limits)))
     liars = [client(house) for _ in range(5)]
     for liar in liars:
-        say(house, liar, b"PUB a 1000000\r\n" + bytes(900_000))
+        say(house, liar, b"PUB a 1000000\r\n" + bytes(600_000))
+    assert not house.take_cut()
+    for liar in liars[:2]:
+        say(house, liar, bytes(300_000))  # Nobody waits for a beat: very many may come in one.
+    ((session, error),) = house.take_cut()
+    assert session is liars[0]
+    assert error.reason is Reason.PENDING_LIMIT
+    for liar in liars[2:]:
+        say(house, liar, bytes(300_000))
     house.tick()
-    assert len(house.take_cut()) == 2
+    assert len(house.take_cut()) == 1
