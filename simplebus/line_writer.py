@@ -35,6 +35,21 @@ class LineWriter:
         self._is_empty = threading.Event()
         self._thread: threading.Thread | None = None
 
+    def begin(self) -> None:
+        """Have the thread there before there is anything to be said: when that is that memory is
+        short, none can be made."""
+        with self._lock:
+            self._begin()
+
+    def _begin(self) -> None:
+        if self._thread is not None:
+            return
+        thread = threading.Thread(target=self._run, name="lines", daemon=True)
+        with contextlib.suppress(RuntimeError):  # There is none to be had: with the next line.
+            thread.start()
+            self._thread = thread
+            atexit.register(self.finish)
+
     def say(self, line: str, left_out: Callable[[int], str] = LEFT_OUT.format) -> None:
         """Have a line written, without its end. `left_out` says how many lines were."""
         with self._lock:
@@ -48,10 +63,7 @@ class LineWriter:
             self._waiting += len(raw)
             self._is_empty.clear()
             self._lines.put(raw)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="lines", daemon=True)
-                self._thread.start()
-                atexit.register(self.finish)
+            self._begin()
 
     def finish(self) -> None:
         """Wait until what was said is written, but not for long."""

@@ -53,6 +53,8 @@ _ESCAPED |= {
 def configure_logging(level: str, how: str = "text") -> None:
     """Log to standard error from this level up; how is `text` or `json`."""
     handler = _handler()
+    if isinstance(handler, LineHandler):
+        handler.writer.begin()
     if how == "json":
         handler.setFormatter(JsonFormatter())
     elif sys.stderr is not None and is_journal(sys.stderr, os.environ):

@@ -10,6 +10,7 @@ import re
 import select
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -44,6 +45,22 @@ def test_lines_come_in_their_order(pipe: tuple[int, int]) -> None:
     for number in range(1000):
         writer.say(f"line {number} \udc80")
     assert read_to(pipe[0], b"line 999 \\udc80\n") == [f"line {n} \\udc80" for n in range(1000)]
+    writer.finish()
+
+
+def test_a_line_for_which_no_thread_can_be_had_is_written_with_the_next_one(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    writer = LineWriter(pipe[1])
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        writer.begin()
+        writer.say("first")
+    writer.say("second")
+    assert read_to(pipe[0], b"second\n") == ["first", "second"]
     writer.finish()
 
 

@@ -7,7 +7,6 @@ of its own. Reading pauses while this peer's messages wait for room: that is all
 
 from __future__ import annotations
 
-import logging
 import select
 import socket
 import struct
@@ -27,14 +26,13 @@ from simplebus.core.limits import (
 from simplebus.core.metering import place_of
 from simplebus.core.receive import ReceiveBuffer
 from simplebus.core.requests import Auth
+from simplebus.server import memory
 from simplebus.server.anteroom import Anteroom
 from simplebus.server.farewells import Farewells
 from simplebus.server.gatekeeper import Gatekeeper
 from simplebus.server.greeting import Heard
 from simplebus.server.strangers import Strangers
 from simplebus.tls import TlsSocket, has_unread
-
-log = logging.getLogger("simplebus.server")
 
 # Pieces sent in one turn before other connections get theirs.
 _PIECES_PER_TURN = 4
@@ -187,10 +185,9 @@ class Connection(Generic[S]):
                         await door.rest(session)
         except RemoteProtocolError as error:
             reason = error
-        except Exception:
+        except Exception as error:
             # A fault of ours costs this peer its connection, and nobody else anything.
-            log.exception("%s: disconnected by an internal error", session.peer)
-            reason = "internal error"
+            reason = memory.blame(error, session.peer)
         finally:
             self._is_known()
             reason = self._cut_for or reason
@@ -373,8 +370,8 @@ class Connection(Generic[S]):
                     return
         except (trio.ClosedResourceError, OSError):
             return
-        except Exception:
-            log.exception("%s: disconnected by an internal error", self.session.peer)
+        except Exception as error:
+            memory.blame(error, self.session.peer)
             self.cut()
         finally:
             self._writing = False

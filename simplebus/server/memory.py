@@ -1,17 +1,21 @@
 """What the server asks of the system: memory that stays or goes, as many sockets as may be.
 
 Rule 1: what the system does not know or does not allow changes nothing.
+Rule 2: where it gives no more memory, who asked for it loses its connection, in a sentence.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import resource
 
 # From glibc's malloc.h.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
+
+log = logging.getLogger("simplebus.server")
 
 _SPARE_DESCRIPTORS = 64
 SPARE_FOR_OPERATORS = 16
@@ -36,6 +40,15 @@ def give_back() -> None:
     """Return to the system what is free, wherever it lies. It takes milliseconds."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def blame(error: Exception, what: str) -> str:
+    """Log what has ended a connection through no fault of its peer. Returns the reason in short."""
+    if isinstance(error, MemoryError):
+        log.error("%s: disconnected: the system has no memory for what it says", what)
+        return "out of memory"
+    log.error("%s: disconnected by an internal error", what, exc_info=error)
+    return "internal error"
 
 
 def descriptors_for_peers(more: int = 0) -> int:

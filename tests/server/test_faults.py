@@ -38,6 +38,28 @@ async def test_an_internal_error_costs_one_connection_and_nobody_else(
     assert "disconnected by an internal error" in caplog.text
 
 
+async def test_who_needs_memory_that_there_is_not_goes_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    honest = Broker.receive
+
+    def short(self: Broker, session, buffer, count):  # type: ignore[no-untyped-def]
+        if b"much" in bytes(buffer.space[:count]):
+            raise MemoryError
+        honest(self, session, buffer, count)
+
+    monkeypatch.setattr(Broker, "receive", short)
+    async with serving() as server:
+        bystander, unlucky = await connect(server, [1]), await connect(server, [1])
+        await bystander.send(subscribe())
+        await unlucky.send(message(b"much"))
+        assert await unlucky.hung_up()
+        await bystander.send(message(b"still here"))
+        assert await bystander.messages(1) == [(0, b"still here")]
+    assert "the system has no memory for what it says" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
 async def test_one_that_is_taken_over_with_bytes_unread_is_over(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
