@@ -232,6 +232,7 @@ class Uplink:
             is_known = all(piece.is_chain or piece.missing is not None for piece in pieces)
             self._forget(lane.begun)
             self._forget(lane.rows)
+            self._forget(lane.asked)  # What was asked is not of what is written now.
             for piece in pieces:
                 if piece.is_told:
                     lane.count_under_way(piece, 1)

@@ -316,6 +316,28 @@ def test_a_full_stream_is_tried_again(taken: int) -> None:
     assert stream.uplink.last_error is None
 
 
+def test_what_the_stream_says_late_of_a_chain_is_not_taken_for_the_one_written_since() -> None:
+    stream = opened()
+    stream.refuses = lambda: True
+    expected = stream.put(1, 64) + stream.put(2, 1)
+    stream.uplink.go_on(0.0)
+    answers = stream.take()
+    stream.answer(answers[-1:], 0.0)
+    stream.uplink.go_on(PAUSE_SECONDS)
+    asked = stream.take()
+    assert len(asked) == 2
+    stream.answer(answers[:-1], PAUSE_SECONDS)
+    stream.refuses = lambda: False
+    stream.uplink.go_on(2 * PAUSE_SECONDS)
+    answers = stream.take()
+    assert stream.answer(asked, 2 * PAUSE_SECONDS) is None
+    stream.uplink.go_on(2 * PAUSE_SECONDS)
+    assert stream.take() == []
+    assert stream.answer(answers, 2 * PAUSE_SECONDS) == 2
+    assert stream.payloads() == expected
+    assert stream.uplink.is_empty
+
+
 @given(seed=st.integers(0, 10**6), refused=st.integers(0, 40))
 def test_in_a_stream_that_is_full_few_overtake(seed: int, refused: int) -> None:
     """Chains of a program with a name, of which the first is not taken at all; then there is room
