@@ -259,8 +259,10 @@ class BlockingBus(BlockingPublisher):
         return replies.value(asked.reply, decode)
 
     def reply(self, message: Message[Any], value: object) -> None:
-        """Answer a request. Raises LocalProtocolError for a message that asks for no reply."""
+        """Answer a request. Raises LocalProtocolError for a message that asks for no reply, or for
+        one anywhere but where replies are."""
         class_id, envelope = replies.reply_to(message)
+        replies.check_home(class_id, envelope, self.class_of(replies.CLASS))
         self._publish(self._outbound.payload(value), class_id, envelope, confirm=True)
 
     def _replies_open(self) -> tuple[Replies, BlockingRawSubscription]:

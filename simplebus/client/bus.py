@@ -246,8 +246,10 @@ class Bus(Publisher):
 
     async def reply(self, message: Message[Any], value: object, *, confirm: bool = True) -> None:
         """Answer a request, and wait for the confirm unless told otherwise. Raises
-        LocalProtocolError for a message that asks for no reply, and what `publish` does."""
+        LocalProtocolError for a message that asks for no reply, or for one anywhere but where
+        replies are, and what `publish` does."""
         class_id, envelope = replies.reply_to(message)
+        replies.check_home(class_id, envelope, await self.class_of(replies.CLASS))
         payload = self._outbound.payload(value)
         self.wire.check()
         if not confirm:

@@ -8,6 +8,7 @@
 
 Rule 1: every bus has one subscription for all its replies, from its first request on. A reply that
 nobody waits for, because it came too late or twice, is acknowledged and forgotten.
+Rule 2: who answers may publish where who asks may not: a reply goes where replies are, or nowhere.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from simplebus.core.errors import LocalProtocolError
 
 CLASS = "simplebus.replies"
 REPLY_TO, REPLY_CLASS, REQUEST_ID = "reply-to", "reply-class", "request-id"
+_CHANNELS = "simplebus.replies."
+"""How the channels begin on which buses listen for replies."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +47,7 @@ class Replies:
     def __init__(self, class_id: int) -> None:
         self.class_id = class_id
         """What replies are of."""
-        self.channel = f"simplebus.replies.{secrets.token_hex(8)}"
+        self.channel = _CHANNELS + secrets.token_hex(8)
         """Where replies to this bus go."""
         self._waiting: dict[str, Asked] = {}
         self._count = 0
@@ -87,6 +90,16 @@ def reply_to(message: Message[Any]) -> tuple[int, Envelope]:
         return int(class_id), envelope
     except (KeyError, ValueError):
         raise LocalProtocolError(f"{message!r} asks for no reply") from None
+
+
+def check_home(class_id: int, envelope: Envelope, replies_class: int) -> None:
+    """Raise LocalProtocolError for a reply, as `reply_to` has made it, that is not to go where
+    replies are: `replies_class` is the id of their class."""
+    if class_id != replies_class or not envelope.channel.startswith(_CHANNELS):
+        raise LocalProtocolError(
+            f"a reply is asked for on channel {envelope.channel[:80]!r} of class {class_id}; "
+            f"replies are of class {CLASS!r}, {replies_class}, on channels {_CHANNELS}…"
+        )
 
 
 def value(reply: Message[bytes], decode: Callable[[bytes], Any] | None) -> Any:

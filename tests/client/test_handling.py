@@ -301,6 +301,29 @@ def test_a_request_is_answered_by_hand_too(run: Run, server: BusServer) -> None:
     run(main)
 
 
+def test_a_reply_goes_where_replies_are_or_nowhere(run: Run, server: BusServer) -> None:
+    """Whoever asks names the place; who answers may publish where others may not."""
+
+    async def main() -> None:
+        async with (
+            simplebus.connect(server.address) as bus,
+            bus.subscribe("asked") as requests,
+        ):
+            home = await bus.class_of("simplebus.replies")
+            where = (
+                (str(home + 1), "simplebus.replies.a"),
+                (str(home), "vault.open"),
+                (str(home), "simplebus.repliesx"),
+            )
+            for class_id, channel in where:
+                asks = {"reply-class": class_id, "reply-to": channel, "request-id": "1"}
+                await bus.publish(b"?", class_id="asked", headers=asks)
+                with pytest.raises(LocalProtocolError, match="a reply is asked for on channel"):
+                    await bus.reply(await anext(requests), b"!")
+
+    run(main)
+
+
 def test_no_reply_in_time_is_an_error_and_the_request_expires(run: Run, server: BusServer) -> None:
     async def main() -> None:
         async with simplebus.connect(server.address) as bus, bus.subscribe(24) as requests:
