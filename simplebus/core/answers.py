@@ -274,12 +274,13 @@ class Answers:
         else:
             self.owners.check(session, cls, position, scope)
             showing.show(cls, position, scope)
-            if not position.is_served:
-                self._set_terms(cls, position, wishes.terms(wish, cls, self._settings))
         position.request = asked.request
         self.shares.give(position, session.user)
-        if wish.idle_seconds is not None:
-            position.idle_seconds = wish.idle_seconds
+        if self.owners.may_change(session, cls, position):
+            if resumed and not position.is_served:
+                self._set_terms(cls, position, wishes.terms(wish, cls, self._settings))
+            if wish.idle_seconds is not None:
+                position.idle_seconds = wish.idle_seconds
         self._idle.pop(position, None)
         if isinstance(position, Group):
             name = publisher_of(session)

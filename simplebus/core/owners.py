@@ -3,7 +3,8 @@
 Rule 1: who made a durable has it, whatever its rights are now. Others have it who may do
 everything, or may configure its class; and, if it is nobody's, who may see all that it is for.
 Rule 2: a group is for several: whoever may see the same as its maker is let in.
-Rule 3: to move or to forget either is for its maker, and for those who may configure its class.
+Rule 3: to move or to forget either is for its maker, and for those who may configure its class; so
+is to say how long it waits for whom, what it gives up, and when it is forgotten.
 Rule 4: nobody takes up what is for more than it may see: what it passed over would be lost for the
 others. Only its maker does, whose own it is.
 """
@@ -51,9 +52,13 @@ class Owners:
 
     def check_change(self, session: Session, cls: MessageClass, position: Subscription) -> None:
         """The same where it is to be moved, or forgotten."""
-        is_named = bool(position.durable or position.group)
-        if is_named and not (self._is_free(session, position) or self._configures(session, cls)):
+        if not self.may_change(session, cls, position):
             raise _unauthorized(session, position, "is not its own to move or to forget")
+
+    def may_change(self, session: Session, cls: MessageClass, position: Subscription) -> bool:
+        """Whether a session says how this goes on, and until when."""
+        is_named = bool(position.durable or position.group)
+        return not is_named or self._is_free(session, position) or self._configures(session, cls)
 
     def judge_again(self, cls: MessageClass, why: str) -> None:
         """A class has a name now, or one whose dead letters it keeps: whose rights in it are others

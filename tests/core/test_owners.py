@@ -93,6 +93,28 @@ def test_moving_and_forgetting_are_for_the_maker_and_who_configures(bus: Bus) ->
     assert not bus.broker.classes[1].named
 
 
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {"idle_seconds": 0.001},
+        {"slow": "drop_oldest", "max_pending": 1},
+        {"max_deliveries": 1, "ack_seconds": 0.1},
+    ],
+)
+def test_how_a_group_goes_on_is_for_its_maker_and_who_configures(
+    bus: Bus, terms: dict[str, object]
+) -> None:
+    takes_up(bus, "ada", durable="d", group="g", idle_seconds=9)
+    [position] = bus.broker.classes[1].named.values()
+    before = position.terms
+    assert takes_up(bus, "bob", durable="d", group="g", **terms) == ""
+    assert (position.terms, position.idle_seconds) == (before, 9)
+    for who in ("keeper", "ada"):
+        assert takes_up(bus, who, durable="d", group="g", idle_seconds=8, max_deliveries=3) == ""
+        assert (position.terms.deliveries_max, position.idle_seconds) == (3, 8)
+        takes_up(bus, "ada", durable="d", group="g", idle_seconds=9)
+
+
 def test_what_was_nobodys_is_whose_who_may_see_all_of_it(bus: Bus) -> None:
     bus.broker.users = None
     anybody = peer2(bus, subscribe(1, 1, durable="d"))
