@@ -43,6 +43,7 @@ def _parse_rewrite(text: str | tuple[str, str]) -> tuple[str, str]:
 
 
 def bridge(
+    context: typer.Context,
     classes: Annotated[
         list[str] | None,
         typer.Argument(
@@ -114,6 +115,7 @@ def bridge(
                 raise ConfigError(f"{given[0]} says it all: --from and --to go without a file")
             bridges = _read(Path(given[0]))
         else:
+            _check_no_secret(context)
             bridges = [
                 _simple(
                     name,
@@ -135,6 +137,22 @@ def bridge(
     configure_logging(log_level, log_format)
     keep_temporary_arrays_mapped()
     trio.run(_run, made, http)
+
+
+def _check_no_secret(context: typer.Context) -> None:
+    """Raise ConfigError where an address on the command line says who the bridge is."""
+    for name, flag, prefix in (
+        ("from_", "--from", "SIMPLEBUS_FROM_"),
+        ("to", "--to", "SIMPLEBUS_TO_"),
+    ):
+        source = context.get_parameter_source(name)
+        is_seen = source is not None and source.name == "COMMANDLINE"
+        if is_seen and "@" in (context.params[name] or ""):
+            raise ConfigError(
+                f"{flag}: it says who the bridge is, and whoever lists processes reads that: "
+                f"expected HOST:PORT or nats://HOST:PORT, and {prefix}USER and {prefix}PASSWORD, "
+                f"or {prefix}TOKEN, in the environment"
+            )
 
 
 def _simple(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import ssl
 
     from simplebus.core.settings import Settings
+    from simplebus.engine.link import NatsAddress
     from simplebus.engine.settings import EngineOptions
 
 ENGINE = "Before a JetStream cluster"
@@ -53,6 +54,16 @@ def parse_servers(text: Any) -> Any:
         return tuple(NatsAddress.of(each.strip()) for each in text.split(",") if each.strip())
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+
+
+def check_no_secret(servers: tuple[NatsAddress, ...] | None) -> None:
+    """Raise ValueError where servers that were named on the command line say who the door is."""
+    if any(each.credentials for each in servers or ()):
+        raise ValueError(
+            "--engine: it says who the door is, and whoever lists processes reads that: expected "
+            f"nats://HOST:PORT, and {SECRETS['user']} and {SECRETS['password']}, or "
+            f"{SECRETS['token']}, in the environment"
+        )
 
 
 Engine = Annotated[

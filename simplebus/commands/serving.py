@@ -92,6 +92,9 @@ def _planned(context: typer.Context) -> Plan:
 
     values = context.params
     config: Config | None = values["config"]
+    source = context.get_parameter_source("engine")
+    if source is not None and source.name == "COMMANDLINE":
+        engine_flags.check_no_secret(values["engine"])
     chosen = settings(**values)
     found = tls_flags.configured_users(values["users"], config)
     known = found.known(os.urandom(32))

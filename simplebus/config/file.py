@@ -188,6 +188,7 @@ def read(path: Path, context: typer.Context) -> tuple[Config, tuple[str, ...]]:
                 classes[name] = each.made(name, where)
     with mistakes.noted():
         _check_ids(ids)
+    has_secrets |= "@" in str(parts["serve"].get("engine", ""))
     bridges: tuple[Bridge, ...] = ()
     with mistakes.noted():
         bridges, theirs = _bridges(raw)

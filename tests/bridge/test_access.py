@@ -298,3 +298,12 @@ def test_the_environment_says_who_it_is_where_nothing_else_does(
     assert result.exit_code == 2
     assert "holds a secret that others may read" in result.output
     assert "secret" not in result.output.replace("a secret that", "")
+
+
+@pytest.mark.parametrize("flag", ["--from", "--to"])
+def test_no_secret_is_an_argument(flag: str) -> None:
+    other = "--to" if flag == "--from" else "--from"
+    result = CliRunner().invoke(app, ["bridge", flag, "nats://u:hunter2@h", other, "h", "orders"])
+    assert result.exit_code == 2
+    assert f"{flag}: it says who the bridge is" in result.output
+    assert "hunter2" not in result.output

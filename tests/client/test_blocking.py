@@ -227,8 +227,8 @@ def test_a_host_that_does_not_exist_is_said_so() -> None:
 def test_a_listener_that_is_no_bus_is_said_so() -> None:
     with (
         deaf_listener() as deaf,
-        pytest.raises(BusConnectionError, match=r"no answer to the Connect frame .* 0\.1 s"),
-        simplebus.connect_blocking(deaf.address, timeout=0.1),
+        pytest.raises(BusConnectionError, match=r"no answer to the Connect frame .* 2 s"),
+        simplebus.connect_blocking(deaf.address, timeout=2),
     ):
         pytest.fail("connected to no bus")
 

@@ -543,10 +543,10 @@ def test_a_host_that_does_not_exist_is_said_so(run: Run) -> None:
 def test_a_listener_that_is_no_bus_is_said_so(run: Run) -> None:
     async def main() -> None:
         with deaf_listener() as deaf:
-            async with simplebus.connect(deaf.address, timeout=0.1):
+            async with simplebus.connect(deaf.address, timeout=2):
                 pytest.fail("connected to no bus")
 
-    with pytest.raises(BusConnectionError, match=r"no answer to the Connect frame .* 0\.1 s"):
+    with pytest.raises(BusConnectionError, match=r"no answer to the Connect frame .* 2 s"):
         run(main)
 
 

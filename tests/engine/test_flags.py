@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
+from simplebus.cli import app
 from simplebus.commands.engine_flags import engine_options, parse_servers
 from simplebus.core.settings import FullPolicy, Settings
 from simplebus.engine.link import NatsAddress
@@ -65,3 +67,22 @@ def test_secrets_stand_in_the_environment() -> None:
 def test_what_makes_no_sense_is_a_sentence(given: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         chosen(**given)
+
+
+@pytest.mark.parametrize("command", ["serve", "systemd-unit"])
+@pytest.mark.parametrize("servers", ["nats://a,nats://u:hunter2@b", "a-token@b"])
+def test_no_secret_is_an_argument(command: str, servers: str) -> None:
+    result = CliRunner().invoke(app, [command, "--engine", servers])
+    assert result.exit_code == 2
+    assert "--engine: it says who the door is" in result.output
+    assert "hunter2" not in result.output
+
+
+def test_in_a_file_it_is_one_that_others_are_not_to_read(tmp_path: Path) -> None:
+    file = tmp_path / "bus.toml"
+    file.write_text('[serve]\nengine = "nats://u:hunter2@b"\n')
+    for mode, told in ((0o644, True), (0o600, False)):
+        file.chmod(mode)
+        result = CliRunner().invoke(app, ["check-config", str(file)])
+        assert result.exit_code == 0
+        assert ("holds passwords or tokens, and every user may read it" in result.output) == told
