@@ -18,6 +18,7 @@ from simplebus.bridge.wires import near_wired, who_is_at
 from simplebus.client.access import Access
 from simplebus.client.link import Place
 from simplebus.core.requests import Auth
+from simplebus.nats.client.credentials import Credentials
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +33,18 @@ class NatsAccess:
     ) -> AbstractAsyncContextManager[NatsWire]:
         """A connection. Raises OSError for a certificate that is no good."""
         access = self.access
-        said = {"user": access.user, "password": access.password, "token": access.token}
-        credentials = {name: value for name, value in said.items() if value} | self.credentials
         has_own = access.context or access.ca or access.cert
         tls = access.tls() if has_own else None
-        return nats_wired(servers, name, credentials, heartbeat=heartbeat, tls=tls)
+        return nats_wired(servers, name, self._said(), heartbeat=heartbeat, tls=tls)
+
+    def check(self) -> None:
+        """Raise ValueError for what contradicts itself, and for a seed that is none."""
+        Credentials(**self._said())
+
+    def _said(self) -> dict[str, str]:
+        access = self.access
+        said = {"user": access.user, "password": access.password, "token": access.token}
+        return {name: value for name, value in said.items() if value} | self.credentials
 
 
 def to_nats(

@@ -34,7 +34,7 @@ class NatsWire:
         heartbeat: float = 20.0,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        found = [NatsAddress.of(each.strip()) for each in servers.split(",")]
+        found = addresses(servers)
         who = Credentials(**credentials) if credentials else None
         self.link = Link(
             found, self._hear, name=name, credentials=who, tls=tls, ping_seconds=heartbeat
@@ -144,9 +144,10 @@ async def nats_wired(
             with trio.move_on_after(CONNECT_SECONDS):
                 await wire.link.wait_ready()
             if not wire.link.is_ready:
+                why = f": {wire.link.problem}" if wire.link.problem else ""
                 raise BusConnectionError(
                     f"no NATS server at {named(servers)} let itself be connected to within "
-                    f"{CONNECT_SECONDS:g} s"
+                    f"{CONNECT_SECONDS:g} s{why}"
                 )
             with using:
                 yield wire
@@ -161,4 +162,10 @@ async def nats_wired(
 
 def named(servers: str) -> str:
     """Without who one is."""
-    return ", ".join(str(NatsAddress.of(each.strip())) for each in servers.split(","))
+    return ", ".join(map(str, addresses(servers)))
+
+
+def addresses(servers: str) -> list[NatsAddress]:
+    """Of one server, or several with commas between. Raises ValueError for what is none, without
+    who one is."""
+    return [NatsAddress.of(each.strip()) for each in servers.split(",")]

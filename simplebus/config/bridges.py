@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import re
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 import typer
@@ -152,7 +151,7 @@ def _bridge(read: BridgeTable, where: str, *, is_served: bool) -> Bridge:
             accesses[f"{name}_access"] = access.made(f"{where}.{name}")
     mistakes.check()
     try:
-        return Bridge(
+        bridge = Bridge(
             read.name,
             read.from_,
             read.to,
@@ -164,16 +163,28 @@ def _bridge(read: BridgeTable, where: str, *, is_served: bool) -> Bridge:
             credentials={name: value for name, value in given.items() if value},
             **accesses,
         )
+        _check_nats(bridge)
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None
+    return bridge
+
+
+def _check_nats(bridge: Bridge) -> None:
+    """Raise ValueError for what no NATS server can be shown."""
+    for address, access in (bridge.near, bridge.near_access), (bridge.far, bridge.far_access):
+        if is_nats(address):
+            from simplebus.bridge.nats_ends import NatsAccess  # Loaded when it is wanted.
+
+            NatsAccess(bridge.credentials, access).check()
 
 
 def _check_address(address: str, where: str) -> None:
     """Raise ConfigError for what is no address; there may be none."""
     try:
         if address and is_nats(address):
-            for server in address.split(","):
-                _ = urlsplit(server).port
+            from simplebus.bridge.nats_wire import addresses  # Loaded when it is wanted.
+
+            addresses(address)
         elif address:
             Address.parse(address)
     except ValueError as error:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import math
 import random
+import re
 import secrets
 import ssl
 from collections.abc import Callable, Iterator
@@ -63,15 +64,21 @@ class NatsAddress:
 
     @classmethod
     def of(cls, text: str) -> NatsAddress:
-        """Raises ValueError for a text that names no server."""
+        """Raises ValueError for a text that names no server, and shows no secret of it."""
         if "://" not in text:
             text = f"nats://{text}"
-        parts = urlsplit(text)
-        if parts.scheme not in ("nats", "tls") or not parts.hostname or parts.path.strip("/"):
-            raise ValueError(f"{text!r}: expected nats://HOST[:PORT] or tls://HOST[:PORT]")
+        try:
+            parts = urlsplit(text)
+            port = _PORT if parts.port is None else parts.port
+        except ValueError:
+            raise _no_address(text) from None
+        is_known = parts.scheme in ("nats", "tls") and parts.hostname and port
+        if not is_known or parts.path.strip("/"):
+            raise _no_address(text)
+        assert parts.hostname
         return cls(
             parts.hostname,
-            parts.port or _PORT,
+            port,
             parts.scheme == "tls",
             unquote(parts.username or ""),
             unquote(parts.password or ""),
@@ -83,6 +90,11 @@ class NatsAddress:
         if self.password:
             return Credentials(user=self.user, password=self.password)
         return Credentials(token=self.user) if self.user else None
+
+
+def _no_address(text: str) -> ValueError:
+    shown = re.sub(r"(?<=//).*@", "…@", text)
+    return ValueError(f"{shown!r}: expected nats://HOST[:PORT] or tls://HOST[:PORT]")
 
 
 @dataclass(slots=True)
@@ -139,6 +151,8 @@ class Link:
         """Which one it is, or was, connected to."""
         self.connections = 0
         """How often it was connected."""
+        self.problem = ""
+        """Why there was no connection when all servers were tried last."""
         self._handle = handle
         self._tls = tls
         self._servers = list(servers)
@@ -174,14 +188,15 @@ class Link:
                 try:
                     await self._serve(server)
                 except _ENDS as error:
-                    why = str(error) or type(error).__name__
+                    why = _why(error)
                     if self.connections > before:
                         log.warning("the connection to NATS at %s is lost: %s", server, why)
                         pause, errors, has_complained = PAUSE_SECONDS_MIN, [], False
                         break
                     errors.append(f"{server}: {why}")
+            self.problem = "; ".join(errors)
             if errors and not has_complained:
-                log.warning("no NATS server can be reached, trying on: %s", "; ".join(errors))
+                log.warning("no NATS server can be reached, trying on: %s", self.problem)
                 has_complained = True
             await trio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, PAUSE_SECONDS_MAX)
@@ -430,6 +445,19 @@ class Link:
             await trio.sleep(_TICK_SECONDS)
             self.core.tick(trio.current_time())
             self.flush()
+
+
+def _why(error: Exception) -> str:
+    """What a connection has ended with. trio says only that it is broken; why is its cause."""
+    cause = error.__cause__
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return (
+            f"its certificate is not trusted ({cause.verify_message}); expected one that an "
+            "authority of this program has signed, for this host"
+        )
+    if isinstance(cause, ssl.SSLError):
+        return f"TLS failed ({cause.reason or cause})"
+    return str(error) or str(cause or "") or type(error).__name__
 
 
 def _without_status(messages: Messages) -> tuple[Messages, bool]:

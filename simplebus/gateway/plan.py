@@ -178,7 +178,7 @@ def parse_settings(factory: Factory, raw: Mapping[str, Any]) -> Any:
             return own(dict(raw))
         if wanted is None:
             return dict(raw)
-        return _converted(raw, wanted)
+        return converted(raw, wanted)
     except ConfigError:
         raise
     except msgspec.ValidationError as error:
@@ -192,7 +192,9 @@ def parse_settings(factory: Factory, raw: Mapping[str, Any]) -> Any:
         raise ConfigError(f"settings: {error or repr(error)}") from error
 
 
-def _converted(raw: Mapping[str, Any], wanted: Any) -> Any:
+def converted(raw: Mapping[str, Any], wanted: Any) -> Any:
+    """Settings as a `Settings` wants them. Raises ConfigError for a name that it does not know,
+    ValidationError for a value."""
     if dataclasses.is_dataclass(wanted):
         known = [each.name for each in dataclasses.fields(wanted)]
     else:

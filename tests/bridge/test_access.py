@@ -307,3 +307,20 @@ def test_no_secret_is_an_argument(flag: str) -> None:
     assert result.exit_code == 2
     assert f"{flag}: it says who the bridge is" in result.output
     assert "hunter2" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        ({"token": "t"}, "token: these are for a NATS server"),
+        ({"to": "nats://hq:no"}, "expected nats://HOST"),
+        ({"to": "nats://u:secret@hq:no"}, "…@hq:no"),
+        ({"to": "nats://hq", "seed": "nonsense"}, "the seed is"),
+        ({"to": "nats://hq", "user": "u", "far": {"token": "t"}}, "or a token, or a seed"),
+    ],
+)
+def test_what_no_nats_server_can_be_shown_is_told(more: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        read_bridges([table(**more)], is_served=False)
+    assert problem in str(raised.value)
+    assert "secret" not in str(raised.value)

@@ -13,75 +13,58 @@ What cannot be kept, because the disk is full for example, is gone from the last
 all was: the module fails, is made again, and the log says how many messages that were at most.
 With `to = "nats://…"` the channel is the subject; `stream` is the JetStream stream that has to take
 it, without which NATS keeps nothing.
+Who it is there, and whom it trusts over `simplebuss://` or `tls://`, say `user` and `password`, or
+`token`, and `ca`, `cert` and `key`; or `credentials`, a file of these; or the environment, as for
+other clients (`SIMPLEBUS_TOKEN`, `SIMPLEBUS_TLS_CA`). For NATS there is `seed`, too.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
 import trio
 
 from simplebus.bridge.between import between
 from simplebus.bridge.far import FarTerms
 from simplebus.bridge.lane import Lane
-from simplebus.bridge.nats_ends import NatsAccess, to_nats
+from simplebus.bridge.nats_ends import to_nats
 from simplebus.bridge.running import run as run_lanes
 from simplebus.bridge.settings import Copied, is_nats, lane_name, record_channel
-from simplebus.client.access import Access
 from simplebus.client.bus import Bus
 from simplebus.client.dial import Address
-from simplebus.client.link import Place, SocketPlace
-from simplebus.core.arguments import text, whole
+from simplebus.client.link import SocketPlace
 from simplebus.core.errors import LocalProtocolError
-from simplebus.core.limits import CLASS_ID_MAX, Limits
+from simplebus.core.limits import Limits
 from simplebus.core.settings import FullPolicy, Settings
 from simplebus.gateway.messages import ModuleMessage
 from simplebus.gateway.module import AsyncPort, Module
+from simplebus.gateway.modules.uplink_settings import UplinkSettings, UplinkTable, parse
 from simplebus.memory import MemoryBus
 
 GOODBYE_S = 5.0
 """How long an uplink that ends and keeps nothing goes on to send."""
 
 
-class UplinkSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where to."""
-
-    to: str
-    """An address."""
-    class_: int | str = msgspec.field(name="class")
-    """The class that messages get there, and here meanwhile."""
-    channel: str = ""
-    channel_property: str = ""
-    """The property that holds a message's channel."""
-    data_dir: str = ""
-    """Where they are kept; in memory only if it is not set."""
-    max_memory: Annotated[int, msgspec.Meta(ge=1 << 20)] = 64 << 20
-    """Bytes that they may take in memory."""
-    name: str = ""
-    """What this uplink is called there, where no two may be called alike. Without it, it is called
-    like the module, and as no other."""
-    stream: str = ""
-    credentials: dict[str, str] = {}
-    """For a NATS server: user and password, token, or seed."""
-
-
 class Uplink(Module):
     """The module."""
 
-    Settings = UplinkSettings
+    Settings = UplinkTable
     keeps_running = True
 
     def __init__(self, bus: AsyncPort, settings: UplinkSettings) -> None:
         super().__init__(bus, settings)
+        self._table = table = settings.table
+        self._access = settings.access
+        usual, most = Limits(), table.max_memory
         limits = Limits(
-            class_bytes=settings.max_memory,
-            dead_letter_bytes=min(settings.max_memory, Limits().dead_letter_bytes),
-            total_bytes=4 * settings.max_memory,
+            frame_bytes=min(most // 2, usual.frame_bytes),
+            class_bytes=most,
+            dead_letter_bytes=min(most, usual.dead_letter_bytes),
+            total_bytes=4 * most,
         )
-        policy = FullPolicy.SPILL if settings.data_dir else FullPolicy.BLOCK
+        policy = FullPolicy.SPILL if table.data_dir else FullPolicy.BLOCK
         self._memory = MemoryBus(
-            Settings(limits=limits, full_policy=policy), data_dir=settings.data_dir or None
+            Settings(limits=limits, full_policy=policy), data_dir=table.data_dir or None
         )
         self._local: Bus | None = None
         self._is_open = trio.Event()
@@ -97,16 +80,7 @@ class Uplink(Module):
     @classmethod
     def parse(cls, raw: dict[str, Any]) -> UplinkSettings:
         """Settings that make sense. Raises ValueError."""
-        settings = msgspec.convert(
-            {name.replace("-", "_"): value for name, value in raw.items()}, UplinkSettings
-        )
-        if isinstance(settings.class_, int):
-            whole("class", settings.class_, least=0, most=CLASS_ID_MAX)
-        else:
-            text("class", settings.class_)
-        if not is_nats(settings.to):
-            Address.parse(settings.to)
-        return settings
+        return parse(raw)
 
     def health(self) -> dict[str, str | int | float]:
         """Whether the other end is there, and how far it is with what was heard."""
@@ -126,14 +100,14 @@ class Uplink(Module):
     async def receive(self, message: ModuleMessage) -> None:
         await self._is_open.wait()
         assert self._local is not None
-        settings: UplinkSettings = self.settings
-        channel = message.properties.get(settings.channel_property, settings.channel)
+        table = self._table
+        channel = message.properties.get(table.channel_property, table.channel)
         about: dict[str, Any] = {"channel": channel} if channel else {}
         if message.properties:
             about["headers"] = dict(message.properties)
         try:
             await self._local.publish(
-                message.content, class_id=settings.class_, confirm=False, **about
+                message.content, class_id=table.class_, confirm=False, **about
             )
         except (LocalProtocolError, ValueError) as error:
             self.bus.log.error("a message cannot be sent, and is left out: %s", error)
@@ -151,7 +125,7 @@ class Uplink(Module):
             self._is_open.set()
             await self.bus.wait_stopping()
             await local.flush()
-            if not self.settings.data_dir:
+            if not self._table.data_dir:
                 with trio.move_on_after(GOODBYE_S) as scope:
                     while self.lane.statistics().at < self._count:  # noqa: ASYNC110
                         await trio.sleep(0.01)
@@ -177,21 +151,20 @@ class Uplink(Module):
             self._kept = count
 
     def _lane(self, identity: str) -> Lane:
-        settings: UplinkSettings = self.settings
-        name = settings.name or f"{self.bus.name}-{identity}"
+        table, access = self._table, self._access
+        name = table.name or f"{self.bus.name}-{identity}"
         terms = FarTerms(
-            name=lane_name(name, settings.class_, back=False),
-            channel=record_channel(name, settings.class_, back=False),
-            class_=settings.class_,
+            name=lane_name(name, table.class_, back=False),
+            channel=record_channel(name, table.class_, back=False),
+            class_=table.class_,
+            auth=access.auth,
         )
         here = self._memory.place
-        if is_nats(settings.to):
-            copied = Copied(settings.class_, stream=settings.stream)
-            shown = NatsAccess(settings.credentials, Access())
-            open_ends = to_nats(here, settings.to, terms, copied, shown=shown)
+        if is_nats(table.to):
+            copied = Copied(table.class_, stream=table.stream)
+            shown = self.settings.nats_access
+            open_ends = to_nats(here, table.to, terms, copied, shown=shown)
         else:
-            open_ends = between(here, self._far(settings.to), terms, class_=settings.class_)
+            place = SocketPlace(Address.parse(table.to), access)
+            open_ends = between(here, place, terms, class_=table.class_)
         return Lane(terms.name, open_ends)
-
-    def _far(self, address: str) -> Place:
-        return SocketPlace(Address.parse(address))

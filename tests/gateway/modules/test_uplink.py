@@ -104,7 +104,7 @@ async def test_without_a_directory_a_loss_is_told(
     [
         ({"to": "http://x"}, "http"),
         ({"class": -1}, "class"),
-        ({"clas": "x"}, "unknown field `clas`"),
+        ({"clas": "x"}, "did you mean .class."),
         ({"max_memory": 3}, "max_memory"),
     ],
 )

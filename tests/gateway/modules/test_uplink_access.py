@@ -1,0 +1,213 @@
+"""Who an uplink is where it leads, whom it trusts there, and which settings make no sense."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from certificates import Authority
+from engine.nats_servers import nats_server
+from served import serving
+
+import simplebus
+from simplebus.bridge.nats_wire import nats_wired
+from simplebus.client.access import FILE_VARIABLE, VARIABLES, Access
+from simplebus.config.mistakes import ConfigError
+from simplebus.core.passwords import Passwords, quick_hash
+from simplebus.core.users import User, Users
+from simplebus.gateway import ModuleMessage
+from simplebus.gateway.gateway import Gateway, open_gateway
+from simplebus.gateway.modules.uplink_settings import parse
+from simplebus.gateway.plan import GatewayPlan, ModulePlan
+from simplebus.server.tls import TlsOptions
+
+PATIENCE_S = 60
+SEED = "SUAAAAICAMCAKBQHBAEQUCYMBUHA6EARCIJRIFIWC4MBSGQ3DQOR4H776Y"
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    found = Authority(tmp_path_factory.mktemp("certificates"))
+    found.issue("localhost")
+    found.issue("edge")
+    return found
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*VARIABLES.values(), FILE_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+
+
+def plan(to: str, **settings: Any) -> GatewayPlan:
+    said = {"to": to, "class": "readings", **settings}
+    return GatewayPlan((ModulePlan.of("up", "uplink", said),), (("*", "up"),))
+
+
+async def said_of(gateway: Gateway, name: str, value: object) -> None:
+    """Return when it says this of itself; of a text, a part is enough."""
+
+    def is_said() -> bool:
+        found: Any = gateway.statistics().modules[0].own.get(name, "")
+        return value in found if isinstance(value, str) else bool(found == value)
+
+    while not is_said():  # noqa: ASYNC110 - what is looked at has no event.
+        await trio.sleep(0.01)
+
+
+@pytest.mark.parametrize("says", ["settings", "file", "environment"])
+async def test_a_bus_with_users_and_tls_lets_it_in(
+    says: str, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its certificate is asked for, too."""
+    folder = authority.folder
+    shown = {
+        "token": "all",
+        "ca": str(authority.path),
+        "cert": str(folder / "edge.pem"),
+        "key": str(folder / "edge.key"),
+    }
+    settings: dict[str, str] = {}
+    if says == "settings":
+        settings = shown
+    elif says == "file":
+        file = tmp_path / "edge.toml"
+        file.write_text("".join(f"{name} = {value!r}\n" for name, value in shown.items()))
+        file.chmod(0o600)
+        settings = {"credentials": str(file)}
+    else:
+        for name, value in shown.items():
+            monkeypatch.setenv(VARIABLES[name], value)
+    tls = TlsOptions(
+        folder / "localhost.pem", folder / "localhost.key", ca=authority.path, verify=True
+    )
+    users = Users((User("all", token=quick_hash("all")),), Passwords(b"by chance"))
+    with trio.fail_after(PATIENCE_S):
+        async with serving(users=users, tls=tls) as up:
+            to = f"simplebuss://{up.addresses[0]}"
+            async with open_gateway(plan(to, **settings)) as gateway:
+                await gateway.publish(ModuleMessage(b"hello"))
+                await said_of(gateway, "copied", 1)
+            async with (
+                simplebus.connect(to, access=Access(**shown)) as bus,
+                bus.subscribe("readings", durable="test") as messages,
+            ):
+                assert (await anext(aiter(messages))).payload == b"hello"
+
+
+async def test_a_nats_server_with_an_authority_of_its_own_lets_it_in(
+    authority: Authority, tmp_path: Path
+) -> None:
+    folder = authority.folder
+    asks = (
+        f'tls {{ cert_file: "{folder}/localhost.pem", key_file: "{folder}/localhost.key" }}\n'
+        "authorization { user: edge, password: secret }"
+    )
+    who = {"user": "edge", "password": "secret"}
+    trusted = Access(ca=str(authority.path))
+    with trio.fail_after(PATIENCE_S), nats_server(tmp_path, asks) as nats:
+        to = nats.url.replace("nats://", "tls://")
+        async with nats_wired(nats.url, "test", who, tls=trusted.tls()) as wire:
+            wire.core.subscribe("class.readings")
+            await wire.echoed()
+            async with open_gateway(plan(to, **who, ca=trusted.ca)) as gateway:
+                await gateway.publish(ModuleMessage(b"hello"))
+                while not wire.messages:
+                    await wire.changed()
+                await said_of(gateway, "copied", 1)
+            assert wire.messages[0].payload(0) == b"hello"
+
+
+async def test_it_says_that_a_nats_server_is_not_trusted(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("simplebus.bridge.nats_wire.CONNECT_SECONDS", 0.5)
+    folder = authority.folder
+    tls = f'tls {{ cert_file: "{folder}/localhost.pem", key_file: "{folder}/localhost.key" }}\n'
+    with trio.fail_after(PATIENCE_S), nats_server(tmp_path, tls) as nats:
+        to = nats.url.replace("nats://", "tls://")
+        async with open_gateway(plan(to)) as gateway:
+            await said_of(gateway, "problem", "is not trusted (")
+
+
+def test_what_the_settings_say_goes_before_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "other.toml"
+    file.write_text('user = "other"\npassword = "of the other"\n')
+    file.chmod(0o600)
+    to: dict[str, Any] = {"to": "simplebus://a", "class": 1}
+    told = {"SIMPLEBUS_TOKEN": "told"}
+    assert parse(to, told).access == Access(token="told")
+    assert parse({**to, "token": "own"}, told).access == Access(token="own")
+    assert parse({**to, "user": "u", "password": "p"}, told).access == Access("u", "p")
+    more = {"SIMPLEBUS_CREDENTIALS": str(file), "SIMPLEBUS_PASSWORD": "told"}
+    assert parse({**to, "user": "u"}, more).access == Access("u", "told")
+    del more["SIMPLEBUS_PASSWORD"]  # That of another is not shown.
+    assert parse({**to, "user": "u"}, more).access == Access("u")
+    assert parse(to, more).access == Access("other", "of the other")
+    to["to"] = "nats://me:mine@a"
+    assert parse(to, more).access == Access()
+    to["to"] = "nats://a"
+    assert parse({**to, "seed": SEED}, told).nats_access.credentials == {"seed": SEED}
+    assert parse({**to, "credentials": {"token": "t"}}, told).access == Access(token="t")
+
+
+def test_no_text_shows_a_secret() -> None:
+    for to, who in (
+        ("simplebus://a", {"user": "u", "password": "secret"}),
+        ("simplebus://a", {"credentials": {"token": "secret"}}),
+        ("nats://u:secret@a", {}),
+    ):
+        assert "secret" not in repr(plan(to, **who))
+    for to in "nats://u:secret@a:b", "nats://u:sec/ret@a", "simplebus://u:secret@a":
+        with pytest.raises(ConfigError) as raised:
+            plan(to)
+        assert "sec" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"class": "bridges"}, "is not copied"),
+        ({"class": ""}, "a name of 1 to 200 characters"),
+        ({"class": 1 << 16}, "class must be from 0 to 65535"),
+        ({"nmae": "x"}, "did you mean 'name'"),
+        ({"name": "x y"}, "name: expected what may be part of a channel"),
+        ({"to": "nats://"}, "expected nats://HOST"),
+        ({"to": "nats://a:port"}, "expected nats://HOST"),
+        ({"to": "nats://a,"}, "expected nats://HOST"),
+        ({"channel": "a b"}, "U\\+0020"),
+        ({"channel": "a..b"}, "is empty"),
+        ({"channel": "a.*"}, "wildcard"),
+        ({"to": "nats://a", "channel": "$SYS.x"}, "the NATS server's own"),
+        ({"to": "nats://a", "stream": "a.b"}, "no stream can be called"),
+        ({"stream": "S"}, "stream: it goes with"),
+        ({"seed": SEED}, "seed: it goes with"),
+        ({"ca": "a.pem"}, "ca: it goes with an address of simplebuss://"),
+        ({"to": "simplebuss://a", "ca": "/nowhere.pem"}, "/nowhere.pem cannot be read"),
+        ({"to": "nats://a", "seed": "nonsense"}, "the seed is"),
+        ({"to": "nats://a", "seed": SEED, "token": "t"}, "or a seed"),
+        ({"to": "nats://u:p@a", "token": "t"}, "in the address and beside it"),
+        ({"credentials": {"usr": "u"}}, "credentials: 'usr' is unknown; did you mean 'user'"),
+        ({"credentials": {"user": "u"}, "user": "v"}, "and beside it"),
+        ({"credentials": "/nowhere.toml"}, "/nowhere.toml"),
+        ({"credentials": "a.toml", "token": "t"}, "says it all"),
+        ({"password": "p"}, "without a user"),
+        ({"token": "t", "user": "u"}, "expected either"),
+        ({"data_dir": "/etc/passwd"}, "/etc/passwd is no directory"),
+    ],
+)
+def test_settings_that_can_never_work_are_told(settings: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        plan(**{"to": "simplebus://a:1", **settings})
+
+
+async def test_it_may_have_as_little_memory_as_the_settings_allow() -> None:
+    async with (
+        serving() as up,
+        open_gateway(plan(f"simplebus://{up.addresses[0]}", max_memory=1 << 20)) as gateway,
+    ):
+        with trio.fail_after(PATIENCE_S):
+            await gateway.publish(ModuleMessage(b"x" * 300_000))
+            await said_of(gateway, "copied", 1)
