@@ -19,7 +19,7 @@ import itertools
 import logging
 import secrets
 from collections.abc import AsyncIterator, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -32,6 +32,7 @@ from simplebus.gateway.mailbox import QUEUE_PLACES, Full, Mailbox, ModuleStatist
 from simplebus.gateway.messages import ModuleMessage
 from simplebus.gateway.switchboard import Switchboard
 from simplebus.gateway.waiting import (
+    End,
     TaskGate,
     ThreadGate,
     in_event_loop,
@@ -349,26 +350,46 @@ class ModuleBus:
                 return
             message = meant
         if not self._board.give(message, source):
-            self._publish_waiting(message, source)
+            self._publish_waiting(message, source, None)
 
-    def _publish_waiting(self, message: ModuleMessage, source: object | None) -> None:
+    def publish_until(
+        self, message: ModuleMessage, end: End, *, source: object | None = None
+    ) -> bool:
+        """As `publish`, but not beyond an end. Returns whether it has published."""
+        if end.is_there:
+            return False
+        return self._board.give(message, source) or self._publish_waiting(message, source, end)
+
+    def _publish_waiting(
+        self, message: ModuleMessage, source: object | None, end: End | None
+    ) -> bool:
         board = self._board
         with board.lock:
             boxes = board.route(source)
             if board.takes(message, boxes):
-                return
+                return True
             if in_event_loop():
                 raise board.full_error(boxes, "in an event loop, await publish_async")
             gate = ThreadGate()
             outside = board.wait_outside(message, boxes, gate)
+        is_over = False
+
+        def give_up() -> None:
+            nonlocal is_over
+            if board.go_away(outside):
+                is_over = True
+                gate.open()
+
         with waiting_for(outside.awaited) as ends:
             try:
                 if ends:
-                    gate.wait()
+                    with end.told(give_up) if end is not None else nullcontext():
+                        gate.wait()
             finally:
                 is_refused = board.go_away(outside)
         if is_refused:
             raise board.full_error(boxes, _ENDLESS)
+        return not is_over
 
     async def publish_async(
         self, message: ModuleMessage | bytes, *, source: object | None = None

@@ -5,7 +5,9 @@ Rule 1: everything that is the module's is called from here, one call at a time,
 Rule 2: a failure is one module's: it is reported, the module is ended and made again after a pause
 that grows, or once it has another plan. Its messages wait meanwhile; only the one on which it
 failed is gone.
-Rule 3: a call that does not return is waited for, and given up after the grace alone.
+Rule 3: a call that does not return is waited for, and given up after the grace alone; one that is
+awaited, soon after `run` has raised: its message is given again. What was given up publishes
+nothing.
 
     CREATING ──► STARTING ──► RUNNING ──► ENDED
         ▲                        │ raised, in whichever state
@@ -17,6 +19,7 @@ from __future__ import annotations
 import enum
 import inspect
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -43,7 +46,9 @@ PAUSE_S = 1.0
 PAUSE_MAX_S = 60.0
 """up to this; and as at first again once it has run that long."""
 GRACE_S = 10.0
-"""How long a call that does not return is waited for when a module is to end."""
+"""How long a call that does not return is waited for when a module is to end,"""
+AWAITED_GRACE_S = 1.0
+"""and one that is awaited when its `run` has raised, on which it may wait."""
 
 
 Plain = str | int | float | bool
@@ -124,6 +129,8 @@ class Life:
         self._pause = trio.CancelScope()
         """Around the pause after a failure."""
         self._run_scope = trio.CancelScope()
+        self._deliveries = trio.CancelScope()
+        """Around its calls; what is given up of them has this deadline."""
         self._keeps_running = False
 
     def __repr__(self) -> str:
@@ -177,8 +184,18 @@ class Life:
 
     def _interrupt(self, why: Exception) -> None:
         self._failure = why
+        self._bound_calls()
         if self._box is not None:
             self._box.poke()
+
+    def _bound_calls(self) -> None:
+        """Something is to interrupt it: say how long the call that it is in may take."""
+        is_awaited = not isinstance(self._port, BlockingPort)
+        if isinstance(self._failure, _Again):  # No thread is left behind for a change of settings.
+            grace = GRACE_S if is_awaited else math.inf
+        else:
+            grace = AWAITED_GRACE_S if is_awaited else GRACE_S
+        self._deliveries.deadline = min(self._deliveries.deadline, trio.current_time() + grace)
 
     def statistics(self) -> LifeStatistics:
         """A snapshot."""
@@ -281,6 +298,7 @@ class Life:
             self._port = None
             if module is not None:
                 await self._destroy(module, calls)
+            port.end()
             if thread is not None:
                 thread.end()
 
@@ -294,17 +312,25 @@ class Life:
 
     async def _work(self, box: Mailbox, module: Any, calls: _Calls) -> None:
         """Give it its messages, and let it run beside."""
+        name = self.plan.name
         self._run_scope = trio.CancelScope()
         if self._ending.is_set():
             return
         self._keeps_running = getattr(module, "keeps_running", False)
         run = getattr(module, "run", None)
         raised: Exception | None = None
+        self._deliveries = trio.CancelScope()
+        if self._failure is not None:
+            self._bound_calls()
         async with trio.open_nursery() as nursery:
             if run is not None:
                 nursery.start_soon(self._run, run)
             try:
-                await self._deliver(box, module, calls)
+                with self._deliveries:
+                    await self._deliver(box, module, calls)
+                if self._deliveries.cancelled_caught:
+                    log.warning("module %r: a call of it that did not return is given up", name)
+                    self._check_failure()
             except Exception as error:  # Not to be wrapped.
                 raised = error
             self._stop_running()
@@ -319,21 +345,32 @@ class Life:
                 with self._run_scope:
                     await run()
             else:  # Its port tells it to end.
-                await trio.to_thread.run_sync(
-                    _run_in_thread, run, abandon_on_cancel=True, limiter=trio.CapacityLimiter(1)
-                )
+                await self._run_beside(run)
         except BaseException as error:
             failure = failure_of(error)
             if failure is None:
                 raise
             self._interrupt(failure)
 
+    async def _run_beside(self, run: Callable[[], Any]) -> None:
+        """In a thread."""
+        port = self._port
+        assert port is not None
+        try:
+            await trio.to_thread.run_sync(
+                _run_in_thread, run, abandon_on_cancel=True, limiter=trio.CapacityLimiter(1)
+            )
+        except trio.Cancelled:  # It goes on, and nobody waits for it any more.
+            port.end()
+            log.warning("module %r: its run does not end, and is given up", port.name)
+            raise
+
     async def _deliver(self, box: Mailbox, module: Any, calls: _Calls) -> None:
         while True:
             await self._tell(module, calls)
             while self._batch:
                 if calls.thread is not None:
-                    await calls.thread.run(self._deliver_batch, box, module.receive)
+                    await calls.thread.run(self._deliver_batch, box, module.receive, calls.thread)
                 else:
                     await self._deliver_turn(box, module.receive)
                 if box.is_closed:
@@ -346,10 +383,12 @@ class Life:
             self._batch = batch
             self._check_failure()
 
-    def _deliver_batch(self, box: Mailbox, receive: Callable[[ModuleMessage], Any]) -> None:
+    def _deliver_batch(
+        self, box: Mailbox, receive: Callable[[ModuleMessage], Any], thread: OwnThread
+    ) -> None:
         """In the module's thread."""
         batch = self._batch
-        while batch and not box.is_closed and self._failure is None:
+        while batch and not (box.is_closed or thread.is_given_up) and self._failure is None:
             box.delivered += 1
             receive(batch.popleft())
 
@@ -360,7 +399,12 @@ class Life:
                 if not batch or box.is_closed or self._failure is not None:
                     break
                 box.delivered += 1
-                await receive(batch.popleft())
+                message = batch.popleft()
+                await receive(message)
+        except trio.Cancelled:  # It is given up, or the module is removed, and so not counted.
+            batch.appendleft(message)
+            box.delivered -= 1
+            raise
         except BaseException as error:
             _raise_own(error)
             raise

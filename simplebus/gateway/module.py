@@ -23,7 +23,9 @@ import msgspec
 import trio
 
 from simplebus.gateway.bus import ModuleBus
+from simplebus.gateway.errors import ModuleBusError
 from simplebus.gateway.messages import ModuleMessage
+from simplebus.gateway.waiting import End
 
 
 class NoSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,15 +59,33 @@ class Port:
         """Messages that the module has published."""
         self.stopping = threading.Event()
         """Set when the module is to end."""
+        self._ended = End()
 
     def stop(self) -> None:
         """Tell the module to end. For the gateway, in its event loop."""
         self.stopping.set()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether this module is no more, whatever of it still runs: it cannot publish."""
+        return self._ended.is_there
+
+    def end(self) -> None:
+        """The module is no more. For the gateway, in its event loop: from now on, what of it does
+        not return publishes nothing, also if it waits for room."""
+        self.stop()
+        self._ended.come()
+
+    def _over(self) -> ModuleBusError:
+        return ModuleBusError(f"module {self.name!r} has ended: it publishes nothing any more")
+
     def publish_nowait(
         self, content: bytes | ModuleMessage, properties: Mapping[str, str] | None = None
     ) -> None:
-        """Publish, from any thread. Raises ModuleBusFullError if there is no room."""
+        """Publish, from any thread. Raises ModuleBusFullError if there is no room, ModuleBusError
+        if the module has ended."""
+        if self.has_ended:
+            raise self._over()
         self._bus.publish_nowait(_message(content, properties), source=self._source)
         self.published += 1
 
@@ -90,6 +110,8 @@ class AsyncPort(Port):
     ) -> None:
         """Publish a message, or its content and properties. Waits for room. Raises ModuleBusError;
         inside `receive` ModuleBusFullError, where waiting would never end."""
+        if self.has_ended:
+            raise self._over()
         await self._bus.publish_async(_message(content, properties), source=self._source)
         self.published += 1
 
@@ -97,12 +119,39 @@ class AsyncPort(Port):
 class BlockingPort(Port):
     """That of a module with a thread."""
 
+    def __init__(self, bus: ModuleBus, source: object, name: str) -> None:
+        super().__init__(bus, source, name)
+        self._stops = End()
+
+    def stop(self) -> None:
+        super().stop()
+        self._stops.come()
+
     def publish(
         self, content: bytes | ModuleMessage, properties: Mapping[str, str] | None = None
     ) -> None:
-        """As that of an AsyncPort."""
-        self._bus.publish(_message(content, properties), source=self._source)
-        self.published += 1
+        """As that of an AsyncPort. Raises ModuleBusError, too, when the module has ended: it was to
+        end, and did not for so long that it was given up."""
+        if not self._publish_until(self._ended, content, properties):
+            raise self._over()
+
+    def publish_until_stopping(
+        self, content: bytes | ModuleMessage, properties: Mapping[str, str] | None = None
+    ) -> bool:
+        """As `publish`, for `run` of a module that can say it another time: returns False, having
+        published nothing, when the module is to end, also while it waits for room."""
+        return self._publish_until(self._stops, content, properties)
+
+    def _publish_until(
+        self,
+        end: End,
+        content: bytes | ModuleMessage,
+        properties: Mapping[str, str] | None,
+    ) -> bool:
+        message = _message(content, properties)
+        is_published = self._bus.publish_until(message, end, source=self._source)
+        self.published += is_published
+        return is_published
 
     def wait(self, seconds: float) -> bool:
         """Pause for so long. Returns at once, and True, when the module is to end."""

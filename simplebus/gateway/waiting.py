@@ -88,6 +88,40 @@ class ThreadGate:
         self._lock.acquire()
 
 
+class End:
+    """Something that ends once; who waits in a thread meanwhile is told. For any thread."""
+
+    __slots__ = ("_lock", "_told", "is_there")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._told: list[Callable[[], object]] = []
+        self.is_there = False
+
+    def come(self) -> None:
+        """It ends. More often than once changes nothing."""
+        with self._lock:
+            self.is_there, told, self._told = True, self._told, []
+        for tell in told:
+            tell()
+
+    @contextmanager
+    def told(self, tell: Callable[[], object]) -> Iterator[None]:
+        """A block in which `tell` is called when it ends, at once if it has."""
+        with self._lock:
+            is_there = self.is_there
+            if not is_there:
+                self._told.append(tell)
+        if is_there:
+            tell()
+        try:
+            yield
+        finally:
+            with self._lock:
+                if tell in self._told:
+                    self._told.remove(tell)
+
+
 class TaskGate:
     """Where one task of trio waits until somebody opens, from whatever thread."""
 

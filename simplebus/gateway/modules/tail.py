@@ -111,6 +111,10 @@ class _Source:
         """A checksum of what stands before it. Of a file that is closed, of what was given."""
         return self._check if self._file.closed else zlib.crc32(self._before(offset))
 
+    def place(self, offset: int) -> bytes:
+        """How far lines were given, when that is up to there."""
+        return msgspec.json.encode(_Place(*self.key, offset, self.check(offset)))
+
     def _before(self, offset: int) -> bytes:
         begin = max(0, offset - MARK_BYTES)
         return os.pread(self._file.fileno(), offset - begin, begin)
@@ -172,6 +176,8 @@ class Follower:
         self._quiet = 0
         """How often there was nothing new in the first, since there is another."""
         self._done: deque[tuple[int, int]] = deque(maxlen=DONE_MAX)
+        self._last: _Source | None = None
+        """That of the lines that were given last."""
         self._given = place
         self._place = _kept(place)
         """Where to go on, until that is found."""
@@ -187,7 +193,12 @@ class Follower:
         if not self._files:
             return self._given
         first = self._files[0]
-        return msgspec.json.encode(_Place(*first.key, first.at, first.check(first.at)))
+        return first.place(first.at)
+
+    def before(self, line: Line) -> bytes:
+        """The same before a line of those that were given last."""
+        assert self._last is not None, "no line was given"
+        return self._last.place(line.offset)
 
     def lines(self) -> list[Line]:
         """Lines that are new, some of them if there are many; none if there is nothing new.
@@ -195,7 +206,7 @@ class Follower:
         self._look()
         if not self._files:
             return []
-        first = self._files[0]
+        first = self._last = self._files[0]
         before = first.read
         lines = first.lines()
         if len(self._files) == 1 or first.read != before:
@@ -338,15 +349,16 @@ class Tail(BlockingModule):
         while not self.bus.stopping.is_set():
             lines = self._follower.lines()
             for line in lines:
-                self.bus.publish(
-                    ModuleMessage(line.content, {"file": settings.path, "offset": str(line.offset)})
-                )
-            self._remember()
+                about = {"file": settings.path, "offset": str(line.offset)}
+                if not self.bus.publish_until_stopping(ModuleMessage(line.content, about)):
+                    self._remember(self._follower.before(line))
+                    return
+            self._remember(self._follower.place)
             if not lines:
                 self.bus.wait(settings.poll_seconds)
 
-    def _remember(self) -> None:
-        if self._place is not None and (place := self._follower.place) != self._written:
+    def _remember(self, place: bytes) -> None:
+        if self._place is not None and place != self._written and not self.bus.has_ended:
             new = self._place.with_name(self._place.name + ".new")
             new.write_bytes(place)
             new.replace(self._place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 
 from gateway import parts
 from simplebus.gateway.gateway import open_gateway
+from simplebus.gateway.messages import ModuleMessage
+from simplebus.gateway.module import BlockingModule
 from simplebus.gateway.modules.tail import (
     HELD_MAX,
     LINE_BYTES_MAX,
@@ -303,3 +306,59 @@ async def test_the_module_says_lines_and_remembers_its_place(path: Path, tmp_pat
     heard = [what[2] for what in parts.HAPPENED if what[1] == "receive"]
     assert heard == ["one", "two", "three"]
     assert os.listdir(tmp_path).count("place") == 1
+
+
+@pytest.mark.parametrize("before", [0, 2])
+async def test_one_that_is_replaced_while_nobody_has_room_says_each_line_once(
+    before: int, path: Path, tmp_path: Path
+) -> None:
+    """Whether it has said some of what it read, or nothing."""
+    go, heard = threading.Event(), list[bytes]()
+
+    class Slow(BlockingModule):
+        def receive(self, message: ModuleMessage) -> None:
+            go.wait(30)
+            heard.append(message.content)
+
+    def plan(poll_seconds: float) -> GatewayPlan:
+        settings = {
+            "path": str(path),
+            "start": "begin",
+            "remember": str(tmp_path / "place"),
+            "poll_seconds": poll_seconds,
+        }
+        slow = ModulePlan("slow", "x", factory=Slow, places=1)
+        return GatewayPlan((slow, ModulePlan.of("tail", "tail", settings)), (("*", "slow"),))
+
+    async with open_gateway(plan(0.001)) as gateway:
+        for _ in range(before):  # One is in its hands, and one has its place.
+            await gateway.publish(ModuleMessage(b"before"))
+            await trio.sleep(0.01)
+        add(path, b"".join(b"%d\n" % number for number in range(100)))
+        with trio.fail_after(60):
+            while not gateway.bus.statistics().waiting:  # noqa: ASYNC110
+                await trio.sleep(0.001)
+            await gateway.apply(plan(0.002))
+            go.set()
+            while len(heard) < before + 100:  # noqa: ASYNC110
+                await trio.sleep(0.001)
+        await gateway.bus.wait_quiet_async()
+    assert heard == [b"before"] * before + [b"%d" % number for number in range(100)]
+
+
+def test_the_place_before_a_line_leads_to_it_also_when_its_file_is_done_with(path: Path) -> None:
+    add(path, b"one\ntwo\nrest")
+    follower = Follower(path, at_end=False)
+    _, two = follower.lines()
+    again = Follower(path, at_end=False, place=follower.before(two))
+    assert [line.content for line in again.lines()] == [b"two"]
+    again.close()
+    move(path, 1)
+    add(path, b"new\n")
+    while not (rest := follower.lines()):
+        pass
+    assert [line.content for line in rest] == [b"rest"]
+    again = Follower(path, at_end=False, place=follower.before(rest[0]))
+    follower.close()
+    assert said(again) == [b"rest", b"new"]
+    again.close()

@@ -137,3 +137,23 @@ async def test_a_stream_of_jetstream_has_what_it_hears_once(tmp_path: Path) -> N
 
 async def stored(wire: NatsWire) -> int:
     return int((await wire.link.ask("STREAM.INFO.READINGS"))["state"]["messages"])
+
+
+async def test_where_its_directory_is_in_use_it_tries_again_and_keeps_what_it_heard(
+    tmp_path: Path,
+) -> None:
+    """A message is there already when it is made again, and waits for what `run` opens."""
+    kept = {"data_dir": str(tmp_path / "kept")}
+    async with serving() as up:
+        port = port_of(up)
+        async with open_gateway() as gateway, open_gateway(plan(free_port(), **kept)) as other:
+            await say(other, 0, 10)
+            await other.bus.wait_quiet_async()
+            await gateway.apply(plan(port, **kept))
+            await say(gateway, 10, 10)
+            with trio.fail_after(PATIENCE_S):
+                while gateway.statistics().modules[0].failures < 2:  # noqa: ASYNC110
+                    await trio.sleep(0.01)
+            for name in other.names:
+                await other.remove(name)
+            assert numbers(await read(port, 20)) == list(range(20))

@@ -1,0 +1,180 @@
+"""What becomes of a module's call that does not return: nobody waits for it for ever, and it says
+nothing any more once there is another module in its place."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import trio
+import trio.testing
+
+from gateway import parts
+from gateway.listening import SOON, assert_no_threads_left, said
+from simplebus.gateway import ModuleBus, ModuleBusError, ModuleMessage
+from simplebus.gateway.gateway import open_gateway
+from simplebus.gateway.life import State
+from simplebus.gateway.module import BlockingModule, BlockingPort, Module
+from simplebus.gateway.plan import GatewayPlan, ModulePlan
+
+
+@pytest.fixture(autouse=True)
+def no_threads() -> Iterator[None]:
+    parts.HAPPENED.clear()
+    yield
+    assert_no_threads_left()
+
+
+def alone(factory: Callable[..., object], **options: object) -> GatewayPlan:
+    plan = ModulePlan("a", "x", parts.Settings(), factory=factory, **options)  # type: ignore[arg-type]
+    return GatewayPlan((plan,), (("*", "a"),))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Of what happens in a thread; the clock jumps meanwhile, as often as it takes."""
+    while not condition():  # noqa: ASYNC110
+        await trio.sleep(1)
+
+
+async def test_one_that_waits_for_its_run_hears_that_it_failed_and_its_message_again(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    made: list[Module] = []
+    heard: list[bytes] = []
+
+    class Opens(Module):
+        """Its `receive` waits until `run` has opened something, which fails twice."""
+
+        def __init__(self, bus: object, settings: object) -> None:
+            super().__init__(bus, settings)  # type: ignore[arg-type]
+            made.append(self)
+            self.is_open = trio.Event()
+
+        async def run(self) -> None:
+            await trio.sleep(1)
+            if len(made) < 3:
+                raise OSError("it is in use")
+            self.is_open.set()
+            await trio.sleep_forever()
+
+        async def receive(self, message: ModuleMessage) -> None:
+            await self.is_open.wait()
+            heard.append(message.content)
+
+    async with open_gateway(alone(Opens)) as gateway:
+        for text in "one", "two":
+            await gateway.publish(said(text))
+        await gateway.bus.wait_quiet_async()
+        (found,) = gateway.statistics().modules
+        assert (found.state, found.failures, found.delivered) == (State.RUNNING, 2, 2)
+    assert heard == [b"one", b"two"]
+    assert caplog.text.count("is made again in") == 2
+    assert gateway.statistics().lost == 0
+
+
+async def test_one_that_waits_for_ever_is_made_again_when_it_has_another_plan(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    class Waits(parts.Recorder):
+        async def receive(self, message: ModuleMessage) -> None:
+            if self.settings.times == 1:
+                await trio.sleep_forever()
+            await super().receive(message)
+
+    async with open_gateway(alone(Waits)) as gateway:
+        await gateway.publish(said("one"))
+        await trio.testing.wait_all_tasks_blocked()
+        mended = ModulePlan("a", "x", parts.Settings(times=2), factory=Waits)
+        await gateway.apply(GatewayPlan((mended,), (("*", "a"),)))
+        await gateway.bus.wait_quiet_async()
+    assert [what[2] for what in parts.HAPPENED if what[1] == "receive"] == ["one"]
+
+
+async def test_a_thread_that_is_stuck_when_run_fails_is_left_and_says_nothing_more(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    go, entered, over = threading.Event(), threading.Event(), threading.Event()
+    made: list[BlockingModule] = []
+    raised: list[BaseException] = []
+
+    class Stuck(BlockingModule):
+        def __init__(self, bus: BlockingPort, settings: object) -> None:
+            super().__init__(bus, settings)
+            self.is_first = not made
+            made.append(self)
+
+        def run(self) -> None:
+            if self.is_first:
+                entered.wait(SOON)
+                raise OSError("on purpose")
+
+        def receive(self, message: ModuleMessage) -> None:
+            if self.is_first:
+                entered.set()
+                go.wait(SOON)
+                try:
+                    self.bus.publish(b"late")
+                except ModuleBusError as error:
+                    raised.append(error)
+                over.set()
+            self.bus.publish(message)
+
+    async with open_gateway(alone(Stuck)) as gateway:
+        await gateway.add(ModulePlan.of("b", "gateway.parts:Recorder"))
+        gateway.link("a", "b")
+        for text in "one", "two", "three":
+            await gateway.publish(said(text))
+        await until(entered.is_set)
+        await until(lambda: gateway.statistics().modules[0].delivered == 3)
+        go.set()
+        await until(over.is_set)
+        await gateway.bus.wait_quiet_async()
+    assert [what[2] for what in parts.HAPPENED if what[1] == "receive"] == ["two", "three"]
+    assert len(made) == 2
+    assert "has ended: it publishes nothing any more" in str(raised[0])
+
+
+@pytest.mark.parametrize("how", ["end", "stop"])
+def test_a_port_that_waits_for_room_is_told(how: str) -> None:
+    """When the module has ended, `publish`; when it is to end, `publish_until_stopping` already."""
+    hold, got = threading.Event(), list[object]()
+
+    def hear(message: ModuleMessage) -> None:
+        hold.wait(SOON)
+
+    with ModuleBus() as bus:
+        bus.add_module(hear, places=1)
+        port = BlockingPort(bus, object(), "a")
+
+        def publish() -> None:
+            try:
+                if how == "stop":
+                    while port.publish_until_stopping(b"x"):
+                        pass
+                else:
+                    while True:
+                        port.publish(b"x")
+            except ModuleBusError as error:
+                got.append(error)
+
+        thread = threading.Thread(target=publish)
+        thread.start()
+        while not bus.statistics().waiting:
+            pass
+        published = bus.statistics().published
+        if how == "stop":
+            port.stop()
+        else:
+            port.end()
+        thread.join(SOON)
+        assert not thread.is_alive()
+        assert [str(each) for each in got] == (
+            [] if how == "stop" else ["module 'a' has ended: it publishes nothing any more"]
+        )
+        assert (bus.statistics().waiting, bus.statistics().published) == (0, published)
+        assert port.published == published
+        if how == "end":
+            with pytest.raises(ModuleBusError, match="has ended"):
+                port.publish_nowait(b"x")
+        hold.set()
