@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from simplebus.core.broker import Broker
 
 _Key = tuple[int, str, str]
+_Seen = tuple[int, tuple[int, object]]
+"""From where on a class is kept; up to where, and what else there is to see of it."""
 
 
 class Keeper:
@@ -51,7 +53,7 @@ class Keeper:
         assert broker.ledger is not None
         self._broker = broker
         self._ledger: Ledger = broker.ledger
-        self._classes: dict[int, tuple[int, object]] = {}
+        self._classes: dict[int, _Seen] = {}
         """What was seen of each class."""
         self._fronts: dict[int, object] = {}
         """The part of it that is looked at when a durable comes or goes."""
@@ -109,6 +111,10 @@ class Keeper:
         """By class, from where on it is kept, as the lots that were taken say."""
         return {class_id: floor for class_id, (floor, _) in self._classes.items()}
 
+    def empty(self) -> set[int]:
+        """Classes of which nothing is kept, as they say, too."""
+        return {class_id for class_id, (floor, (head, _)) in self._classes.items() if floor == head}
+
     def _look(self, now: float, *, at_all: bool) -> Changes:
         """What has changed: of everything, or of what hurries."""
         ledger, classes = self._ledger, self._broker.classes
@@ -136,7 +142,7 @@ class Keeper:
         if self._fronts.get(cls.class_id) != _front(cls):
             self._tell(cls, _seen(cls, self._ledger.reached), changes)
 
-    def _tell(self, cls: MessageClass, seen: tuple[int, object], changes: Changes) -> None:
+    def _tell(self, cls: MessageClass, seen: _Seen, changes: Changes) -> None:
         self._classes[cls.class_id], self._fronts[cls.class_id] = seen, _front(cls)
         changes.classes.append(self._class(cls))
 
@@ -269,10 +275,10 @@ def _front(cls: MessageClass) -> object:
     )
 
 
-def _seen(cls: MessageClass, reached: int) -> tuple[int, object]:
-    """Another value when that has changed; the first part is from where on it is kept."""
+def _seen(cls: MessageClass, reached: int) -> _Seen:
+    """Another value when that has changed."""
     plain = [_progress(each) for each in cls.subscriptions if not each.durable]
-    return cls.safe_floor(reached), (cls.ring.head, plain, cls.left)
+    return cls.safe_floor(reached), (cls.ring.head, (plain, cls.left))
 
 
 def _has_durables(cls: MessageClass) -> bool:

@@ -19,7 +19,7 @@ from simplebus.core.keeper import Keeper
 from simplebus.core.ledger import Ledger, Level
 from simplebus.core.spilling import Read, Stretch
 from simplebus.server.reader import Reader
-from simplebus.server.writer import Failure, Writer
+from simplebus.server.writer import Failure, Needed, Writer
 from simplebus.storage.directory import Directory
 from simplebus.storage.errors import JournalError
 from simplebus.storage.journal import Journal
@@ -91,7 +91,7 @@ class Keeping:
             given=lambda read, found: self._soon(self._has_read, read, found),
             failed=lambda read: self._soon(self._has_not_read, read),
         )
-        self._floors: dict[int, int] = {}
+        self._needed = Needed({}, ())
         self._written = 0
         """The last lot that is written."""
         self._is_short = False
@@ -106,7 +106,7 @@ class Keeping:
         None for trio's way."""
         self._written = self._ledger.taken
         self._give = soon or soon_in_trio()
-        self._writer.start()
+        self._writer.start(self._written)
         if self._spilling is not None:
             self._reader.start()
 
@@ -150,10 +150,10 @@ class Keeping:
 
     def tick(self) -> None:
         """Once per tick: let go of segments that nobody needs."""
-        floors = self._keeper.floors()
-        if floors != self._floors and (self._ledger.failure is None or self._is_short):
-            self._floors = floors
-            self._writer.put(dict(floors))
+        needed = Needed(self._keeper.floors(), self._keeper.empty())
+        if needed != self._needed and (self._ledger.failure is None or self._is_short):
+            self._needed = needed
+            self._writer.put(needed)
 
     def close(self) -> None:
         """Write all there is; blocks until it is done. Within the event loop, or behind it."""

@@ -3,7 +3,8 @@
 Rule 1: lots are written in their order. What comes during a sync shares the next one: the slower a
 disk, the more goes into each.
 Rule 2: on a full disk there is a reserve. With it is written what is under way and what lets go of
-segments; nothing more is accepted until it is there again.
+segments, the last ones of classes too; nothing more is accepted until it is there again, nor when a
+disk is found that has no space for it.
 Rule 3: what could not be written is written again, every second, until it is: nothing that was
 accepted is left out.
 """
@@ -11,27 +12,34 @@ accepted is left out.
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import NamedTuple
 
 from simplebus.core.errors import Reason
 from simplebus.core.histogram import Histogram
 from simplebus.core.ledger import Lot
+from simplebus.storage.appending import FULL
 from simplebus.storage.journal import Journal
 from simplebus.storage.reserve import Reserve
 
 log = logging.getLogger("simplebus.server")
 
 _RETRY_SECONDS = 1.0
-_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 Failure = tuple[Reason, str]
-Floors = dict[int, int]
-"""By class, the lowest sequence that is still needed."""
+
+
+class Needed(NamedTuple):
+    """How far segments are not needed any more."""
+
+    floors: dict[int, int]
+    """By class, the lowest sequence that is."""
+    empty: Collection[int]
+    """Classes of which nothing is."""
 
 
 class Writer:
@@ -55,10 +63,11 @@ class Writer:
         self._snapshot = snapshot
         self._reserve = reserve
         self._is_short = False
-        """Whether the reserve is given up."""
+        """Whether the reserve is given up, or was never there for want of space."""
+        self._needed = Needed({}, ())
         self._written = 0
         """The last lot that is written."""
-        self._queue: queue.SimpleQueue[Lot | Floors | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Lot | Needed | None] = queue.SimpleQueue()
         self.failures = 0
         """How often something could not be written."""
         self.lots_written = 0
@@ -68,10 +77,12 @@ class Writer:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="simplebus journal", daemon=True)
 
-    def start(self) -> None:
+    def start(self, written: int = 0) -> None:
+        """`written` is the last lot that is there already."""
+        self._written = written
         self._thread.start()
 
-    def put(self, work: Lot | Floors) -> None:
+    def put(self, work: Lot | Needed) -> None:
         """A lot to be written, or how far segments are not needed any more."""
         self._queue.put(work)
 
@@ -83,8 +94,9 @@ class Writer:
         self._thread.join()
 
     def _run(self) -> None:
-        if self._reserve is not None:
-            self._reserve.take()
+        if self._reserve is not None and not self._reserve.take() and self._reserve.finds_no_room:
+            self._is_short = True
+            self._failed((Reason.DISK_FULL, "the journal's disk has no space to be kept back"))
         try:
             while self._turn():
                 pass
@@ -97,7 +109,7 @@ class Writer:
     def _turn(self) -> bool:
         """Write what waits. Returns whether there may be more. Without the reserve nothing is
         accepted, so nothing may come that would be waited for: it looks by itself."""
-        work: list[Lot | Floors | None] = []
+        work: list[Lot | Needed | None] = []
         with contextlib.suppress(queue.Empty):
             work.append(self._queue.get(timeout=_RETRY_SECONDS if self._is_short else None))
             while True:
@@ -106,8 +118,10 @@ class Writer:
         if lots and not self._write(lots):
             return False
         for each in work:
-            if isinstance(each, dict):
-                self._remove(each)
+            if isinstance(each, Needed):
+                self._needed = each
+        if self._is_short or self._needed in work:
+            self._remove()
         if self._is_short and self._has_space():
             self._reached(self._written, True)
         return None not in work
@@ -133,7 +147,7 @@ class Writer:
                 is_withdrawn = False
                 self.failures += 1
                 self._failed(_failure(error))
-                if error.errno in _FULL and self._reserve is not None and self._reserve.give_up():
+                if error.errno in FULL and self._reserve is not None and self._reserve.give_up():
                     self._is_short = True
                     continue
                 if self._stopping.wait(_RETRY_SECONDS):
@@ -147,15 +161,16 @@ class Writer:
                 self._reached(self._written, not self._is_short)
                 return True
 
-    def _remove(self, floors: Floors) -> None:
+    def _remove(self) -> None:
+        floors, empty = self._needed
         try:
-            if self._journal.remove(floors):
+            if self._journal.remove(floors, empty if self._is_short else ()):
                 self._snapshot()
         except OSError as error:
             log.warning("a segment could not be removed: %s", error)
 
 
 def _failure(error: OSError) -> Failure:
-    reason = Reason.DISK_FULL if error.errno in _FULL else Reason.DISK_FAILED
+    reason = Reason.DISK_FULL if error.errno in FULL else Reason.DISK_FAILED
     where = f": {error.filename}" if error.filename else ""
     return reason, f"the journal cannot be written: {error.strerror or error}{where}"

@@ -21,7 +21,8 @@ _STEP_BYTES_MAX = 16 * 1024 * 1024
 _PAGE_BYTES = 4096
 # Where there are more, putting them together costs less than the system's looking at each.
 _PIECES_MAX = 64
-_FULL = {errno.ENOSPC, errno.EDQUOT}
+FULL = {errno.ENOSPC, errno.EDQUOT}
+"""What the system says of a full disk."""
 _NO_ALLOCATION = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
 
 
@@ -94,7 +95,7 @@ class AppendFile:
         try:
             self._allocate_until(until)
         except OSError as error:
-            if error.errno not in _FULL:
+            if error.errno not in FULL:
                 raise
             self._allocate_until(-(-size // _PAGE_BYTES) * _PAGE_BYTES)  # No more than is needed.
 

@@ -9,7 +9,7 @@ stand in segments until a snapshot has them; a segment that nobody needs goes wh
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
@@ -195,12 +195,15 @@ class Journal:
 
     # Removing ------------------------------------------------------------------------------------
 
-    def remove(self, floors: dict[int, int]) -> bool:
-        """Remove the segments of these classes in which nothing is at or above the floor. Returns
-        whether some are left that need a newer snapshot first."""
+    def remove(self, floors: dict[int, int], ended: Collection[int] = ()) -> bool:
+        """Remove the segments of these classes in which nothing is at or above the floor; the last
+        one, too, of those of which nothing at all is, and that are `ended`: an empty one is there
+        in its place. Returns whether some are left that need a newer snapshot first."""
         is_waiting = False
         for class_id, floor in floors.items():
             cls = self._class(class_id)
+            if class_id in ended:
+                self._end_segment(cls, floor)
             for first in unneeded(cls.segments, floor):
                 # Of a segment from before, it is not known what was in the snapshot then.
                 if not self._snapshot_lot or cls.segments[first] > self._snapshot_lot:
@@ -212,6 +215,15 @@ class Journal:
                     sync_folder(cls.folder)
                 del cls.segments[first]
         return is_waiting
+
+    def _end_segment(self, cls: _Class, head: int) -> None:
+        """Begin an empty segment where a class ends, so that the one before it may go."""
+        is_written = cls.file is None or (not cls.file.is_dirty and cls.file.mark <= head)
+        if not cls.segments or max(cls.segments) >= head or not is_written:
+            return
+        self._begin_segment(cls, head)
+        if self.level is Level.DISK:
+            sync_folder(cls.folder)  # It tells how far the class has come.
 
     def _remove_old_states(self) -> None:
         folder = self.directory.path / STATE

@@ -14,7 +14,7 @@ from simplebus.core.errors import Reason
 from simplebus.core.kept import Changes
 from simplebus.core.ledger import Ledger, Level
 from simplebus.server import writer as module
-from simplebus.server.writer import Failure, Writer
+from simplebus.server.writer import Failure, Needed, Writer
 from simplebus.storage.directory import take
 from simplebus.storage.journal import Journal
 from simplebus.storage.reserve import Reserve
@@ -141,14 +141,41 @@ def test_a_full_disk_takes_what_is_under_way_and_no_more_until_its_reserve_is_th
     assert said[1][0] is Reason.DISK_FULL
     assert said[2:] == [-2]
     running.journal.fails = lambda: None
-    running.writer.put({1: 0})  # As at each tick: with it, segments may go.
+    running.writer.put(Needed({1: 0}, ()))  # As at each tick: with it, segments may go.
     running.put(2)
     running.journal.may_sync.release()
     assert running.hear(1)[-1] == -3
     monkeypatch.undo()
-    running.writer.put({1: 0})
+    running.writer.put(Needed({1: 0}, ()))
     assert running.hear(1)[-1] == 3
     assert running.reserve.is_there
+
+
+def test_of_a_disk_that_is_full_at_the_start_nothing_is_asked_but_what_makes_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_RETRY_SECONDS", 0.0)
+    honest, asked = Reserve.take, list[str]()
+
+    def take_(self: Reserve) -> bool:
+        self.finds_no_room = not asked
+        return bool(asked) and honest(self)
+
+    monkeypatch.setattr(Reserve, "take", take_)
+    monkeypatch.setattr(Journal, "remove", lambda *given: asked.append(str(given[1:])))
+    running = Running(tmp_path)
+    try:
+        running.writer.put(Needed({1: 7}, {1}))
+        failure, has_space = running.hear(2)
+        assert isinstance(failure, tuple)
+        assert failure[0] is Reason.DISK_FULL
+        assert "no space to be kept back" in failure[1]
+        assert has_space == 0  # Nothing was written since.
+        assert asked[0] in ("({}, ())", "({1: 7}, {1})")
+    finally:
+        running.journal.may_sync.release(100)
+        running.writer.stop()
+        running.directory.close()
 
 
 def test_a_disk_that_has_space_again_is_noticed_though_nothing_is_to_be_written(

@@ -85,11 +85,12 @@ class KeptBus(Bus):
         self.broker.reach(self.ledger.taken)
         self.broker.check()
 
-    def remove(self) -> bool:
-        """What nobody needs any longer, as far as that is written, too."""
+    def remove(self, *, is_short: bool = False) -> bool:
+        """What nobody needs any longer, as far as that is written, too; `is_short` of space."""
         self.broker.clock.now += KEPT_SECONDS
         self.sync()
-        return self.journal.remove(self.keeper.floors())
+        empty = self.keeper.empty() if is_short else ()
+        return self.journal.remove(self.keeper.floors(), empty)
 
     def crash(self) -> None:
         """The process is gone: what was written stays, the system lets go of the lock."""

@@ -25,6 +25,8 @@ from simplebus.core.ledger import Level
 from simplebus.core.settings import Keep, Settings
 from storage.kept_bus import START, KeptBus
 
+FOLDERS = ("00001", "00002")
+
 
 def confirms(told: list[Said]) -> list[tuple[int, int]]:
     return [(said.message_id, said.last_field) for said in told if said.kind == "confirm"]
@@ -159,6 +161,41 @@ def test_what_nobody_needs_goes_with_its_segments(tmp_path: Path) -> None:
     peer = peer2(bus, publish(1, 199, b"a duplicate"), publish(1, 200, b"new"), name="till")
     assert payloads(bus)[-1] == b"new"
     assert len(payloads(bus)) == 11
+
+
+@pytest.mark.parametrize("is_begun_anew", [False, True])
+def test_without_space_a_last_segment_goes_that_nobody_needs(
+    tmp_path: Path, is_begun_anew: bool
+) -> None:
+    bus = KeptBus(tmp_path)
+    both = subscribe(1, 5, durable="all"), subscribe(2, 6, durable="some")
+    reader = peer2(bus, *both, classes=[1, 2])
+    peer = peer2(bus, classes=[1, 2], name="till")
+    peer.say(publish(1, 0, *numbered(20)), publish(2, 20, *numbered(20)))
+    bus.sync()
+    reader.listen()
+    reader.say(ack(5, 0, 20), ack(6, 0, 19))
+    if is_begun_anew:
+        bus.remove()  # How far they are is told now and then.
+        bus = again(bus, tmp_path)
+    bus.keeper.wants_snapshot = True
+    assert not bus.remove()
+    names = [[each.name for each in (tmp_path / "classes" / c).iterdir()] for c in FOLDERS]
+    assert names == [["00000000000000000000.log"]] * 2  # There is space: it stays.
+    assert not bus.remove(is_short=True)
+    assert not bus.remove(is_short=True)
+    names = [[each.name for each in (tmp_path / "classes" / c).iterdir()] for c in FOLDERS]
+    assert names == [["00000000000000000020.log"], ["00000000000000000000.log"]]
+    bus = again(bus, tmp_path)
+    peer2(bus, publish(1, 19, b"a duplicate"), publish(1, 40, b"new"), classes=[1], name="till")
+    bus.sync()
+    assert bus.broker.classes[1].ring.head == 21
+    both = subscribe(1, 5, durable="all"), subscribe(2, 6, durable="some")
+    reader = peer2(bus, *both, classes=[1, 2])
+    assert (1, 20) in {(each.class_id, each.message_id) for each in reader.listen()[0]}
+    assert payloads(bus, 2) == numbered(20)[19:]
+    bus = again(bus, tmp_path)
+    assert bus.broker.classes[1].ring.head == 21
 
 
 def test_a_segment_is_surely_gone_before_the_next_one_goes(

@@ -24,6 +24,17 @@ def test_it_is_taken_given_up_and_taken_again(tmp_path: Path) -> None:
         assert not reserve.give_up()
 
 
+def test_of_a_small_disk_it_takes_a_small_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Disk:
+        f_blocks, f_frsize = 2048, 4096
+
+    monkeypatch.setattr(os, "fstatvfs", lambda _: Disk)
+    assert Reserve(tmp_path).take()
+    assert [each.stat().st_size for each in tmp_path.iterdir()] == [512 * 1024]
+
+
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EOPNOTSUPP, errno.EIO])
 def test_without_space_there_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
@@ -34,6 +45,8 @@ def test_without_space_there_is_none(
     monkeypatch.setattr(os, "posix_fallocate", fail)
     reserve = Reserve(tmp_path, 10_000)
     assert not reserve.take()
+    assert reserve.finds_no_room is (code == errno.ENOSPC)
+    assert not list(tmp_path.iterdir()) or code == errno.EOPNOTSUPP
     assert not reserve.give_up()
     assert not Reserve(tmp_path / "not there").take()
 
