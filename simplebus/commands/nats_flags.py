@@ -348,14 +348,13 @@ def nats_options(
     if limits["max_pending"] is None:
         limits["max_pending"] = max(DEFAULT_NATS.max_pending, limits["max_payload"])
     tls = _tls(shared, **{name: values[value_name(flag)] for name, flag in TLS_FLAGS.items()})
+    own = _auth(auth or NatsAuth(), environment or {})
+    if tls is None or not tls.verify_and_map:
+        own.check_words()
     try:
         settings = NatsSettings(
             limits=NatsLimits(**limits),
-            auth=replace(
-                _auth(auth or NatsAuth(), environment or {}),
-                shared=users,
-                shared_permissions=users_nats or {},
-            ),
+            auth=replace(own, shared=users, shared_permissions=users_nats or {}),
             tls_required=tls is not None and not tls.optional,
             tls_available=tls is not None and tls.optional,
             tls_verify=tls is not None and tls.wants_certificate,

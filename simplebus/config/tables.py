@@ -86,9 +86,9 @@ class UserTable(Table, frozen=True):
 class NatsTable(Table, frozen=True):
     """Who may come in through the NATS door. Nobody named is everybody."""
 
-    token: str = ""
-    user: str = ""
-    password: str = ""
+    token: str | None = None
+    user: str | None = None
+    password: str | None = None
     users: list[UserTable] = []
     no_auth_user: str = ""
     """Who those are that do not say who they are."""
@@ -98,15 +98,22 @@ class NatsTable(Table, frozen=True):
     def auth(self, users: list[User], where: str) -> NatsAuth:
         """What the door goes by; `users` are those of its list. Raises ConfigError when values
         contradict each other."""
-        if bool(self.user) != bool(self.password):
+        said = {"token": self.token, "user": self.user, "password": self.password}
+        for key, value in said.items():
+            if value == "":
+                raise ConfigError(
+                    f"{where}.{key}: it is empty, and would let in everybody; leave it out for that"
+                )
+        name, password = self.user or "", self.password or ""
+        if bool(name) != bool(password):
             raise ConfigError(f"{where}: 'user' and 'password' need each other")
-        own = [or_complaint(where, lambda: User(self.user, self.password))] if self.user else []
+        own = [or_complaint(where, lambda: User(name, password))] if name else []
         default = nats_permissions(self.default_permissions, f"{where}.default_permissions")
         return or_complaint(
             where,
             lambda: NatsAuth(
                 users=(*users, *own),
-                token=self.token,
+                token=self.token or "",
                 no_auth_user=self.no_auth_user,
                 default_permissions=default,
             ),

@@ -105,6 +105,8 @@ class Users:
         self._tokens: dict[str, User] = {}
         """By the hash of the token."""
         self._certified: dict[str, User] = {}
+        self._keys: dict[str, User] = {}
+        by_network: dict[str, User] = {}
         self._networks: list[tuple[Network, User]] = []
         self._grants: dict[str, Grants] = {}
         self.called: Callable[[str], Sequence[Called]] = called_so
@@ -117,7 +119,9 @@ class Users:
             for what, table, keys in (
                 ("name", self._named, (user.name,)),
                 ("token", self._tokens, (token,) if token else ()),
+                ("nkey", self._keys, (user.nkey,) if user.nkey else ()),
                 ("certificate", self._certified, user.certificates),
+                ("network", by_network, tuple(map(str, user.networks))),
             ):
                 for key in keys:
                     other = table.setdefault(key, user)
@@ -132,6 +136,10 @@ class Users:
     def named(self, name: str) -> User | None:
         """Who has this name; None for nobody."""
         return self._named.get(name)
+
+    def of_key(self, nkey: str) -> User | None:
+        """Who has this nkey; None for nobody."""
+        return self._keys.get(nkey)
 
     def still_has(self, user: User) -> bool:
         """Whether there is such a user, who may do the same, however much of it."""

@@ -36,6 +36,7 @@ class User:
     name: str = ""
     """Empty for a user who has a key."""
     password: str = field(default="", repr=False)
+    """Empty for one whom nothing that is said shows: by a certificate, or as `no_auth_user`."""
     nkey: str = ""
     """Public key as `nk` prints it: `U` and 55 more letters and digits of base 32."""
     permissions: Permissions | None = None
@@ -97,6 +98,19 @@ class NatsAuth:
             raise ValueError("the token is a bcrypt hash, which is not supported")
         if self.no_auth_user and self.no_auth_user not in self._known:
             raise ValueError(f"no_auth_user {self.no_auth_user} is none of the users")
+        for other in self.shared.users if self.shared is not None else ():
+            for key in {other.name, other.nkey} & self._known.keys():
+                # The bus would take them for one.
+                raise ValueError(f"{key} is a user of [[nats.users]] and of [[users]]")
+
+    def check_words(self) -> None:
+        """Raise ValueError where a user can show by nothing who it is, if no certificate does."""
+        for user in self.users:
+            if not (user.nkey or user.password or user.name == self.no_auth_user):
+                raise ValueError(
+                    f"user {user.name} of [[nats.users]] cannot come in: expected a password, or "
+                    "--nats-tls-verify-and-map for its certificate to say who it is"
+                )
 
     @property
     def required(self) -> bool:
@@ -119,7 +133,7 @@ class NatsAuth:
         if shared is None:
             return None
         if nkey:
-            found = next((user for user in shared.users if user.nkey == nkey), None)
+            found = shared.of_key(nkey)
         else:
             try:
                 found = shared.admit(auth, certified=certified, address=address, version=1)
@@ -158,8 +172,10 @@ class NatsAuth:
     def user(self, name: str, password: str) -> User | None:
         """Who has this name and password; None for nobody."""
         user = self._known.get(name, _NOBODY)
+        if not user.password:  # By words it is nobody: it has a key, or comes by a certificate.
+            user = _NOBODY
         is_right = _same(user.password, password)
-        return user if is_right and user is not _NOBODY and not user.nkey else None
+        return user if is_right and user is not _NOBODY else None
 
     def has_token(self, token: str) -> bool:
         """Whether this is the token."""

@@ -166,6 +166,17 @@ def test_what_makes_no_sense_is_a_sentence(arguments: str, sentence: str) -> Non
         door(arguments)
 
 
+def test_who_has_no_password_needs_a_certificate_that_says_who_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "bus.toml"
+    file.write_text("[[nats.users]]\nuser = 'x'\n")
+    given = f"--config {file} --nats-tls-cert c --nats-tls-key k"
+    assert [user.name for user in door(f"{given} --nats-tls-verify-and-map").settings.auth.users]
+    with pytest.raises(ValueError, match=r"^user x of \[\[nats.users\]\] cannot come in"):
+        door(given)
+    file.write_text(f"[nats]\nno_auth_user = 'x'\n{file.read_text()}")
+    assert door(given).settings.auth.silent_user() is not None
+
+
 def test_secrets_can_stand_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIMPLEBUS_NATS_TOKEN", "t")
     chosen = door()

@@ -76,16 +76,19 @@ def test_who_may_read_the_file_stays_so_but_for_others(file: Path) -> None:
     group = file.stat().st_gid
     for before, then in ((0o640, 0o640), (0o664, 0o660), (0o600, 0o600)):
         file.chmod(before)
-        assert run("add", f"u{before}", "--users", str(file), "--address", "10.0.0.0/8")[0] == 0
+        words = ("--users", str(file), "--address", f"10.{before % 256}.0.0/16")
+        assert run("add", f"u{before}", *words)[0] == 0
         found = file.stat()
         assert (stat.S_IMODE(found.st_mode), found.st_gid) == (then, group)
 
 
 def test_who_adds_users_at_once_undoes_nobody_s_work(file: Path) -> None:
     with contextlib.ExitStack() as stack:
-        words = ("--users", str(file), "--address", "10.0.0.0/8")
         at_once = [
-            stack.enter_context(program("user", "add", name, *words)) for name in ("a", "b", "c")
+            stack.enter_context(
+                program("user", "add", name, "--users", str(file), "--address", address)
+            )
+            for name, address in (("a", "10.1.0.0/16"), ("b", "10.2.0.0/16"), ("c", "10.3.0.0/16"))
         ]
         assert [each.end()[0] for each in at_once] == [0, 0, 0]
     assert {user.name for user in read_users(file)[0].users} == {"a", "b", "c"}

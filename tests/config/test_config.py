@@ -262,6 +262,11 @@ USER = '[[nats.users]]\nuser = "x"\n'
         ("[[nats.users]]", ": nats.users[0]: user '': expected a name or an nkey"),
         (USER + USER, ": nats: user x is there twice"),
         ("[nats]\nuser = 'x'", ": nats: 'user' and 'password' need each other"),
+        (
+            "[nats]\nuser = ''\npassword = ''",
+            ": nats.user: it is empty, and would let in everybody",
+        ),
+        ("[nats]\ntoken = ''", ": nats.token: it is empty, and would let in everybody"),
         ("[nats]\ntoken = 'x'\n" + USER, ": nats: there are a token and users, expected either"),
         ("[nats]\nno_auth_user = 'x'", ": nats: no_auth_user x is none of the users"),
         ("[classes.x]\nid = '4'", ": classes.x.id: expected a whole number, got a text"),

@@ -93,6 +93,11 @@ def test_secrets_are_not_shown() -> None:
         ([User("a"), User("a")], "users 'a' and 'a' have the same name"),
         ([User("a", token="t"), User("b", token=quick_hash("t"))], "have the same token"),
         ([User("a", certificates=("x",)), User("b", certificates=("x",))], "the same certificate"),
+        ([User("a", nkey="U"), User("b", nkey="U")], "'a' and 'b' have the same nkey"),
+        (
+            [User("a", addresses=("10.1.0.0/16",)), User("b", addresses=("::ffff:10.1.2.3/112",))],
+            "'a' and 'b' have the same network",
+        ),
     ],
 )
 def test_users_that_cannot_be_told_apart_are_refused(users: list[User], sentence: str) -> None:

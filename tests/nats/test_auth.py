@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import base64
+import re
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from dialogues_auth import nkey
 
+from simplebus.core.users import User as SharedUser
+from simplebus.core.users import Users
 from simplebus.nats.auth import NatsAuth, User, decode_user_key, is_signed
 from simplebus.nats.connect import Options
 from simplebus.nats.errors import NatsError
@@ -80,10 +83,18 @@ def test_a_user_that_makes_no_sense_is_named(user: dict[str, str], said: str) ->
         ({"users": (User("a"),), "token": "t"}, "there are a token and users"),
         ({"users": (User("a"),), "no_auth_user": "b"}, "no_auth_user b is none of the users"),
         ({"token": "$2b$x"}, "the token is a bcrypt hash"),
+        (
+            {"users": (User("a", "p"),), "shared": Users([SharedUser("a", password="p")])},
+            r"a is a user of [[nats.users]] and of [[users]]",
+        ),
+        (
+            {"users": (User(nkey=PUBLIC),), "shared": Users([SharedUser("a", nkey=PUBLIC)])},
+            f"{PUBLIC} is a user of [[nats.users]] and of [[users]]",
+        ),
     ],
 )
 def test_rules_that_contradict_themselves_are_named(auth: dict[str, object], said: str) -> None:
-    with pytest.raises(ValueError, match=said.replace("$", r"\$")):
+    with pytest.raises(ValueError, match=re.escape(said)):
         NatsAuth(**auth)  # type: ignore[arg-type]
 
 
@@ -95,6 +106,19 @@ def test_a_user_is_known_by_name_and_password() -> None:
     assert auth.user("", "") is None
     assert auth.user(PUBLIC, "") is None
     assert auth.user("\ud800", "p") is None
+
+
+def test_who_has_no_password_is_not_let_in_by_its_name() -> None:
+    auth = NatsAuth(users=(User("a"), User("b", "p")), no_auth_user="a")
+    assert auth.user("a", "") is None
+    for said in (Options(user="a"), Options(user="c")):
+        with pytest.raises(NatsError, match="could not show it"):
+            gate(auth).admit(said, "")
+    assert gate(auth).admit(Options(), "") == auth.users[0]
+    assert gate(auth).admit(Options(), "", certified="a") == auth.users[0]
+    auth.check_words()
+    with pytest.raises(ValueError, match=r"user a of \[\[nats.users\]\] cannot come in: expected"):
+        NatsAuth(users=auth.users).check_words()
 
 
 def test_nobody_is_asked_where_there_is_nobody_to_be() -> None:
