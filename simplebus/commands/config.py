@@ -113,7 +113,12 @@ def _contradictions(context: typer.Context) -> tuple[dict[str, list[str]], list[
     are no good: each with the options that it names. And what is to be warned of."""
     from simplebus.commands import engine_flags
     from simplebus.commands import serve as serve_command
-    from simplebus.commands.tls_flags import configured_users, tls_options, trusting
+    from simplebus.commands.tls_flags import (
+        configured_users,
+        shut_out,
+        tls_options,
+        trusting,
+    )
     from simplebus.server.tls import context as tls_context
     from simplebus.server.tls import unreadable
 
@@ -149,7 +154,7 @@ def _contradictions(context: typer.Context) -> tuple[dict[str, list[str]], list[
             *([("--http-port", operators.port, operators.hosts)] if operators else []),
         )
     )
-    tried(lambda: configured_users(context.params["users"], context.params["config"]))
+    users = tried(lambda: configured_users(context.params["users"], context.params["config"]))
     if chosen is not None:
         tried(lambda: engine_flags.engine_options(chosen, environment=os.environ, **context.params))
     certificates = {door.tls if door else None, tried(lambda: tls_options(**context.params))}
@@ -162,7 +167,7 @@ def _contradictions(context: typer.Context) -> tuple[dict[str, list[str]], list[
     if (folder := context.params["data_dir"]) is not None:
         tried(lambda: _look_at_folder(folder))
     idle = config.without_effect(chosen) if chosen is not None else []
-    return found, [*idle, *trusting(certificates)]
+    return found, [*idle, *trusting(certificates), *shut_out(users, certificates)]
 
 
 _FILES = {"the certificate ": "cert", "the key ": "key", "the CA certificate ": "ca"}

@@ -130,6 +130,7 @@ def _planned(context: typer.Context) -> Plan:
         (
             *((*config.warnings, *config.without_effect(chosen)) if config else ()),
             *tls_flags.trusting((options.tls, options.nats_tls)),
+            *tls_flags.shut_out(found, (options.tls, options.nats_tls)),
         ),
         _said(context, config) | {"users": found},
     )

@@ -152,6 +152,24 @@ def trusting(doors: Iterable[TlsOptions | None]) -> list[str]:
     return list(found)
 
 
+def shut_out(users: ConfiguredUsers | None, doors: Iterable[TlsOptions | None]) -> list[str]:
+    """A warning: who has nothing but a certificate to show, where nobody asks for one."""
+    if users is None or any(door is not None and door.wants_certificate for door in doors):
+        return []
+    names = [
+        user.name
+        for user in users.users
+        if user.certificates and not (user.password or user.token or user.nkey or user.addresses)
+    ]
+    if not names:
+        return []
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return [
+        f"user {names[0]!r}{more} can show a certificate and nothing else, and no door asks for "
+        "one: --tls-verify does"
+    ]
+
+
 def tls_options(
     *,
     tls_cert: Path | None,

@@ -58,6 +58,7 @@ from simplebus.nats.permissions import Permissions as NatsPermissions
 T = TypeVar("T")
 Texts = tuple[str, ...] | str
 
+_BYTES_MAX = 64 << 20
 _ARGON2 = re.compile(
     r"\$argon2(id|i|d)\$v=\d+\$m=\d+,t=\d+,p=\d+\$[A-Za-z0-9+/]{8,}\$[A-Za-z0-9+/]{8,}"
 )
@@ -211,11 +212,14 @@ def read_users(path: Path) -> tuple[ConfiguredUsers, str]:
     try:
         with open(path, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
-            text = file.read().decode("utf-8-sig")
+            raw = file.read(_BYTES_MAX + 1)
+            text = raw.decode("utf-8-sig") if len(raw) <= _BYTES_MAX else ""
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: is no TOML: it is not UTF-8") from None
+    if len(raw) > _BYTES_MAX:
+        raise ConfigError(f"{path} is longer than {_BYTES_MAX >> 20} MiB: these are no users")
     found = users_in(text, path)
     warning = ""
     if not found.users:

@@ -3,12 +3,16 @@
 Rule 1: all of it or nothing: what may not be is found out before anything is changed.
 Rule 2: connections stay, and are served by what they were told when they came; who may not be
 inside any more is disconnected.
+Rule 3: nobody waits for a file: it is read and judged beside the event loop, in a bounded time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import TypeVar
+
+import trio
 
 from simplebus.core.broker import Broker
 from simplebus.core.errors import BusError, RemoteProtocolError
@@ -17,9 +21,30 @@ from simplebus.core.settings import Settings
 from simplebus.nats.settings import NatsSettings
 from simplebus.server.nats_door import NatsDoor
 
+READ_SECONDS_MAX = 30.0
+"""How long what is read again may take."""
+_READERS_MAX = 4
+"""So many may wait at most for files that do not answer: each has a thread."""
+
+T = TypeVar("T")
+_readers: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("readers")
+
 
 class CannotReloadError(BusError):
     """Settings that a running server cannot take over; says why."""
+
+
+async def read_aside(read: Callable[[], T]) -> T:
+    """Have a thread read something. Raises what that does, and CannotReloadError where it takes too
+    long."""
+    try:
+        limiter = _readers.get()
+    except LookupError:
+        limiter = trio.CapacityLimiter(_READERS_MAX)
+        _readers.set(limiter)
+    with trio.move_on_after(READ_SECONDS_MAX):
+        return await trio.to_thread.run_sync(read, abandon_on_cancel=True, limiter=limiter)
+    raise CannotReloadError(f"a file does not answer: it is not read within {READ_SECONDS_MAX:g} s")
 
 
 def fitting(broker: Broker, settings: Settings) -> Settings:

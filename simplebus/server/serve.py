@@ -40,7 +40,7 @@ from simplebus.server.keeping import Keeping, load
 from simplebus.server.nats_door import NatsDoor
 from simplebus.server.notify import notify
 from simplebus.server.rates import Rates, print_rates
-from simplebus.server.reloading import adopt
+from simplebus.server.reloading import CannotReloadError, adopt, read_aside
 from simplebus.server.signals import STOPPING, listen, say_ignored
 from simplebus.server.stalls import Stalls
 from simplebus.server.supervised import tell, watchdog_seconds
@@ -123,16 +123,20 @@ class Serving:
     certificates: tuple[Certificates, ...] = ()
     """Those of all doors that use TLS."""
 
-    def reload_certificates(self) -> None:
+    async def reload_certificates(self, *, says_doubts: bool) -> None:
         """Read them again, for connections to come. One that is no good is said, and the door goes
-        on with what it had."""
+        on with what it had; what clients may have against one that is, where nobody else says that.
+        """
         for each in self.certificates:
             try:
-                each.reload()
-            except OSError as error:
-                log.error("the certificate is as it was: %s", error.strerror or error)
+                warnings = await read_aside(each.reload)
+            except (OSError, CannotReloadError) as error:
+                said = getattr(error, "strerror", None) or error
+                log.error("the certificate is as it was: %s", said)
             else:
                 log.info("the certificate %s is read again", each.options.cert)
+                for warning in warnings if says_doubts else ():
+                    log.warning(warning)
 
 
 async def serve(
@@ -304,13 +308,21 @@ async def _keep_open(
             log.info("the last NATS client has left: draining")
             doors.cancel_scope.cancel()
 
+        reading = trio.Lock()
+
+        async def read_again() -> None:
+            nonlocal options
+            async with reading:
+                options = await reload(up, options)
+
         async for number in signals:
             if number in STOPPING:
                 log.info("%s: draining", signal.Signals(number).name)
                 is_told_to_end = True
                 doors.cancel_scope.cancel()
             elif number == signal.SIGHUP and (options.reload or up.certificates):
-                options = reload(up, options)
+                if not reading.statistics().tasks_waiting:  # That one will read all there is.
+                    doors.start_soon(read_again)
             elif number == signal.SIGUSR2 and nats_door is not None and nats_sockets:
                 nats_sockets = []
                 doors.start_soon(be_lame_duck)
@@ -319,12 +331,12 @@ async def _keep_open(
     return options, is_told_to_end
 
 
-def reload(up: Serving, options: ServeOptions) -> ServeOptions:
+async def reload(up: Serving, options: ServeOptions) -> ServeOptions:
     """Read settings and certificates again. Returns the options as they are now."""
     notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
     try:
         if options.reload is not None:
-            settings, fresh, say = options.reload()
+            settings, fresh, say = await read_aside(options.reload)
             if fresh.users is None and up.engine.broker.users is not None:
                 raise ValueError(
                     "there are no users any more, so everybody could connect: that needs a restart"
@@ -348,7 +360,7 @@ def reload(up: Serving, options: ServeOptions) -> ServeOptions:
     except (ValueError, BusError) as error:
         for line in str(error).splitlines():
             log.error("nothing is changed: %s", line)
-    up.reload_certificates()
+    await up.reload_certificates(says_doubts=options.reload is None)
     notify("READY=1")
     return options
 

@@ -156,7 +156,10 @@ class Certificates:
         self.context = context(options)
         """For the next handshake."""
 
-    def reload(self) -> None:
-        """Read the files again, for handshakes to come. Raises CertificateError when one is no
-        good; then nothing has changed."""
-        self.context = context(self.options)
+    def reload(self) -> list[str]:
+        """Read the files again, for handshakes to come. Returns `doubts`. Raises CertificateError
+        when one is no good; then nothing has changed."""
+        made = context(self.options)
+        found = doubts(self.options)
+        self.context = made
+        return found

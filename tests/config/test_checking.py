@@ -296,6 +296,19 @@ def test_a_certificate_whose_time_is_over_is_a_warning(tmp_path: Path) -> None:
     assert f"the certificate {pair.cert} has expired: clients that check it stay away" in said
 
 
+def test_who_has_nothing_to_show_that_is_asked_for_is_a_warning(tmp_path: Path) -> None:
+    file = tmp_path / "bus.toml"
+    said = "user 'a' and 1 more can show a certificate and nothing else, and no door asks for one"
+    file.write_text(
+        '[[users]]\nname = "a"\ncertificate = "CN=a"\n'
+        '[[users]]\nname = "b"\ncertificate = "CN=b"\n'
+        '[[users]]\nname = "c"\ncertificate = "CN=c"\naddresses = "10.0.0.0/8"\n'
+    )
+    status, told = checked(file)
+    assert status == 0
+    assert said in told
+
+
 def test_a_data_directory_that_cannot_be_is_told_also_to_root(tmp_path: Path) -> None:
     file = tmp_path / "bus.toml"
     file.write_text("[serve]\ndata-dir = '/proc/nope'")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from simplebus.core.settings import ClassSettings, FullPolicy, Keep, Settings
 from simplebus.nats.auth import NatsAuth, User
 from simplebus.nats.limits import NatsLimits
 from simplebus.nats.settings import NatsSettings
+from simplebus.server import reloading
 from simplebus.server.reloading import CannotReloadError, adopt
 from simplebus.server.serve import ServeOptions, Serving, reload
 
@@ -166,7 +168,7 @@ async def test_a_file_with_mistakes_changes_nothing_and_says_why(
 
     async with serving(BEFORE) as server:
         before = ServeOptions(reload=broken, drain_seconds=3)
-        assert reload(server, before) is before
+        assert await reload(server, before) is before
         assert [each.getMessage() for each in caplog.records if each.levelname == "ERROR"] == [
             "nothing is changed: bus.toml:1: one",
             "nothing is changed: bus.toml:2: two",
@@ -175,8 +177,34 @@ async def test_a_file_with_mistakes_changes_nothing_and_says_why(
         said: list[str] = []
         settings, options = Settings(Limits(class_messages=7)), ServeOptions(drain_seconds=5)
         before = replace(before, reload=lambda: (settings, options, lambda: said.append("x")))
-        assert (reload(server, before).drain_seconds, said) == (5, ["x"])
+        assert ((await reload(server, before)).drain_seconds, said) == (5, ["x"])
         assert server.engine.broker.settings.limits.class_messages == 7
+
+
+async def test_while_a_file_does_not_answer_the_bus_does(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, answers = threading.Event(), threading.Event()
+
+    def slow() -> Any:
+        begun.set()
+        answers.wait()
+        raise ValueError("too late")
+
+    async with serving(BEFORE, nats_port=0) as server, trio.open_nursery() as nursery:
+        client = await greeted(server)
+        nursery.start_soon(reload, server, ServeOptions(reload=slow))
+        await until(begun.is_set)
+        await client.send(b"PING\r\n")
+        assert await client.line() == b"PONG"
+        answers.set()
+    assert "nothing is changed: too late" in caplog.text
+    answers.clear()
+    monkeypatch.setattr(reloading, "READ_SECONDS_MAX", 0.01)
+    async with serving(BEFORE) as server:
+        await reload(server, ServeOptions(reload=slow))
+        assert "nothing is changed: a file does not answer" in caplog.text
+        answers.set()
 
 
 async def test_a_reload_under_load_loses_nothing() -> None:

@@ -82,7 +82,7 @@ async def test_where_there_are_users_and_none_is_named_nobody_comes_in() -> None
 async def test_a_reload_never_opens_a_bus_to_everybody(caplog: pytest.LogCaptureFixture) -> None:
     async with guarded(ADA) as server:
         options = ServeOptions(users=None)
-        reload(server, ServeOptions(reload=lambda: (Settings(), options, lambda: None)))
+        await reload(server, ServeOptions(reload=lambda: (Settings(), options, lambda: None)))
         assert "there are no users any more, so everybody could connect" in caplog.text
         assert server.engine.broker.users is not None
 

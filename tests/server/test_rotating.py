@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import pytest
 import trio
 from certificates import Authority
 from nats_peer import NatsPeer, nats
@@ -60,7 +62,7 @@ async def test_whoever_is_inside_stays_and_whoever_comes_sees_the_new_one(tmp_pa
                 for n in range(turn * EACH, (turn + 1) * EACH):
                     if n == turn * EACH + EACH // 2:  # In the midst of it.
                         _pair(authority)
-                        reload(server, ServeOptions())
+                        await reload(server, ServeOptions())
                     await bus.publish(b"new %d" % n, class_id=CLASS, channel="all.new")
                     await old_publisher.send(message(b"old %d" % n, CLASS))
                     await publisher.send(b"PUB all.nats 8\r\nnats %03d\r\n" % n)
@@ -75,6 +77,16 @@ async def test_whoever_is_inside_stays_and_whoever_comes_sees_the_new_one(tmp_pa
                 numbers = [int(number) for _, number in its]
                 assert numbers == sorted(numbers)
         assert not server.engine.cut_off
+
+
+async def test_one_that_is_not_good_yet_is_shown_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    authority = Authority(tmp_path)
+    async with serving(tls=TlsOptions(*_pair(authority))) as server:
+        authority.issue("localhost", later=datetime.timedelta(days=2))
+        await reload(server, ServeOptions())
+        assert "localhost.pem is not valid yet: clients that check it stay away" in caplog.text
 
 
 def _pair(authority: Authority) -> tuple[Path, Path]:

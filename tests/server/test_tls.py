@@ -200,12 +200,12 @@ async def test_a_certificate_that_is_read_again_disconnects_nobody(
                 nursery.start_soon(load)
                 await until(lambda: done > 10)
                 cert.write_text("nonsense")
-                server.reload_certificates()
+                await server.reload_certificates(says_doubts=True)
                 assert "the certificate is as it was" in caplog.text
                 async with simplebus.connect(url(server), tls=trusting(authority)):
                     pass
                 put(second.issue("localhost"))
-                server.reload_certificates()
+                await server.reload_certificates(says_doubts=True)
                 before = done
                 async with simplebus.connect(url(server), tls=trusting(second)):
                     pass
