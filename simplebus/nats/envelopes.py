@@ -35,6 +35,7 @@ from simplebus.core.envelope_content import CHANNEL, STUFFED, channel_of
 from simplebus.core.errors import LocalProtocolError, Reason, RemoteProtocolError
 from simplebus.core.frames import DELIMITER, HEADER, FrameBatch
 from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES
+from simplebus.nats import subjects
 from simplebus.nats.events import Mix, Positions, Pub, Run, singles
 from simplebus.nats.limits import PACKED_ALONE_BYTES, PACKED_BYTES
 
@@ -330,7 +331,8 @@ def message_of(frame: bytes, class_subject: bytes, acks_to: bytes = b"") -> Pub:
     headers, reply = envelope.headers, acks_to
     if not acks_to and headers and headers[0][0] == REPLY:
         reply = headers[0][1].encode()
-        if 0 < len(reply) <= _REPLY_BYTES_MAX and not _NO_SUBJECT.search(reply):
+        is_subject = 0 < len(reply) <= _REPLY_BYTES_MAX and not _NO_SUBJECT.search(reply)
+        if is_subject and not subjects.is_reserved(reply):
             headers = headers[1:]
         else:
             reply = b""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from simplebus.core.limits import PATTERN_SEGMENTS_MAX
 
 ONE, SOME = b"*", b">"
-_RESERVED = (b"_R_.", b"_GR_.")
+_RESERVED = (b"_R_.", b"_GR_.", b"$JS.ACK.")
 _ESCAPE = "\x00"
 
 
@@ -40,7 +40,8 @@ def is_too_deep(subject: bytes) -> bool:
 
 
 def is_reserved(reply: bytes) -> bool:
-    """Whether no client may ask for answers there: servers answer each other so."""
+    """Whether no client may ask for answers there: servers answer each other so, and who answered
+    there would acknowledge a message of its own unawares."""
     return reply.startswith(_RESERVED)
 
 

@@ -241,6 +241,8 @@ PUBLISHING: dict[str, Script] = {
     "a reply that the server keeps for itself": heard_by_b(
         QUIET + b"PUB foo _R_.x 1\r\nx\r\nPUB foo _R_. 1\r\nx\r\nPUB foo _R_ 1\r\nx\r\n"
         b"PUB foo _GR_.x 1\r\nx\r\nPUB foo $GNR.x 1\r\nx\r\nPUB foo _R_x.y 1\r\nx\r\n"
+        b"PUB foo $JS.ACK.a.b 1\r\nx\r\nPUB foo $JS.ACK.a.b.1.2.3.4.5 1\r\nx\r\n"
+        b"PUB foo $JS.ACK 1\r\nx\r\nPUB foo $JS.API.x 1\r\nx\r\n"
     ),
     "a verbose client and a reply that the server keeps": heard_by_b(
         LOUD + b"PUB foo _R_.x 1\r\nx\r\nPUB foo 1\r\nx\r\n"

@@ -196,7 +196,9 @@ def test_a_stored_message_has_its_channel_its_headers_and_where_an_answer_goes()
     assert message.size == b"%d" % len(message.body)
 
 
-@pytest.mark.parametrize("reply", ["", "a b", "a\r\nPUB x 0", "\x00", "long" * 1000])
+@pytest.mark.parametrize(
+    "reply", ["", "a b", "a\r\nPUB x 0", "\x00", "long" * 1000, "$JS.ACK.a.d.1.0.1.0.0"]
+)
 def test_what_is_no_subject_is_no_reply(reply: str) -> None:
     message = message_of(framed(Envelope(headers=((REPLY, reply),)), b""), b"class.1")
     assert message.reply == b""

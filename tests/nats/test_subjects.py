@@ -64,5 +64,7 @@ def test_different_subjects_are_looked_up_differently(a: bytes, b: bytes) -> Non
 def test_where_no_client_may_ask_for_answers() -> None:
     assert subjects.is_reserved(b"_R_.x")
     assert subjects.is_reserved(b"_GR_.x")
+    assert subjects.is_reserved(b"$JS.ACK.orders.d.1.0.1.0.0")
+    assert not subjects.is_reserved(b"$JS.API.x")
     assert not subjects.is_reserved(b"_R_")
     assert not subjects.is_reserved(b"_INBOX.x")
