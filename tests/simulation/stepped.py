@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from simplebus.core.ledger import Lot
 from simplebus.core.spilling import Read, Stretch
-from simplebus.server.writer import Floors, Writer
+from simplebus.server.writer import Needed, Writer
 from simplebus.storage.journal import Journal
 from simplebus.storage.readback import JournalReader
 
@@ -48,7 +48,7 @@ class SteppedWriter(Writer):
         super().__init__(journal, **told)
         self._stopping = _Waits()  # type: ignore[assignment]
 
-    def put(self, work: Lot | Floors) -> None:
+    def put(self, work: Lot | Needed) -> None:
         super().put(work)
         self._later()
 
