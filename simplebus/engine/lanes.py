@@ -128,11 +128,12 @@ class Lane:
 
     @property
     def has_room(self) -> bool:
-        """Whether more may be begun."""
+        """Whether more may be begun: not what would overtake what is to be written again."""
         if self.window:
             return not (self.begun or self.asked)
         is_full = self.under_way >= UNDER_WAY_MESSAGES or self.under_way_bytes >= UNDER_WAY_BYTES
-        return not (is_full or self.asked)
+        is_held_up = bool(self.begun) and self.again_at < float("inf")
+        return not (is_full or self.asked or is_held_up)
 
     @property
     def is_full(self) -> bool:
@@ -143,6 +144,12 @@ class Lane:
         """Whether many pieces are on their way, and nothing holds them up."""
         goes_on = self.again_at == float("inf") and now < self.heard_at + SILENT_SECONDS
         return len(self.pieces) >= PIECES_AT_ONCE and bool(self.begun) and goes_on
+
+    def is_doubted(self, piece: Piece) -> bool:
+        """Whether the stream is to say which messages of one that was begun it has. Of single ones
+        it is known how many, but not which: where there is room, all are written again."""
+        is_part = bool(self.window) and piece.missing is None and piece.left < piece.batch.count
+        return not piece.is_sure or (is_part and not piece.is_chain)
 
     def put(self, lot: int, piece: Piece) -> None:
         self.pieces.append((lot, piece))

@@ -3,10 +3,10 @@
 Rule 1: a lot has reached the cluster when each of its messages has its PubAck; lots are said to be
 there in their order, and of each class what lots have of it: a class waits for no other.
 Rule 2: what has no PubAck in time, or was refused, is published again, in order, until it has one:
-publishers wait meanwhile. Where the stream has no room it goes on by a few messages at a time, so
-that few overtake, and nothing is written again that is stored. A stream knows a message that comes
-twice by its id, which is made of its publisher's name, program and number; of a publisher without a
-name, of this door's.
+publishers wait meanwhile, and nothing else is begun. Where the stream has no room it is asked what
+it has and goes on by a few messages at a time, so that few overtake, and nothing is written again
+that is stored. A stream knows a message that comes twice by its id, which is made of its
+publisher's name, program and number; of a publisher without a name, of this door's.
 Rule 3: messages that are written together have one subject for their PubAcks, which are counted, by
 the sequences that they tell: servers look a subject up that they know sooner than one for each
 message, and two of them may answer while each takes itself for the leader. What is written again
@@ -224,12 +224,12 @@ class Uplink:
         if is_late or now >= first.moved_at + 2 * PATIENCE_SECONDS:
             lane.again_at, lane.heard_at, self.last_error = float("inf"), now, None
             self._forget(lane.proofs)
-            if any(not piece.is_sure for piece in lane.begun.values()):
+            if lane.refusal is not None and lane.refusal.code in consumers.NO_ROOM:
+                lane.window, lane.calm = 1, 0
+            pieces = list(lane.begun.values())
+            if any(lane.is_doubted(piece) for piece in pieces):
                 self._ask(lane, now)
                 return
-            pieces = list(lane.begun.values())
-            # Of a chain the first ones are stored; of others any, so they are asked for first.
-            is_known = all(piece.is_chain or piece.missing is not None for piece in pieces)
             self._forget(lane.begun)
             self._forget(lane.rows)
             self._forget(lane.asked)  # What was asked is not of what is written now.
@@ -239,9 +239,6 @@ class Uplink:
                     piece.is_told = False
                 if piece.is_chain:
                     lane.cut(piece)
-            is_full = lane.refusal is not None and lane.refusal.code in consumers.NO_ROOM
-            if is_full and is_known:
-                lane.window, lane.calm = 1, 0
             if lane.window:
                 lane.put_back(pieces)
                 return
@@ -264,16 +261,21 @@ class Uplink:
         numbers.clear()
 
     def _ask(self, lane: Lane, now: float) -> None:
-        """Have the stream say how far chains have come. When it has, the rest is written again."""
+        """Have the stream say how far chains have come and, where it has no room, which single
+        messages it has. When it has, the rest is written again."""
         self._forget(lane.asked)
         for piece in lane.begun.values():
             piece.moved_at = now
-            if piece.is_sure:
+            if not lane.is_doubted(piece):
                 continue
-            count = piece.batch.count
-            for row in content.milestones(count).tolist():
-                if row >= count - piece.left:
-                    lane.asked[self._ask_for(lane, piece, row)] = piece, row
+            count, rows = piece.batch.count, np.arange(piece.batch.count)
+            if piece.is_chain:
+                rows = content.milestones(count)
+                rows = rows[rows >= count - piece.left]
+            else:
+                piece.missing = np.ones(count, np.bool_)
+            for row in rows.tolist():
+                lane.asked[self._ask_for(lane, piece, row)] = piece, row
 
     def _ask_for(self, lane: Lane, piece: Piece, row: int) -> int:
         """Have the stream say whether it has this message. Returns the number of its answer."""
@@ -287,10 +289,13 @@ class Uplink:
         """The stream has said whether it has a message."""
         del self._whose[number]
         lane.heard_at = now
-        piece, milestone = lane.asked.pop(number)
+        piece, at = lane.asked.pop(number)
         try:
             if jetstream.is_stored(messages.headers(row), messages.payload(row)):
-                self._advance(lane, piece, milestone + 1, now)
+                if piece.missing is None:
+                    self._advance(lane, piece, at + 1, now)
+                else:
+                    piece.missing[at] = False
         except JetStreamError as error:  # It could not say: all is asked again.
             if error.code == jetstream.NO_RESPONDERS:
                 self._lose_stream(piece.class_id)
@@ -299,8 +304,11 @@ class Uplink:
             return
         if not lane.asked:
             lane.again_at = now
-            for each in lane.begun.values():
+            for each in list(lane.begun.values()):
                 each.is_sure = True
+                left = each.left if each.missing is None else int(np.count_nonzero(each.missing))
+                if left != each.left:
+                    self._count_stored(lane, each, each.left - left, now)
 
     def _write(self, lane: Lane, piece: Piece, now: float) -> None:
         """Publish all of it."""
@@ -461,7 +469,7 @@ class Uplink:
         """The stream of a class has not taken something that is begun."""
         if lane.begun:
             lane.refusal = error
-            lane.again_at = min(lane.again_at, now + PAUSE_SECONDS)
+            lane.again_at = now + PAUSE_SECONDS  # What was written behind it is answered first.
             self._refusing.add(lane.class_id)
             self._look_if_full(lane)
 

@@ -98,6 +98,8 @@ class Stream:
         headers = dict(line.split(": ") for line in block.decode().split("\r\n")[1:-2])
         if self.loses():
             return []
+        if "Nats-Rollup" in headers:
+            return [self.whether(headers["Nats-Msg-Id"])]
         known = self.ids.get(headers["Nats-Msg-Id"])
         if self.refuses() and not (self.looks_first and known):
             return [FULL]
@@ -108,6 +110,12 @@ class Stream:
         else:
             answer = {"stream": "S", "seq": known, "duplicate": True}
         return [json.dumps(answer, separators=(",", ":")).encode()]
+
+    def whether(self, id_: str) -> bytes:
+        """Whether it has the message with this id."""
+        if id_ in self.ids:
+            return b'{"stream":"S","seq":%d,"duplicate": true}' % self.ids[id_]
+        return b'{"error":{"code":500,"err_code":10111,"description":"rollup not permitted"}}'
 
     def answer(self, answers: list[bytes], now: float) -> int | None:
         reached = None
@@ -215,7 +223,10 @@ def test_what_is_refused_of_one_class_has_no_other_published_again() -> None:
     assert stream.answer(answers[:-1], 0.0) is None
     assert stream.uplink.take_reached_in() == {8: 2}
     stream.uplink.go_on(PAUSE_SECONDS)
-    assert len(stream.take()) == 3  # Of the class that was refused.
+    answers = stream.take()
+    assert len(answers) == 1  # Of the class that was refused, the first one.
+    stream.answer(answers, PAUSE_SECONDS)
+    assert stream.uplink.take_reached_in() == {7: 1}
     assert stream.uplink.statistics().refused == 3
 
 

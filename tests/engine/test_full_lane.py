@@ -1,0 +1,154 @@
+"""The way into a stream that gets full, is read, and gets full again, without a socket.
+
+Rule 1: what was written is dealt with late, a part at a time; so are the answers.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.core.ledger import Lot
+from simplebus.engine.content import MILESTONE_MESSAGES
+from simplebus.engine.uplink import PATIENCE_SECONDS, PAUSE_SECONDS
+from simplebus.nats.events import Pub
+from simplebus.nats.limits import NatsLimits
+from simplebus.nats.lines import Reader
+
+from .test_chains import ChainStream, opened
+from .test_uplink import entry, frame
+
+TURNS_MAX = 5000
+
+
+class SlowStream(ChainStream):
+    """One that has room for so many."""
+
+    looks_first = True
+
+    def __init__(self, chance: random.Random) -> None:
+        super().__init__()
+        self.uplink.open_classes.add(7)
+        self.room = chance.choice([0, 5, 40, 100])
+        self.refuses = lambda: self.room <= 0
+        self.written: deque[Pub] = deque()
+        self.answers: deque[bytes] = deque()
+
+    def read(self) -> None:
+        """What was published is on its way."""
+        raw = bytearray(b"".join(self.core.take_output()))
+        reader, at = Reader(NatsLimits()), 0
+        reader.headers = True
+        while at < len(raw):
+            at = reader.read(raw, at, len(raw))
+            message = reader.take()
+            assert isinstance(message, Pub)
+            self.written.append(replace(message, body=memoryview(bytes(message.body))))
+            message.body.release()
+
+    def work(self, most: int) -> None:
+        """Deal with so many."""
+        for _ in range(min(most, len(self.written))):
+            message = self.written.popleft()
+            before = len(self.stored)
+            for answer in self.hear(message):
+                head = b"MSG %b %d %d\r\n" % (message.reply, self.sid_of(message), len(answer))
+                self.answers.append(head + answer + b"\r\n")
+            self.room -= len(self.stored) - before
+
+    def tell(self, most: int, now: float) -> None:
+        """So many answers come."""
+        some = [self.answers.popleft() for _ in range(min(most, len(self.answers)))]
+        if some:
+            self.answer(some, now)
+
+    def cut(self, chance: random.Random, now: float) -> None:
+        """The connection is lost, and another one made."""
+        self.core.lose()
+        self.work(chance.randrange(len(self.written) + 1))
+        self.written.clear()
+        self.answers.clear()
+        self.chains.clear()
+        self.connect(now)
+        self.core.take_output()
+        self.uplink.begin_anew(now)
+
+
+def numbers(stream: ChainStream) -> list[int]:
+    return [int(payload) for payload in stream.payloads()]
+
+
+@given(seed=st.integers(0, 10**6), name=st.sampled_from(["", "pub"]), cuts=st.booleans())
+def test_whatever_is_late_all_is_stored_and_nothing_waits_for_ever(
+    seed: int, name: str, cuts: bool
+) -> None:
+    chance = random.Random(seed)
+    stream, now = SlowStream(chance), 0.0
+    uplink, total, put, lot, lost = stream.uplink, chance.choice([50, 300]), 0, 0, 0
+    for _ in range(TURNS_MAX):
+        if put < total and chance.random() < 0.4:
+            count, lot = min(total - put, chance.choice([1, 3, 10, 63, 64, 65, 200])), lot + 1
+            whole = [frame(b"%d" % number, number) for number in range(put, put + count)]
+            uplink.put(Lot(lot, [entry(*whole, name=name)]))
+            put += count
+        uplink.go_on(now)
+        stream.read()
+        stream.work(chance.choice([0, 1, 5, 40, 1000]))
+        if chance.random() < 0.15:
+            stream.room = chance.choice([1, 3, 20, 50, 200])
+        stream.tell(chance.choice([0, 1, 5, 40, 1000]), now)
+        now += chance.choice([0.0, 0.02, 0.1, PAUSE_SECONDS, 2 * PATIENCE_SECONDS / 100])
+        now += PATIENCE_SECONDS * (chance.random() < 0.005)
+        if cuts and chance.random() < 0.01:
+            stream.cut(chance, now)
+            lost += 1
+        if put == total and uplink.is_empty:
+            break
+    stored = numbers(stream)
+    assert sorted(set(stored)) == list(range(total))
+    assert len(stored) - total <= (0 if name else lost * MILESTONE_MESSAGES)
+    assert uplink.is_empty
+    assert (uplink.full, uplink._lanes, uplink._whose) == (set(), {}, {})
+
+
+def test_a_full_stream_is_asked_which_single_messages_it_has_and_none_is_overtaken() -> None:
+    stream = opened()
+    stream.put(1, 40, "pub")
+    rooms = iter([True] * 10)
+    stream.refuses = lambda: not next(rooms, False)
+    stream.uplink.go_on(0.0)
+    stream.answer(stream.take(), 0.0)
+    stream.uplink.go_on(PAUSE_SECONDS)
+    answers = stream.take()
+    assert (len(answers), len(stream.stored)) == (40, 10)
+    stream.answer(answers, PAUSE_SECONDS)
+    rooms = iter([False] * 3)  # Somebody makes room while it is tried.
+    stream.refuses = lambda: not next(rooms, True)
+    now = PAUSE_SECONDS
+    while not stream.uplink.is_empty:
+        stream.uplink.go_on(now)
+        stream.answer(stream.take(), now)
+        now += PAUSE_SECONDS
+    assert [int(payload.split()[1]) - 1000 for payload in stream.payloads()] == list(range(40))
+
+
+def test_while_something_is_refused_nothing_is_begun_behind_it() -> None:
+    stream = opened()
+    stream.put(1, 10, "pub")
+    stream.refuses = lambda: True
+    stream.uplink.go_on(0.0)
+    answers = stream.take()
+    stream.answer(answers[:1], 0.0)
+    stream.put(2, 10, "pub")
+    stream.refuses = lambda: False
+    stream.uplink.go_on(0.0)
+    assert stream.take() == []
+    stream.answer(answers[1:], PAUSE_SECONDS / 2)
+    stream.uplink.go_on(PAUSE_SECONDS)  # That was answered later: it is not late yet.
+    assert stream.take() == []
+    assert stream.answer_all(2 * PAUSE_SECONDS) == 2
+    assert [payload.split()[0] for payload in stream.payloads()] == [b"1"] * 10 + [b"2"] * 10
