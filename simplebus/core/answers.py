@@ -93,6 +93,7 @@ class Answers:
 
     def connect(self, session: Session, class_ids: tuple[int, ...]) -> None:
         """Version 1: name classes, answer with the session's id."""
+        class_ids = tuple(self._store.table.distinct(class_ids))
         check_names(session, class_ids, self._store.classes)
         found = [(class_id, "") for class_id in class_ids]
         self.shares.check_classes(session, found)
@@ -115,8 +116,9 @@ class Answers:
         assert isinstance(dialect, Version2)
         store = self._store
         check_numbers(asked, store.table)
-        named, _ = store.table.check_classes(asked.classes)
-        check_names(session, asked.classes, store.classes)
+        classes = store.table.distinct(asked.classes)
+        named, _ = store.table.check_classes(classes)
+        check_names(session, classes, store.classes)
         self.shares.check_classes(session, named)
         lost, is_first = 0, not dialect.is_greeted
         if is_first:
@@ -143,7 +145,7 @@ class Answers:
             session.heartbeat_seconds = self._heartbeat(asked.heartbeat)
             if asked.client:
                 session.peer = f"{session.peer} ({asked.client!r})"
-        found = store.table.name_classes(asked.classes, maker=session.user)
+        found = store.table.name_classes(classes, maker=session.user)
         settings = self._settings
         reply = ConnectReply(
             session=session.session_id,

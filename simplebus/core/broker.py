@@ -210,7 +210,8 @@ class Broker:
             try:
                 for event in session.receive(buffer, count):
                     events += 1
-                    heavy += type(event) is SubscriptionAsked
+                    if isinstance(event, SubscriptionAsked | Greeted | Connected):
+                        heavy += event.heavy
                     if not session.is_admitted:
                         admit(self.users, session, event, self.visits, self.refused)
                         session.receiver.frame_bytes_max = self.settings.limits.frame_bytes

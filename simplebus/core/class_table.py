@@ -7,6 +7,7 @@ Rule 2: this file makes classes; what happens in them is the store's business.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from simplebus.core import dead_letters
 from simplebus.core.access import Called, called_so
@@ -24,11 +25,14 @@ from simplebus.core.limits import (
     RING_BYTES_MIN,
     SPILL_MEMORY_PART,
 )
-from simplebus.core.naming import given_ids, named_class
+from simplebus.core.naming import distinct, given_ids, is_plain, named_class
 from simplebus.core.requests import NamedClass
 from simplebus.core.ring import Ring
 from simplebus.core.settings import FullPolicy, Keep, Settings
 from simplebus.core.spilling import Spill, Spilling
+
+K = TypeVar("K")
+"""How a class is asked for."""
 
 
 def _budgets(settings: Settings) -> tuple[int, int, int, int]:
@@ -41,6 +45,13 @@ def _budgets(settings: Settings) -> tuple[int, int, int, int]:
     aside = min(max(whole // DEAD_LETTERS_ASIDE, one), whole // 8)
     # Less is room for none.
     return whole, spilled, whole // DEAD_LETTERS_PART, aside if aside >= 2 * RING_BYTES_MIN else 0
+
+
+def _too_many(new: int, there: int, most: int) -> RemoteProtocolError:
+    return RemoteProtocolError(
+        Reason.TOO_MANY_CLASSES,
+        f"a Connect named {new} new classes; {there} exist, {most} may exist",
+    )
 
 
 class ClassTable:
@@ -187,19 +198,39 @@ class ClassTable:
         new = [class_id for class_id in dict.fromkeys(class_ids) if class_id not in self.classes]
         most = self.settings.limits.classes
         if len(self.classes) + len(new) - len(self.own) > most:
-            raise RemoteProtocolError(
-                Reason.TOO_MANY_CLASSES,
-                f"a Connect named {len(new)} new classes; {len(self.classes)} exist, "
-                f"{most} may exist",
-            )
+            raise _too_many(len(new), len(self.classes), most)
         return new
 
-    def find_ids(self, asked: Iterable[int | str | NamedClass]) -> list[tuple[int, str]]:
+    def distinct(self, asked: Sequence[K]) -> list[K]:
+        """Each id and each name once. Raises RemoteProtocolError (too_many_classes) for more that
+        are new, by either, than there may be by both: nothing else is looked at then."""
+        found = distinct(asked)
+        known = (one in self.classes or one in self.names for one in found if is_plain(one))
+        new, most = len(found) - sum(known), self.settings.limits.classes
+        if new > 2 * most:
+            raise _too_many(new, len(self.classes), most)
+        return found
+
+    def _known(self, asked: Sequence[int | str | NamedClass]) -> list[tuple[int, str]] | None:
+        """What `find_ids` finds where all are known; None where one is not."""
+        found = []
+        for one in asked:
+            if isinstance(one, str) and one in self.names:
+                found.append((self.names[one], one))
+            elif isinstance(one, int) and one in self.classes:
+                found.append((one, ""))
+            else:
+                return None
+        return found
+
+    def find_ids(self, asked: Sequence[int | str | NamedClass]) -> list[tuple[int, str]]:
         """The id of each class that is asked for, and its name, if it is asked for by name. Who has
         a new name and no id is given one. Changes nothing.
 
         Raises RemoteProtocolError (bad_connect, class_name_conflict, too_many_classes).
         """
+        if (all_known := self._known(asked)) is not None:
+            return all_known
         named = [named_class(one) for one in asked]
         ids = {one.id for one in named}
         id_of: dict[str, int] = {}

@@ -21,12 +21,20 @@ from simplebus.core.requests import (
     UnsubscribeRequest,
 )
 
+_CLASSES_PER_HEAVY = 64
+"""So many classes take as long to be named as a subscription to be made."""
+
 
 @dataclass(frozen=True, slots=True)
 class Connected:
     """The peer named classes, and awaits its session id."""
 
     class_ids: tuple[int, ...]
+
+    @property
+    def heavy(self) -> int:
+        """As how many events it counts that take long."""
+        return len(self.class_ids) // _CLASSES_PER_HEAVY
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +92,11 @@ class Greeted:
     request: int
     asked: ConnectRequest
 
+    @property
+    def heavy(self) -> int:
+        """As how many events it counts that take long."""
+        return len(self.asked.classes) // _CLASSES_PER_HEAVY
+
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionAsked:
@@ -93,6 +106,8 @@ class SubscriptionAsked:
     class_id: int
     number: int
     asked: SubscribeRequest
+
+    heavy = 1
 
 
 @dataclass(frozen=True, slots=True)

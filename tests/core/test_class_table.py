@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.talk import Bus
+from core.talk2 import peer2
+from simplebus.core import frames
 from simplebus.core.class_table import ClassTable
-from simplebus.core.limits import Limits
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.limits import HEAVY_READ_BYTES, Limits
+from simplebus.core.requests import NamedClass
 from simplebus.core.settings import ClassSettings, FullPolicy, Keep, Settings
 
 LIMITS = Limits(
@@ -52,3 +61,46 @@ def test_no_class_holds_more_than_any_may_and_dead_letters_less() -> None:
     orders, dead = classes.classes[1], classes.classes[2]
     assert (orders.ring.messages_max, orders.ring.bytes_max) == (100, 1 << 20)
     assert (dead.policy, dead.ring.bytes_max) == (FullPolicy.BLOCK, 1 << 19)
+
+
+@given(
+    st.lists(st.sampled_from([1, 2, 3, 4, "one", "two", "three", NamedClass(id=4, name="one")])),
+    st.lists(st.tuples(st.sampled_from([1, 2, 3]), st.sampled_from(["", "one", "two"]))),
+)
+def test_classes_that_are_all_known_are_found_as_others_are(
+    asked: list[int | str | NamedClass], there: list[tuple[int, str]]
+) -> None:
+    """The quick way, against the one for everything."""
+    classes = table()
+    for class_id, name in there:
+        if classes.names.get(name, class_id) == class_id and class_id not in classes.classes:
+            classes.open_classes([(class_id, name)])
+    found = classes._known(asked)
+    if found is not None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(classes, "_known", lambda asked: None)
+            assert classes.find_ids(asked) == found
+            again = classes.find_ids(classes.distinct(asked))
+        assert dict(again) == dict(found)
+        assert len(again) == len(set(asked))  # type: ignore[arg-type]
+
+
+def test_more_than_there_can_be_are_not_looked_at() -> None:
+    classes = ClassTable(Settings(Limits(classes=3)))
+    assert classes.distinct([1, "a", 1, "a", 2]) == [1, "a", 2]
+    with pytest.raises(RemoteProtocolError) as caught:
+        classes.distinct([*range(4), *"abc"])
+    assert caught.value.reason is Reason.TOO_MANY_CLASSES
+    classes.open_classes([(1, "a")])
+    assert len(classes.distinct([*range(4), *"abc"])) == 7
+
+
+def test_one_class_that_is_named_very_often_is_named_once_and_read_slowly() -> None:
+    bus = Bus()
+    peer = peer2(bus)
+    often = b'{"version":2,"classes":[' + b",".join([b"1"] * 65_536) + b"]}"
+    peer.say(frames.encode(frames.CONNECT, message_id=7, content=often))
+    (answer,) = peer.told()
+    assert (answer.kind, answer.message_id) == ("connect", 7)
+    assert list(bus.broker.classes) == [1]
+    assert peer.session.read_bytes == max(HEAVY_READ_BYTES, len(often) * 16 // 1024)
