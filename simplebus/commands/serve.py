@@ -411,7 +411,8 @@ def serve(
 
     import trio
 
-    from simplebus.commands.serving import again, changes, planned, taken_over
+    from simplebus.commands.serving import again, changes, planned, set_free, taken_over
+    from simplebus.config.resting import read_at_rest
     from simplebus.config.variables import unread
     from simplebus.logs import ASKED_FOR, configure_logging
     from simplebus.server import activation
@@ -426,19 +427,21 @@ def serve(
     for warning in (*plan.warnings, *unread(os.environ, context.command)):
         log.warning("configuration: %s", warning)
 
+    files = [*([config.path] if config else []), *([users] if users else [])]
+
     def reload() -> tuple[Settings, ServeOptions, Callable[[], None]]:
         """See `ServeOptions.reload`."""
-        fresh = again(context)
+        fresh = read_at_rest(partial(again, context), files)
 
         def say() -> None:
             nonlocal plan
-            found = changes(plan, fresh)
+            found, freed = changes(plan, fresh), set_free(plan, fresh)
             plan = taken_over(plan, fresh)
             configure_logging(fresh.log_level, fresh.log_format)
             for change in found:
                 level = logging.INFO if change.is_reloaded else logging.WARNING
                 log.log(level, "configuration: %s", change, extra=ASKED_FOR)
-            for warning in fresh.warnings:
+            for warning in (*fresh.warnings, *freed):
                 log.warning("configuration: %s", warning, extra=ASKED_FOR)
             log.info("the configuration is read again: %d changes", len(found))
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import TYPE_CHECKING, Any, cast
 
 import typer
@@ -189,6 +190,40 @@ def changes(before: Plan, now: Plan) -> list[Change]:
             is_plain = all(isinstance(each, str | int | float | None) for each in (was, value))
             shown = (_shown(was), _shown(value)) if is_plain else ("", "")
             found.append(Change(key, *shown, is_reloaded=can))
+    return found
+
+
+def set_free(before: Plan, now: Plan) -> list[str]:
+    """Warnings: which users may do everything now, or publish or subscribe to everything, who might
+    not before. It is so, too, where a file was cut off in the middle."""
+    was, found = _free(before), []
+    for name, free in _free(now).items():
+        if more := free - was.get(name, free):
+            what = sorted(more) if len(free) < len(_RIGHTS) else ["do"]
+            found.append(f"user {name} may {' and '.join(what)} everything now")
+    return found
+
+
+_RIGHTS = ("do", "publish to", "subscribe to")
+
+
+def _free(plan: Plan) -> dict[str, set[str]]:
+    """By user, what it may do with all classes, or all subjects."""
+    found: dict[str, set[str]] = {}
+    users, auth = plan.options.users, plan.options.nats.auth
+    for user in users.users if users is not None else ():
+        if (may := user.permissions) is None:
+            found[repr(user.name)] = {*_RIGHTS}
+        else:
+            free = (False, may.publish.allow is None, may.subscribe.allow is None)
+            found[repr(user.name)] = {*compress(_RIGHTS, free)}
+    for each in auth.users:
+        name = f"{(each.name or each.nkey)!r} of the NATS port"
+        if (says := auth.permissions(each)) is None:
+            found[name] = {*_RIGHTS}
+        else:
+            free = (False, not says.publish_allow, not says.subscribe_allow)
+            found[name] = {*compress(_RIGHTS, free)}
     return found
 
 

@@ -1,0 +1,129 @@
+"""Files that are read while somebody writes them, or that were cut off."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import typer
+
+from simplebus import cli
+from simplebus.commands.serving import again, planned, set_free
+from simplebus.config.mistakes import ConfigError
+from simplebus.config.resting import REST_SECONDS, read_at_rest
+
+SERVE = typer.main.get_group(cli.app).commands["serve"]
+
+NOW = 1_000_000.0
+
+
+class Disk:
+    """A file, a clock, and what happens to the file while somebody sleeps."""
+
+    def __init__(self, path: Path, *written: str, age: float = 0.0) -> None:
+        self.path = path
+        self.now = NOW
+        self.slept = 0
+        self._written = [*written]
+        self.write(self._written.pop(0), NOW - age)
+
+    def write(self, text: str, at: float) -> None:
+        self.path.write_text(text)
+        os.utime(self.path, (at, at))
+
+    def sleep(self, seconds: float) -> None:
+        assert 0 < seconds <= REST_SECONDS
+        self.now += seconds
+        self.slept += 1
+        if self._written:
+            self.write(self._written.pop(0), self.now)
+
+    def read(self) -> str:
+        return read_at_rest(
+            self.path.read_text, [self.path], clock=lambda: self.now, sleep=self.sleep
+        )
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "users.toml"
+
+
+def test_what_is_at_rest_is_read_at_once(path: Path) -> None:
+    disk = Disk(path, "whole", age=REST_SECONDS)
+    assert (disk.read(), disk.slept) == ("whole", 0)
+
+
+def test_what_is_being_written_is_waited_for(path: Path) -> None:
+    disk = Disk(path, "ha", "half", "whole")
+    assert (disk.read(), disk.slept) == ("whole", 3)
+
+
+def test_what_changes_while_it_is_read_is_read_again(path: Path) -> None:
+    disk, texts = Disk(path, "half", age=60), ["whole", "whole"]
+
+    def read() -> str:
+        found = path.read_text()
+        if texts:
+            disk.write(texts.pop(), NOW - 50)
+        return found
+
+    def sleep(seconds: float) -> None:
+        raise AssertionError("it is old enough")
+
+    assert read_at_rest(read, [path], clock=lambda: NOW, sleep=sleep) == "whole"
+
+
+def test_a_mistake_of_what_is_half_written_is_not_told(path: Path) -> None:
+    disk, tries = Disk(path, "half", age=60), [1]
+
+    def read() -> str:
+        if tries:
+            disk.write("whole", NOW - 50 - tries.pop())
+            raise ConfigError("is no TOML")
+        return path.read_text()
+
+    assert read_at_rest(read, [path], clock=lambda: NOW, sleep=disk.sleep) == "whole"
+
+
+def test_a_mistake_of_what_is_at_rest_is_told(path: Path) -> None:
+    def read() -> str:
+        raise ConfigError("is no TOML")
+
+    with pytest.raises(ConfigError, match="is no TOML"):
+        read_at_rest(read, [path], clock=lambda: NOW)
+
+
+def test_a_file_of_the_future_is_read_when_it_stays_as_it_is(path: Path) -> None:
+    disk = Disk(path, "whole", age=-3600)
+    assert (disk.read(), disk.slept) == ("whole", 1)
+
+
+def test_what_never_rests_is_told(path: Path) -> None:
+    disk = Disk(path, *map(str, range(1000)))
+    with pytest.raises(ConfigError, match=r"users.toml: changed all the time, expected to be at"):
+        disk.read()
+
+
+def test_who_may_do_more_than_was_meant_perhaps_is_told(path: Path) -> None:
+    some = "permissions = { publish = 'orders', subscribe = 'orders' }"
+    ned = "[[nats.users]]\nuser = 'ned'\npassword = 'x'\n"
+    ada, bob = (f"[[users]]\nname = '{name}'\npassword = 'x'\n" for name in ("ada", "bob"))
+    path.write_text(f"{ned}{some}\n{ada}{some}\n{bob}")
+    path.chmod(0o600)
+    with SERVE.make_context("serve", ["--config", str(path)]) as context:
+        before = planned(context)
+        assert set_free(before, again(context)) == []
+        path.write_text(f"{ned}{bob}{ada}")
+        after = again(context)
+        assert set_free(before, after) == [
+            "user 'ada' may do everything now",
+            "user 'ned' of the NATS port may do everything now",
+        ]
+        assert set_free(after, before) == set_free(after, after) == []
+        part = "[users.permissions]\npublish = 'orders'\n"
+        path.write_text(f"{bob}{part}{ada}{part}")
+        now = again(context)
+        assert set_free(before, now) == ["user 'ada' may subscribe to everything now"]
+        assert set_free(after, now) == []
