@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -65,8 +65,17 @@ class FarNats:
     """One connection."""
 
     def __init__(
-        self, wire: NatsWire, terms: FarTerms, *, here: str, class_id: int, stream: str
+        self,
+        wire: NatsWire,
+        terms: FarTerms,
+        *,
+        here: str,
+        class_id: int,
+        stream: str,
+        there: Collection[str] = (),
     ) -> None:
+        """`there`: what is read from these is known by these identities; what has been there does
+        not go back."""
         self.identity = ""
         self._wire, self._core = wire, wire.core
         self._stream = stream
@@ -79,7 +88,7 @@ class FarNats:
         self._rewriter = Rewriter(
             class_id=class_id,
             here=here,
-            there="",
+            there=there if terms.path else (),
             channels=terms.channels,
             renaming=terms.renaming,
             hops=terms.hops,

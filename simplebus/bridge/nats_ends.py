@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
@@ -12,13 +12,29 @@ from simplebus.bridge.far_nats import FarNats
 from simplebus.bridge.lane import Ends, Open
 from simplebus.bridge.nats_wire import NatsWire, named, nats_wired
 from simplebus.bridge.near import NearBus
-from simplebus.bridge.near_nats import NearCore, NearStream, check_lane
+from simplebus.bridge.near_nats import NearCore, NearStream, check_lane, identity_of
 from simplebus.bridge.settings import Copied
 from simplebus.bridge.wires import near_wired, who_is_at
 from simplebus.client.access import Access
 from simplebus.client.link import Place
 from simplebus.core.requests import Auth
 from simplebus.nats.client.credentials import Credentials
+
+_SERVERS_MAX = 256
+"""Of so many that were met at some addresses it is known that they are one place."""
+_met: dict[tuple[str, str], dict[str, None]] = {}
+"""What servers went by that lanes of this process met, by addresses and stream."""
+
+
+def _one_place(servers: str, stream: str, identity: str) -> Collection[str]:
+    """What else a server goes by: servers of one cluster are one place, though each is called
+    otherwise, and a lane that reads there may be connected to another than one that writes."""
+    known = _met.setdefault((named(servers), stream), {})
+    known.pop(identity, None)
+    known[identity] = None
+    if len(known) > _SERVERS_MAX:
+        del known[next(iter(known))]
+    return known.keys()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +94,12 @@ def to_nats(
             if copied.stream:
                 check_lane(nats)
             there = FarNats(
-                nats, terms, here=here.identity, class_id=here.class_id, stream=copied.stream
+                nats,
+                terms,
+                here=here.identity,
+                class_id=here.class_id,
+                stream=copied.stream,
+                there=_one_place(servers, copied.stream, identity_of(nats, copied.stream)),
             )
             yield Ends(here, there, at, [])
 
@@ -109,6 +130,7 @@ def from_nats(
                 )
             else:
                 here = NearCore(nats, copied.channels)
+            _one_place(servers, copied.stream, here.identity)
             kept = first = await here.open()
             if is_door:
                 async with far_door(far, terms.of(here.memory), here, first, Looked()) as door:

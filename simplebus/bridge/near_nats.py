@@ -205,7 +205,7 @@ class NearStream:
         self._subjects = list(subjects)
         self._start = start
         self._heartbeat = heartbeat
-        self.identity = f"{identity_of(wire)}.{stream}"
+        self.identity = identity_of(wire, stream)
         self.memory = ""
         self.head = 0
         self._framer = Framer()
@@ -406,8 +406,9 @@ def check_lane(wire: NatsWire) -> None:
         raise BusConnectionError("that NATS server has no JetStream, and a stream is named")
 
 
-def identity_of(wire: NatsWire) -> str:
-    """What a server is in the path of a message. Other servers of its cluster are called otherwise:
-    a message that makes a circle comes to a bus where it has been, and stays."""
+def identity_of(wire: NatsWire, stream: str = "") -> str:
+    """What a server, or a stream of it, is in the path of a message. Other servers of its cluster
+    are called otherwise."""
     info = wire.core.info
-    return f"nats.{info.server_id[:_ID_CHARACTERS]}" if info and info.server_id else "nats"
+    server = f"nats.{info.server_id[:_ID_CHARACTERS]}" if info and info.server_id else "nats"
+    return f"{server}.{stream}" if stream else server

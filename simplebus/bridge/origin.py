@@ -13,6 +13,8 @@ would write to. So a message comes to a bus once by each way that leads there wi
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 PATH = "bridge-path"
 """The header's name. Of several the last one counts."""
 HOPS_MAX = 16
@@ -27,14 +29,16 @@ def path_of(headers: Headers) -> list[str]:
     return found[-1].split() if found else []
 
 
-def stamped(headers: Headers, *, here: str, there: str, hops: int = HOPS_MAX) -> Headers | None:
+def stamped(
+    headers: Headers, *, here: str, there: Collection[str], hops: int = HOPS_MAX
+) -> Headers | None:
     """The headers that a message has at the far end; None where it is not to go there.
 
-    `here` and `there` are the identities of the two buses, `there` empty where it is none of ours.
-    With this step it has made at most so many `hops`.
+    `here` is the near end's identity, `there` holds those that the far end goes by. With this step
+    it has made at most so many `hops`.
     """
     path = path_of(headers)
-    if there in path or here in path or len(path) >= hops:
+    if here in path or len(path) >= hops or any(each in there for each in path):
         return None
     others = tuple(pair for pair in headers if pair[0] != PATH)
     return (*others, (PATH, " ".join([*path, here])))

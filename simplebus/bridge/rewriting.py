@@ -13,7 +13,7 @@ at the near bus is taken off.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
@@ -154,18 +154,20 @@ class Rewriter:
         *,
         class_id: int,
         here: str,
-        there: str,
+        there: str | Collection[str],
         channels: tuple[str, ...] = (),
         renaming: Renaming | None = None,
         hops: int = HOPS_MAX,
         frame_bytes_max: int = Limits().frame_bytes,
         path: bool = True,
     ) -> None:
-        """`class_id` is the class there; `here` and `there` are the identities of the two buses.
+        """`class_id` is the class there; `here` and `there` are the identities of the two ends,
+        `there` several where the far end goes by several.
         Only what one of the `channels` matches is copied; none: everything. Without `path` the step
         from here to there is not added to what a message says of its way."""
         self._class_id = class_id
-        self._here, self._there = here, there
+        self._here = here
+        self._there = (there,) if isinstance(there, str) else there
         self._channels = channels
         self._renaming = renaming or Renaming()
         self._hops = hops

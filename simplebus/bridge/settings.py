@@ -104,11 +104,14 @@ class Bridge:
                 "path can be left out to a NATS server, in one direction: from bus to bus it is "
                 "what keeps a ring from copying a message for ever"
             )
-        if self.credentials and not (is_nats(self.near) or is_nats(self.far)):
-            raise ValueError(
-                f"{', '.join(self.credentials)}: these are for a NATS server; who a bridge is at a "
-                "bus stands in its table near or far"
-            )
+        if not (is_nats(self.near) or is_nats(self.far)):
+            if self.credentials:
+                raise ValueError(
+                    f"{', '.join(self.credentials)}: these are for a NATS server; who a bridge is "
+                    "at a bus stands in its table near or far"
+                )
+            if stream := next((each.stream for each in self.copied if each.stream), ""):
+                raise ValueError(f"stream {stream!r}: only a NATS server has streams")
         if is_nats(self.near) and (is_nats(self.far) or self.both):
             raise ValueError("one end of a bridge is a bus, and the way back another bridge")
 

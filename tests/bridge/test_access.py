@@ -313,6 +313,7 @@ def test_no_secret_is_an_argument(flag: str) -> None:
     ("more", "problem"),
     [
         ({"token": "t"}, "token: these are for a NATS server"),
+        ({"copy": [{"class": "y", "stream": "S"}]}, "stream 'S': only a NATS server has"),
         ({"to": "nats://hq:no"}, "expected nats://HOST"),
         ({"to": "nats://u:secret@hq:no"}, "…@hq:no"),
         ({"to": "nats://hq", "seed": "nonsense"}, "the seed is"),

@@ -1,0 +1,116 @@
+"""What NATS has published is not published there again by a bridge that leads both ways."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from engine.nats_servers import NatsServer, nats_server
+
+import simplebus
+from simplebus.bridge.lane import Lane
+from simplebus.bridge.nats_ends import _SERVERS_MAX, _one_place
+from simplebus.bridge.nats_wire import nats_wired
+from simplebus.bridge.running import lanes, run
+from simplebus.bridge.settings import Bridge, Copied
+from simplebus.testing.server import BusServer, bus_server
+
+from .buses import numbered
+
+PATIENCE_SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    with nats_server(tmp_path_factory.mktemp("nats")) as server:
+        yield server
+
+
+@pytest.fixture
+def server() -> Iterator[BusServer]:
+    with bus_server() as running:
+        yield running
+
+
+@asynccontextmanager
+async def copying(*bridges: Bridge) -> AsyncIterator[list[Lane]]:
+    """Until all lanes have both ends, and then on."""
+    made = lanes(bridges)
+    with trio.fail_after(PATIENCE_SECONDS):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run, made)
+            while not all(each.statistics().is_up for each in made):  # noqa: ASYNC110
+                await trio.sleep(0.01)
+            yield made
+            nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("stream", ["", "ECHO"])
+async def test_what_is_published_at_either_end_is_at_each_of_them_once(
+    stream: str, server: BusServer, nats: NatsServer
+) -> None:
+    async with (
+        nats_wired(nats.url, "test", {}) as wire,
+        simplebus.connect(server.address) as bus,
+    ):
+        if stream:
+            config = {"name": stream, "subjects": ["echo.>"]}
+            await wire.link.ask(f"STREAM.CREATE.{stream}", config)
+        subject = f"echo.{stream or 'plain'}"
+        copied = Copied(f"both{stream}", channels=(subject,), stream=stream, start="earliest")
+        bridge = Bridge(f"both{stream}", server.address, nats.url, (copied,), both=True)
+        async with (
+            bus.subscribe(copied.class_) as messages,
+            copying(bridge) as (there, back),
+        ):
+            wire.core.subscribe(subject)
+            await wire.echoed()
+            await bus.publish_many(numbered(0, 5), class_id=copied.class_, channel=subject)
+            for number in range(5, 15):
+                wire.core.publish(subject, b"%d" % number)
+            wire.link.flush()
+            while (  # noqa: ASYNC110
+                there.statistics().left.get("looped") != 10
+                or back.statistics().left.get("looped") != 5
+            ):
+                await trio.sleep(0.01)
+            await wire.echoed()
+            got = [(await messages.get(PATIENCE_SECONDS)).payload for _ in range(15)]
+            assert sorted(got) == sorted(numbered(0, 15))
+            said = [each.payload(row) for each in wire.messages for row in range(each.count)]
+            assert sorted(said) == sorted(numbered(0, 15))
+            if stream:
+                info = await wire.link.ask(f"STREAM.INFO.{stream}")
+                assert info["state"]["messages"] == 15
+
+
+async def test_where_the_path_is_left_out_it_may_come_back_under_another_name(
+    server: BusServer, nats: NatsServer
+) -> None:
+    """For a way through the bus that is meant."""
+    into = Bridge("into", nats.url, server.address, (Copied("way", channels=("way.in",)),))
+    renamed = Copied("way", rewrite=(("way.in", "way.out"),), start="earliest")
+    out = Bridge("out", server.address, nats.url, (renamed,), path=False)
+    async with nats_wired(nats.url, "test", {}) as wire, copying(into, out):
+        wire.core.subscribe("way.out")
+        await wire.echoed()
+        wire.core.publish("way.in", b"hello")
+        wire.link.flush()
+        while not wire.messages:
+            await wire.changed()
+        assert wire.messages[0].payload(0) == b"hello"
+
+
+def test_all_servers_that_were_met_at_some_addresses_are_one_place() -> None:
+    servers = "nats://user:secret@a.invalid,tls://b.invalid"
+    there = _one_place(servers, "", "nats.A")
+    _one_place("nats://a.invalid, b.invalid", "", "nats.B")
+    _one_place(servers, "S", "nats.C.S")
+    assert list(there) == ["nats.A", "nats.B"]
+    for number in range(_SERVERS_MAX):
+        _one_place(servers, "", "nats.A")
+        _one_place(servers, "", f"nats.{number}")
+    assert len(there) == _SERVERS_MAX
+    assert "nats.A" in there
