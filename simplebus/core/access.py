@@ -50,7 +50,7 @@ class Right(enum.StrEnum):
     CONFIGURE = "configure"
     """To say what a class keeps, and which subjects are its own."""
     MONITOR = "monitor"
-    """To see the figures of the bus."""
+    """To see the figures of the bus, and all that `inquire` tells: both show who does what."""
 
 
 Called = tuple[int, str]
@@ -270,7 +270,8 @@ class Grants:
     def has(self, right: Right, class_id: int | None = None, name: str = "") -> bool:
         """Whether it has a right: in this class, or in all for None."""
         for granted, pattern in self.permissions.admin:
-            if granted is right and (
+            is_it = granted is right or (granted is Right.MONITOR and right is Right.INQUIRE)
+            if is_it and (
                 pattern == "*" or (class_id is not None and is_of_class(pattern, class_id, name))
             ):
                 return True

@@ -98,6 +98,10 @@ def test_rights_are_of_classes() -> None:
     assert not grants.has(Right.PURGE, 3, "orders")
     assert not grants.has(Right.PURGE)
     assert grants.has(Right.INQUIRE)
+    assert not grants.has(Right.MONITOR)
+    watching = Grants(Permissions(admin=((Right.MONITOR, "*"),)))
+    assert watching.has(Right.INQUIRE)  # The pages show that, too.
+    assert not watching.has(Right.PURGE)
     assert not grants.has(Right.FETCH, 3, "dead.orders")
 
 
