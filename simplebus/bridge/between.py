@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from simplebus.bridge.ends import HopelessError
 from simplebus.bridge.far import FarBus, FarTerms, far_bus
 from simplebus.bridge.far_door import FarDoor, Looked, far_door
 from simplebus.bridge.lane import Ends, Open
@@ -13,7 +14,6 @@ from simplebus.bridge.near import NearBus
 from simplebus.bridge.wires import near_wired, who_is_at
 from simplebus.client.link import Place
 from simplebus.core.client.core import ClientCore
-from simplebus.core.errors import BusConnectionError
 from simplebus.core.ledger import Level
 from simplebus.core.requests import Auth
 
@@ -63,9 +63,10 @@ def between(
 
     def check_apart(here: NearBus, there: FarBus | FarDoor) -> None:
         if (here.identity, here.class_id) == (there.identity, there.class_id):
-            raise BusConnectionError(
+            raise HopelessError(
                 f"{near} and {far} are the same bus, {here.identity}: "
-                f"class {class_!r} is not copied onto itself"
+                f"class {class_!r} is not copied onto itself; have it lead to another bus, or into "
+                "another class"
             )
 
     return open

@@ -357,14 +357,9 @@ def _session(said: SessionSaid) -> Iterator[Line]:
     yield 0, f"{_who(said.session, said.name, said.peer)}: {_version(said.version)}{user}"
     if said.waits_for:
         yield 1, said.waits_for
-    yield (
-        1,
-        (
-            f"{messages(said.unconfirmed)} unconfirmed, {said.parked:,} of them waiting for room"
-            if said.parked
-            else f"{messages(said.unconfirmed)} unconfirmed"
-        ),
-    )
+    most = "at most " if said.leaves_out and said.unconfirmed else ""
+    waits = f", {said.parked:,} of them waiting for room" if said.parked else ""
+    yield 1, f"{most}{messages(said.unconfirmed)} unconfirmed{waits}"
     if said.pending_bytes:
         yield 1, f"{size(said.pending_bytes)} are kept for it"
     if said.heartbeat:

@@ -129,7 +129,8 @@ def parse_size(text: str | int) -> int:
     unit = word[len(digits) :].strip()
     if not (digits.isascii() and digits.isdigit()) or unit not in _UNITS:
         near = f"{unit[:1].upper()}iB"
-        meant = f"did you mean {digits}{near}? " if near.lower() in _UNITS and digits else ""
+        is_near = near.lower() in _UNITS and digits.isascii() and digits.isdigit()
+        meant = f"did you mean {digits}{near}? " if is_near else ""
         raise typer.BadParameter(
             f"{text!r} is no size; {meant}write a whole number of bytes, or one with KiB, MiB or "
             "GiB behind it, such as 64MiB"
@@ -186,7 +187,7 @@ def parse_seconds(text: str | float) -> float:
     digits = word.rstrip("dhimns ")
     unit = word[len(digits) :].strip()
     try:
-        seconds = float(digits) * _SECONDS[unit]
+        seconds = float(digits) * _SECONDS[unit] if digits.isascii() else math.nan
     except (ValueError, KeyError):
         seconds = math.nan
     if not 0 <= seconds < math.inf:

@@ -315,6 +315,8 @@ class SessionSaid(_Said, frozen=True, tag_field="about", tag="session"):
     level: str = "memory"
     unconfirmed: int = 0
     """Messages that it was not told are stored."""
+    leaves_out: bool = False
+    """Whether these are that many at most: it may leave out numbers, and they are counted."""
     parked: int = 0
     """Those of them that wait for room."""
     parked_bytes: int = 0

@@ -273,6 +273,7 @@ class Explaining:
             user=session.user,
             level=self._level,
             unconfirmed=unconfirmed,
+            leaves_out=isinstance(dialect, Version2) and dialect.leaves_out,
             parked=parked,
             parked_bytes=session.parked_bytes,
             parked_class=parked_class,

@@ -79,7 +79,8 @@ class Version2(Version1):
         self.next = 0
         """The number that the next message is to carry; or one ahead of it, where some may be left
         out."""
-        self._leaves_out = False
+        self.leaves_out = False
+        """Whether numbers may be left out."""
         self.repeated = 0
         """Duplicates since this was set to 0 last."""
         self._parked: deque[int] = deque()
@@ -89,7 +90,7 @@ class Version2(Version1):
     def begin(self, publisher: Publisher, *, leaves_out: bool = False) -> None:
         """The peer publishes for this one; whether it may leave numbers out."""
         self.publisher = publisher
-        self._leaves_out = leaves_out
+        self.leaves_out = leaves_out
         self.next = publisher.next
         self.is_greeted = True
 
@@ -103,7 +104,7 @@ class Version2(Version1):
     def stored_ahead(self, first: int, parked: list[FrameBatch]) -> Ahead | None:
         """Which numbers from `first` on are stored, while these messages are not; every number
         before it is."""
-        if self._leaves_out:  # All that comes again is known elsewhere.
+        if self.leaves_out:  # All that comes again is known elsewhere.
             return None
         numbers = self._numbers_behind(first)
         is_stored = np.ones(numbers.size, np.bool_)
@@ -175,7 +176,7 @@ class Version2(Version1):
             if not numbers.size:
                 yield from super().events(batch)
                 return
-        is_next = _ascend if self._leaves_out else _follow
+        is_next = _ascend if self.leaves_out else _follow
         if not self.publisher.ahead and is_next(numbers, self.next):
             self.next = (int(numbers[-1]) + 1) & MESSAGE_ID_MASK
             yield from self._handle(batch, numbers)
@@ -223,7 +224,7 @@ class Version2(Version1):
         """Of a batch's messages only these were handled."""
         is_handled = np.isin(numbers, handled)
         first = int(numbers[int(is_handled.argmin())])
-        if self._leaves_out:
+        if self.leaves_out:
             self.next = first
             return
         known = self._numbers_behind(first)
@@ -238,7 +239,7 @@ class Version2(Version1):
         gap = None
         for index, number in enumerate(numbers.tolist()):
             distance = self._distance(number)
-            if (distance > 0 and not self._leaves_out) or number > MESSAGE_ID_MASK:
+            if (distance > 0 and not self.leaves_out) or number > MESSAGE_ID_MASK:
                 gap = RemoteProtocolError(
                     Reason.NUMBER_GAP,
                     f"a message carries number {number}; the next one is to carry {self.next}",

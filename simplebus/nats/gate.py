@@ -157,7 +157,8 @@ class Gate:
         else:
             found = auth.user(options.user, options.password)
         if found is None:
-            who = options.nkey or options.user or certified or "nobody"
+            nkey = options.nkey if options.nkey.startswith("U") else options.nkey and "an nkey"
+            who = nkey or options.user or certified or "nobody"  # A seed is nobody's name.
             raise violation(f"it says to be {who!r}, and could not show it")
         return found
 

@@ -61,6 +61,19 @@ async def test_a_lane_to_an_old_door_says_it_once_and_the_others_go_on(
     assert [each.levelno for each in told] == [logging.ERROR]
 
 
+async def test_a_bus_that_is_copied_onto_itself_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with trio.fail_after(PATIENCE_SECONDS):
+        async with serving() as up:
+            here = f"simplebus://{up.addresses[0]}"
+            other = here.replace("127.0.0.1", "localhost")
+            (lane,) = lanes([Bridge("b", here, other, (Copied("a"),))])
+            await lane.run()
+    assert lane.statistics().losses == 1
+    assert caplog.text.count("class 'a' is not copied onto itself; have it lead to another") == 1
+
+
 async def test_another_bad_request_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

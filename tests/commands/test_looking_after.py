@@ -229,6 +229,11 @@ def test_every_part_of_an_explanation_has_a_line() -> None:
         shown = lines(found)
         assert len(shown) == count, "\n".join(text for _, text in shown)
         assert all(text for _, text in shown)
+    exact, at_most = (
+        lines(SessionSaid(unconfirmed=7, leaves_out=leaves_out)) for leaves_out in (False, True)
+    )
+    assert (1, "7 messages unconfirmed") in exact
+    assert (1, "at most 7 messages unconfirmed") in at_most
 
 
 # Dead letters ------------------------------------------------------------------------------------

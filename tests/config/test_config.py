@@ -234,6 +234,11 @@ USER = '[[nats.users]]\nuser = "x"\n'
         ("[serve]\ntick = 2026-01-01", ": serve.tick: expected a single value"),
         ("[serve]\ntick = 'soon'", ": serve.tick: 'soon' is no number of seconds"),
         ("[serve]\nmax_memory = '1MB'", ": serve.max_memory: '1MB' is no size"),
+        (
+            "[serve]\nmax_memory = '1.5GiB'",
+            ": serve.max_memory: '1.5GiB' is no size; write a whole",
+        ),
+        ("[serve]\ntick = '\uff19s'", ": serve.tick: '\uff19s' is no number of seconds"),
         ("[serve]\nfull = 'blok'", ": serve.full: 'blok' is not one of 'block'"),
         ("serve = 1", ": serve: expected a table, got 1"),
         ("[nats]\nmax-payloads = 1", ": nats: 'max-payloads' is unknown; did you mean"),

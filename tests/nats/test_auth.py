@@ -121,6 +121,14 @@ def test_who_has_no_password_is_not_let_in_by_its_name() -> None:
         NatsAuth(users=auth.users).check_words()
 
 
+def test_a_seed_that_is_taken_for_a_key_is_not_shown() -> None:
+    auth = NatsAuth(users=(User(nkey=PUBLIC),))
+    with pytest.raises(NatsError, match=f"it says to be '{PUBLIC}'"):
+        gate(auth).admit(Options(nkey=PUBLIC), "")
+    with pytest.raises(NatsError, match="it says to be 'an nkey'"):
+        gate(auth).admit(Options(nkey="SUACSSL3UAHUDXKFSNVUZRF5"), "")
+
+
 def test_nobody_is_asked_where_there_is_nobody_to_be() -> None:
     assert gate(NatsAuth()).admit(Options(user="x", password="y"), "") is None
     assert not NatsAuth().required
