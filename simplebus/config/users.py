@@ -154,6 +154,8 @@ class UserTable(Table, frozen=True):
         """What else can be wrong by itself: of what key, and as a user that has nothing else."""
         yield "password", {"password": self.password}
         yield "token", {"token": self.token}
+        for each in _several(self.certificate):
+            yield "certificate", {"certificates": (each,)}
         for each in _several(self.addresses):
             yield "addresses", {"addresses": (each,)}
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from simplebus.core.access import Called, Grants, Permissions, called_so
+from simplebus.core.certificate_names import spelled
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import NAME_CHARACTERS_MAX
 from simplebus.core.meters import UNLIMITED, Rate
@@ -33,7 +34,8 @@ class User:
     nkey: str = ""
     """Of the NATS door: the public half of a key."""
     certificates: tuple[str, ...] = ()
-    """Names in a client's certificate: an email address, a DNS name or the whole subject."""
+    """Names in a client's certificate: an email address, a DNS name, an URI or the whole subject;
+    see `certificate_names`."""
     addresses: tuple[str, ...] = ()
     """Networks from where who says nothing of who it is is this user."""
     permissions: Permissions | None = None
@@ -74,6 +76,11 @@ class User:
         except ValueError as error:
             raise ValueError(f"user {self.name!r}: {error}") from None
         object.__setattr__(self, "networks", networks)
+        for name in self.certificates:
+            try:
+                spelled(name)
+            except ValueError as error:
+                raise ValueError(f"user {self.name!r}: {error}") from None
 
     def without_limits(self) -> User:
         """Who it is and what it may do, but for how much of it."""
@@ -91,6 +98,7 @@ def _network(text: str) -> Network:
 
 
 _MAPPED_BITS = 96
+_SHOWN_CHARACTERS = 400
 _NOT_LET_IN = "the user and the password, or the token, are not those of anybody here"
 _DECOY = "a password that is compared where there is no such user"
 
@@ -120,7 +128,7 @@ class Users:
                 ("name", self._named, (user.name,)),
                 ("token", self._tokens, (token,) if token else ()),
                 ("nkey", self._keys, (user.nkey,) if user.nkey else ()),
-                ("certificate", self._certified, user.certificates),
+                ("certificate", self._certified, tuple(map(spelled, user.certificates))),
                 ("network", by_network, tuple(map(str, user.networks))),
             ):
                 for key in keys:
@@ -172,7 +180,8 @@ class Users:
     def admit(
         self, auth: Auth | None, *, certified: Sequence[str] = (), address: str = "", version: int
     ) -> User:
-        """Who says this, or shows a certificate with these names, or comes from this address.
+        """Who says this, or shows a certificate with these names, in their one spelling, or comes
+        from this address.
 
         Raises RemoteProtocolError (unauthorized) for nobody that is known.
         """
@@ -185,6 +194,11 @@ class Users:
             if name in self._certified:
                 return self._certified[name]
         found = self._by_address(address)
+        if found is None and certified:
+            shown = ", ".join(map(repr, certified))[:_SHOWN_CHARACTERS]
+            raise RemoteProtocolError(
+                Reason.UNAUTHORIZED, f"its certificate calls it {shown}, which is nobody here"
+            )
         if found is None:
             raise RemoteProtocolError(
                 Reason.UNAUTHORIZED,

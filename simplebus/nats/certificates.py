@@ -1,58 +1,53 @@
 """Which user a client's certificate says it is.
 
 Rule 1: the order is the reference server's: email addresses, DNS names, URIs, then the subject.
+Rule 2: what is signed as one kind of name and looks like another is no name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-_ALTERNATIVES = ("email", "DNS", "URI")
-_SHORT = {
-    "commonName": "CN",
-    "serialNumber": "SERIALNUMBER",
-    "countryName": "C",
-    "localityName": "L",
-    "stateOrProvinceName": "ST",
-    "streetAddress": "STREET",
-    "organizationName": "O",
-    "organizationalUnitName": "OU",
-    "postalCode": "POSTALCODE",
-    "domainComponent": "DC",
-}
-_ESCAPED = ',+"\\<>;='
+from simplebus.core.certificate_names import Kind, kind_of, spelled, subject
+
+_KINDS = {"email": Kind.EMAIL, "DNS": Kind.DNS, "URI": Kind.URI}
 
 
-def user_of(certificate: Mapping[str, Any], users: Container[str]) -> str:
-    """Which of these users a certificate is of; what it calls its holder if it is none of them.
+def by_spelling(users: Collection[str]) -> dict[str, str]:
+    """Names of users, by themselves and by how they are spelled in certificates."""
+    found = {user: user for user in users}
+    for user in users:
+        found.setdefault(_spelled(user) or user, user)
+    return found
+
+
+def user_of(certificate: Mapping[str, Any], users: Mapping[str, str]) -> str:
+    """Which of these users, see `by_spelling`, a certificate is of; what it calls its holder if it
+    is none of them.
 
     `certificate` has the form of Python's `ssl.SSLSocket.getpeercert`.
     """
-    found = [name for name in names(certificate) if name] or ["nobody"]
-    return next((name for name in found if name in users), found[0])
+    found = names(certificate) or ("nobody",)
+    return next((users[name] for name in found if name in users), found[0])
 
 
 def names(certificate: Mapping[str, Any]) -> tuple[str, ...]:
     """What a certificate calls its holder, the likeliest name first."""
     alternatives = certificate.get("subjectAltName", ())
-    found = [name for kind in _ALTERNATIVES for k, name in alternatives if k == kind]
-    subject = subject_name(certificate.get("subject", ()))
-    return (*found, subject) if subject else tuple(found)
+    found = [
+        name
+        for key, kind in _KINDS.items()
+        for k, written in alternatives
+        if k == key and kind_of(written) is kind and (name := _spelled(written))
+    ]
+    own = subject(reversed(certificate.get("subject", ())))
+    return (*found, own) if own else tuple(found)
 
 
-def subject_name(subject: tuple[tuple[tuple[str, str], ...], ...]) -> str:
-    """A subject as one text, its last part first (RFC 2253): `CN=ada,OU=billing`."""
-    parts = []
-    for relative in reversed(subject):
-        parts.append(
-            "+".join(f"{_SHORT.get(key, key)}={_escaped(value)}" for key, value in relative)
-        )
-    return ",".join(parts)
-
-
-def _escaped(value: str) -> str:
-    escaped = "".join("\\" + c if c in _ESCAPED else c for c in value)
-    if escaped[:1] in ("#", " "):
-        escaped = "\\" + escaped
-    return escaped[:-1] + "\\ " if value.endswith(" ") and len(value) > 1 else escaped
+def _spelled(name: str) -> str:
+    """In the one spelling; empty for what is no name."""
+    try:
+        return spelled(name)
+    except ValueError:
+        return ""

@@ -23,6 +23,7 @@ from simplebus.nats.session import NatsSession
 from simplebus.nats.table import SubjectTable
 
 _NONCE_BYTES = 12
+_SHOWN_CHARACTERS = 400
 
 
 class Gate:
@@ -111,7 +112,7 @@ class Gate:
         user = None
         if self.auth.required:
             user = self._shared(options, nonce, names, address)
-            user = user or self._user(options, nonce, certified)
+            user = user or self._user(options, nonce, certified, names)
         if options.account or options.new_account:
             raise violation("it asks for an account, and there are none")
         if options.protocol not in PROTOCOLS:
@@ -140,7 +141,9 @@ class Gate:
             return None
         return self.auth.at_all_doors(auth, nkey, certified=names, address=address)
 
-    def _user(self, options: Options, nonce: str, certified: str) -> User | None:
+    def _user(
+        self, options: Options, nonce: str, certified: str, names: Sequence[str]
+    ) -> User | None:
         auth = self.auth
         if certified:
             found = auth.named(certified)
@@ -156,6 +159,9 @@ class Gate:
             found = self.silent_user
         else:
             found = auth.user(options.user, options.password)
+        if found is None and names and (certified or options.is_silent):
+            shown = ", ".join(map(repr, names))[:_SHOWN_CHARACTERS]
+            raise violation(f"its certificate calls it {shown}, which is nobody here")
         if found is None:
             nkey = options.nkey if options.nkey.startswith("U") else options.nkey and "an nkey"
             who = nkey or options.user or certified or "nobody"  # A seed is nobody's name.

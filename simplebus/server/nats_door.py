@@ -17,6 +17,8 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.requests import Auth
 from simplebus.core.users import Users
 from simplebus.nats.adopting import adopt
+from simplebus.nats.auth import NatsAuth
+from simplebus.nats.certificates import by_spelling
 from simplebus.nats.connect import introduction
 from simplebus.nats.errors import NatsError, too_many
 from simplebus.nats.front import Front
@@ -63,7 +65,7 @@ class NatsDoor:
             broker=engine.broker,
             secret=secrets.token_bytes(32),
         )
-        self._users = {user.name for user in self.front.settings.auth.users if user.name}
+        self._users = _by_spelling(self.front.settings.auth)
         self.engine = engine
         self._own_gatekeeper = Gatekeeper(Users(()))
         """Of this door's own users, where those of all doors have none."""
@@ -92,7 +94,7 @@ class NatsDoor:
         """Behave like this from now on. Clients whose user is not as it was are disconnected."""
         self.front.now = trio.current_time()
         adopt(self.front, settings)
-        self._users = {user.name for user in settings.auth.users if user.name}
+        self._users = _by_spelling(settings.auth)
         self.settle()
 
     def adopt_rates(self) -> None:
@@ -338,3 +340,8 @@ class NatsDoor:
                 connection.push()
         pace.now = trio.current_time()
         pace.waited_in_vain(hold, publisher)
+
+
+def _by_spelling(auth: NatsAuth) -> dict[str, str]:
+    """Whom a certificate may say one is."""
+    return by_spelling([user.name for user in auth.users if user.name])

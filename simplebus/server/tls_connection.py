@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Container
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import trio
@@ -44,10 +44,10 @@ class TlsConnection(Connection[NatsSession]):
         front: Front,
         *,
         certificates: Certificates,
-        users: Container[str],
+        users: Mapping[str, str],
         seconds: float,
     ) -> None:
-        """`users` are the names of those who may be mapped to."""
+        """`users` are those who may be mapped to, see `certificates.by_spelling`."""
         super().__init__(sock, session, door)
         self._front = front
         self._options = certificates.options

@@ -87,12 +87,23 @@ def test_secrets_are_not_shown() -> None:
         assert "sha256" not in shown
 
 
+def test_who_shows_a_certificate_is_told_what_it_calls_it() -> None:
+    users = Users([User("a", certificates=("cn=a, ou=b",)), ADA])
+    assert users.admit(None, certified=("x", "CN=a,OU=b"), version=2).name == "a"
+    with pytest.raises(RemoteProtocolError, match="its certificate calls it 'x', 'CN=b', which is"):
+        users.admit(None, certified=("x", "CN=b"), version=2)
+
+
 @pytest.mark.parametrize(
     ("users", "sentence"),
     [
         ([User("a"), User("a")], "users 'a' and 'a' have the same name"),
         ([User("a", token="t"), User("b", token=quick_hash("t"))], "have the same token"),
         ([User("a", certificates=("x",)), User("b", certificates=("x",))], "the same certificate"),
+        (
+            [User("a", certificates=("CN=x, ou=y",)), User("b", certificates=("cn=x,OU=y",))],
+            "the same certificate",
+        ),
         ([User("a", nkey="U"), User("b", nkey="U")], "'a' and 'b' have the same nkey"),
         (
             [User("a", addresses=("10.1.0.0/16",)), User("b", addresses=("::ffff:10.1.2.3/112",))],
@@ -114,6 +125,8 @@ def test_users_that_cannot_be_told_apart_are_refused(users: list[User], sentence
         ({"name": "a", "token": SLOW}, "expected sha256: and 64 digits"),
         ({"name": "a", "token": "sha256:12"}, "64 hexadecimal digits are expected"),
         ({"name": "a", "addresses": ("10.0.0.0/99",)}, "user 'a': '10.0.0.0/99'"),
+        ({"name": "a", "certificates": ("",)}, "user 'a': '' is no name in a certificate"),
+        ({"name": "a", "certificates": ("CN=x,,OU",)}, "user 'a': 'CN=x,,OU' is no subject"),
         ({"name": "a", "connections": -1}, "connections is 0 or more, got -1"),
         ({"name": "a", "classes_max": -1}, "classes is 0 or more, got -1"),
         ({"name": "a", "durables_max": -2}, "durables is 0 or more, got -2"),

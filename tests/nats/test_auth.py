@@ -148,8 +148,10 @@ def test_a_certificate_says_who_one_is_whatever_else_is_said() -> None:
     admitted = gate(auth).admit(Options(user="b", password="p"), "", certified="a")
     assert admitted == auth.users[0]
     with pytest.raises(NatsError, match="could not show it") as raised:
-        gate(auth).admit(Options(), "", certified="c")
+        gate(auth).admit(Options(user="b"), "", certified="c")
     assert raised.value.line == b"-ERR 'Authorization Violation'\r\n"
+    with pytest.raises(NatsError, match=r"its certificate calls it 'c', 'CN=c', which is nobody"):
+        gate(auth).admit(Options(), "", names=("c", "CN=c"))
 
 
 def test_permissions_are_the_users_own_or_those_of_everybody() -> None:

@@ -17,7 +17,7 @@ from served import serving, until
 
 from simplebus.core.errors import Reason
 from simplebus.nats.auth import NatsAuth, User
-from simplebus.nats.certificates import names, user_of
+from simplebus.nats.certificates import by_spelling, names, user_of
 from simplebus.nats.limits import NatsLimits
 from simplebus.nats.permissions import Permissions
 from simplebus.nats.settings import NatsSettings
@@ -298,9 +298,20 @@ def test_what_a_certificate_calls_its_holder() -> None:
     assert names(certificate) == (
         "ada@x",
         "a.example",
-        "CN=ada\\ ,OU=billing+userId=7,O=Bus\\, Ltd,C=CH",
+        "CN=ada\\ ,OU=billing+UID=7,O=Bus\\, Ltd,C=CH",
     )
     assert names({}) == ()
-    assert user_of(certificate, {"a.example", "CN=ada"}) == "a.example"
-    assert user_of(certificate, set()) == "ada@x"
-    assert user_of({}, {""}) == "nobody"
+    assert user_of(certificate, by_spelling(["A.example", "CN=ada"])) == "A.example"
+    same = "cn=ada\\20,uid=7+ou=billing,o=Bus\\, Ltd,c=CH"
+    assert user_of(certificate, by_spelling(["CN=ada", same])) == same
+    assert user_of(certificate, by_spelling(["ADA@x", "a.example", "A.EXAMPLE"])) == "a.example"
+    assert user_of(certificate, {}) == "ada@x"
+    assert user_of({}, by_spelling(["b"])) == "nobody"
+
+
+def test_what_is_signed_as_a_name_of_one_kind_is_none_of_another() -> None:
+    signed = [("DNS", "CN=ada,OU=shops"), ("DNS", "ada@x"), ("email", "ada.example")]
+    signed += [("URI", "CN=ada"), ("email", "CN=a@x"), ("DNS", "a\0b"), ("DNS", "Fine.Example")]
+    subject = ((("commonName", "nobody"),),)
+    found = names({"subject": subject, "subjectAltName": signed})
+    assert found == ("fine.example", "CN=nobody")

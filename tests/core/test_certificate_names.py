@@ -1,0 +1,109 @@
+"""Names in certificates, however they are written."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from cryptography import x509
+from cryptography.x509.oid import NameOID
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.core.certificate_names import Kind, kind_of, spelled, subject
+
+VALUES = st.text(st.characters(exclude_categories=("C", "Z"), include_characters=" "), min_size=1)
+TYPES = {
+    "commonName": NameOID.COMMON_NAME,
+    "organizationalUnitName": NameOID.ORGANIZATIONAL_UNIT_NAME,
+    "organizationName": NameOID.ORGANIZATION_NAME,
+    "userId": NameOID.USER_ID,
+    "emailAddress": NameOID.EMAIL_ADDRESS,
+    "1.2.3.4": x509.ObjectIdentifier("1.2.3.4"),
+}
+LEVELS = st.lists(
+    st.dictionaries(st.sampled_from(sorted(TYPES)), VALUES, min_size=1, max_size=3),
+    min_size=1,
+    max_size=3,
+)
+
+
+@given(LEVELS)
+def test_what_tools_print_of_a_subject_is_what_the_socket_says_of_it(
+    levels: list[dict[str, str]],
+) -> None:
+    printed = x509.Name(
+        x509.RelativeDistinguishedName(
+            [x509.NameAttribute(TYPES[key], value, _validate=False) for key, value in level.items()]
+        )
+        for level in levels
+    ).rfc4514_string()
+    told = subject(tuple(level.items()) for level in reversed(levels))
+    assert spelled(printed) == told
+    assert spelled(told) == told
+
+
+@pytest.mark.parametrize(
+    ("written", "one"),
+    [
+        ("CN=ada,OU=shops", "CN=ada,OU=shops"),
+        ("cn = ada , ou = shops ; O=x", "CN=ada,OU=shops,O=x"),
+        (r"CN=ada\,OU=shops", r"CN=ada\,OU=shops"),
+        (r"CN=ada\2COU\=shops", r"CN=ada\,OU=shops"),
+        (r"CN=z\C3\A9", "CN=zé"),
+        ("OU=x+CN=m", "CN=m+OU=x"),
+        ("CN=m+OU=x", "CN=m+OU=x"),
+        ("UID=77,CN=u", "UID=77,CN=u"),
+        ("0.9.2342.19200300.100.1.1=77,2.5.4.3=u", "UID=77,CN=u"),
+        ("emailAddress=e@X.y,CN=e", "EMAILADDRESS=e@X.y,CN=e"),
+        (r"CN=a\;b\"c\\d\<e\>\+f=g", r"CN=a\;b\"c\\d\<e\>\+f=g"),
+        (r"CN=\#lead\ ", r"CN=\#lead\ "),
+        (r"CN=\ sp \ ", r"CN=\ sp \ "),
+        ("1.2.3.4=#0C0376616C,CN=o", "1.2.3.4=val,CN=o"),
+        ("1.2.3.4=#0203010203", r"1.2.3.4=\#0203010203"),
+        ("CN=", "CN="),
+        ("Till.EXAMPLE", "till.example"),
+        ("Ada@Shops.EXAMPLE", "Ada@shops.example"),
+        ("spiffe://Shops/ada?a=b", "spiffe://Shops/ada?a=b"),
+    ],
+)
+def test_names_have_one_spelling(written: str, one: str) -> None:
+    assert spelled(written) == spelled(one) == one
+
+
+@pytest.mark.parametrize(
+    ("written", "why"),
+    [
+        ("", "'' is no name in a certificate"),
+        ("ada\n", r"'ada\\n' is no name in a certificate"),
+        ("CN=x,,OU=y", "'CN=x,,OU=y' is no subject: '' is no type, = and a value"),
+        ("CN=x,OU", "'OU' is no type, = and a value"),
+        ("CN=x,", "'' is no type, = and a value"),
+        (r"CN=\FF", "is not UTF-8"),
+    ],
+)
+def test_what_is_no_name_is_told(written: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        spelled(written)
+
+
+@given(st.text(max_size=20))
+def test_whatever_is_written_is_a_name_or_a_sentence(written: str) -> None:
+    with contextlib.suppress(ValueError):
+        one = spelled(written)
+        assert spelled(one) == one
+        assert kind_of(one) is kind_of(written)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("CN=ada", Kind.SUBJECT),
+        ("2.5.4.3 = ada", Kind.SUBJECT),
+        ("ada@x", Kind.EMAIL),
+        ("urn:ada=b", Kind.URI),
+        ("ada.example", Kind.DNS),
+    ],
+)
+def test_a_name_is_of_one_kind(name: str, kind: Kind) -> None:
+    assert kind_of(name) is kind
