@@ -19,6 +19,8 @@ from simplebus.core.store import Store
 from simplebus.core.subscription import Subscription
 from simplebus.core.users import Users
 
+_STAY = "; classes stay once they are made, and max-classes in its user's table says how many"
+
 
 class Shares:
     """Of one broker."""
@@ -45,7 +47,7 @@ class Shares:
             raise RemoteProtocolError(
                 Reason.TOO_MANY_CLASSES,
                 f"user {session.user!r} names {len(new)} new classes; it has made {made}, and may "
-                f"make {most}",
+                f"make {most}{_STAY}",
             )
         all_ = self._store.settings.limits.classes
         left = all_ // LEFT_PART
@@ -53,7 +55,7 @@ class Shares:
             raise RemoteProtocolError(
                 Reason.TOO_MANY_CLASSES,
                 f"user {session.user!r} names {len(new)} new classes; {len(classes)} of {all_} "
-                f"exist, and the last {left} are for who may do everything",
+                f"exist, and the last {left} are for who may do everything{_STAY}",
             )
 
     def check_named(self, session: Session, cls: MessageClass, *, is_durable: bool) -> None:

@@ -11,6 +11,8 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.passwords import quick_hash
 from simplebus.core.users import User, Users
 
+STAY = "; classes stay once they are made, and max-classes in its user's table says how many"
+
 
 def user(name: str, **about: int) -> User:
     return User(name, token=quick_hash(name), permissions=Permissions(), **about)
@@ -57,7 +59,8 @@ def test_a_user_makes_so_many_classes(who: str, most: int) -> None:
         peer(bus, who, classes=(f"c{number}",)).leave()
     said = refusal(bus, who, "more")
     if most < 8:
-        assert said == f"user {who!r} names 1 new classes; it has made {most}, and may make {most}"
+        told = f"user {who!r} names 1 new classes; it has made {most}, and may make {most}"
+        assert said == f"{told}{STAY}"
     assert len(bus.broker.classes) == most
     peer(bus, who, classes=("c0",)).leave()  # Those that are there are nobody's share.
 
@@ -65,7 +68,7 @@ def test_a_user_makes_so_many_classes(who: str, most: int) -> None:
 def test_who_names_too_many_at_once_has_none() -> None:
     bus = served(classes=8)
     said = refusal(bus, "ada", "a", "b", "c")
-    assert said == "user 'ada' names 3 new classes; it has made 0, and may make 2"
+    assert said == f"user 'ada' names 3 new classes; it has made 0, and may make 2{STAY}"
     assert not bus.broker.classes
     peer(bus, "boss", classes=("a", "b", "c"))
     peer(bus, "ada", classes=("a", "b", "c", "d", "e"))
@@ -79,7 +82,7 @@ def test_all_who_may_not_do_everything_leave_some_classes() -> None:
         peer(bus, f"u{n // 4}", classes=(f"c{n}",)).leave()
     assert refusal(bus, "ada", "more") == (
         "user 'ada' names 1 new classes; 14 of 16 exist, and the last 2 are for who may do "
-        "everything"
+        f"everything{STAY}"
     )
     peer(bus, "bob", classes=("said so",)).leave()  # Its user says how many.
     peer(bus, "boss", classes=("orders",)).leave()
