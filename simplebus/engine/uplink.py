@@ -393,6 +393,9 @@ class Uplink:
             elif told.is_last and piece.left:
                 self.refused += piece.left
                 self._refuse(lane, told.error, now)
+                has_said = told.error is None or told.error.code != 0
+                if lane.window and piece.has_name and not has_said:
+                    lane.again_at = now  # It is there, perhaps: one by one that is said at once.
         return self.reached()
 
     def _advance(self, lane: Lane, piece: Piece, stored: int, now: float) -> None:

@@ -69,18 +69,20 @@ class ChainStream(Stream):
             return [b'{"type":"gap","last_seq":%d,"seq":1}' % far, self._end(name)]
         if far and self.refuses():
             return [b'{"type":"err","seq":%d,"error":%b}' % (far, FULL[9:-1]), self._end(name)]
-        if not id_ or id_ not in self.ids:
+        is_known = bool(id_) and id_ in self.ids
+        if not is_known:
             kept = message.subject.decode(), body[message.header_bytes :]
             self.stored.append((*kept, "Simplebus-Type" in headers))
             self.ids[id_] = len(self.stored)
         self.chains[name] = far + 1
         if kind == b"2":
-            return [self._end(name)]
+            return [self._end(name, is_told=not is_known)]
         return said + [b'{"type":"ack","seq":%d,"msgs":7}' % (far + 1)] * (far % 7 == 6)
 
-    def _end(self, name: bytes) -> bytes:
+    def _end(self, name: bytes, *, is_told: bool = True) -> bytes:
+        """Of one whose last message it knew it does not say where it ends."""
         said = b'{"stream":"S","seq":%d,"batch":"%b","count":%d}'
-        return said % (len(self.stored), name, self.chains.pop(name))
+        return said % (len(self.stored) * is_told, name, self.chains.pop(name))
 
     def answer(self, answers: list[bytes], now: float) -> int | None:
         reached = None

@@ -152,3 +152,17 @@ def test_while_something_is_refused_nothing_is_begun_behind_it() -> None:
     assert stream.take() == []
     assert stream.answer_all(2 * PAUSE_SECONDS) == 2
     assert [payload.split()[0] for payload in stream.payloads()] == [b"1"] * 10 + [b"2"] * 10
+
+
+def test_in_a_full_stream_what_it_has_already_waits_for_nothing() -> None:
+    stream = opened()
+    expected = stream.put(1, 100, "pub")
+    stream.refuses = lambda: True
+    stream.uplink.go_on(0.0)
+    stream.answer(stream.take(), 0.0)
+    whole = [frame(payload, 1000 + number) for number, payload in enumerate(expected)]
+    for lot in range(2, 10):  # A publisher that came back some times says all again.
+        stream.uplink.put(Lot(lot, [entry(*whole, name="pub")]))
+    stream.refuses = lambda: False
+    assert stream.answer_all(PAUSE_SECONDS) == 9
+    assert stream.payloads() == expected
