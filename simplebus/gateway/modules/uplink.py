@@ -9,8 +9,9 @@ in order. Properties become headers. `channel` is every message's, unless it has
 `channel_property` names. With `data_dir` what was heard is kept there, also past a crash, and what
 does not fit into `max_memory` as well; without it, messages wait in memory, and when there is no
 room the uplink takes no more: then its queue is full, and `full` decides.
-What cannot be kept, because the disk is full for example, is gone from the last moment on at which
-all was: the module fails, is made again, and the log says how many messages that were at most.
+When the disk is full it takes no more either, until what is copied has made room. What cannot be
+kept otherwise, because the disk fails for example, is gone from the last moment on at which all
+was: the module fails, is made again, and the log says how many messages that were at most.
 With `to = "nats://…"` the channel is the subject; `stream` is the JetStream stream that has to take
 it, without which NATS keeps nothing.
 Who it is there, and whom it trusts over `simplebuss://` or `tls://`, say `user` and `password`, or
@@ -30,7 +31,6 @@ from simplebus.bridge.lane import Lane
 from simplebus.bridge.nats_ends import to_nats
 from simplebus.bridge.running import run as run_lanes
 from simplebus.bridge.settings import Copied, is_nats, lane_name, record_channel
-from simplebus.client.bus import Bus
 from simplebus.client.dial import Address
 from simplebus.client.link import SocketPlace
 from simplebus.core.errors import LocalProtocolError
@@ -38,6 +38,7 @@ from simplebus.core.limits import Limits
 from simplebus.core.settings import FullPolicy, Settings
 from simplebus.gateway.messages import ModuleMessage
 from simplebus.gateway.module import AsyncPort, Module
+from simplebus.gateway.modules.keeping import Keeper
 from simplebus.gateway.modules.uplink_settings import UplinkSettings, UplinkTable, parse
 from simplebus.memory import MemoryBus
 
@@ -66,14 +67,11 @@ class Uplink(Module):
         self._memory = MemoryBus(
             Settings(limits=limits, full_policy=policy), data_dir=table.data_dir or None
         )
-        self._local: Bus | None = None
+        self._keeper: Keeper | None = None
         self._is_open = trio.Event()
-        self._heard = trio.Event()
-        """Set when something was published that was not flushed."""
+        """Set once there is one."""
         self._count = 0
-        """Messages published here,"""
-        self._kept = 0
-        """and those of them that are where they are kept."""
+        """Messages that it was given."""
         self.lane: Lane | None = None
         """What copies them, once that has begun."""
 
@@ -84,14 +82,14 @@ class Uplink(Module):
 
     def health(self) -> dict[str, str | int | float]:
         """Whether the other end is there, and how far it is with what was heard."""
-        if self.lane is None:
+        if self.lane is None or self._keeper is None:
             return {"heard": self._count, "is_up": False}
         lane = self.lane.statistics()
         return {
             "heard": self._count,
-            "kept": self._kept,
+            "kept": self._keeper.kept,
             "is_up": lane.is_up,
-            "problem": lane.problem,
+            "problem": self._keeper.problem or lane.problem,
             "copied": lane.copied,
             "refused": lane.refused,
             "losses": lane.losses,
@@ -99,56 +97,50 @@ class Uplink(Module):
 
     async def receive(self, message: ModuleMessage) -> None:
         await self._is_open.wait()
-        assert self._local is not None
+        assert self._keeper is not None
         table = self._table
         channel = message.properties.get(table.channel_property, table.channel)
         about: dict[str, Any] = {"channel": channel} if channel else {}
         if message.properties:
             about["headers"] = dict(message.properties)
         try:
-            await self._local.publish(
-                message.content, class_id=table.class_, confirm=False, **about
-            )
+            await self._keeper.put(message.content, about)
         except (LocalProtocolError, ValueError) as error:
             self.bus.log.error("a message cannot be sent, and is left out: %s", error)
             return
         self._count += 1
-        self._heard.set()
 
     async def run(self) -> None:
         """Copy, until everything was heard that there was."""
+        table = self._table
         async with self._memory as local, trio.open_nursery() as nursery:
-            self.lane = self._lane(local.wire.core.bus_id)
-            nursery.start_soon(run_lanes, [self.lane])
-            nursery.start_soon(self._flush, local)
-            self._local = local
+            keeper = self._keeper = Keeper(
+                local, table.class_, bytes_max=table.max_memory // 4, log=self.bus.log
+            )
+            lane = self.lane = self._lane(local.wire.core.bus_id)
+            nursery.start_soon(run_lanes, [lane])
+            nursery.start_soon(self._keep, keeper)
             self._is_open.set()
             await self.bus.wait_stopping()
-            await local.flush()
-            if not self._table.data_dir:
-                with trio.move_on_after(GOODBYE_S) as scope:
-                    while self.lane.statistics().at < self._count:  # noqa: ASYNC110
-                        await trio.sleep(0.01)
-                if scope.cancelled_caught:
-                    left = self._count - self.lane.statistics().at
-                    self.bus.log.warning("%d messages are lost: they were not sent", left)
+            with trio.move_on_after(GOODBYE_S):
+                await keeper.flushed()
+                while not table.data_dir and lane.statistics().at < self._count:  # noqa: ASYNC110
+                    await trio.sleep(0.01)
+            if left := self._count - (keeper.kept if table.data_dir else lane.statistics().at):
+                what = "kept" if table.data_dir else "sent"
+                self.bus.log.warning("%d messages are lost: they were not %s", left, what)
             nursery.cancel_scope.cancel()
 
-    async def _flush(self, local: Bus) -> None:
-        """Learn what the bus refuses: that ends the module, which is made again."""
-        while True:
-            await self._heard.wait()
-            self._heard = trio.Event()
-            count = self._count
-            try:
-                await local.flush()
-            except Exception:
-                self.bus.log.error(
-                    "of the last %d messages some could not be kept, and are gone",
-                    self._count - self._kept,
-                )
-                raise
-            self._kept = count
+    async def _keep(self, keeper: Keeper) -> None:
+        """What can never be kept ends the module, which is made again."""
+        try:
+            await keeper.run()
+        except Exception:
+            self.bus.log.error(
+                "of the last %d messages some could not be kept, and are gone",
+                self._count - keeper.kept,
+            )
+            raise
 
     def _lane(self, identity: str) -> Lane:
         table, access = self._table, self._access
