@@ -44,9 +44,10 @@ def spelled(pattern: str) -> str:
 
 
 def _class(text: str) -> str:
-    if text.isascii() and text.isdigit() and len(text) <= _ID_CHARACTERS_MAX:
-        return str(int(text))
-    return _once(text)
+    once = _once(text)
+    if once.isascii() and once.isdigit() and len(once) <= _ID_CHARACTERS_MAX:
+        return str(int(once))
+    return once
 
 
 def rest(tokens: list[str]) -> list[str]:

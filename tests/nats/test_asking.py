@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from two_doors import Client, Doors
 
 from simplebus.core.errors import Reason
-from simplebus.core.limits import Limits
+from simplebus.core.limits import CLASS_ID_MAX, Limits
 from simplebus.core.requests import NamedClass
 from simplebus.core.settings import Settings
 from simplebus.nats.acked import wish
@@ -55,7 +55,9 @@ WAYS = (
 LETTERS = ("dead%2Esecret", "dead%2esecret.d", "dead%2E12.d", "d%65ad%2Esecret.d")
 
 
-@pytest.mark.parametrize("denied", ["$SB.SUB.secret.>", "$SB.SUB.12.>", "$SB.SUB.%73ecret.>"])
+@pytest.mark.parametrize(
+    "denied", ["$SB.SUB.secret.>", "$SB.SUB.%30%31%32.>", "$SB.SUB.%73ecret.>"]
+)
 def test_who_is_denied_a_class_does_not_get_it_by_another_word_for_it(denied: str) -> None:
     doors = doors_of(one(allow=("$SB.SUB.>", ">"), deny=(denied,)))
     client = client_of(doors, "one")
@@ -146,6 +148,7 @@ def test_what_is_asked_for_and_what_is_allowed_are_spelled_alike(
     def written(text: str) -> str:
         return "".join(f"%{b:02x}" for b in text.encode()) if is_hidden else token(text)
 
+    assume(not (name.isascii() and name.isdigit() and int(name) > CLASS_ID_MAX))
     pattern = f"$SB.SUB.{written(name)}.{written(durable)}"
     wanted = wish(pattern.encode(), b"")
     assert spelled(pattern) in asked([wanted.class_], (), wanted.behind).own
