@@ -20,13 +20,14 @@ from typing import Any
 
 from simplebus.client.codecs import DecodeError
 from simplebus.client.outbound import About, pairs
+from simplebus.core.access import REPLIES
 from simplebus.core.client.messages import Message
 from simplebus.core.envelope import Envelope
 from simplebus.core.errors import LocalProtocolError
 
-CLASS = "simplebus.replies"
+CLASS = REPLIES
 REPLY_TO, REPLY_CLASS, REQUEST_ID = "reply-to", "reply-class", "request-id"
-_CHANNELS = "simplebus.replies."
+_CHANNELS = f"{REPLIES}."
 """How the channels begin on which buses listen for replies."""
 
 

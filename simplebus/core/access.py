@@ -38,6 +38,16 @@ DEAD = "dead."
 """What the name of a class begins with that keeps what was given up in another one."""
 
 
+REPLIES = "simplebus.replies"
+"""The class of replies to requests, each of which is for who listens on its channel alone."""
+
+
+def is_private(name: str) -> bool:
+    """Whether a class of this name has channels that are for those who know them by their whole
+    name. So have its dead letters."""
+    return name.removeprefix(DEAD) == REPLIES
+
+
 class Right(enum.StrEnum):
     """What is not everybody's business."""
 

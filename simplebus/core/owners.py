@@ -17,10 +17,13 @@ from simplebus.core.access import Right, Scope, Verdict
 from simplebus.core.classes import MessageClass
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.group import Member
+from simplebus.core.rights import may_see_whole
 from simplebus.core.session import Session
 from simplebus.core.showing import key_of, seen, wanted
 from simplebus.core.subscription import Subscription
 from simplebus.core.users import Users
+
+_NOTHING = Scope(everything=False, allow=(), nothing=True, deny=())
 
 
 class Owners:
@@ -73,11 +76,12 @@ class Owners:
             scope = None if scope is not None and scope.verdict is Verdict.ALL else scope
             for held in list(session.subscriptions.values()):
                 position = held.group if isinstance(held, Member) else held
-                if position.class_id != cls.class_id or seen(position) == key_of(scope):
-                    continue
                 former = position.wanted
                 patterns = former.patterns if former is not None else ()
-                position.wants(wanted(cls, patterns, scope))
+                allowed = scope if may_see_whole(session, cls, patterns) else _NOTHING
+                if position.class_id != cls.class_id or seen(position) == key_of(allowed):
+                    continue
+                position.wants(wanted(cls, patterns, allowed))
                 if former is not None:
                     cls.channels.remove(former)
                 self._cut(session, RemoteProtocolError(Reason.UNAUTHORIZED, why))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from simplebus.core.access import Right, Scope, Verdict
+from simplebus.core.access import Right, Scope, Verdict, is_private
 from simplebus.core.channels import is_literal
 from simplebus.core.class_table import ClassTable
 from simplebus.core.classes import MessageClass
@@ -41,7 +41,7 @@ def check_fetch(session: Session, cls: MessageClass) -> None:
     if grants is None:
         return
     sees_all = grants.subscribing(cls.class_id, cls.name).verdict is Verdict.ALL
-    if sees_all and grants.permissions.wildcards:
+    if sees_all and grants.permissions.wildcards and not is_private(cls.name):
         return
     check_right(session, Right.FETCH, cls)
 
@@ -104,7 +104,7 @@ def seen_by(session: Session, cls: MessageClass, channels: Sequence[str]) -> Sco
     grants = session.grants
     if grants is None:
         return None
-    if not grants.permissions.wildcards and not (channels and all(map(is_literal, channels))):
+    if not may_see_whole(session, cls, channels):
         raise _unauthorized(
             session, f"may subscribe to class {_called(cls)} by whole channels only"
         )
@@ -115,6 +115,17 @@ def seen_by(session: Session, cls: MessageClass, channels: Sequence[str]) -> Sco
         shown = ", ".join(channels)[:80]
         raise _unauthorized(session, f"may not subscribe to {shown} of class {_called(cls)}")
     return None if scope.verdict is Verdict.ALL else scope
+
+
+def may_see_whole(session: Session, cls: MessageClass, channels: Sequence[str]) -> bool:
+    """Whether a session may subscribe to these channels, none being all, of which not each one
+    may be named."""
+    grants = session.grants
+    if grants is None or (channels and all(map(is_literal, channels))):
+        return True
+    if is_private(cls.name) and not grants.has(Right.FETCH, cls.class_id, cls.name):
+        return False
+    return grants.permissions.wildcards
 
 
 def explained(session: Session, refused: Refused) -> Refused:

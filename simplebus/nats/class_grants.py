@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from simplebus.core.access import DEAD, Called, Rules, Scope, called_so
+from simplebus.core.access import DEAD, Called, Right, Rules, Scope, called_so, is_private
 from simplebus.core.access import Grants as Rights
 from simplebus.core.access import Permissions as RightsSaid
 from simplebus.core.classes import MessageClass
@@ -65,7 +65,7 @@ class ClassGrants(Grants):
         self._classes = classes
         self._own = self.publishing
         self.publishing = _Epochs(table, self._may_publish, classes)
-        self._hearing: dict[tuple[str, ...], Verdicts] = {}
+        self._hearing: dict[tuple[tuple[str, ...], bool], Verdicts] = {}
 
     def _may_publish(self, name: str) -> bool:
         subject = name.encode()
@@ -93,11 +93,11 @@ class ClassGrants(Grants):
         return ()  # Of what comes out of a class that says nothing: see Rule 1.
 
     def filter(self, subject: bytes, queue: bytes) -> Verdicts | None:
-        own = super().denied(subject, queue)
+        own = super().denied(subject, queue), subjects.is_literal(subject)
         found = self._hearing.get(own)
         if found is None:
-            judge = self._judge(self._filter_of(own))
-            found = _Shown(self._table, judge, self._classes, self.rights)
+            judge = self._judge(self._filter_of(own[0]))
+            found = _Shown(self._table, judge, self._classes, self.rights, is_whole=own[1])
             if len(self._hearing) >= VERDICTS_MAX:
                 self._hearing.clear()
             self._hearing[own] = found
@@ -171,14 +171,22 @@ class _Shown(_Epochs):
         judge: Callable[[str], bool],
         classes: BoundClasses,
         rights: Rights,
+        *,
+        is_whole: bool,
     ) -> None:
+        """`is_whole` says whether that is one subject, by its whole name."""
         super().__init__(table, judge, classes)
         self._rights = rights
+        self._is_whole = is_whole
 
     def one(self, subject: bytes) -> bool:
         shown = self._classes.shown
         if shown is None:
             return super().one(subject)
+        if is_private(shown.name) and not (
+            self._is_whole or self._rights.has(Right.FETCH, shown.class_id, shown.name)
+        ):
+            return True
         scope: Scope = self._rights.subscribing(shown.class_id, shown.name)
         is_plain = subject == class_subject(shown.class_id, shown.name)
         return not scope.allows("" if is_plain else subjects.text(subject))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from core.talk2 import enveloped, on_channel, peer2
 from two_doors import Client, Doors
 
-from simplebus.core.access import Permissions, Rule, Rules
+from simplebus.core.access import REPLIES, Permissions, Rule, Rules
 from simplebus.core.passwords import quick_hash
 from simplebus.core.requests import NamedClass
 from simplebus.core.users import User, Users
@@ -65,6 +66,18 @@ def test_what_is_denied_may_not_be_asked_for() -> None:
         assert b"Permissions Violation for Subscription" in line, asked
     client.sub("$SB.SUB.other")
     assert client.lines() == []
+
+
+def test_replies_to_others_are_not_heard() -> None:
+    client, boss = at_doors(NatsPermissions())
+    for sid, asked in enumerate((">", f"{REPLIES}.>", f"{REPLIES}.ada", "class.*")):
+        client.sub(asked, str(sid))
+    names = [f"{REPLIES}.ada", f"{REPLIES}.bob"]
+    said = enveloped(9, 0, *(on_channel(name, b"x") for name in names))
+    replies = [{"id": 9, "name": REPLIES}]
+    told = peer2(boss.doors, said, classes=replies, auth={"token": "2"})
+    assert told.errors() == []
+    assert [(message.sid, message.subject) for message in client.messages()] == [("2", names[0])]
 
 
 def test_what_is_in_classes_is_judged_by_these() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import trio
 from nats_peer import nats
 from served import connect, message, until
 
 import simplebus
 from server.test_users import ADA, ADA_SAYS, BOB, BOB_SAYS, guarded, nats_user, rules
 from simplebus.core import frames
-from simplebus.core.access import Permissions, Right
+from simplebus.core.access import REPLIES, Permissions, Right
 from simplebus.core.broker import Settings
 from simplebus.core.meters import UNLIMITED, Rate
 from simplebus.core.passwords import Passwords, quick_hash
@@ -208,3 +209,29 @@ async def test_who_may_not_subscribe_makes_no_class() -> None:
             await bob.send(b"SUB $SB.SUB.zz%d 1\r\n" % n)
             assert b"may not subscribe" in await bob.line()
         assert len(server.engine.broker.classes) == before
+
+
+async def test_who_may_do_little_asks_and_answers_and_hears_no_reply_to_others() -> None:
+    def user(name: str, publish: str, subscribe: str) -> User:
+        may = Permissions(rules(publish), rules(subscribe))
+        return User(name, token=quick_hash(name), permissions=may)
+
+    asker, answerer = user("a", "orders", REPLIES), user("b", REPLIES, "orders")
+    async with (
+        guarded(asker, answerer) as server,
+        simplebus.connect(server.addresses[0], token="b") as answers,
+        answers.subscribe("orders") as questions,
+        simplebus.connect(server.addresses[0], token="a") as asks,
+    ):
+
+        async def answer() -> None:
+            question = await questions.get(timeout=60)
+            await answers.reply(question, b"yes")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(answer)
+            reply = await asks.request(b"well?", class_id="orders", timeout=60)
+        assert reply.payload == b"yes"
+        with pytest.raises(simplebus.BusError, match="by whole channels only"):
+            async with asks.subscribe(REPLIES, f"{REPLIES}.#"):
+                pass
