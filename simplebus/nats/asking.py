@@ -61,7 +61,7 @@ def beginnings(subject: str) -> list[str]:
     is no beginning: it is one pattern."""
     tokens = subject.split(".")
     end = tokens.index(FILTER, 4) if FILTER in tokens[4:] else len(tokens)
-    return [".".join(tokens[:n]) for n in (*range(3, end), len(tokens))]
+    return [".".join(tokens[:n]) for n in dict.fromkeys((*range(3, end + 1), len(tokens)))]
 
 
 def _once(text: str) -> str:
