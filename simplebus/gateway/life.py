@@ -19,7 +19,6 @@ from __future__ import annotations
 import enum
 import inspect
 import logging
-import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -168,7 +167,13 @@ class Life:
         if not self._ended.is_set():
             log.warning("module %r does not end: given up after %g s", self.plan.name, grace)
             self._scope.cancel()
-            await self._ended.wait()
+            with trio.move_on_after(AWAITED_GRACE_S) as scope:
+                await self._ended.wait()
+            if scope.cancelled_caught:
+                log.error(
+                    "module %r shields itself from being given up: it goes on, and the gateway "
+                    "cannot end before it does", self.plan.name,
+                )  # fmt: skip
 
     def become(self, plan: ModulePlan) -> None:
         """Be made again, by another plan, between two messages; at once if it has failed."""
@@ -191,10 +196,8 @@ class Life:
     def _bound_calls(self) -> None:
         """Something is to interrupt it: say how long the call that it is in may take."""
         is_awaited = not isinstance(self._port, BlockingPort)
-        if isinstance(self._failure, _Again):  # No thread is left behind for a change of settings.
-            grace = GRACE_S if is_awaited else math.inf
-        else:
-            grace = AWAITED_GRACE_S if is_awaited else GRACE_S
+        has_failed = not isinstance(self._failure, _Again)
+        grace = AWAITED_GRACE_S if is_awaited and has_failed else GRACE_S
         self._deliveries.deadline = min(self._deliveries.deadline, trio.current_time() + grace)
 
     def statistics(self) -> LifeStatistics:
@@ -306,7 +309,10 @@ class Life:
         if calls.thread is not None and calls.thread.is_given_up:
             return
         try:
-            await calls.call(getattr(module, "destroy", _nothing))
+            with trio.move_on_after(GRACE_S) as scope:
+                await calls.call(getattr(module, "destroy", _nothing))
+            if scope.cancelled_caught:
+                log.warning("module %r does not end its destroy: given up", self.plan.name)
         except Exception:
             log.exception("module %r failed in destroy", self.plan.name)
 

@@ -10,6 +10,8 @@ Rule 2: a module knows its port, not the bus: what it publishes bears its name.
     receive(message)       one message that it hears
     modules_changed(names) modules have come or gone
     destroy()              the end; also before it is made again after a failure
+    health()               what it says of itself, plain values by name: asked in the event loop at
+                           any time, so it returns at once
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import re
 import tomllib
 from collections.abc import Callable, Mapping
@@ -54,7 +55,7 @@ class ModulePlan:
     @classmethod
     def of(cls, name: str, module: str, settings: Any = None, **options: Any) -> ModulePlan:
         """One with its entry point found, and its settings checked. Raises ConfigError."""
-        factory = find(module)
+        factory = _entry(module)
         meant = parse_settings(factory, {} if settings is None else settings)
         return cls(checked_name(name), module, meant, factory=factory, **options)
 
@@ -168,6 +169,20 @@ def find(module: str) -> Factory:
     return found  # type: ignore[no-any-return]
 
 
+def _entry(module: str) -> Factory:
+    """The entry point of a module, if it can be called as one. Raises ConfigError."""
+    found = find(module)
+    try:
+        inspect.signature(found).bind(None, None)
+    except TypeError as error:
+        raise ConfigError(
+            f"{module!r} is no module: expected what is called with a bus and settings ({error})"
+        ) from None
+    except ValueError:
+        pass  # Of what is not written in Python nobody knows.
+    return found
+
+
 def parse_settings(factory: Factory, raw: Mapping[str, Any]) -> Any:
     """Settings as the module wants them: what its `parse` makes of them, or its `Settings`, or as
     they are. Raises ConfigError."""
@@ -227,7 +242,7 @@ def _module(name: str, table: Any) -> tuple[ModulePlan, list[str]]:
             where = (*where, "places")
             raise ConfigError(f"expected 1 or more, got {meant.places}")
         where = (*where, "module")
-        factory = find(meant.module)
+        factory = _entry(meant.module)
         where = (*where[:2], "settings")
         settings = parse_settings(factory, meant.settings)
     except _MistakeError as mistake:

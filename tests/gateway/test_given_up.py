@@ -178,3 +178,49 @@ def test_a_port_that_waits_for_room_is_told(how: str) -> None:
             with pytest.raises(ModuleBusError, match="has ended"):
                 port.publish_nowait(b"x")
         hold.set()
+
+
+@pytest.mark.parametrize("where", ["receive", "destroy"])
+async def test_one_that_is_stuck_in_a_thread_is_replaced_all_the_same(
+    where: str, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    go = threading.Event()
+
+    class Stuck(BlockingModule):
+        def receive(self, message: ModuleMessage) -> None:
+            if where == "receive":
+                go.wait(SOON)
+
+        def destroy(self) -> None:
+            if where == "destroy":
+                go.wait(SOON)
+
+    async with open_gateway(alone(Stuck)) as gateway:
+        await gateway.publish(said("one"))
+        await until(lambda: gateway.statistics().modules[0].delivered == 1)
+        await gateway.replace(ModulePlan.of("a", "gateway.parts:Recorder"))
+        await gateway.publish(said("two"))
+        await gateway.bus.wait_quiet_async()
+        assert [what[2] for what in parts.HAPPENED if what[1] == "receive"] == ["two"]
+        go.set()
+    assert "given up" in caplog.text
+
+
+async def test_one_that_shields_itself_holds_up_no_other_change(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    go = trio.Event()
+
+    class Shielded(Module):
+        async def receive(self, message: ModuleMessage) -> None:
+            with trio.CancelScope(shield=True):
+                await go.wait()
+
+    async with open_gateway(alone(Shielded)) as gateway:
+        await gateway.publish(said("one"))
+        await trio.testing.wait_all_tasks_blocked()
+        await gateway.remove("a")
+        await gateway.add(ModulePlan.of("b", "gateway.parts:Recorder"))
+        assert gateway.names == ("b",)
+        go.set()
+    assert "module 'a' shields itself from being given up" in caplog.text

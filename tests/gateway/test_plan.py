@@ -78,7 +78,7 @@ def one(text: str) -> str:
         (
             '[modules.a]\nmodule = "timer"\n\n[modules.a.settings]\nevery = 0\n',
             5,
-            "modules.a.settings: every: Expected `float` > 0.0",
+            "modules.a.settings: every: Expected `float` >= 0.001",
         ),
         (
             '[modules.a]\nmodule = "timer"\n[modules.a.settings]\n\nevry = 1\n',

@@ -61,7 +61,14 @@ class TailSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where to begin in a file that was not read before."""
     remember: str = ""
     """A file in which the place is kept; nothing is kept if it is not set."""
-    poll_seconds: Annotated[float, msgspec.Meta(gt=0)] = 0.25
+    poll_seconds: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 0.25
+
+    def __post_init__(self) -> None:
+        if not self.path:
+            raise ValueError("path: expected that of a file, got ''")
+        for path in self.path, self.remember:
+            if "\0" in path:
+                raise ValueError(f"no file can be called {path!r}")
 
 
 class _Place(msgspec.Struct, frozen=True):
@@ -69,7 +76,7 @@ class _Place(msgspec.Struct, frozen=True):
 
     device: int
     inode: int
-    offset: int
+    offset: Annotated[int, msgspec.Meta(ge=0)]
     check: int | None = None
     """Checksum of MARK_BYTES before it; None in what older ones wrote."""
 
@@ -154,7 +161,7 @@ class _Source:
         for text in whole:
             lines += _pieces(text, at)
             at += len(text) + 1
-        while len(rest) >= LINE_BYTES_MAX:
+        while len(rest) > LINE_BYTES_MAX:  # Of what is as long, the end may come next.
             lines.append(Line(rest[:LINE_BYTES_MAX], at))
             rest, at = rest[LINE_BYTES_MAX:], at + LINE_BYTES_MAX
         self.rest = rest
@@ -181,6 +188,8 @@ class Follower:
         self._given = place
         self._place = _kept(place)
         """Where to go on, until that is found."""
+        if place and self._place is None:
+            log.warning("%s: the place that was remembered is damaged, and does not count", path)
 
     def close(self) -> None:
         """Close the files."""

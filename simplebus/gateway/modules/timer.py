@@ -13,18 +13,22 @@ from typing import Annotated
 import msgspec
 import trio
 
+from simplebus.gateway.messages import ModuleMessage
 from simplebus.gateway.module import Module
 
 
 class TimerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What it says, and when."""
 
-    every: Annotated[float, msgspec.Meta(gt=0)]
+    every: Annotated[float, msgspec.Meta(ge=0.001, le=366 * 86_400)]
     """Seconds."""
     content: str = ""
     properties: dict[str, str] = {}
     count: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """How often; for ever if it is not set."""
+
+    def __post_init__(self) -> None:
+        ModuleMessage(self.content.encode(), self.properties)  # It is checked in there.
 
 
 class Timer(Module):

@@ -30,6 +30,12 @@ class TransformSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     remove: list[str] = []
     function: str = ""
 
+    def __post_init__(self) -> None:
+        for properties in self.set, dict.fromkeys(self.rename.values(), ""):
+            ModuleMessage(b"", properties)  # They are checked in there.
+        if self.function:
+            find(self.function)
+
 
 Function = Callable[[ModuleMessage], ModuleMessage | list[ModuleMessage] | None]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 import trio
@@ -87,9 +88,24 @@ def test_a_transform_renames_removes_and_sets() -> None:
     assert changed(TransformSettings(), message) == message
 
 
-async def test_a_transform_whose_function_is_not_there_fails_as_a_module() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'twice'"):
-        find("gateway.parts:twyce")
-    plan = ModulePlan.of("a", "transform", {"function": "gateway.parts:twyce"})
-    async with open_gateway(GatewayPlan((plan,))) as gateway:
-        assert "did you mean 'twice'" in gateway.statistics().modules[0].error
+@pytest.mark.parametrize(
+    ("module", "settings", "why"),
+    [
+        ("transform", {"function": "gateway.parts:twyce"}, "did you mean 'twice'"),
+        ("transform", {"function": "no_such_thing:f"}, "cannot be imported"),
+        ("transform", {"set": {"a": "b\0"}}, "property"),
+        ("transform", {"rename": {"a": "b\0"}}, "property"),
+        ("timer", {"every": float("inf")}, "every: Expected `float` <= "),
+        ("timer", {"every": 1e-9}, "every: Expected `float` >= 0.001"),
+        ("timer", {"every": 1, "properties": {"a\0": "x"}}, "property"),
+        ("tail", {"path": ""}, "path: expected that of a file, got ''"),
+        ("tail", {"path": "a\0"}, "no file can be called"),
+        ("tail", {"path": "a", "poll_seconds": float("inf")}, "poll_seconds"),
+        ("json:loads", {}, "'json:loads' is no module"),
+    ],
+)
+def test_what_can_never_work_is_told_before_it_begins(
+    module: str, settings: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(ConfigError, match=why):
+        ModulePlan.of("a", module, settings)

@@ -362,3 +362,23 @@ def test_the_place_before_a_line_leads_to_it_also_when_its_file_is_done_with(pat
     follower.close()
     assert said(again) == [b"rest", b"new"]
     again.close()
+
+
+def test_a_line_as_long_as_a_piece_is_one_line(path: Path) -> None:
+    add(path, b"x" * LINE_BYTES_MAX)
+    follower = Follower(path, at_end=False)
+    assert said(follower) == []
+    add(path, b"\ny\n")
+    assert said(follower) == [b"x" * LINE_BYTES_MAX, b"y"]
+    follower.close()
+
+
+@pytest.mark.parametrize("place", [b"{}", b"\xff", b'{"device":1,"inode":1,"offset":-1}'])
+def test_a_place_that_is_damaged_is_told_and_does_not_count(
+    place: bytes, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    add(path, b"one\n")
+    follower = Follower(path, at_end=False, place=place)
+    assert said(follower) == [b"one"]
+    follower.close()
+    assert "the place that was remembered is damaged" in caplog.text
