@@ -3,7 +3,8 @@
 Rule 1: pieces are begun in the order in which they were put, and each is of one publisher.
 Rule 2: where a stream has no room, one piece is under way, a message at first and then a few: next
 to nothing overtakes what was refused, and what is stored is not written again.
-Rule 3: a class waits for no other: what is under way, what is asked for, what is late and what may
+Rule 3: what waits here is not put a second time.
+Rule 4: a class waits for no other: what is under way, what is asked for, what is late and what may
 wait is of each by itself.
 
     put ─► ready ─► begun ─► stored
@@ -31,6 +32,8 @@ SHARED_BYTES = 48 * 1024 * 1024
 SHARE_BYTES_MIN = 1024 * 1024
 """A class has half of what the others leave of this, and so much in any case: there is some of
 LEDGER_BYTES_MAX for those that go on."""
+NAMES_MAX = 4096
+"""Of more publishers it is forgotten what was put, but for those of whom something waits."""
 PIECES_AT_ONCE = 64
 """While so many pieces of a class are on their way, what comes is gathered to larger ones."""
 WINDOW_MAX = 32
@@ -111,6 +114,8 @@ class Lane:
     proofs: dict[int, Piece] = field(default_factory=dict)
     """What it was asked for, by number: whether the last one of a chain is, of which all is said to
     be."""
+    highest: dict[bytes, int] = field(default_factory=dict)
+    """The highest number that was put of each publisher with a name, by what its ids begin with."""
     window: int = 0
     """Where its stream has no room: so many messages are written at once; 0 for any number."""
     calm: int = 0
@@ -152,9 +157,32 @@ class Lane:
         return not piece.is_sure or (is_part and not piece.is_chain)
 
     def put(self, lot: int, piece: Piece) -> None:
+        """One is to be written, but for what waits here already: its publisher, who was cut off,
+        says that again."""
+        if piece.has_name:
+            self._leave_out_waiting(piece)
         self.pieces.append((lot, piece))
-        self.ready.append(piece)
+        if piece.left:
+            self.ready.append(piece)
         self.waiting_bytes += piece.batch.data.size
+
+    def _leave_out_waiting(self, piece: Piece) -> None:
+        """The stream may have forgotten it by the time at which it would be written twice."""
+        whose, ids = piece.prefix, piece.ids
+        highest = self.highest.get(whose, -1)
+        if ids.min() <= highest:
+            fresh = np.ones(ids.size, np.bool_)
+            for _, each in self.pieces:
+                if each.left and each.prefix == whose:
+                    fresh &= ~np.isin(ids, each.ids)
+            rows = np.flatnonzero(fresh)
+            if rows.size < ids.size:
+                batch = piece.batch.take(rows) if rows.size else piece.batch.slice(0, 0)
+                piece.batch, piece.ids, piece.left = batch, ids[rows], rows.size
+        if len(self.highest) >= NAMES_MAX and whose not in self.highest:
+            waiting = {each.prefix for _, each in self.pieces if each.left}
+            self.highest = {name: self.highest[name] for name in waiting if name in self.highest}
+        self.highest[whose] = max(highest, int(ids.max()))
 
     def put_back(self, pieces: list[Piece]) -> None:
         """These are not begun any more, and are the first that are to be."""

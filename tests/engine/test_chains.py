@@ -565,18 +565,19 @@ async def test_a_server_keeps_what_is_in_two_chains_of_a_name_once(
     async with linked(jetstream_server.url) as (link, heard):
         config = {"name": "TWICE", "subjects": ["twice"], "storage": "memory"}
         await link.ask("STREAM.CREATE.TWICE", {**config, "allow_batched": True})
-        uplink = Uplink(
-            link.core,
-            subject=lambda class_id: "twice",
-            program=lambda name: "one",
-            run="r",
-            takes_chains=lambda class_id: True,
-        )
-        link.core.subscribe(uplink.inbox)
-        uplink.open_classes.add(7)
-        for lot, some in enumerate(both):
-            uplink.put(Lot(lot + 1, [entry(*(frame(b"%d" % n, n) for n in some), name="pub")]))
-        uplink.go_on(0.0)
+        uplinks: dict[int, Uplink] = {}
+        for run, some in zip("rs", both, strict=True):  # As two doors have them.
+            uplink = Uplink(
+                link.core,
+                subject=lambda class_id: "twice",
+                program=lambda name: "one",
+                run=run,
+                takes_chains=lambda class_id: True,
+            )
+            uplinks[link.core.subscribe(uplink.inbox)] = uplink
+            uplink.open_classes.add(7)
+            uplink.put(Lot(1, [entry(*(frame(b"%d" % n, n) for n in some), name="pub")]))
+            uplink.go_on(0.0)
         link.flush()
 
         def ends() -> int:
@@ -584,10 +585,15 @@ async def test_a_server_keeps_what_is_in_two_chains_of_a_name_once(
             return sum(b'"count":' in payload for payload in payloads)
 
         await heard.until(lambda: ends() == len(both))
-        assert {uplink.hear(each, 0.0) for each in heard.all(Messages)} == {None}
+        for each in heard.all(Messages):
+            for sid, some_answers in each.by_sid().items():
+                assert uplinks[sid].hear(some_answers, 0.0) is None
         before = len(heard.all(Replies))
         link.flush()
         await heard.until(lambda: sum(len(e.numbers) for e in heard.all(Replies)[before:]) == 2)
-        assert [uplink.take(each, 0.0) for each in heard.all(Replies)[before:]][-1] == len(both)
+        for replies in heard.all(Replies)[before:]:
+            for uplink in uplinks.values():
+                uplink.take(replies, 0.0)
+        assert [uplink.is_empty for uplink in uplinks.values()] == [True, True]
         info = await link.ask("STREAM.INFO.TWICE")
         assert info["state"]["messages"] == 150

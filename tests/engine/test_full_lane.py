@@ -166,3 +166,32 @@ def test_in_a_full_stream_what_it_has_already_waits_for_nothing() -> None:
     stream.refuses = lambda: False
     assert stream.answer_all(PAUSE_SECONDS) == 9
     assert stream.payloads() == expected
+
+
+def test_what_waits_for_room_and_is_said_again_is_stored_once_whatever_the_stream_forgets() -> None:
+    stream = opened()
+    expected = stream.put(1, 100, "pub")
+    stream.refuses = lambda: True
+    stream.uplink.go_on(0.0)
+    stream.answer(stream.take(), 0.0)
+    whole = [frame(payload, 1000 + number) for number, payload in enumerate(expected)]
+    waiting = stream.uplink._lanes[7].waiting_bytes
+    for lot in (2, 3):
+        stream.uplink.put(Lot(lot, [entry(*whole, name="pub")]))
+    assert stream.uplink._lanes[7].waiting_bytes == waiting
+    more = [frame(b"more", 1100)]
+    stream.uplink.put(Lot(4, [entry(*whole[90:], *more, name="pub")]))
+    stream.uplink.put(Lot(5, [entry(*whole[:1], name="other")]))
+    rooms = iter([True] * 20)
+    stream.refuses = lambda: not next(rooms, False)
+    now = PAUSE_SECONDS
+    while stream.uplink.lots > 4:
+        rooms = iter([True] * 20)
+        assert stream.answer_all(now) in (None, 3)
+        stream.ids.clear()
+        now += PAUSE_SECONDS
+    stream.refuses = lambda: False
+    while not stream.uplink.is_empty:
+        stream.answer_all(now)
+        now += PAUSE_SECONDS
+    assert stream.payloads() == [*expected, b"more", expected[0]]
