@@ -7,6 +7,7 @@ Rule 2: its loss ends the block at once, whatever is waited for in there: anothe
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -24,6 +25,7 @@ CONNECT_SECONDS = 5.0
 READ_BYTES = 1024 * 1024
 """What is copied is read by much at a time: each time costs something, however little came."""
 _GOODBYE_SECONDS = 1.0
+_NEAR = " near"
 INSTANCE = "bridge"
 """The one instance of its names: who comes again takes over what is left of its connection."""
 
@@ -101,7 +103,7 @@ async def near_wired(
     """A connection that reads for the lane of this name, which leads to this far end. Raises
     BusConnectionError, also while one that is called the same leads elsewhere."""
     core = core_of(
-        f"{name} near",
+        _near_name(name),
         heartbeat=heartbeat,
         instance=f"{INSTANCE} to {to}"[:NAME_CHARACTERS_MAX],
         auth=auth,
@@ -120,6 +122,15 @@ async def near_wired(
             f"{name!r} at {place} leads to another far end than {to}: each bridge has to have a "
             "name of its own there"
         ) from why
+
+
+def _near_name(lane: str) -> str:
+    """What a lane is called where it reads: no longer than a name may be."""
+    name = f"{lane}{_NEAR}"
+    if len(name) > NAME_CHARACTERS_MAX:
+        tag = f" {zlib.crc32(lane.encode()):08x}{_NEAR}"
+        name = lane[: NAME_CHARACTERS_MAX - len(tag)] + tag
+    return name
 
 
 def check(wire: Wire) -> None:

@@ -7,6 +7,7 @@ Rule 2: a file that has a mistake changes nothing: not at the start, and not at 
 from __future__ import annotations
 
 import contextlib
+import stat
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -80,6 +81,8 @@ def gateway(
     log_level: log_flags.Level = LogLevel.INFO,
     log_format: log_flags.Format = LogFormat.TEXT,
 ) -> None:
+    import logging
+
     import trio
 
     from simplebus.gateway import plan as plans
@@ -91,13 +94,26 @@ def gateway(
     except ConfigError as error:
         fail(str(error), status=CONFIG_STATUS)
     if check:
+        if complaint := _shown_secrets(file, plan):
+            typer.echo(f"simplebus: {complaint}", err=True)
         for each in plan.modules:
             heard = [source for source, sink in plan.links if sink == each.name]
             typer.echo(f"{each.name}: {each.module}, hears {', '.join(heard) or 'nobody'}")
         typer.echo(f"{file}: {len(plan.modules)} modules, {len(plan.links)} links")
         return
     configure_logging(log_level, log_format)
+    if complaint := _shown_secrets(file, plan):
+        logging.getLogger("simplebus.gateway").warning("%s", complaint)
     trio.run(_run, file, plan, status_seconds, drain_timeout, http)
+
+
+def _shown_secrets(file: Path, plan: GatewayPlan) -> str:
+    """What there is to say of a file with secrets that every user may read; empty for nothing."""
+    with contextlib.suppress(OSError):
+        has_secrets = any(getattr(each.settings, "has_secrets", False) for each in plan.modules)
+        if has_secrets and file.stat().st_mode & stat.S_IROTH:
+            return f"{file} holds passwords or tokens, and every user may read it"
+    return ""
 
 
 async def _run(

@@ -56,6 +56,20 @@ def test_messages_come_over_in_order_once() -> None:
     run(main)
 
 
+@pytest.mark.parametrize("length", [195, 196, 200])
+def test_a_lane_may_be_called_as_long_as_a_name_may_be(length: int) -> None:
+    async def main() -> None:
+        near, far = MemoryBus(), MemoryBus()
+        async with near as here, far as there:
+            await here.publish(b"0", class_id="orders")
+            copying = lane(near, far, "l" * length)
+            async with running(copying):
+                assert await payloads(there, "orders", 1) == [b"0"]
+            assert copying.statistics().losses == 0
+
+    run(main)
+
+
 @pytest.fixture
 def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch is of about four messages: many are announced and under way."""

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from certificates import Authority
 from programs import PATIENCE_SECONDS, program, server
 from typer.testing import CliRunner
 
@@ -51,6 +52,19 @@ from simplebus.gateway import Module
 class Unready(Module):
     async def start(self):
         await trio.sleep_forever()
+"""
+
+SHIELDED = """
+import trio
+
+from simplebus.gateway import Module
+
+
+class Shielded(Module):
+    async def receive(self, message):
+        self.bus.log.error("it never returns")
+        with trio.CancelScope(shield=True):
+            await trio.sleep_forever()
 """
 
 CLOCK = """
@@ -246,6 +260,50 @@ def test_a_file_is_looked_over(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     done = CliRunner().invoke(cli.app, ["gateway", str(file)])
     assert done.exit_code == 78
     assert done.stderr.startswith(f"simplebus: {file}:2: modules.a.module: 'timr' is unknown")
+
+
+@pytest.mark.parametrize(
+    ("who", "is_secret"),
+    [("token = 'hunter2'", True), ("credentials = {user = 'u', password = 'hunter2'}", True),
+     ("ca = '%s'", False)],
+)  # fmt: skip
+def test_a_file_with_secrets_that_others_may_read_is_told(
+    who: str, is_secret: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    Authority(folder)
+    file = folder / "gateway.toml"
+    settings = who.replace("%s", str(folder / "authority.pem"))
+    file.write_text(
+        "[modules.up]\nmodule = 'uplink'\n[modules.up.settings]\n"
+        f"to = 'simplebuss://localhost'\nclass = 1\n{settings}\n"
+    )
+    for mode, is_open in (0o644, True), (0o640, False):
+        file.chmod(mode)
+        done = CliRunner().invoke(cli.app, ["gateway", "--check", str(file)])
+        assert done.exit_code == 0, done.output
+        told = "holds passwords or tokens, and every user may read it" in done.stderr
+        assert told == (is_secret and is_open)
+        assert "hunter2" not in done.output
+
+
+def test_one_that_shields_itself_does_not_keep_the_second_signal_from_ending_it(
+    folder: Path,
+) -> None:
+    (folder / "shielded_of_test.py").write_text(SHIELDED)
+    file = folder / "gateway.toml"
+    file.write_text(
+        CLOCK % "one" + "[modules.bad]\nmodule = 'shielded_of_test:Shielded'\nhears = ['clock']\n"
+    )
+    with program("gateway", "--drain-timeout", "0.1", str(file)) as gateway:
+        assert gateway.line() == "simplebus gateway ready modules=2"
+        gateway.complains("it never returns")
+        gateway.signal(signal.SIGTERM)
+        gateway.complains("module 'bad' shields itself from being given up")
+        gateway.signal(signal.SIGTERM)
+        status, _, told = gateway.end()
+    assert status == 1, told
+    assert "ends at once" in told
 
 
 def test_a_module_that_never_gets_ready_is_let_go_of_by_the_next_reading(folder: Path) -> None:

@@ -86,6 +86,12 @@ class UplinkSettings:
     """Who it is there, and whom it trusts."""
 
     @property
+    def has_secrets(self) -> bool:
+        """Whether the file that says this is one that others are not to read."""
+        table = self.table
+        return bool(table.password or table.token or table.seed or "@" in table.to)
+
+    @property
     def nats_access(self) -> NatsAccess:
         """The same, for a NATS server."""
         seed = self.table.seed
