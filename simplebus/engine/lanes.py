@@ -78,9 +78,13 @@ class Piece:
     moved_at: float = 0.0
     """When they were written last, or one of them had its PubAck."""
 
+    done: list[Integers] = field(default_factory=list)
+    """The numbers of those that were left out of it when they were stored."""
+
     def leave_out_stored(self) -> None:
         """Leave what is not known to be stored."""
         if self.missing is not None:
+            self.done.append(self.ids[~self.missing])
             rows = np.flatnonzero(self.missing)
             self.batch, self.ids, self.missing = self.batch.take(rows), self.ids[rows], None
         self.left = self.batch.count
@@ -92,7 +96,11 @@ class Piece:
         batch, ids = self.batch.slice(first, last), self.ids[first:last]
         # Of a chain without a name it is known what is stored: the rest is as new.
         number = 0 if self.is_chain and not self.has_name else self.number
-        return replace(self, batch=batch, ids=ids, left=batch.count, stored=set(), number=number)
+        done = [] if first else self.done
+        left = batch.count
+        return replace(
+            self, batch=batch, ids=ids, left=left, stored=set(), number=number, done=done
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -114,6 +122,9 @@ class Lane:
     proofs: dict[int, Piece] = field(default_factory=dict)
     """What it was asked for, by number: whether the last one of a chain is, of which all is said to
     be."""
+    untold: list[tuple[int, bytes, Integers]] = field(default_factory=list)
+    """What is stored of a lot of which something is not, of publishers with names: the lot, what
+    their ids begin with, and the numbers."""
     highest: dict[bytes, int] = field(default_factory=dict)
     """The highest number that was put of each publisher with a name, by what its ids begin with."""
     window: int = 0
@@ -157,8 +168,8 @@ class Lane:
         return not piece.is_sure or (is_part and not piece.is_chain)
 
     def put(self, lot: int, piece: Piece) -> None:
-        """One is to be written, but for what waits here already: its publisher, who was cut off,
-        says that again."""
+        """One is to be written, but for what waits here already, or is stored in front of what
+        does: its publisher, who was cut off, says that again."""
         if piece.has_name:
             self._leave_out_waiting(piece)
         self.pieces.append((lot, piece))
@@ -173,14 +184,18 @@ class Lane:
         if ids.min() <= highest:
             fresh = np.ones(ids.size, np.bool_)
             for _, each in self.pieces:
-                if each.left and each.prefix == whose:
-                    fresh &= ~np.isin(ids, each.ids)
+                if each.prefix == whose:
+                    for known in (each.ids, *each.done):
+                        fresh &= ~np.isin(ids, known)
+            for _, prefix, known in self.untold:
+                if prefix == whose:
+                    fresh &= ~np.isin(ids, known)
             rows = np.flatnonzero(fresh)
             if rows.size < ids.size:
                 batch = piece.batch.take(rows) if rows.size else piece.batch.slice(0, 0)
                 piece.batch, piece.ids, piece.left = batch, ids[rows], rows.size
         if len(self.highest) >= NAMES_MAX and whose not in self.highest:
-            waiting = {each.prefix for _, each in self.pieces if each.left}
+            waiting = {each.prefix for _, each in self.pieces}
             self.highest = {name: self.highest[name] for name in waiting if name in self.highest}
         self.highest[whose] = max(highest, int(ids.max()))
 
@@ -238,11 +253,18 @@ class Lane:
         rest = piece.batch.slice(done, piece.batch.count)
         self.under_way_bytes += rest.data.size - piece.batch.data.size
         self.waiting_bytes += rest.data.size - piece.batch.data.size
+        piece.done.append(piece.ids[:done])
         piece.batch, piece.ids = rest, piece.ids[done:]
 
     def take_stored(self) -> list[int]:
         """The lots of pieces that are stored, with all before them, since this was asked last."""
         found: list[int] = []
         while self.pieces and not self.pieces[0][1].left:
-            found.append(self.pieces.popleft()[0])
+            lot, piece = self.pieces.popleft()
+            found.append(lot)
+            if piece.has_name:
+                self.untold += [(lot, piece.prefix, ids) for ids in (piece.ids, *piece.done)]
+        if found and self.untold:
+            first = self.pieces[0][0] if self.pieces else found[-1] + 1
+            self.untold = [each for each in self.untold if each[0] >= first]
         return found

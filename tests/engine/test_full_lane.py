@@ -195,3 +195,23 @@ def test_what_waits_for_room_and_is_said_again_is_stored_once_whatever_the_strea
         stream.answer_all(now)
         now += PAUSE_SECONDS
     assert stream.payloads() == [*expected, b"more", expected[0]]
+
+
+def test_what_is_stored_and_not_confirmed_is_not_stored_again_when_it_is_said_again() -> None:
+    stream = opened()
+    stream.looks_first = True
+    expected = stream.put(1, 5000, "pub")  # Two pieces of one lot, the first is stored as a whole.
+    rooms = iter([True] * 4500)
+    stream.refuses = lambda: not next(rooms, False)
+    assert stream.answer_all(0.0) is None
+    assert stream.answer_all(PAUSE_SECONDS) is None
+    assert len(stream.stored) == 4500
+    whole = [frame(payload, 1000 + number) for number, payload in enumerate(expected)]
+    stream.uplink.put(Lot(2, [entry(*whole, name="pub")]))
+    stream.ids.clear()
+    stream.refuses = lambda: False
+    now = PAUSE_SECONDS
+    while not stream.uplink.is_empty:
+        now += PAUSE_SECONDS
+        stream.answer_all(now)
+    assert stream.payloads() == expected
