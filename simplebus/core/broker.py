@@ -87,6 +87,10 @@ _ABOUT: dict[type[Asked], int] = {
 }
 
 
+_HEAVY = (SubscriptionAsked, Greeted, Connected)
+"""Events of which one may take long."""
+
+
 class Broker:
     """The engine. See the module's law for how it is driven."""
 
@@ -210,7 +214,7 @@ class Broker:
             try:
                 for event in session.receive(buffer, count):
                     events += 1
-                    if isinstance(event, SubscriptionAsked | Greeted | Connected):
+                    if isinstance(event, _HEAVY):
                         heavy += event.heavy
                     if not session.is_admitted:
                         admit(self.users, session, event, self.visits, self.refused)
