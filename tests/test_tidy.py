@@ -40,8 +40,8 @@ LAYERS = {
     "engine": {"core", "engine", "nats"},
     "monitor": {"core", "monitor", "nats"},
     "server": {"core", "engine", "monitor", "nats", "server", "storage", "tls"},
-    "client": {"core", "client", "tls"},
-    "gateway": {"bridge", "client", "config", "core", "gateway", "memory", "monitor"},
+    "client": {"core", "client", "tls", "toml"},
+    "gateway": {"bridge", "client", "config", "core", "gateway", "memory", "monitor", "toml"},
 }
 LINES_MAX = 600
 TOP_LEVEL = {"pyproject.toml", "simplebus", "protocol", "tests", "load", "README.md", "rps.png"}

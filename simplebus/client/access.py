@@ -11,12 +11,12 @@ import os
 import socket
 import ssl
 import stat
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from simplebus import toml
 from simplebus.client.dial import Address
 from simplebus.core.requests import Auth
 from simplebus.tls import TlsSocket
@@ -108,8 +108,8 @@ class Access:
         with open(path, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
             try:
-                said = tomllib.loads(file.read().decode("utf-8-sig"))
-            except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+                said = toml.loads(file.read().decode("utf-8-sig"))
+            except (toml.TOMLDecodeError, UnicodeDecodeError) as error:
                 raise ValueError(f"{path} is no TOML: {error}") from None
         known = [each.name for each in fields(cls) if each.name != "context"]
         for name, value in said.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from simplebus import toml
 from simplebus.commands import http_flags, log_flags
 from simplebus.complaints import CONFIG_STATUS, USAGE_STATUS, fail, sentence
 from simplebus.config.lines import places, told
@@ -203,10 +203,10 @@ def _read(path: Path) -> list[Bridge]:
 
     try:
         text = path.read_text(encoding="utf-8-sig")
-        raw = tomllib.loads(text)
+        raw = toml.loads(text)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (toml.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is no TOML: {error}") from None
     try:
         for key in raw:

@@ -269,14 +269,14 @@ def _found(parts: list[str], name: str, path: Path, *, change: bool) -> int | No
 
 def _place(parts: list[str], name: str, path: Path) -> int | None:
     """Which part is a user's."""
-    import tomllib
+    from simplebus import toml
 
     for at, part in enumerate(parts):
         if not _HEAD.search(part):
             continue
         try:
-            (user,) = tomllib.loads(part)["users"]
-        except (tomllib.TOMLDecodeError, ValueError, KeyError):
+            (user,) = toml.loads(part)["users"]
+        except (toml.TOMLDecodeError, ValueError, KeyError):
             fail(f"{path} is not written as simplebus user can change it; change it by hand")
         if user.get("name") == name:
             return at
@@ -299,7 +299,7 @@ def _with_secrets(part: str, lines: list[str]) -> str:
 def _entries(text: str) -> tuple[list[tuple[str, str]], str]:
     """What stands in a table up to the next one: each key, empty for remarks, with its text, which
     may take several lines; and the rest."""
-    import tomllib
+    from simplebus import toml
 
     found: list[tuple[str, str]] = []
     entry, at = "", 0
@@ -309,8 +309,8 @@ def _entries(text: str) -> tuple[list[tuple[str, str]], str]:
         at += len(line)
         entry += line
         try:
-            keys = tomllib.loads(entry)
-        except tomllib.TOMLDecodeError:
+            keys = toml.loads(entry)
+        except toml.TOMLDecodeError:
             continue  # It goes on.
         found.append((next(iter(keys), ""), entry))
         entry = ""

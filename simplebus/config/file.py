@@ -22,7 +22,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from simplebus import toml
 from simplebus.complaints import CONFIG_STATUS, fail
 from simplebus.config.lines import places, told
 from simplebus.config.mistakes import (
@@ -162,8 +162,8 @@ def read(path: Path, context: typer.Context) -> tuple[Config, tuple[str, ...]]:
 
     text, mode = _text(path)
     try:
-        raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        raw = toml.loads(text)
+    except toml.TOMLDecodeError as error:
         raise ConfigError(no_toml(path, str(error))) from None
     mistakes = Mistakes()
     with mistakes.noted():

@@ -30,7 +30,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,6 +38,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from simplebus import toml
 from simplebus.config.lines import places, told
 from simplebus.config.mistakes import MISTAKES_MAX, ConfigError, Mistakes, no_toml
 from simplebus.config.tables import (
@@ -235,8 +235,8 @@ def users_in(text: str, path: Path) -> ConfiguredUsers:
     """The users of the text of a file of their own. Raises ConfigError, with the file and the line,
     for all that is wrong with it."""
     try:
-        raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        raw = toml.loads(text)
+    except toml.TOMLDecodeError as error:
         raise ConfigError(no_toml(path, str(error))) from None
     mistakes, found = Mistakes(), ConfiguredUsers()
     mistakes.found += [

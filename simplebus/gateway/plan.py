@@ -20,7 +20,6 @@ import dataclasses
 import importlib
 import inspect
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +27,7 @@ from typing import Any
 
 import msgspec
 
+from simplebus import toml
 from simplebus.config.mistakes import ConfigError, once, unknown
 from simplebus.gateway.mailbox import QUEUE_PLACES, Full
 from simplebus.gateway.modules import SHIPPED
@@ -111,8 +111,8 @@ def read(path: Path) -> GatewayPlan:
 def parse(text: str) -> GatewayPlan:
     """The plan of a file's text. Raises ConfigError."""
     try:
-        raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        raw = toml.loads(text)
+    except toml.TOMLDecodeError as error:
         raise ConfigError(f"no TOML: {error}") from None
     for name in raw:
         if name != "modules":

@@ -360,6 +360,8 @@ async def reload(up: Serving, options: ServeOptions) -> ServeOptions:
     except (ValueError, BusError) as error:
         for line in str(error).splitlines():
             log.error("nothing is changed: %s", line)
+    except Exception:  # Whatever it is, it is no reason to end.
+        log.exception("what was read again could not be taken over")
     await up.reload_certificates(says_doubts=options.reload is None)
     notify("READY=1")
     return options

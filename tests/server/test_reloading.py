@@ -174,6 +174,13 @@ async def test_a_file_with_mistakes_changes_nothing_and_says_why(
             "nothing is changed: bus.toml:2: two",
         ]
 
+        def faulty() -> Any:
+            raise RuntimeError("a fault of ours")
+
+        before = replace(before, reload=faulty)
+        assert await reload(server, before) is before  # It goes on.
+        assert "could not be taken over" in caplog.text
+
         said: list[str] = []
         settings, options = Settings(Limits(class_messages=7)), ServeOptions(drain_seconds=5)
         before = replace(before, reload=lambda: (settings, options, lambda: said.append("x")))

@@ -1,0 +1,36 @@
+"""TOML that others have written, and what may be wrong with it."""
+
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+
+from simplebus import toml
+
+FINE = ["", "a = 1", "[a]\nb = [1, [2, {c = []}]]", f"x = {'[' * 32}{']' * 32}"]
+
+
+@pytest.mark.parametrize("text", FINE)
+def test_what_is_fine_is_what_tomllib_says(text: str) -> None:
+    assert toml.loads(text) == tomllib.loads(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"x = {'[' * 33}{']' * 33}",
+        f"x = {'[' * 100_000}",
+        f"x = {'[' * 100_000}{']' * 100_000}",
+        f"x = {'{a=' * 500}1{'}' * 500}",
+        f"[{'a.' * 40}a]",
+    ],
+)
+def test_what_is_nested_deeply_is_a_mistake(text: str) -> None:
+    with pytest.raises(toml.TOMLDecodeError, match="too deeply, expected 32 levels at most"):
+        toml.loads(text)
+
+
+def test_other_mistakes_are_told_as_they_are() -> None:
+    with pytest.raises(toml.TOMLDecodeError, match="at end of document"):
+        toml.loads("a = 1\nb = ")
