@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import compress
 from typing import TYPE_CHECKING, Any, cast
 
 import typer
@@ -195,35 +194,44 @@ def changes(before: Plan, now: Plan) -> list[Change]:
 
 def set_free(before: Plan, now: Plan) -> list[str]:
     """Warnings: which users may do everything now, or publish or subscribe to everything, who might
-    not before. It is so, too, where a file was cut off in the middle."""
-    was, found = _free(before), []
-    for name, free in _free(now).items():
-        if more := free - was.get(name, free):
+    not before, or are denied less. It is so, too, where a file was cut off in the middle."""
+    was, found = _bounds(before), []
+    for name, (free, denied) in _bounds(now).items():
+        was_free, was_denied = was.get(name, (free, denied))
+        if more := free - was_free:
             what = sorted(more) if len(free) < len(_RIGHTS) else ["do"]
             found.append(f"user {name} may {' and '.join(what)} everything now")
+        elif less := was_denied - denied:
+            found.append(f"user {name} is not denied any more: {', '.join(sorted(less))}")
     return found
 
 
 _RIGHTS = ("do", "publish to", "subscribe to")
 
 
-def _free(plan: Plan) -> dict[str, set[str]]:
-    """By user, what it may do with all classes, or all subjects."""
-    found: dict[str, set[str]] = {}
+def _bounds(plan: Plan) -> dict[str, tuple[set[str], set[str]]]:
+    """By user, what it may do with all classes, or all subjects, and what of these is denied."""
+    found: dict[str, tuple[set[str], set[str]]] = {}
     users, auth = plan.options.users, plan.options.nats.auth
     for user in users.users if users is not None else ():
         if (may := user.permissions) is None:
-            found[repr(user.name)] = {*_RIGHTS}
-        else:
-            free = (False, may.publish.allow is None, may.subscribe.allow is None)
-            found[repr(user.name)] = {*compress(_RIGHTS, free)}
+            found[repr(user.name)] = {*_RIGHTS}, set()
+            continue
+        free = {
+            what
+            for what, rules in zip(_RIGHTS[1:], (may.publish, may.subscribe), strict=True)
+            if rules.allow is None or any(str(rule) == "*" for rule in rules.allow)
+        }
+        denied = (*may.publish.deny, *may.subscribe.deny)
+        found[repr(user.name)] = free, {repr(str(rule)) for rule in denied}
     for each in auth.users:
         name = f"{(each.name or each.nkey)!r} of the NATS port"
         if (says := auth.permissions(each)) is None:
-            found[name] = {*_RIGHTS}
-        else:
-            free = (False, not says.publish_allow, not says.subscribe_allow)
-            found[name] = {*compress(_RIGHTS, free)}
+            found[name] = {*_RIGHTS}, set()
+            continue
+        allows = zip(_RIGHTS[1:], (says.publish_allow, says.subscribe_allow), strict=True)
+        free = {what for what, allow in allows if not allow or ">" in allow}
+        found[name] = free, {*map(repr, (*says.publish_deny, *says.subscribe_deny))}
     return found
 
 

@@ -118,6 +118,9 @@ class Rule:
         if self.channel:
             check_pattern(self.channel)
 
+    def __str__(self) -> str:
+        return f"{self.class_} {self.channel}".strip()
+
     @classmethod
     def parse(cls, text: str) -> Rule:
         """From a class, perhaps a blank and a pattern of channels. Raises ValueError."""

@@ -94,7 +94,7 @@ class Answers:
     def connect(self, session: Session, class_ids: tuple[int, ...]) -> None:
         """Version 1: name classes, answer with the session's id."""
         class_ids = tuple(self._store.table.distinct(class_ids))
-        check_names(session, class_ids, self._store.classes)
+        check_names(session, class_ids, self._store.table)
         found = [(class_id, "") for class_id in class_ids]
         self.shares.check_classes(session, found)
         self._store.table.open_classes(found, maker=session.user)
@@ -118,7 +118,7 @@ class Answers:
         check_numbers(asked, store.table)
         classes = store.table.distinct(asked.classes)
         named, _ = store.table.check_classes(classes)
-        check_names(session, classes, store.classes)
+        check_names(session, classes, store.table)
         self.shares.check_classes(session, named)
         lost, is_first = 0, not dialect.is_greeted
         if is_first:

@@ -47,11 +47,12 @@ def check_fetch(session: Session, cls: MessageClass) -> None:
 
 
 def check_names(
-    session: Session, asked: Sequence[int | str | NamedClass], known: dict[int, MessageClass]
+    session: Session, asked: Sequence[int | str | NamedClass], table: ClassTable
 ) -> None:
     """The same of naming classes: only who has to do with one may, and to say what it keeps is a
-    right of its own. A class that is there is judged by the name that it has, not by a new one."""
-    grants = session.grants
+    right of its own. A class that is there is judged by the id and the name that it has, not by a
+    new one."""
+    grants, known = session.grants, table.classes
     if grants is None:
         return
     for entry in asked:
@@ -63,6 +64,8 @@ def check_names(
             class_id = entry
         elif isinstance(entry, str):
             name = entry
+        if class_id < 0:
+            class_id = table.names.get(name, -1)
         if class_id in known:
             name = known[class_id].name
         if not grants.knows(class_id, name):

@@ -127,3 +127,11 @@ def test_who_may_do_more_than_was_meant_perhaps_is_told(path: Path) -> None:
         now = again(context)
         assert set_free(before, now) == ["user 'ada' may subscribe to everything now"]
         assert set_free(after, now) == []
+        rules = "[users.permissions.publish]\nallow = ['orders']\ndeny = ['orders eu', 'x']\n"
+        path.write_text(f"{ada}{rules}[users.permissions.subscribe]\nallow = ['orders']\n")
+        bound = again(context)
+        path.write_text(f"{ada}{rules.replace(chr(39) + 'orders eu' + chr(39) + ', ', '')}")
+        now = again(context)
+        assert set_free(bound, now) == ["user 'ada' may subscribe to everything now"]
+        path.write_text(path.read_text() + "[users.permissions.subscribe]\nallow = ['orders']\n")
+        assert set_free(bound, again(context)) == ["user 'ada' is not denied any more: 'orders eu'"]

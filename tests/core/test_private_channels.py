@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from core.talk import Bus
 from core.talk2 import Peer2, asked, enveloped, on_channel, peer2, subscribe
 from simplebus.core import frames
 from simplebus.core.access import REPLIES, Permissions, Right, Rule, Rules, is_private
-from simplebus.core.errors import Reason
+from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.passwords import quick_hash
 from simplebus.core.requests import NamedClass
 from simplebus.core.users import User, Users
@@ -81,6 +83,21 @@ def test_nobody_fetches_replies_to_others(bus: Bus, who: str) -> None:
     asks = asked(frames.FETCH, 9, first=0, last=9)
     assert [said.content["code"] for said in peer(bus, who, asks).told()] == [Reason.UNAUTHORIZED]
     assert "code" not in peer(bus, "log", asks).told()[-1].content
+
+
+def test_who_may_by_the_id_of_a_class_may_name_it_by_its_name(bus: Bus) -> None:
+    named(bus)
+    by_id = Permissions(Rules((Rule("9"),)), Rules(()))
+    denied = Permissions(Rules(), Rules((), (Rule("9"),)))
+    bus.broker.users = Users(
+        [
+            User("svc", token=quick_hash("svc"), permissions=by_id),
+            User("no", token=quick_hash("no"), permissions=replace(denied, publish=Rules(()))),
+        ]
+    )
+    assert peer2(bus, classes=[REPLIES], auth={"token": "svc"}).errors() == []
+    with pytest.raises(RemoteProtocolError, match="has nothing to do with class 'simplebus"):
+        peer2(bus, classes=[REPLIES], auth={"token": "no"})
 
 
 def test_who_listened_before_the_class_had_its_name_has_to_come_again(bus: Bus) -> None:
