@@ -369,7 +369,7 @@ class _HttpConnection:
             response = self._refusal(asked)
             if response is None:
                 request = self._request(asked)
-                response = self._misdirected(request, asked) or await self._denial(request, asked)
+                response = await self._denial(request, asked) or self._misdirected(request, asked)
                 if response is None:
                     self._stream.is_known = self._stream.is_known or request.path not in OPEN_PATHS
                     response = await self._door.answer(request)
