@@ -170,6 +170,8 @@ class Life:
             with trio.move_on_after(AWAITED_GRACE_S) as scope:
                 await self._ended.wait()
             if scope.cancelled_caught:
+                if self._port is not None:
+                    self._port.end()
                 log.error(
                     "module %r shields itself from being given up: it goes on, and the gateway "
                     "cannot end before it does", self.plan.name,
@@ -407,11 +409,12 @@ class Life:
                 box.delivered += 1
                 message = batch.popleft()
                 await receive(message)
-        except trio.Cancelled:  # It is given up, or the module is removed, and so not counted.
-            batch.appendleft(message)
-            box.delivered -= 1
-            raise
         except BaseException as error:
+            # What it makes of being cancelled, in a nursery for example, is its own business.
+            is_given_up = self._deliveries.cancel_called or self._scope.cancel_called
+            if is_given_up or isinstance(error, trio.Cancelled):  # So it does not count.
+                batch.appendleft(message)
+                box.delivered -= 1
             _raise_own(error)
             raise
         await trio.lowlevel.checkpoint()

@@ -114,7 +114,11 @@ class AsyncPort(Port):
         inside `receive` ModuleBusFullError, where waiting would never end."""
         if self.has_ended:
             raise self._over()
-        await self._bus.publish_async(_message(content, properties), source=self._source)
+        message = _message(content, properties)
+        with trio.CancelScope() as scope, self._ended.told(scope.cancel):
+            await self._bus.publish_async(message, source=self._source)
+        if scope.cancelled_caught:
+            raise self._over()
         self.published += 1
 
 

@@ -73,6 +73,49 @@ async def test_one_that_waits_for_its_run_hears_that_it_failed_and_its_message_a
     assert gateway.statistics().lost == 0
 
 
+@pytest.mark.parametrize("how", ["plainly", "in a nursery", "and makes an error of it"])
+async def test_a_message_that_was_given_up_comes_again_whatever_its_module_makes_of_that(
+    autojump_clock: trio.testing.MockClock, how: str
+) -> None:
+    made: list[Module] = []
+    heard: list[bytes] = []
+
+    class Waits(Module):
+        def __init__(self, bus: object, settings: object) -> None:
+            super().__init__(bus, settings)  # type: ignore[arg-type]
+            made.append(self)
+
+        async def run(self) -> None:
+            await trio.sleep(1)
+            if len(made) < 2:
+                raise OSError("it is in use")
+            await trio.sleep_forever()
+
+        async def receive(self, message: ModuleMessage) -> None:
+            if len(made) < 2:
+                await self.wait()
+            heard.append(message.content)
+
+        async def wait(self) -> None:
+            async with trio.open_nursery() as nursery:
+                if how == "in a nursery":
+                    nursery.start_soon(trio.sleep_forever)
+                try:
+                    await trio.sleep_forever()
+                except trio.Cancelled as cancelled:
+                    if how == "and makes an error of it":
+                        raise ValueError("it was cancelled") from cancelled
+                    raise
+
+    async with open_gateway(alone(Waits)) as gateway:
+        for text in "one", "two":
+            await gateway.publish(said(text))
+        await gateway.bus.wait_quiet_async()
+        (found,) = gateway.statistics().modules
+        assert found.delivered == 2
+    assert heard == [b"one", b"two"]
+
+
 async def test_one_that_waits_for_ever_is_made_again_when_it_has_another_plan(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
@@ -209,12 +252,15 @@ async def test_one_that_is_stuck_in_a_thread_is_replaced_all_the_same(
 async def test_one_that_shields_itself_holds_up_no_other_change(
     autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    go = trio.Event()
+    go, refused = trio.Event(), trio.Event()
 
     class Shielded(Module):
         async def receive(self, message: ModuleMessage) -> None:
             with trio.CancelScope(shield=True):
                 await go.wait()
+                with pytest.raises(ModuleBusError, match="has ended"):
+                    await self.bus.publish(b"late")
+                refused.set()
 
     async with open_gateway(alone(Shielded)) as gateway:
         await gateway.publish(said("one"))
@@ -223,4 +269,5 @@ async def test_one_that_shields_itself_holds_up_no_other_change(
         await gateway.add(ModulePlan.of("b", "gateway.parts:Recorder"))
         assert gateway.names == ("b",)
         go.set()
+        await refused.wait()
     assert "module 'a' shields itself from being given up" in caplog.text
