@@ -63,7 +63,8 @@ class Piece:
     is_open: bool = False
     """Whether it was not said that this chain has ended."""
     is_sure: bool = True
-    """Whether those of a chain that are not left are all that is stored, or all have ids."""
+    """Whether those of a chain that are not left are all that is stored, or all have ids; not
+    while the stream is asked which it has."""
     is_told: bool = False
     """Whether all of a chain was said to be stored: it is not under way any more, though the stream
     has not said so of its last message."""
@@ -79,16 +80,28 @@ class Piece:
     """When they were written last, or one of them had its PubAck."""
 
     done: list[Integers] = field(default_factory=list)
-    """The numbers of those that were left out of it when they were stored."""
+    """The numbers of those that were left out of it when they were stored: one array, or none."""
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether PubAcks say how many of it are stored. Where the stream was asked which ones are,
+        late ones would count what it has said."""
+        return not self.is_chain and self.missing is None
 
     def leave_out_stored(self) -> None:
         """Leave what is not known to be stored."""
         if self.missing is not None:
-            self.done.append(self.ids[~self.missing])
+            self.note_done(self.ids[~self.missing])
             rows = np.flatnonzero(self.missing)
             self.batch, self.ids, self.missing = self.batch.take(rows), self.ids[rows], None
         self.left = self.batch.count
         self.stored.clear()
+
+    def note_done(self, ids: Integers) -> None:
+        """These are left out. Where a stream has no room this is called for hours, mostly with
+        none."""
+        if ids.size:
+            self.done = [np.concatenate([*self.done, ids])]
 
     def part(self, first: int, last: int | None = None) -> Piece:
         """Some of its messages, which are not under way."""
@@ -253,7 +266,7 @@ class Lane:
         rest = piece.batch.slice(done, piece.batch.count)
         self.under_way_bytes += rest.data.size - piece.batch.data.size
         self.waiting_bytes += rest.data.size - piece.batch.data.size
-        piece.done.append(piece.ids[:done])
+        piece.note_done(piece.ids[:done])
         piece.batch, piece.ids = rest, piece.ids[done:]
 
     def take_stored(self) -> list[int]:

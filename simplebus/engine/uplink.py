@@ -268,6 +268,7 @@ class Uplink:
             piece.moved_at = now
             if not lane.is_doubted(piece):
                 continue
+            piece.is_sure = False  # Until it has said all: else all is asked again.
             count, rows = piece.batch.count, np.arange(piece.batch.count)
             if piece.is_chain:
                 rows = content.milestones(count)
@@ -451,7 +452,7 @@ class Uplink:
             lane = self._whose.get(number)
             if lane is not None and number in lane.rows:
                 self._count_row(lane, number, now)
-            elif lane is not None and not (piece := lane.begun[number]).is_chain:
+            elif lane is not None and (piece := lane.begun[number]).is_counted:
                 more = sequences - piece.stored
                 piece.stored |= more
                 if more:

@@ -9,7 +9,8 @@ import random
 from collections import deque
 from dataclasses import replace
 
-from hypothesis import given
+import pytest
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from simplebus.core.ledger import Lot
@@ -82,6 +83,9 @@ def numbers(stream: ChainStream) -> list[int]:
     return [int(payload) for payload in stream.payloads()]
 
 
+@example(seed=5177, name="", cuts=False)  # A PubAck comes behind what the stream was asked.
+@example(seed=370914, name="", cuts=True)
+@example(seed=5101, name="pub", cuts=True)
 @given(seed=st.integers(0, 10**6), name=st.sampled_from(["", "pub"]), cuts=st.booleans())
 def test_whatever_is_late_all_is_stored_and_nothing_waits_for_ever(
     seed: int, name: str, cuts: bool
@@ -215,3 +219,62 @@ def test_what_is_stored_and_not_confirmed_is_not_stored_again_when_it_is_said_ag
         now += PAUSE_SECONDS
         stream.answer_all(now)
     assert stream.payloads() == expected
+
+
+NO_LEADER = b'{"error":{"code":503,"err_code":10008,"description":"temporarily unavailable"}}'
+
+
+@pytest.mark.parametrize("name", ["", "pub"])
+@pytest.mark.parametrize("how", ["cut", "silent", "without a leader"])
+def test_a_full_stream_that_says_but_in_part_what_it_has_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, how: str, name: str
+) -> None:
+    """All of the first piece is stored, and some of the second."""
+    stream = opened()
+    uplink = stream.uplink
+    for lot in (1, 2):
+        whole = [frame(b"%d" % number, number) for number in range(10 * lot, 10 * lot + 10)]
+        uplink.put(Lot(lot, [entry(*whole, name=name)]))
+    stream.refuses = lambda: len(stream.stored) >= 15
+    uplink.go_on(0.0)
+    answers = stream.take()
+    stream.answer(answers[:5] + answers[10:], 0.0)  # The others are late.
+    now = PAUSE_SECONDS
+    uplink.go_on(now)
+    with monkeypatch.context() as patch:
+        if how == "without a leader":
+            asked = iter(range(20))
+            honest = stream.whether
+            patch.setattr(
+                stream, "whether", lambda id_: honest(id_) if next(asked) < 10 else NO_LEADER
+            )
+        answers = stream.take()
+    assert len(answers) == 20
+    stream.answer(answers if how == "without a leader" else answers[:10], now)
+    if how == "cut":
+        stream.core.lose()
+        stream.connect(now)
+        stream.core.take_output()
+        uplink.begin_anew(now)
+    stream.refuses = lambda: False
+    for _ in range(100):
+        now += PAUSE_SECONDS
+        uplink.go_on(now)
+        stream.answer(stream.take(), now)
+    assert uplink.is_empty
+    assert numbers(stream) == list(range(10, 30))
+
+
+def test_a_class_that_is_full_for_hours_keeps_nothing_for_that() -> None:
+    stream = opened()
+    for lot in range(1, 4):
+        stream.put(lot, 10, "pub")
+    rooms = iter([True] * 5)
+    stream.refuses = lambda: not next(rooms, False)
+    for turn in range(1000):
+        if turn == 500:
+            rooms = iter([True] * 2)
+        stream.answer_all(turn * PAUSE_SECONDS)
+    assert len(stream.stored) == 7
+    kept = [ids for _, piece in stream.uplink._lanes[7].pieces for ids in piece.done]
+    assert len(kept) <= len(stream.stored)
