@@ -304,12 +304,12 @@ class Uplink:
             lane.again_at = now + PAUSE_SECONDS
             return
         if not lane.asked:
-            lane.again_at = now
             for each in list(lane.begun.values()):
                 each.is_sure = True
                 left = each.left if each.missing is None else int(np.count_nonzero(each.missing))
                 if left != each.left:
                     self._count_stored(lane, each, each.left - left, now)
+            lane.again_at = now if lane.begun else float("inf")
 
     def _write(self, lane: Lane, piece: Piece, now: float) -> None:
         """Publish all of it."""
@@ -411,6 +411,8 @@ class Uplink:
         lane.count_stored(piece, count, now)
         if not piece.left:
             del self._whose[piece.number]
+            if not lane.begun:
+                self._forget(lane.asked)  # Nobody waits for these: others may begin.
             self._look_how_far(lane)
 
     def _look_how_far(self, lane: Lane) -> None:

@@ -278,3 +278,23 @@ def test_a_class_that_is_full_for_hours_keeps_nothing_for_that() -> None:
     assert len(stream.stored) == 7
     kept = [ids for _, piece in stream.uplink._lanes[7].pieces for ids in piece.done]
     assert len(kept) <= len(stream.stored)
+
+
+@pytest.mark.parametrize("is_told_by", ["its own answers", "what was asked"])
+def test_what_was_asked_holds_nobody_up_once_all_is_known(is_told_by: str) -> None:
+    stream = opened()
+    stream.put(1, 100)
+    stream.uplink.go_on(0.0)
+    late = stream.take()
+    stream.uplink.go_on(PATIENCE_SECONDS)
+    asked = stream.take()
+    assert len(asked) == 4
+    stream.put(2, 5)
+    stream.answer(late if is_told_by == "its own answers" else asked, PATIENCE_SECONDS)
+    stream.uplink.go_on(PATIENCE_SECONDS)
+    answers = stream.take()
+    assert len(stream.stored) == 105
+    stream.uplink.go_on(PATIENCE_SECONDS + 0.01)
+    assert stream.take() == []  # Nor is anything written again at once.
+    stream.answer(answers, PATIENCE_SECONDS + 0.01)
+    assert stream.uplink.is_empty
