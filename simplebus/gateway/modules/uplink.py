@@ -38,7 +38,7 @@ from simplebus.core.limits import Limits
 from simplebus.core.settings import FullPolicy, Settings
 from simplebus.gateway.messages import ModuleMessage
 from simplebus.gateway.module import AsyncPort, Module
-from simplebus.gateway.modules.keeping import Keeper
+from simplebus.gateway.modules.intake import Intake
 from simplebus.gateway.modules.uplink_settings import UplinkSettings, UplinkTable, parse
 from simplebus.memory import MemoryBus
 
@@ -67,7 +67,7 @@ class Uplink(Module):
         self._memory = MemoryBus(
             Settings(limits=limits, full_policy=policy), data_dir=table.data_dir or None
         )
-        self._keeper: Keeper | None = None
+        self._intake: Intake | None = None
         self._is_open = trio.Event()
         """Set once there is one."""
         self._count = 0
@@ -82,14 +82,14 @@ class Uplink(Module):
 
     def health(self) -> dict[str, str | int | float]:
         """Whether the other end is there, and how far it is with what was heard."""
-        if self.lane is None or self._keeper is None:
+        if self.lane is None or self._intake is None:
             return {"heard": self._count, "is_up": False}
         lane = self.lane.statistics()
         return {
             "heard": self._count,
-            "kept": self._keeper.kept,
+            "kept": self._intake.kept,
             "is_up": lane.is_up,
-            "problem": self._keeper.problem or lane.problem,
+            "problem": self._intake.problem or lane.problem,
             "copied": lane.copied,
             "refused": lane.refused,
             "losses": lane.losses,
@@ -97,14 +97,14 @@ class Uplink(Module):
 
     async def receive(self, message: ModuleMessage) -> None:
         await self._is_open.wait()
-        assert self._keeper is not None
+        assert self._intake is not None
         table = self._table
         channel = message.properties.get(table.channel_property, table.channel)
         about: dict[str, Any] = {"channel": channel} if channel else {}
         if message.properties:
             about["headers"] = dict(message.properties)
         try:
-            await self._keeper.put(message.content, about)
+            await self._intake.put(message.content, about)
         except (LocalProtocolError, ValueError) as error:
             self.bus.log.error("a message cannot be sent, and is left out: %s", error)
             return
@@ -114,31 +114,31 @@ class Uplink(Module):
         """Copy, until everything was heard that there was."""
         table = self._table
         async with self._memory as local, trio.open_nursery() as nursery:
-            keeper = self._keeper = Keeper(
+            intake = self._intake = Intake(
                 local, table.class_, bytes_max=table.max_memory // 4, log=self.bus.log
             )
             lane = self.lane = self._lane(local.wire.core.bus_id)
             nursery.start_soon(run_lanes, [lane])
-            nursery.start_soon(self._keep, keeper)
+            nursery.start_soon(self._keep, intake)
             self._is_open.set()
             await self.bus.wait_stopping()
             with trio.move_on_after(GOODBYE_S):
-                await keeper.flushed()
+                await intake.flushed()
                 while not table.data_dir and lane.statistics().at < self._count:  # noqa: ASYNC110
                     await trio.sleep(0.01)
-            if left := self._count - (keeper.kept if table.data_dir else lane.statistics().at):
+            if left := self._count - (intake.kept if table.data_dir else lane.statistics().at):
                 what = "kept" if table.data_dir else "sent"
                 self.bus.log.warning("%d messages are lost: they were not %s", left, what)
             nursery.cancel_scope.cancel()
 
-    async def _keep(self, keeper: Keeper) -> None:
+    async def _keep(self, intake: Intake) -> None:
         """What can never be kept ends the module, which is made again."""
         try:
-            await keeper.run()
+            await intake.run()
         except Exception:
             self.bus.log.error(
                 "of the last %d messages some could not be kept, and are gone",
-                self._count - keeper.kept,
+                self._count - intake.kept,
             )
             raise
 

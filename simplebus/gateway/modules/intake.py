@@ -34,7 +34,7 @@ class _Given:
     about: Mapping[str, Any]
 
 
-class Keeper:
+class Intake:
     """Gives messages to a bus. Enter `run` in a nursery."""
 
     def __init__(
