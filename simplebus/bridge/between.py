@@ -8,13 +8,12 @@ from contextlib import asynccontextmanager
 
 from simplebus.bridge.ends import HopelessError
 from simplebus.bridge.far import FarBus, FarTerms, far_bus
-from simplebus.bridge.far_door import FarDoor, Looked, far_door
+from simplebus.bridge.far_door import FarDoor, far_door
 from simplebus.bridge.lane import Ends, Open
+from simplebus.bridge.looked import Looked, life_of
 from simplebus.bridge.near import NearBus
 from simplebus.bridge.wires import near_wired, who_is_at
 from simplebus.client.link import Place
-from simplebus.core.client.core import ClientCore
-from simplebus.core.ledger import Level
 from simplebus.core.requests import Auth
 
 
@@ -49,7 +48,7 @@ def between(
             if is_door:
                 kept = await here.open()
                 doubts = await looked.again(here, terms.name)
-                whose = terms.of(_life(wire.core) + looked.era)
+                whose = terms.of(life_of(wire.core) + looked.era)
                 async with far_door(far, whose, here, kept, looked) as door:
                     check_apart(here, door)
                     yield Ends(here, door, kept, [], doubts)
@@ -70,9 +69,3 @@ def between(
             )
 
     return open
-
-
-def _life(near: ClientCore) -> str:
-    """Within what a sequence of the near bus means one message: of a bus that may lose what it has
-    shown, in one run of it. Then other messages are not taken for those that were lost."""
-    return near.bus_id if near.level is Level.DISK else f"{near.bus_id} {near.run}"

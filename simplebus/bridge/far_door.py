@@ -2,9 +2,7 @@
 
 Rule 1: a message's number there is its sequence here, so nothing has to be written down: what comes
 again, through whichever door, is known by it to the stream, for as long as the cluster knows ids.
-Rule 2: a sequence may be another message's by now, where the near bus came back from an old copy:
-then they go under another name. What was sent last is known as long as this process lives.
-Rule 3: numbers ascend. What stays here leaves its number out, and what would have to be sent behind
+Rule 2: numbers ascend. What stays here leaves its number out, and what would have to be sent behind
 others has the lane begin anew.
 
     sequence   7    8         9         10   11
@@ -14,8 +12,6 @@ others has the lane begin anew.
 
 from __future__ import annotations
 
-import logging
-import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -25,7 +21,7 @@ import numpy as np
 
 from simplebus.bridge.ends import Found, Made, Near, Refusal
 from simplebus.bridge.far import FarTerms, named_at
-from simplebus.bridge.progress import Mark
+from simplebus.bridge.looked import Looked
 from simplebus.bridge.rewriting import Copies, Rewriter
 from simplebus.bridge.wires import check, wired
 from simplebus.client.confirms import Waiter
@@ -35,46 +31,11 @@ from simplebus.client.wire import Wire
 from simplebus.core.errors import BusConnectionError
 from simplebus.core.limits import DELIMITER_BYTES, MESSAGE_ID_BITS, MESSAGE_ID_MASK
 
-log = logging.getLogger("simplebus.bridge")
-
 _BATCHES_MAX = 6
 _MESSAGES_MAX = 24_576
 """So much is under way: the door has something to do while others are made."""
 _SPAN_MAX = 1 << (MESSAGE_ID_BITS - 2)
 """Numbers that are under way are no further apart: else nobody could tell which one is ahead."""
-
-
-class Looked:
-    """What is known of the near bus from one connection to the next one."""
-
-    def __init__(self) -> None:
-        self.era = ""
-        """Part of the name since it came back from an old copy."""
-        self._memory = ""
-        self._last: tuple[int, Mark] | None = None
-        """What was sent last."""
-
-    def note(self, near: Near, made: Made) -> None:
-        if made.mark is not None:
-            self._memory, self._last = near.memory, (int(made.sequences[-1]), made.mark)
-
-    async def again(self, near: Near, name: str) -> int:
-        """The near end is open. Returns how many doubts there are that it is what it was: 1 or
-        none."""
-        if self._last is None or self._memory != near.memory:
-            return 0
-        sequence, mark = self._last
-        if sequence < near.head:
-            there = await near.look(sequence)
-            if there is None or mark.may_be(there):  # What is gone, nobody knows.
-                return 0
-        log.warning(
-            "%s: %s came back from an old copy: what was copied from there since may come again",
-            name,
-            near.identity,
-        )
-        self.era, self._last = f" {secrets.token_hex(4)}", None
-        return 1
 
 
 class FarDoor:

@@ -5,8 +5,9 @@ for those of NATS itself (`nats_words`), the key becomes one. NATS knows no time
 is over is left out, the rest goes at once.
 Rule 2: without JetStream, a message counts as copied when the server has dealt with it; whether
 anybody was there to hear it, NATS does not say. With JetStream, when the stream has it: a message
-that comes again within the stream's window of duplicates is stored once, by its id, which is the
-near bus, the class and the sequence.
+that comes again within the stream's window of duplicates is stored once, by its id: the near bus,
+the class, the sequence, and a checksum, as the near bus may have come back from an old copy, where
+others have the sequences of lost ones.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from simplebus.bridge.ends import STREAM_FULL, Found, Made, Refusal
+from simplebus.bridge.ends import STREAM_FULL, Found, Made, Near, Refusal
 from simplebus.bridge.far import FarTerms
+from simplebus.bridge.looked import Looked
 from simplebus.bridge.nats_wire import NatsWire
 from simplebus.bridge.nats_words import is_reserved, key_headers, without_words
+from simplebus.bridge.progress import Mark
 from simplebus.bridge.rewriting import Alike, Copies, Left, Piece, Rewriter, is_unstuffed
 from simplebus.core.envelope import Envelope
 from simplebus.core.errors import BusConnectionError, LocalProtocolError, RemoteProtocolError
@@ -33,6 +36,7 @@ from simplebus.nats.envelopes import block_of
 from simplebus.nats.envelopes import class_subject as subject_of
 
 _SEQUENCE_DIGITS = 19
+_CHECK_DIGITS = 10
 _DENIED = re.compile(r"Permissions Violation for Publish to \"(.*)\"")
 _NO_STREAM = 503
 _BATCHES_MAX = 4
@@ -69,25 +73,29 @@ class FarNats:
         wire: NatsWire,
         terms: FarTerms,
         *,
-        here: str,
+        near: Near,
         class_id: int,
+        life: str,
+        looked: Looked,
         stream: str,
         there: Collection[str] = (),
     ) -> None:
-        """`there`: what is read from these is known by these identities; what has been there does
-        not go back."""
+        """Within a `life` of the near bus a sequence means one message.
+        `there`: what is read from these is known by these identities; what has been there does not
+        go back."""
         self.identity = ""
         self._wire, self._core = wire, wire.core
         self._stream = stream
         name = terms.class_ if isinstance(terms.class_, str) else ""
         self._subject = subject_of(class_id, name)
-        self._id = f"{here}.{class_id}.".encode()
+        self._near, self._looked = near, looked
+        self._id = f"{life}{looked.era}.{class_id}.".encode()
         assert self._core.info is not None
         self._most = self._core.info.max_payload
         self._renaming = terms.renaming
         self._rewriter = Rewriter(
             class_id=class_id,
-            here=here,
+            here=near.identity,
             there=there if terms.path else (),
             channels=terms.channels,
             renaming=terms.renaming,
@@ -109,7 +117,10 @@ class FarNats:
             if not self._many(piece, copies, body, number):
                 self._each(piece, copies, body, number)
             number += copies.count - before
-        return Made(copies.numbers(), found.next, body, copies.left, copies.refused)
+        made = Made(copies.numbers(), found.next, body, copies.left, copies.refused)
+        if self._stream:
+            made.mark = found.mark(int(made.sequences[-1])) if made.count else None
+        return made
 
     # Many at once --------------------------------------------------------------------------------
 
@@ -132,7 +143,7 @@ class FarNats:
         headers: list[writing.Column] = [block] if block else []
         reply: list[writing.Column] = []
         if self._stream:
-            headers = [*self._ids(block, piece.sequences), b"\r\n\r\n"]
+            headers = [*self._ids(block, piece.sequences, piece.checks()), b"\r\n\r\n"]
             reply = list(self._core.replies_to(number, piece.count))
         size = sum(len(c) if isinstance(c, bytes) else c.shape[1] for c in headers)
         if size + payloads.shape[1] > self._most:
@@ -155,12 +166,17 @@ class FarNats:
             "with its first segment leads there"
         )
 
-    def _ids(self, block: bytes, sequences: Integers) -> list[writing.Column]:
+    def _ids(self, block: bytes, sequences: Integers, checks: Integers) -> list[writing.Column]:
         """A block of headers without its end, and behind it the ids by which a stream knows its
         messages."""
         expected = b"Nats-Expected-Stream: %b\r\n" % self._stream.encode()
         start = block[:-2] + expected + jetstream.MSG_ID + b": " + self._id
-        return [start, writing.digits(sequences, _SEQUENCE_DIGITS)]
+        return [
+            start,
+            writing.digits(sequences, _SEQUENCE_DIGITS),
+            b".",
+            writing.digits(checks, _CHECK_DIGITS),
+        ]
 
     def _block(self, dressed: Envelope) -> bytes:
         """Its headers; empty for none."""
@@ -183,7 +199,8 @@ class FarNats:
                 if isinstance(dressed, Left):
                     copies.leave(dressed)
                     continue
-                said = self._said(dressed, payload, sequence, number + len(kept))
+                about = sequence, Mark.of(frame, 0.0).check if self._stream else 0
+                said = self._said(dressed, payload, about, number + len(kept))
             except (ValueError, LocalProtocolError, RemoteProtocolError) as error:
                 copies.leave(Left.REFUSED)
                 copies.refused.append((sequence, str(error)))
@@ -194,14 +211,16 @@ class FarNats:
             kept.append(sequence)
         copies.sequences.append(np.array(kept, np.int64))
 
-    def _said(self, dressed: Envelope, payload: bytes, sequence: int, number: int) -> bytes:
-        """Raises ValueError for what is longer than the server accepts."""
+    def _said(
+        self, dressed: Envelope, payload: bytes, about: tuple[int, int], number: int
+    ) -> bytes:
+        """`about` is its sequence and its checksum. Raises ValueError for what is longer than the
+        server accepts."""
         block, reply = self._block(dressed), b""
         if self._stream:
-            start, digits = self._ids(block, np.array([sequence]))
-            assert isinstance(start, bytes)
-            assert not isinstance(digits, bytes)
-            block = start + digits.tobytes() + b"\r\n\r\n"
+            ids = self._ids(block, *(np.array([each]) for each in about))
+            parts = [part if isinstance(part, bytes) else part.tobytes() for part in ids]
+            block = b"".join([*parts, b"\r\n\r\n"])
             reply = self._core.reply_to(number)
         if len(block) + len(payload) > self._most:
             raise ValueError(
@@ -234,6 +253,7 @@ class FarNats:
         else:
             body.echo = self._wire.ask_echo()
         self._wire.link.flush()
+        self._looked.note(self._near, made)
         self._sent.append(made)
 
     async def settle(self) -> list[Refusal]:

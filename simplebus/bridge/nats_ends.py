@@ -7,9 +7,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from simplebus.bridge.far import FarTerms, far_bus
-from simplebus.bridge.far_door import Looked, far_door
+from simplebus.bridge.far_door import far_door
 from simplebus.bridge.far_nats import FarNats
 from simplebus.bridge.lane import Ends, Open
+from simplebus.bridge.looked import Looked, life_of
 from simplebus.bridge.nats_wire import NatsWire, named, nats_wired
 from simplebus.bridge.near import NearBus
 from simplebus.bridge.near_nats import NearCore, NearStream, check_lane, identity_of
@@ -74,6 +75,7 @@ def to_nats(
 ) -> Open:
     """From a class of the bus at `near`, where the lane is who `auth` says, to subjects of a NATS
     server."""
+    looked = Looked()
 
     @asynccontextmanager
     async def open() -> AsyncIterator[Ends]:
@@ -91,17 +93,21 @@ def to_nats(
                 place=near,
             )
             at = await here.open()
+            doubts = 0
             if copied.stream:
                 check_lane(nats)
+                doubts = await looked.again(here, terms.name)
             there = FarNats(
                 nats,
                 terms,
-                here=here.identity,
+                near=here,
                 class_id=here.class_id,
+                life=life_of(wire.core),
+                looked=looked,
                 stream=copied.stream,
                 there=_one_place(servers, copied.stream, identity_of(nats, copied.stream)),
             )
-            yield Ends(here, there, at, [])
+            yield Ends(here, there, at, [], doubts)
 
     return open
 

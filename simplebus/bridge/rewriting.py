@@ -13,6 +13,7 @@ at the near bus is taken off.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -98,6 +99,15 @@ class Piece:
             return self.data.reshape(self.count, self.stride)[:, at : at + size]
         found: Bytes = self.data[self.bounds[:-1, None] + np.arange(at, at + size)]
         return found
+
+    def checks(self) -> Integers:
+        """Of each frame the checksum of its type and its content (`progress.Mark`): shape (n,)."""
+        raw, edges = memoryview(self.raw), self.bounds.tolist()
+        begun = zlib.crc32(raw[edges[0] : edges[0] + 1])
+        return np.array(
+            [zlib.crc32(raw[at + HEADER_BYTES : end], begun) for at, end in pairwise(edges)],
+            np.int64,
+        )
 
     def part(self, first: int, last: int) -> Piece:
         """Messages first..last-1 of these."""

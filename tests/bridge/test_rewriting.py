@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
 import hypothesis.strategies as st
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 
 from simplebus.bridge.channels import Renaming
 from simplebus.bridge.origin import PATH
+from simplebus.bridge.progress import Mark
 from simplebus.bridge.rewriting import Copies, Left, Piece, Rewriter
 from simplebus.core import envelope as envelopes
 from simplebus.core import frames
@@ -210,3 +212,18 @@ def test_a_rule_that_makes_no_sense_is_refused(rule: tuple[str, str], problem: s
 )
 def test_channels_are_renamed(pattern: str, template: str, channel: str, expected: str) -> None:
     assert Renaming([(pattern, template)]).name(channel) == expected
+
+
+@settings(max_examples=20)
+@given(st.lists(st.binary(max_size=20), min_size=1, max_size=20), st.booleans())
+def test_checksums_of_many_are_those_of_each(payloads: list[bytes], is_plain: bool) -> None:
+    """Wherever in memory they are, and whatever their numbers."""
+    sort = message if is_plain else partial(enveloped, Envelope(channel="x"))
+    those = [sort(payload.replace(b"<", b"")) for payload in payloads]
+    marks = [Mark.of(each, 0.0).check for each in those]
+    whole = piece_of(those)
+    assert whole.checks().tolist() == marks
+    assert whole.part(1, whole.count).checks().tolist() == marks[1:]
+    if is_plain:
+        numbered = [message(frame[9:-4], 7) for frame in those]
+        assert piece_of(numbered).checks().tolist() == marks

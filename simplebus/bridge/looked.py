@@ -1,0 +1,59 @@
+"""Whether the near bus is still what it was, for far ends that know a message by its sequence.
+
+Rule 1: a sequence may be another message's by now, where the near bus came back from an old copy:
+then what is sent from there on goes under another name. What was sent last is known as long as this
+process lives.
+Rule 2: of a bus that may lose what it has shown, a sequence means one message in one run of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+
+from simplebus.bridge.ends import Made, Near
+from simplebus.bridge.progress import Mark
+from simplebus.core.client.core import ClientCore
+from simplebus.core.ledger import Level
+
+log = logging.getLogger("simplebus.bridge")
+
+
+def life_of(near: ClientCore) -> str:
+    """Within what a sequence of the near bus means one message: of a bus that may lose what it has
+    shown, in one run of it. Then other messages are not taken for those that were lost."""
+    return near.bus_id if near.level is Level.DISK else f"{near.bus_id} {near.run}"
+
+
+class Looked:
+    """What is known of the near bus from one connection to the next one."""
+
+    def __init__(self) -> None:
+        self.era = ""
+        """Part of the name since it came back from an old copy."""
+        self._memory = ""
+        self._last: tuple[int, Mark] | None = None
+        """What was sent last."""
+
+    def note(self, near: Near, made: Made) -> None:
+        """This is sent."""
+        if made.mark is not None:
+            self._memory, self._last = near.memory, (int(made.sequences[-1]), made.mark)
+
+    async def again(self, near: Near, name: str) -> int:
+        """The near end is open. Returns how many doubts there are that it is what it was: 1 or
+        none."""
+        if self._last is None or self._memory != near.memory:
+            return 0
+        sequence, mark = self._last
+        if sequence < near.head:
+            there = await near.look(sequence)
+            if there is None or mark.may_be(there):  # What is gone, nobody knows.
+                return 0
+        log.warning(
+            "%s: %s came back from an old copy: what was copied from there since may come again",
+            name,
+            near.identity,
+        )
+        self.era, self._last = f" {secrets.token_hex(4)}", None
+        return 1

@@ -1,0 +1,63 @@
+"""A real nats-server, a bus beside it, and lanes between them, for as long as a block lasts."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+from engine.nats_servers import NatsServer, nats_server
+
+from simplebus.bridge.lane import Lane
+from simplebus.bridge.nats_wire import NatsWire, nats_wired
+from simplebus.bridge.running import run
+from simplebus.testing.server import BusServer, bus_server
+
+PATIENCE_SECONDS = 60.0
+
+
+@pytest.fixture(scope="module", name="nats")
+def one_nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    with nats_server(tmp_path_factory.mktemp("nats")) as server:
+        yield server
+
+
+@pytest.fixture(name="server")
+def one_bus() -> Iterator[BusServer]:
+    with bus_server() as running:
+        yield running
+
+
+def wired(nats: NatsServer) -> Any:
+    """A connection of the test's own."""
+    return nats_wired(nats.url, "test", {})
+
+
+async def stream(wire: NatsWire, name: str, subject: str, **more: object) -> None:
+    """A stream that is new."""
+    config = {"name": name, "subjects": [subject], **more}
+    await wire.link.ask(f"STREAM.CREATE.{name}", config)
+
+
+async def stored(wire: NatsWire, name: str) -> int:
+    """How many messages the stream has."""
+    return int((await wire.link.ask(f"STREAM.INFO.{name}"))["state"]["messages"])
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - what is looked at has no event.
+        await trio.sleep(0.01)
+
+
+@asynccontextmanager
+async def copying(*lanes: Lane, up: bool = False) -> AsyncIterator[None]:
+    """These copy; with `up`, the block begins when all of them have both ends."""
+    with trio.fail_after(PATIENCE_SECONDS):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run, lanes)
+            if up:
+                await until(lambda: all(each.statistics().is_up for each in lanes))
+            yield
+            nursery.cancel_scope.cancel()
