@@ -154,9 +154,9 @@ def _chain_one_by_one(
     return [memoryview(b"".join(parts))]
 
 
-def message_id(prefix: bytes, number: int) -> bytes:
-    """What a message's id is, made of what all begin with, and its number."""
-    return b"%b%0*d" % (prefix, _ID_DIGITS, number)
+def message_ids(prefix: bytes, numbers: Integers) -> list[Column]:
+    """Those of messages, made of what all begin with, and their numbers."""
+    return [prefix, writing.digits(numbers, _ID_DIGITS)]
 
 
 def _headers(batch: FrameBatch, ids: tuple[bytes, Integers] | None) -> list[Column]:
@@ -166,8 +166,8 @@ def _headers(batch: FrameBatch, ids: tuple[bytes, Integers] | None) -> list[Colu
         return [writing.HEADERS[:-2] + kind + b"\r\n\r\n"] if kind else []
     prefix, numbers = ids
     return [
-        writing.HEADERS + MSG_ID + b": " + prefix,
-        writing.digits(numbers, _ID_DIGITS),
+        writing.HEADERS + MSG_ID + b": ",
+        *message_ids(prefix, numbers),
         kind + b"\r\n\r\n",
     ]
 

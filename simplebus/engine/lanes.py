@@ -1,14 +1,18 @@
 """What publishers have said to one class, on its way into its stream.
 
 Rule 1: pieces are begun in the order in which they were put, and each is of one publisher.
-Rule 2: where a stream has no room, one piece is under way, a message at first and then a few: next
-to nothing overtakes what was refused, and what is stored is not written again.
-Rule 3: what waits here is not put a second time.
-Rule 4: a class waits for no other: what is under way, what is asked for, what is late and what may
+Rule 2: answers that are counted say how much of what was begun is stored, and nothing of what is
+doubted: of that it is known which messages are, whoever says it, and however often. Nothing is
+stored of what is ready, but for what was on its way still when the stream was asked.
+Rule 3: where a stream has no room, one piece is under way, a message at first and then a few: next
+to nothing overtakes what was refused.
+Rule 4: what waits here is not put a second time.
+Rule 5: a class waits for no other: what is under way, what is asked for, what is late and what may
 wait is of each by itself.
 
     put ─► ready ─► begun ─► stored
-           └──── pieces ───┘
+             ▲        ▼        ▲
+             └───  doubted  ───┘
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import numpy as np
 
 from simplebus.core.frames import Flags, FrameBatch, Integers
 from simplebus.core.limits import LEDGER_BYTES_MAX
+from simplebus.engine import content
 from simplebus.nats.client.jetstream import JetStreamError
 
 UNDER_WAY_MESSAGES = 16 * 1024
@@ -58,13 +63,13 @@ class Piece:
     left: int
     """How many have no PubAck yet."""
     has_name: bool
+    has_ids: bool = False
+    """Whether all of it was written with ids: what of it is written again goes message by
+    message."""
     is_chain: bool = False
     """Whether they were written as one."""
     is_open: bool = False
     """Whether it was not said that this chain has ended."""
-    is_sure: bool = True
-    """Whether those of a chain that are not left are all that is stored, or all have ids; not
-    while the stream is asked which it has."""
     is_told: bool = False
     """Whether all of a chain was said to be stored: it is not under way any more, though the stream
     has not said so of its last message."""
@@ -72,10 +77,10 @@ class Piece:
     """Sequences of those that have their PubAcks, as they were written last: two servers that both
     take themselves for the leader may send the same one twice."""
     missing: Flags | None = None
-    """Of one that was written again message by message: which have no PubAck since then; each is
-    asked for by itself, and what has one is never written again."""
+    """Which ones are not known to be stored: while it is doubted, or each has a PubAck that tells
+    of it alone."""
     number: int = 0
-    """Of the request that they are, as they were written last; 0 for never."""
+    """Of the request that they are, as they were written last."""
     moved_at: float = 0.0
     """When they were written last, or one of them had its PubAck."""
 
@@ -83,37 +88,54 @@ class Piece:
     """The numbers of those that were left out of it when they were stored: one array, or none."""
 
     @property
-    def is_counted(self) -> bool:
-        """Whether PubAcks say how many of it are stored. Where the stream was asked which ones are,
-        late ones would count what it has said."""
-        return not self.is_chain and self.missing is None
+    def tells_how_far(self) -> bool:
+        """Whether it is a chain of which all is stored up to some message, and nothing behind it is
+        known to be."""
+        return self.is_chain and not self.has_name
 
-    def leave_out_stored(self) -> None:
-        """Leave what is not known to be stored."""
-        if self.missing is not None:
-            self.note_done(self.ids[~self.missing])
-            rows = np.flatnonzero(self.missing)
-            self.batch, self.ids, self.missing = self.batch.take(rows), self.ids[rows], None
-        self.left = self.batch.count
+    def keep(self, rows: Integers) -> None:
+        """Leave these, of one that was not begun."""
+        self.batch = self.batch.take(rows) if rows.size else self.batch.slice(0, 0)
+        self.ids, self.left = self.ids[rows], rows.size
+
+    def doubt(self) -> None:
+        """The stream is to say what of it is stored, but for what is known to be."""
+        if self.missing is None:
+            self.missing = np.ones(self.batch.count, np.bool_)
+            if self.tells_how_far:
+                self.missing[: self.batch.count - self.left] = False
+        self.is_told = False
         self.stored.clear()
 
-    def note_done(self, ids: Integers) -> None:
-        """These are left out. Where a stream has no room this is called for hours, mostly with
-        none."""
-        if ids.size:
-            self.done = [np.concatenate([*self.done, ids])]
+    def questions(self) -> Integers:
+        """Of which rows a stream is to say whether it has them."""
+        assert self.missing is not None, "a piece is doubted before it is asked for"
+        if not self.tells_how_far:
+            return np.flatnonzero(self.missing)
+        rows = content.milestones(self.batch.count)
+        return rows[self.missing[rows]]
+
+    def note_stored(self, rows: int | slice) -> None:
+        """It was said of these that they are stored, each by itself, or up to some."""
+        assert self.missing is not None, "of others it is counted how many are stored"
+        self.missing[rows] = False
+
+    def settle(self) -> None:
+        """The stream has said what it has. Leave what it has not, or all if it has all."""
+        assert self.missing is not None, "a piece is doubted before it is settled"
+        missing, self.missing = self.missing, None
+        rows = np.flatnonzero(missing)
+        if 0 < rows.size < missing.size:  # Where a stream has no room, for hours.
+            self.done = [np.concatenate([*self.done, self.ids[~missing]])]
+            self.batch, self.ids = self.batch.take(rows), self.ids[rows]
+        self.left = rows.size
 
     def part(self, first: int, last: int | None = None) -> Piece:
         """Some of its messages, which are not under way."""
-        last = self.batch.count if last is None else last
-        batch, ids = self.batch.slice(first, last), self.ids[first:last]
-        # Of a chain without a name it is known what is stored: the rest is as new.
-        number = 0 if self.is_chain and not self.has_name else self.number
+        batch = self.batch.slice(first, self.batch.count if last is None else last)
+        ids = self.ids[first:last]
         done = [] if first else self.done
-        left = batch.count
-        return replace(
-            self, batch=batch, ids=ids, left=left, stored=set(), number=number, done=done
-        )
+        return replace(self, batch=batch, ids=ids, left=batch.count, stored=set(), done=done)
 
 
 @dataclass(slots=True, eq=False)
@@ -128,10 +150,14 @@ class Lane:
     begun: dict[int, Piece] = field(default_factory=dict)
     """Those that were written and have messages without a PubAck, by their numbers: the first ones
     first."""
+    doubted: dict[int, Piece] = field(default_factory=dict)
+    """Those that were begun and of which the stream is to say what it has: nothing is begun until
+    it has said all."""
     asked: dict[int, tuple[Piece, int]] = field(default_factory=dict)
     """What the stream was asked for, by number: whether this message of a piece is stored."""
     rows: dict[int, tuple[Piece, int]] = field(default_factory=dict)
-    """The PubAcks of single messages that are awaited, by number: which message of a piece."""
+    """The PubAcks that tell of one message alone and are awaited, by number: which one of a
+    piece."""
     proofs: dict[int, Piece] = field(default_factory=dict)
     """What it was asked for, by number: whether the last one of a chain is, of which all is said to
     be."""
@@ -145,11 +171,11 @@ class Lane:
     calm: int = 0
     """How many were stored since it had none."""
     again_at: float = float("inf")
-    """When all that was begun is written again, whatever comes."""
+    """When all that was begun is doubted, or the stream asked again, whatever comes."""
     refusal: JetStreamError | None = None
     """Why its stream took nothing last; None when it did, and is not taken for one without room."""
     heard_at: float = 0.0
-    """When a PubAck came last, or the first one that is awaited was asked for."""
+    """When an answer came last, or the first one that is awaited was asked for."""
     under_way: int = 0
     under_way_bytes: int = 0
     waiting_bytes: int = 0
@@ -159,10 +185,10 @@ class Lane:
     def has_room(self) -> bool:
         """Whether more may be begun: not what would overtake what is to be written again."""
         if self.window:
-            return not (self.begun or self.asked)
+            return not (self.begun or self.doubted)
         is_full = self.under_way >= UNDER_WAY_MESSAGES or self.under_way_bytes >= UNDER_WAY_BYTES
         is_held_up = bool(self.begun) and self.again_at < float("inf")
-        return not (is_full or self.asked or is_held_up)
+        return not (is_full or self.doubted or is_held_up)
 
     @property
     def is_full(self) -> bool:
@@ -174,21 +200,27 @@ class Lane:
         goes_on = self.again_at == float("inf") and now < self.heard_at + SILENT_SECONDS
         return len(self.pieces) >= PIECES_AT_ONCE and bool(self.begun) and goes_on
 
-    def is_doubted(self, piece: Piece) -> bool:
-        """Whether the stream is to say which messages of one that was begun it has. Of single ones
-        it is known how many, but not which: where there is room, all are written again."""
-        is_part = bool(self.window) and piece.missing is None and piece.left < piece.batch.count
-        return not piece.is_sure or (is_part and not piece.is_chain)
+    def piece(self, number: int) -> Piece | None:
+        """The one that was written with this number, if it is awaited."""
+        return self.begun.get(number) or self.doubted.get(number)
 
     def put(self, lot: int, piece: Piece) -> None:
         """One is to be written, but for what waits here already, or is stored in front of what
         does: its publisher, who was cut off, says that again."""
         if piece.has_name:
+            self._leave_out_twice(piece)
             self._leave_out_waiting(piece)
         self.pieces.append((lot, piece))
         if piece.left:
             self.ready.append(piece)
         self.waiting_bytes += piece.batch.data.size
+
+    def _leave_out_twice(self, piece: Piece) -> None:
+        """What was said again before the first of it was put."""
+        if (np.diff(piece.ids) <= 0).any():
+            _, firsts = np.unique(piece.ids, return_index=True)
+            if firsts.size < piece.ids.size:
+                piece.keep(np.sort(firsts))
 
     def _leave_out_waiting(self, piece: Piece) -> None:
         """The stream may have forgotten it by the time at which it would be written twice."""
@@ -203,23 +235,41 @@ class Lane:
             for _, prefix, known in self.untold:
                 if prefix == whose:
                     fresh &= ~np.isin(ids, known)
-            rows = np.flatnonzero(fresh)
-            if rows.size < ids.size:
-                batch = piece.batch.take(rows) if rows.size else piece.batch.slice(0, 0)
-                piece.batch, piece.ids, piece.left = batch, ids[rows], rows.size
+            if not fresh.all():
+                piece.keep(np.flatnonzero(fresh))
         if len(self.highest) >= NAMES_MAX and whose not in self.highest:
             waiting = {each.prefix for _, each in self.pieces}
+            waiting |= {prefix for _, prefix, _ in self.untold}
             self.highest = {name: self.highest[name] for name in waiting if name in self.highest}
         self.highest[whose] = max(highest, int(ids.max()))
 
-    def put_back(self, pieces: list[Piece]) -> None:
-        """These are not begun any more, and are the first that are to be."""
-        for piece in reversed(pieces):
-            self.count_under_way(piece, -1)
+    def doubt(self) -> None:
+        """What was begun is not under way any more: the stream is to say what it has of it."""
+        for piece in self.begun.values():
+            if not piece.is_told:
+                self.count_under_way(piece, -1)
+            piece.doubt()
+        self.doubted, self.begun = self.begun, {}
+
+    @property
+    def is_known(self) -> bool:
+        """Whether all that is doubted is stored."""
+        return not any(np.any(piece.missing) for piece in self.doubted.values())
+
+    def settle(self) -> int:
+        """The stream has said what it has of all that was doubted: the rest is the first that is to
+        be written. Returns how many more are stored than were known to be."""
+        more = 0
+        for piece in reversed(self.doubted.values()):
+            before = piece.left
             self.waiting_bytes -= piece.batch.data.size
-            piece.leave_out_stored()
-            self.waiting_bytes += piece.batch.data.size
-            self.ready.appendleft(piece)
+            piece.settle()
+            more += max(0, before - piece.left)
+            if piece.left:
+                self.waiting_bytes += piece.batch.data.size
+                self.ready.appendleft(piece)
+        self.again_at = float("inf")
+        return more
 
     def split_first(self) -> int | None:
         """Make two of the first piece that is to be written, if it is larger than the window: the
@@ -259,15 +309,6 @@ class Lane:
             self.waiting_bytes -= piece.batch.data.size
             if not self.begun:
                 self.again_at = float("inf")
-
-    def cut(self, piece: Piece) -> None:
-        """Leave of a chain what is not stored."""
-        done = piece.batch.count - piece.left
-        rest = piece.batch.slice(done, piece.batch.count)
-        self.under_way_bytes += rest.data.size - piece.batch.data.size
-        self.waiting_bytes += rest.data.size - piece.batch.data.size
-        piece.note_done(piece.ids[:done])
-        piece.batch, piece.ids = rest, piece.ids[done:]
 
     def take_stored(self) -> list[int]:
         """The lots of pieces that are stored, with all before them, since this was asked last."""

@@ -2,40 +2,39 @@
 
 Rule 1: a lot has reached the cluster when each of its messages has its PubAck; lots are said to be
 there in their order, and of each class what lots have of it: a class waits for no other.
-Rule 2: what has no PubAck in time, or was refused, is published again, in order, until it has one:
-publishers wait meanwhile, and nothing else is begun. Where the stream has no room it is asked what
-it has and goes on by a few messages at a time, so that few overtake, and nothing is written again
-that is stored. A stream knows a message that comes twice by its id, which is made of its
-publisher's name, program and number; of a publisher without a name, of this door's.
+Rule 2: where something has no PubAck in time, or was refused, or its connection was lost, the
+stream is asked what it has of all that was begun; what it has not is published again, in order,
+until it has it: publishers wait meanwhile, and nothing else is begun. It is asked at once, for it
+forgets ids after a while. A stream knows a message by its id, which is made of its publisher's
+name, program and number; of a publisher without a name, of this door's. What was on its way still
+when the stream said that it has not got it, it knows when that comes again.
 Rule 3: messages that are written together have one subject for their PubAcks, which are counted, by
 the sequences that they tell: servers look a subject up that they know sooner than one for each
-message, and two of them may answer while each takes itself for the leader. What is written again
-has one for each message: what has its PubAck is not written a third time, for a stream that is full
-for long forgets its id.
+message, and two of them may answer while each takes itself for the leader. Where a stream has no
+room it goes on by a few messages at a time, so that few overtake, and each has its own PubAck.
 Rule 4: many messages at once go as chains, which have few PubAcks: of each, all is stored up to
-some message and nothing behind it. Of publishers without a name few messages in one have ids. Where
-it is not said how far such a chain has come, the stream is asked for its milestones before the rest
-is published again: some behind the last one that it knows may be stored twice. With a name, each
-message has its id, and what is published again is stored once. It goes message by message: of a
-chain a server says that it has what it knows from another one that is on its way still. So, of a
-chain that is said to be whole, the stream is asked for the last message, which it has not while
-that is on its way; what came before it is in its log before it.
+some message and nothing behind it. Of publishers without a name few messages in one have ids, the
+milestones: the stream is asked for these, and some behind the last one that it knows may be stored
+twice. With a name, each message has its id. What is published again of that goes message by
+message: of a chain a server says that it has what it knows from another one that is on its way
+still. So, of a chain that is said to be whole, the stream is asked for the last message, which it
+has not while that is on its way; what came before it is in its log before it.
 Rule 5: so much of a class is under way and no more; the rest waits, and of a class of which too
 much waits nothing more is to be accepted.
 
-    lots     put ─► waiting ─► written ─► acknowledged ─► reached
+    lots     put ─► waiting ─► written ─► stored ─► reached
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from simplebus.core.frames import FrameBatch
+from simplebus.core.frames import FrameBatch, Integers
 from simplebus.core.ledger import Lot
 from simplebus.core.version2 import numbers_of
 from simplebus.engine import consumers, content
@@ -44,19 +43,20 @@ from simplebus.nats.client import jetstream
 from simplebus.nats.client.core import ClientCore, Replies
 from simplebus.nats.client.events import Messages
 from simplebus.nats.client.jetstream import JetStreamError
+from simplebus.nats.client.writing import Column
 
 PATIENCE_SECONDS = 4.0
 """When no PubAck has come for so long, though some are awaited, or none of the oldest messages for
-twice as long, what has none is published again."""
+twice as long, the stream is asked what it has; so it is asked again when it has not answered."""
 PAUSE_SECONDS = 0.25
-"""Before what was refused is published again."""
+"""Before it is asked, when something was refused."""
 PIECE_MESSAGES = 4096
 CHAIN_MESSAGES_MIN = 2 * content.MILESTONE_MESSAGES
 """Fewer go one by one: a chain costs a server something, too."""
 _NUMBER_DIGITS = 12
 _REPLY_TOKENS = 6
 """Behind what all replies of this door begin with: number, flow, mode, step, kind of step, $FI."""
-_FIRST = b"1".rjust(jetstream.CHAIN_DIGITS, b"0")
+_NOT_SAID = JetStreamError(0, "it is not said whether a message is stored")
 
 assert PIECE_MESSAGES < 10**jetstream.CHAIN_DIGITS
 
@@ -70,9 +70,9 @@ class UplinkStatistics:
     under_way: int
     """Messages that were published and have no PubAck."""
     stored: int
-    """PubAcks so far."""
+    """Messages that were said to be stored."""
     duplicates: int
-    """How many of them said that the stream had the message already."""
+    """How often the stream said that it had a message already."""
     refused: int
     """How often a message was not stored, and published again."""
 
@@ -196,9 +196,9 @@ class Uplink:
         if not self._core.is_ready:
             return missing
         for lane in self._lanes.values():
-            if lane.begun:
+            if lane.begun or lane.doubted:
                 self._look_for_late_ones(lane, now)
-            if not lane.ready:
+            if not (lane.ready or lane.doubted):
                 continue
             if lane.class_id not in self.open_classes:
                 missing.add(lane.class_id)
@@ -217,42 +217,26 @@ class Uplink:
             self._write(lane, piece, now)
 
     def _look_for_late_ones(self, lane: Lane, now: float) -> None:
-        """Publish again what has waited for its PubAck for too long: all of it, as it was in
-        order."""
-        first = next(iter(lane.begun.values()))
+        """Ask what the stream has when answers have been awaited for too long, and what it has not
+        said of that."""
         is_late = now >= min(lane.again_at, lane.heard_at + PATIENCE_SECONDS)
-        if is_late or now >= first.moved_at + 2 * PATIENCE_SECONDS:
-            lane.again_at, lane.heard_at, self.last_error = float("inf"), now, None
-            self._forget(lane.proofs)
+        if lane.begun:
+            first = next(iter(lane.begun.values()))
+            is_late = is_late or now >= first.moved_at + 2 * PATIENCE_SECONDS
+        if not is_late:
+            return
+        if lane.begun:
+            self.last_error = None
             if lane.refusal is not None and lane.refusal.code in consumers.NO_ROOM:
                 lane.window, lane.calm = 1, 0
-            pieces = list(lane.begun.values())
-            if any(lane.is_doubted(piece) for piece in pieces):
-                self._ask(lane, now)
-                return
-            self._forget(lane.begun)
-            self._forget(lane.rows)
-            self._forget(lane.asked)  # What was asked is not of what is written now.
-            for piece in pieces:
-                if piece.is_told:
-                    lane.count_under_way(piece, 1)
-                    piece.is_told = False
-                if piece.is_chain:
-                    lane.cut(piece)
-            if lane.window:
-                lane.put_back(pieces)
-                return
-            for piece in pieces:
-                if piece.missing is None:  # Which ones are stored is not known.
-                    lane.under_way += piece.batch.count - piece.left
-                    piece.left = piece.batch.count
-                self._write(lane, piece, now)
+            lane.doubt()
+        self._ask(lane, now)
 
-    def _number(self, lane: Lane) -> int:
-        """Of something to which an answer comes."""
-        number = self._core.take_numbers(1)
-        self._whose[number] = lane
-        return number
+    def _take_numbers(self, lane: Lane, count: int) -> int:
+        """For so many things to which answers come. Returns the first."""
+        first = self._core.take_numbers(count)
+        self._whose.update(dict.fromkeys(range(first, first + count), lane))
+        return first
 
     def _forget(self, numbers: dict[int, Any]) -> None:
         """Take no answers with these numbers any more."""
@@ -261,104 +245,100 @@ class Uplink:
         numbers.clear()
 
     def _ask(self, lane: Lane, now: float) -> None:
-        """Have the stream say how far chains have come and, where it has no room, which single
-        messages it has. When it has, the rest is written again."""
+        """Have the stream say what it has of what is doubted. When it has, the rest is written
+        again."""
         self._forget(lane.asked)
-        for piece in lane.begun.values():
-            piece.moved_at = now
-            if not lane.is_doubted(piece):
-                continue
-            piece.is_sure = False  # Until it has said all: else all is asked again.
-            count, rows = piece.batch.count, np.arange(piece.batch.count)
-            if piece.is_chain:
-                rows = content.milestones(count)
-                rows = rows[rows >= count - piece.left]
-            else:
-                piece.missing = np.ones(count, np.bool_)
-            for row in rows.tolist():
-                lane.asked[self._ask_for(lane, piece, row)] = piece, row
+        lane.again_at, lane.heard_at = float("inf"), now
+        for piece in lane.doubted.values():
+            rows = piece.questions()
+            first = self._take_numbers(lane, rows.size)
+            lane.asked.update((first + at, (piece, row)) for at, row in enumerate(rows.tolist()))
+            if rows.size:
+                self._write_questions(piece, rows, first)
 
-    def _ask_for(self, lane: Lane, piece: Piece, row: int) -> int:
-        """Have the stream say whether it has this message. Returns the number of its answer."""
-        number = self._number(lane)
+    def _write_questions(self, piece: Piece, rows: Integers, first: int) -> None:
+        """Have the stream say whether it has these messages, in answers with numbers from `first`
+        on."""
         subject = self._subject(piece.class_id).encode()
-        whose = content.message_id(piece.prefix, int(piece.ids[row]))
-        self._core.write(jetstream.whether_stored(subject, whose, self._core.reply_to(number)))
-        return number
+        ids = content.message_ids(piece.prefix, piece.ids[rows])
+        replies = self._core.replies_to(first, rows.size)
+        self._core.write(jetstream.whether_stored(subject, rows.size, ids, replies))
 
-    def _learn(self, lane: Lane, number: int, messages: Messages, row: int, now: float) -> None:
-        """The stream has said whether it has a message."""
+    def _learn(self, lane: Lane, number: int, error: JetStreamError | None, now: float) -> None:
+        """The stream has said whether it has a message: no error if it has."""
         del self._whose[number]
+        is_said = error is None or error.code == jetstream.NO_ROLLUP
         lane.heard_at = now
-        piece, at = lane.asked.pop(number)
-        try:
-            if jetstream.is_stored(messages.headers(row), messages.payload(row)):
-                if piece.missing is None:
-                    self._advance(lane, piece, at + 1, now)
-                else:
-                    piece.missing[at] = False
-        except JetStreamError as error:  # It could not say: all is asked again.
-            if error.code == jetstream.NO_RESPONDERS:
-                self._lose_stream(piece.class_id)
+        if (chain := lane.proofs.pop(number, None)) is not None:
+            if error is None:
+                self._advance(lane, chain, chain.batch.count, now)
+                return
+            if not is_said:  # It is on its way, or not to be had.
+                self.last_error = error
+            if lane.begun:
+                self.refused += chain.left
+                lane.again_at = min(lane.again_at, now + PAUSE_SECONDS)
+            return
+        piece, row = lane.asked.pop(number)
+        if not is_said:  # It could not say: what is not known yet is asked again.
             self._forget(lane.asked)
             lane.again_at = now + PAUSE_SECONDS
             return
+        if error is None:
+            piece.note_stored(slice(row + 1) if piece.tells_how_far else row)
         if not lane.asked:
-            for each in list(lane.begun.values()):
-                each.is_sure = True
-                left = each.left if each.missing is None else int(np.count_nonzero(each.missing))
-                if left != each.left:
-                    self._count_stored(lane, each, each.left - left, now)
-            lane.again_at = now if lane.begun else float("inf")
+            self._settle(lane)
+
+    def _note_stored(self, lane: Lane, piece: Piece, rows: int | slice) -> None:
+        """It was said of these, which are doubted, that they are stored, though not when the stream
+        was asked for them."""
+        piece.note_stored(rows)
+        if lane.is_known:
+            self._settle(lane)
+
+    def _settle(self, lane: Lane) -> None:
+        """It is known of all that was doubted whether it is stored."""
+        self.stored += lane.settle()
+        for numbers in (lane.asked, lane.doubted, lane.rows, lane.proofs):
+            self._forget(numbers)
+        self._look_how_far(lane)
 
     def _write(self, lane: Lane, piece: Piece, now: float) -> None:
         """Publish all of it."""
-        again = piece.number > 0
-        piece.moved_at = now
-        piece.number = self._number(lane)
-        piece.stored.clear()
-        lane.begun[piece.number] = piece
         subject = self._subject(piece.class_id).encode()
-        ids = piece.prefix, piece.ids
-        # What went message by message goes on so: all of it has ids.
-        was = piece.is_chain and not piece.has_name
+        piece.moved_at = now
+        piece.number = self._take_numbers(lane, 1)
+        lane.begun[piece.number] = piece
         few = 1 if lane.window else CHAIN_MESSAGES_MIN  # So that none overtakes.
-        was = was if again else piece.batch.count >= few
-        piece.is_chain = piece.is_open = self._takes_chains(piece.class_id) and was
-        piece.is_sure = piece.has_name or not piece.is_chain
+        may_be = self._takes_chains(piece.class_id) and not piece.has_ids
+        piece.is_chain = piece.is_open = may_be and (piece.is_chain or piece.batch.count >= few)
+        piece.has_ids = piece.has_name or not piece.is_chain
+        ids = piece.prefix, piece.ids
+        replies: Sequence[Column] = [self._core.reply_to(piece.number)]
+        write = content.publications
         if piece.is_chain:
             name = b"%b%0*d" % (self._run.encode(), _NUMBER_DIGITS, piece.number)
             replies = jetstream.chain_reply(self._inbox, name, piece.batch.count)
             write = content.publications if piece.has_name else content.chain
-            self._core.write(write(subject, piece.batch, ids=ids, replies=replies))
-        elif again:
-            self._write_each(lane, piece, subject)
-        else:
-            replies = [self._core.reply_to(piece.number)]
-            self._core.write(content.publications(subject, piece.batch, ids=ids, replies=replies))
+        elif lane.window:
+            replies = self._replies_to_each(lane, piece)
+        self._core.write(write(subject, piece.batch, ids=ids, replies=replies))
 
-    def _write_each(self, lane: Lane, piece: Piece, subject: bytes) -> None:
-        """Publish again what has no PubAck since this was done first, each message with its own."""
-        if piece.missing is None:
-            piece.missing = np.ones(piece.batch.count, np.bool_)
-        rows = np.flatnonzero(piece.missing)
-        first = self._core.take_numbers(rows.size)
-        for number, row in enumerate(rows.tolist(), first):
-            self._whose[number] = lane
-            lane.rows[number] = piece, row
-        ids = piece.prefix, piece.ids[rows]
-        replies = self._core.replies_to(first, rows.size)
-        some = piece.batch.take(rows)
-        self._core.write(content.publications(subject, some, ids=ids, replies=replies))
+    def _replies_to_each(self, lane: Lane, piece: Piece) -> Sequence[Column]:
+        """Where PubAcks are to go that tell of one message alone."""
+        count = piece.batch.count
+        piece.missing = np.ones(count, np.bool_)
+        first = self._take_numbers(lane, count)
+        lane.rows.update((first + row, (piece, row)) for row in range(count))
+        return self._core.replies_to(first, count)
 
     def begin_anew(self, now: float) -> None:
-        """There is another connection: what had no PubAck on the former one is to be published on
-        this one."""
+        """There is another connection: what had no answer on the former one is asked for on this
+        one."""
         for lane in self._lanes.values():
-            lane.again_at = now if lane.begun else float("inf")
-            self._forget(lane.asked)
-            self._forget(lane.proofs)
-            self._forget(lane.rows)
+            lane.again_at = now if lane.begun or lane.doubted else float("inf")
+            for numbers in (lane.asked, lane.proofs, lane.rows):
+                self._forget(numbers)
 
     def hear(self, answers: Messages, now: float) -> int | None:
         """Answers to chains have come. Returns what `reached` does."""
@@ -367,7 +347,7 @@ class Uplink:
             said = answers.subject(row)[begin:].split(b".")
             number = int(said[0]) if said[0].isdigit() else 0
             lane = self._whose.get(number)
-            piece = lane.begun.get(number) if lane is not None else None
+            piece = lane.piece(number) if lane is not None else None
             if lane is None or piece is None or not piece.is_open or len(said) != _REPLY_TOKENS:
                 continue
             told = jetstream.chain_answer(answers.headers(row), answers.payload(row))
@@ -375,34 +355,34 @@ class Uplink:
                 self.last_error = told.error
                 if told.error.code == jetstream.NO_RESPONDERS:
                     self._lose_stream(piece.class_id)
-            if told.is_last:
-                piece.is_open = False
-                # What is refused of the first message is refused of all; else some may be stored.
-                is_refused = told.error is not None and told.error.code > 0
-                is_known = told.stored >= 0 or (is_refused and said[3] == _FIRST)
-                piece.is_sure = piece.has_name or is_known
+            piece.is_open = not told.is_last
             # Of one with ids nothing counts but the whole: see `_write`.
             is_whole = told.is_last and told.stored >= piece.batch.count
-            if piece.has_name and (is_whole or (told.stored > 0 and not told.is_last)):
-                piece.moved_at = lane.heard_at = now  # It goes on.
-            elif told.stored >= 0 and not piece.has_name:
+            if piece.tells_how_far and told.stored > 0:
                 self._advance(lane, piece, told.stored, now)
+            elif is_whole or (told.stored > 0 and not told.is_last):
+                piece.moved_at = lane.heard_at = now  # It goes on.
+            if lane.doubted:
+                continue
             if is_whole and piece.has_name:
-                lane.proofs[self._ask_for(lane, piece, piece.batch.count - 1)] = piece
+                proof = self._take_numbers(lane, 1)
+                lane.proofs[proof] = piece
+                self._write_questions(piece, np.array([piece.batch.count - 1]), proof)
                 lane.count_under_way(piece, -1)
                 piece.is_told = True
             elif told.is_last and piece.left:
                 self.refused += piece.left
                 self._refuse(lane, told.error, now)
-                has_said = told.error is None or told.error.code != 0
-                if lane.window and piece.has_name and not has_said:
-                    lane.again_at = now  # It is there, perhaps: one by one that is said at once.
+                if piece.has_name and told.error is not None and not told.error.code:
+                    lane.again_at = now  # It is there, perhaps: that is said at once.
         return self.reached()
 
     def _advance(self, lane: Lane, piece: Piece, stored: int, now: float) -> None:
         """So many of a piece are stored, from the first on."""
         more = stored - (piece.batch.count - piece.left)
-        if more > 0 and piece.number in lane.begun:
+        if lane.doubted:
+            self._note_stored(lane, piece, slice(stored))
+        elif more > 0:
             self._count_stored(lane, piece, min(more, piece.left), now)
 
     def _count_stored(self, lane: Lane, piece: Piece, count: int, now: float) -> None:
@@ -411,8 +391,6 @@ class Uplink:
         lane.count_stored(piece, count, now)
         if not piece.left:
             del self._whose[piece.number]
-            if not lane.begun:
-                self._forget(lane.asked)  # Nobody waits for these: others may begin.
             self._look_how_far(lane)
 
     def _look_how_far(self, lane: Lane) -> None:
@@ -424,37 +402,42 @@ class Uplink:
         self._reached_in[lane.class_id] = lane.pieces[0][0] - 1 if lane.pieces else self._last_lot
         self._look_if_full(lane)
         if not lane.pieces:
-            self._forget(lane.asked)
-            self._forget(lane.proofs)
-            self._forget(lane.rows)
             del self._lanes[lane.class_id]
         if self.last_error is not None and not any(each.begun for each in self._lanes.values()):
             self.last_error = None
 
     def take(self, replies: Replies, now: float) -> int | None:
         """PubAcks have come. Returns what `reached` does."""
-        replies = self._take_told(replies, now)
         acks = jetstream.pub_acks(replies.messages)
+        self.duplicates += int(np.count_nonzero(acks.duplicates))
+        again = set(replies.numbers[acks.duplicates].tolist())
         refused: list[tuple[Lane, JetStreamError]] = []
         for row, error in acks.errors.items():
-            lane = self._whose.get(int(replies.numbers[row]))
+            number = int(replies.numbers[row])
+            lane = self._whose.get(number)
             if lane is None:
-                continue  # It was published again since.
+                continue  # Nobody waits for that any more.
             if error.code == jetstream.NO_RESPONDERS:
                 self._lose_stream(lane.class_id)
+            if number in lane.asked or number in lane.proofs:
+                self._learn(lane, number, error, now)
+                continue
             self.refused += 1
             self.last_error = error
             refused.append((lane, error))
-        self.duplicates += int(np.count_nonzero(acks.duplicates))
         stored: dict[int, set[int]] = {}
         for number, sequence in zip(replies.numbers.tolist(), acks.sequences.tolist(), strict=True):
             if sequence > 0:
                 stored.setdefault(number, set()).add(sequence)
         for number, sequences in stored.items():
             lane = self._whose.get(number)
-            if lane is not None and number in lane.rows:
+            if lane is None:
+                continue
+            if number in lane.asked or number in lane.proofs:
+                self._learn(lane, number, None if number in again else _NOT_SAID, now)
+            elif number in lane.rows:
                 self._count_row(lane, number, now)
-            elif lane is not None and (piece := lane.begun[number]).is_counted:
+            elif (piece := lane.begun.get(number)) is not None and not piece.is_chain:
                 more = sequences - piece.stored
                 piece.stored |= more
                 if more:
@@ -464,12 +447,14 @@ class Uplink:
         return self.reached()
 
     def _count_row(self, lane: Lane, number: int, now: float) -> None:
-        """A single message that was written again is stored."""
+        """A message with a PubAck of its own is stored."""
         del self._whose[number]
         piece, row = lane.rows.pop(number)
-        assert piece.missing is not None
-        piece.missing[row] = False
-        self._count_stored(lane, piece, 1, now)
+        if lane.doubted:
+            self._note_stored(lane, piece, row)
+        else:
+            piece.note_stored(row)
+            self._count_stored(lane, piece, 1, now)
 
     def _refuse(self, lane: Lane, error: JetStreamError | None, now: float) -> None:
         """The stream of a class has not taken something that is begun."""
@@ -498,43 +483,6 @@ class Uplink:
         """Classes of which something was refused since this was asked last."""
         refusing, self._refusing = self._refusing, set()
         return refusing
-
-    def _take_told(self, replies: Replies, now: float) -> Replies:
-        """Take those of these replies that say whether messages are stored. Returns the others."""
-        numbers = replies.numbers.tolist()
-        told = [
-            number
-            for number in dict.fromkeys(numbers)
-            if (lane := self._whose.get(number)) is not None
-            and (number in lane.asked or number in lane.proofs)
-        ]
-        if not told:
-            return replies
-        rows = np.isin(replies.numbers, told)
-        for row in np.flatnonzero(rows).tolist():
-            lane = self._whose.get(numbers[row])
-            if lane is None:
-                continue  # What was said before it was enough.
-            learn = self._learn if numbers[row] in lane.asked else self._take_proof
-            learn(lane, numbers[row], replies.messages, row, now)
-        return Replies(replies.numbers[~rows], replies.messages.pick(~rows))
-
-    def _take_proof(
-        self, lane: Lane, number: int, messages: Messages, row: int, now: float
-    ) -> None:
-        """The stream has said whether it has the last message of a chain."""
-        del self._whose[number]
-        piece = lane.proofs.pop(number)
-        try:
-            if jetstream.is_stored(messages.headers(row), messages.payload(row)):
-                self._advance(lane, piece, piece.batch.count, now)
-                return
-        except JetStreamError as error:  # It is on its way, or not to be had.
-            self.last_error = error
-            if error.code == jetstream.NO_RESPONDERS:
-                self._lose_stream(piece.class_id)
-        self.refused += piece.left
-        lane.again_at = min(lane.again_at, now + PAUSE_SECONDS)
 
     def _lose_stream(self, class_id: int) -> None:
         self._homeless.add(class_id)

@@ -173,8 +173,7 @@ def test_of_a_name_all_is_stored_once_whatever_was_heard_on_a_lost_connection(he
     stream.core.lose()
     stream.connect(1.0)
     stream.uplink.begin_anew(1.0)
-    stream.uplink.go_on(1.0)  # Nothing is to be asked: the stream knows each of them.
-    assert stream.answer(stream.take(), 1.0) == 1
+    assert stream.answer_all(1.0) == 1
     assert stream.payloads() == expected
 
 
@@ -193,8 +192,8 @@ def test_what_a_stream_knows_from_what_is_on_its_way_is_not_stored() -> None:
         assert stream.answer([begun % (subject, CHAIN_SID, len(said), said)], 0.0) is None
         assert stream.uplink.statistics().under_way == 100
     stream.uplink.go_on(PAUSE_SECONDS)
-    assert len(stream.take()) == 100  # One by one.
-    assert stream.uplink.statistics().under_way == 100
+    assert len(stream.take()) == 100  # It is asked for one by one.
+    assert stream.uplink.statistics().under_way == 0
     stream.uplink.begin_anew(1.0)
     stream.uplink.go_on(1.0)
     assert stream.answer(stream.take(), 1.0) == 1
@@ -222,10 +221,9 @@ def test_a_chain_whose_last_message_is_on_its_way_is_not_believed(said: bytes) -
     assert stream.uplink.statistics().under_way == 0
     assert stream.uplink.statistics().refused == 100
     stream.uplink.go_on(PAUSE_SECONDS)
-    again = stream.take()
-    assert len(again) == 100  # One by one.
-    assert stream.uplink.statistics().under_way == 100
-    assert stream.answer(again, PAUSE_SECONDS) == 1
+    asked = stream.take()
+    assert len(asked) == 100  # One by one.
+    assert stream.answer(asked, PAUSE_SECONDS) == 1
     assert stream.payloads() == expected
 
 
@@ -246,7 +244,7 @@ def test_whoever_is_asked_may_answer_twice(name: str) -> None:
     assert stream.payloads() == expected
 
 
-def test_where_no_proof_comes_it_is_published_again() -> None:
+def test_where_no_proof_comes_all_is_asked_for() -> None:
     stream = opened()
     expected = stream.put(1, 100, "pub")
     stream.uplink.go_on(0.0)
@@ -262,13 +260,21 @@ def test_where_no_proof_comes_it_is_published_again() -> None:
 @pytest.mark.parametrize("name", ["", "pub"])
 def test_what_of_a_name_is_published_again_goes_one_by_one(name: str) -> None:
     stream = opened()
-    stream.put(1, 100, name)
+    expected = stream.put(1, 100, name)
+    stream.loses = lambda: True
+    now = 3 * PATIENCE_SECONDS
     stream.uplink.go_on(0.0)
-    answers = stream.take()
-    assert len(answers) < 20
-    stream.uplink.go_on(3 * PATIENCE_SECONDS)
+    assert stream.take() == []
+    stream.loses = lambda: False
+    stream.uplink.go_on(now)
+    asked = stream.take()
+    assert len(asked) == (100 if name else 4)  # Of nobody, milestones are asked for.
+    assert stream.answer(asked, now) is None
+    stream.uplink.go_on(now)
     again = stream.take()
-    assert len(again) == (100 if name else 4)  # Of nobody, milestones are asked for.
+    assert len(again) == 100 if name else len(again) < 20
+    assert stream.answer(again, now) == 1
+    assert stream.payloads() == expected
 
 
 def test_so_does_all_where_a_stream_takes_no_chains() -> None:
@@ -290,8 +296,7 @@ def test_what_is_behind_a_gap_is_published_again_and_nothing_twice() -> None:
     assert stream.payloads() == expected[:40]
     stream.uplink.go_on(PAUSE_SECONDS / 2)
     assert stream.take() == []
-    stream.uplink.go_on(PAUSE_SECONDS)
-    assert stream.answer(stream.take(), 1.0) == 1
+    assert stream.answer_all(PAUSE_SECONDS) == 1
     assert stream.payloads() == expected
     assert stream.uplink.statistics().refused == 60
 
@@ -320,16 +325,18 @@ def test_what_the_stream_says_late_of_a_chain_is_not_taken_for_the_one_written_s
     stream.answer(answers[-1:], 0.0)
     stream.uplink.go_on(PAUSE_SECONDS)
     asked = stream.take()
-    assert len(asked) == 2
-    stream.answer(answers[:-1], PAUSE_SECONDS)
+    assert len(asked) == 3
+    stream.answer(answers[:-1], PAUSE_SECONDS)  # All that was written is refused, once more.
+    stream.answer(asked, PAUSE_SECONDS)
     stream.refuses = lambda: False
-    stream.uplink.go_on(2 * PAUSE_SECONDS)
-    answers = stream.take()
-    assert stream.answer(asked, 2 * PAUSE_SECONDS) is None
-    stream.uplink.go_on(2 * PAUSE_SECONDS)
+    stream.uplink.go_on(PAUSE_SECONDS)
+    since = stream.take()
+    assert len(stream.stored) == 1
+    assert stream.answer(answers[:-1] + asked, PAUSE_SECONDS) is None
+    stream.uplink.go_on(PAUSE_SECONDS)
     assert stream.take() == []
-    stream.answer(answers, 2 * PAUSE_SECONDS)
-    assert stream.answer_all(2 * PAUSE_SECONDS) == 2
+    stream.answer(since, PAUSE_SECONDS)
+    assert stream.answer_all(PAUSE_SECONDS) == 2
     assert stream.payloads() == expected
     assert stream.uplink.is_empty
 
@@ -550,12 +557,12 @@ async def test_a_server_keeps_a_chain_and_knows_its_milestones(
         assert [uplink.take(each, 1.0) for each in heard.all(Replies)][-1] == 1
         info = await link.ask("STREAM.INFO.CHAIN")
         assert info["state"]["messages"] == count  # To ask stores nothing.
-        unknown = jetstream.whether_stored(b"chain", b":r:none", link.core.reply_to(10**9))
+        unknown = jetstream.whether_stored(b"chain", 1, [b":r:none"], [link.core.reply_to(10**9)])
         link.core.write(unknown)
         link.flush()
         await heard.until(lambda: sum(e.messages.count for e in heard.all(Replies)) == 12)
         said = heard.all(Replies)[-1].messages
-        assert not jetstream.is_stored(said.headers(0), said.payload(0))
+        assert jetstream.pub_acks(said).errors[0].code == jetstream.NO_ROLLUP
 
 
 async def test_a_server_keeps_what_is_in_two_chains_of_a_name_once(

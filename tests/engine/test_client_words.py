@@ -360,7 +360,7 @@ def test_answers_come_with_the_numbers_of_their_requests() -> None:
         b"MSG _INBOX.x.%b 1 0\r\n\r\n" % word
         for word in (b"%012d" % second, b"%012d" % first, b"guessed")
     )
-    answers, other = core.receive(came + b"MSG before.a 2 0\r\n\r\n", 0.0)
+    other, answers = core.receive(came + b"MSG before.a 2 0\r\n\r\n", 0.0)
     assert isinstance(answers, Replies)
     assert answers.numbers.tolist() == [second, first]
     assert isinstance(other, Messages)

@@ -224,9 +224,11 @@ def test_what_is_refused_of_one_class_has_no_other_published_again() -> None:
     assert stream.uplink.take_reached_in() == {8: 2}
     stream.uplink.go_on(PAUSE_SECONDS)
     answers = stream.take()
-    assert len(answers) == 1  # Of the class that was refused, the first one.
-    stream.answer(answers, PAUSE_SECONDS)
-    assert stream.uplink.take_reached_in() == {7: 1}
+    assert len(answers) == 3  # The stream is asked what it has of the class that was refused.
+    stream.answer(answers[:2], PAUSE_SECONDS)
+    assert stream.uplink.take_reached_in() == {}
+    stream.answer(answers[2:], PAUSE_SECONDS)
+    assert stream.uplink.take_reached_in() == {7: 3}
     assert stream.uplink.statistics().refused == 3
 
 
@@ -372,8 +374,7 @@ def test_another_connection_begins_with_what_has_no_pub_ack() -> None:
     stream.uplink.go_on(1.0)
     stream.connect(1.0)
     stream.uplink.begin_anew(1.0)
-    stream.uplink.go_on(1.0)
-    assert stream.answer(stream.take(), 1.0) == 2
+    assert stream.answer_all(1.0) == 2
     assert [payload for _, payload, _ in stream.stored] == [b"a", b"b"]
 
 

@@ -241,15 +241,17 @@ class ClientCore:
         self.output_bytes += len(said)
 
     def _parted(self, messages: Messages) -> Iterator[Messages | Replies]:
-        """Answers, and then what is none; each in order."""
+        """What answers nothing that was asked, and then answers; each in order. So whoever is
+        answered has heard all that was said before."""
         answers = messages.sids == _INBOX_SID
         if not answers.any():
             yield messages
             return
-        part = messages if answers.all() else messages.pick(answers)
+        part = messages
+        if not answers.all():
+            yield messages.pick(~answers)
+            part = messages.pick(answers)
         found, good = numbers(part.data, part.subjects + len(self._inbox), part.subject_ends)
         if not good.all():  # Somebody guessed the inbox; nobody asked for that.
             found, part = found[good], part.pick(good)
         yield Replies(found, part)
-        if part is not messages and not answers.all():
-            yield messages.pick(~answers)

@@ -30,7 +30,7 @@ from simplebus.core.errors import BusError
 from simplebus.core.frames import Bytes, Flags, Integers, unaligned
 from simplebus.nats.client import shapes
 from simplebus.nats.client.events import Messages
-from simplebus.nats.client.writing import Column, block, digits, pub, table
+from simplebus.nats.client.writing import HEADERS, Column, alike, digits, table
 from simplebus.nats.digits import DIGITS_MAX, numbers
 
 API = "$JS.API."
@@ -205,24 +205,18 @@ def chain_reply(inbox: bytes, name: bytes, count: int) -> Sequence[Column]:
     return [b"%b.%b.%d.fail." % (inbox, name, CHAIN_ACK_MESSAGES), numbers, b".", steps, b".$FI"]
 
 
-def is_stored(headers: bytes, payload: bytes) -> bool:
-    """What `whether_stored` was answered. Raises JetStreamError where that says nothing."""
-    try:
-        said = answer(headers, payload)
-    except JetStreamError as error:
-        if error.code == NO_ROLLUP:
-            return False
-        raise
-    if said.get("duplicate") is not True:
-        raise JetStreamError(0, f"{payload[:60]!r} came, expected whether a message is stored")
-    return True
-
-
-def whether_stored(subject: bytes, message_id: bytes, reply: bytes) -> bytes:
-    """What asks a stream whether it knows this message id, and stores nothing: a message that would
-    have to roll up others, in a way that no stream knows."""
-    headers = block((MSG_ID, message_id), (b"Nats-Rollup", b"none"))
-    return pub(subject, b"", reply=reply, headers=headers)
+def whether_stored(
+    subject: bytes, count: int, message_ids: Sequence[Column], replies: Sequence[Column]
+) -> memoryview:
+    """What asks a stream whether it knows so many message ids, and stores nothing: messages that
+    would have to roll up others, in a way that no stream knows. It answers that a message is a
+    duplicate, or NO_ROLLUP; anything else says nothing. Columns are as `writing.alike` takes
+    them."""
+    headers: list[Column] = [
+        HEADERS + MSG_ID + b": ", *message_ids, b"\r\nNats-Rollup: none\r\n\r\n"
+    ]  # fmt: skip
+    nothing = np.empty((count, 0), np.uint8)
+    return alike(subject, nothing, reply=replies, headers=headers)
 
 
 def _plain_acks(messages: Messages, sequences: Integers) -> Flags:
