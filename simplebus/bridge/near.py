@@ -227,6 +227,7 @@ class NearBus:
             await self._arrived.wait()
         batch = inbox.take_batch()
         assert batch is not None
+        # What comes first need not be the first that is there: others may not be due yet.
         first = max(at, int(batch.sequences[0]))
         pause, longest = _SAFE_SECONDS
         while True:
@@ -234,7 +235,7 @@ class NearBus:
             reply = (await self._wire.answered(asked)).reply
             assert isinstance(reply, FetchReply)
             if reply.head > first:
-                return first
+                return at
             await trio.sleep(pause)
             pause = min(2 * pause, longest)
 
