@@ -64,6 +64,12 @@ def consumer_name(lane: str) -> str:
     return "-".join((*words, plain))
 
 
+def _other_name(name: str) -> str:
+    """A second one, that is no other lane's."""
+    first, _, rest = name.partition("-")
+    return f"{first}2-{rest}"
+
+
 class Framer:
     """Makes a bus's frames of NATS messages."""
 
@@ -201,9 +207,13 @@ class NearStream:
         self._wire, self._core = wire, wire.core
         self._stream = stream
         self._name = consumer_name(durable)
+        """The consumer's,"""
+        self._other = _other_name(self._name)
+        """and that of the next one, where one is always to be there."""
         self._to = to
         self._subjects = list(subjects)
         self._start = start
+        self._retention = ""
         self._heartbeat = heartbeat
         self.identity = identity_of(wire, stream)
         self.memory = ""
@@ -219,6 +229,8 @@ class NearStream:
         self._asked = self._pending = self._missed = 0
         self._counted = 0
         """What is missing below this sequence was counted."""
+        self._began = 0
+        """The sequence from which on messages are wanted."""
         self._over = ""
         """Why the consumer sends nothing any more; empty while it does."""
         self.is_new = False
@@ -231,37 +243,51 @@ class NearStream:
         link = self._wire.link
         info = await link.ask(f"STREAM.INFO.{self._stream}")
         self.memory = f"{self._stream} {info.get('created', '')}"
+        self._retention = info["config"].get("retention", "limits")
         state = info["state"]
         self.head = int(state["last_seq"]) + 1
+        floor = await self._floor(self._name)
+        if self._retention == "interest":  # It may have ended while it had two.
+            other = await self._floor(self._other)
+            if other is not None and (floor is None or other > floor):
+                self._name, self._other, floor = self._other, self._name, other
+        if floor is not None:
+            return floor + 1
+        self.is_new = True
+        first, last = int(state["first_seq"]), int(state["last_seq"])
+        if self._retention == "workqueue":  # What is not acknowledged stays for ever.
+            return first
+        return {"new": last + 1, "last": max(first, last)}.get(self._start, first)
+
+    async def _floor(self, name: str) -> int | None:
+        """Up to where a consumer's messages are acknowledged; None where it is not there."""
         try:
-            known = await link.ask(f"CONSUMER.INFO.{self._stream}.{self._name}")
-            to = (known["config"].get("metadata") or {}).get(_TO, self._to)
-            if to != self._to and known.get("num_waiting"):
-                raise BusConnectionError(
-                    f"{self._name!r} of stream {self._stream!r} leads to another far end than "
-                    f"{self._to}: each bridge has to have a name of its own there"
-                )
-            return int(known["ack_floor"]["stream_seq"]) + 1
+            known = await self._wire.link.ask(f"CONSUMER.INFO.{self._stream}.{name}")
         except JetStreamError as error:
             if error.code not in jetstream.NOT_FOUND:
                 raise
-        self.is_new = True
-        first, last = int(state["first_seq"]), int(state["last_seq"])
-        return {"new": last + 1, "last": max(first, last)}.get(self._start, first)
+            return None
+        to = (known["config"].get("metadata") or {}).get(_TO, self._to)
+        if to != self._to and known.get("num_waiting"):
+            raise BusConnectionError(
+                f"{name!r} of stream {self._stream!r} leads to another far end than {self._to}: "
+                "each bridge has to have a name of its own there"
+            )
+        return int(known["ack_floor"]["stream_seq"])
 
     async def _seek(self, at: int) -> None:
-        """Have the consumer begin there."""
-        link, where = self._wire.link, f"{self._stream}.{self._name}"
+        """Have a new consumer begin there: what the one before was sent would come late. What is
+        kept as long as somebody is interested has one all the time."""
+        link, before = self._wire.link, ""
         # What is still said of the one before goes nowhere.
         self._core.unsubscribe(self._sid)
         self._inbox = new_inbox()
         self._sid = self._core.subscribe(self._inbox)
         self._over = ""
-        try:
-            await link.ask(f"CONSUMER.DELETE.{where}")
-        except JetStreamError as error:
-            if error.code not in jetstream.NOT_FOUND:
-                raise
+        if self._retention == "interest":
+            before = self._name
+            self._name, self._other = self._other, self._name
+        await self._delete(self._name)
         config: dict[str, Any] = {
             "durable_name": self._name,
             "deliver_policy": "by_start_sequence",
@@ -272,19 +298,34 @@ class NearStream:
             "replay_policy": "instant",
             "metadata": {_TO: self._to},
         }
+        if self._retention == "workqueue":  # It takes no other, and has what is not acknowledged.
+            config["deliver_policy"] = "all"
+            del config["opt_start_seq"]
         if self._subjects:
             config["filter_subjects"] = self._subjects
         said = await link.ask(
-            f"CONSUMER.DURABLE.CREATE.{where}", {"stream_name": self._stream, "config": config}
+            f"CONSUMER.DURABLE.CREATE.{self._stream}.{self._name}",
+            {"stream_name": self._stream, "config": config},
         )
+        if before:
+            await self._delete(before)
         self._queue.clear()
         self._unacked.clear()
         info = await link.ask(f"STREAM.INFO.{self._stream}")
         first = int(info["state"]["first_seq"])
         self._miss(max(1, at), first)
-        self._given, self._cursor = at, max(1, at, first)
+        self._given = self._began = at
+        self._cursor = max(1, at, first)
         self._asked, self._pending = 0, int(said.get("num_pending", 0))
         self._pull()
+
+    async def _delete(self, name: str) -> None:
+        """The consumer of this name, if there is one."""
+        try:
+            await self._wire.link.ask(f"CONSUMER.DELETE.{self._stream}.{name}")
+        except JetStreamError as error:
+            if error.code not in jetstream.NOT_FOUND:
+                raise
 
     def _pull(self) -> None:
         """Ask for more, if little is under way."""
@@ -313,6 +354,10 @@ class NearStream:
                 self._over = f"{code} {words}".strip()
         fresh = told.good & (told.sequences >= self._cursor)
         self._asked = max(0, self._asked - int(np.count_nonzero(told.good)))
+        early = told.good & (told.sequences < self._began)
+        if early.any():  # Of a work queue: what is copied and was not acknowledged.
+            self._unacked.append((messages.pick(early), told.sequences[early]))
+            self._pending = int(told.pending[np.flatnonzero(early)[-1]])
         if fresh.any():
             sequences = told.sequences[fresh]
             if not self._subjects:  # Otherwise what is missing may be what nobody asked for.

@@ -28,6 +28,7 @@ class StreamConfig(TypedDict):
 
     name: str
     description: NotRequired[str | None]
+    retention: NotRequired[str]
 
 
 class StreamInfo(TypedDict):
