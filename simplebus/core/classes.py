@@ -172,6 +172,9 @@ class MessageClass:
             self.floors_owed.popleft()
         return self.floors_owed[0][1] if self.floors_owed else self.first
 
+    def has_buried(self, position: Subscription, ranges: list[tuple[int, int]], dead: int) -> None:
+        """These, which a position has given up, are dead letters in the class with this id."""
+
     def let_go(self, floor: int) -> None:
         """Nothing below floor is stored any longer."""
         self.ring.release(floor)

@@ -430,9 +430,8 @@ class Store:
         reason: Reason,
         attempts: int,
     ) -> int | None:
-        """A position has given up these messages, which are still stored: keep them as dead
-        letters. Returns from which one on there is no memory for that: they are to stay stored, and
-        are tried again at the ticks. None when all are dealt with."""
+        """Keep as dead letters what a position has given up. Returns from which message on there is
+        no memory: they stay, and are tried again at the ticks. None when all are dealt with."""
         if dead_letters.are_kept_in(cls.name):
             return None
         of = cls.name or str(cls.class_id)
@@ -441,13 +440,12 @@ class Store:
         except RemoteProtocolError:
             self.wait_for_room(cls, position)
             return ranges[0][0]
-        session_id = position.outbox.session_id
         death = dead_letters.Death(
             reason=reason,
             class_=of,
             attempts=attempts,
             subscription=position.durable or position.group,
-            session=str(session_id) if position.is_connected else "",
+            session=str(position.outbox.session_id) if position.is_connected else "",
             since=self.clock.now,
         )
         ring, until = position.ring, None
@@ -473,11 +471,13 @@ class Store:
             laid = self._lay(dead, letters.batch, letters.columns)
             if laid < letters.batch.count:
                 until = letters.sequences[laid]
-                lost = picking.total(picking.before(ranges, until)) - laid
+                ranges = picking.before(ranges, until)
+                lost = picking.total(ranges) - laid
                 self.wait_for_room(cls, position)
             lost += dead.dropped[Reason.DROP_NEWEST] - before  # One that is too long for them.
         if lost:
             cls.dropped[Reason.NO_DEAD_LETTER] += lost
+        cls.has_buried(position, ranges, dead.class_id)
         return until
 
     def wait_for_room(self, cls: MessageClass, position: Subscription) -> None:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from simplebus.core.acks import AckWindow
 from simplebus.core.channel_table import Wanted
 from simplebus.core.classes import MessageClass, TimeIndex
-from simplebus.core.dead_letters import PREFIX
 from simplebus.core.elsewhere import Found, Purged
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.left import Left
+from simplebus.core.picking import Ranges
 from simplebus.core.requests import FetchRequest, Start, SubscribeRequest
 from simplebus.core.rights import seen_by
 from simplebus.core.ring import Ring
@@ -62,11 +62,12 @@ class RemoteClass(MessageClass):
         struck: Callable[[RemoteClass, int, int], None],
         accepted_at: Callable[[Subscription, int], float],
         coming: Callable[[RemoteClass, Subscription, Callable[[], None]], bool],
+        buried: Callable[[Subscription, Ranges, int], None],
         frame_bytes: int,
     ) -> None:
         """`struck` is called with messages of the stream that are purged, first..last-1;
         `accepted_at` says when the stream took a message that a position holds; `coming` is what
-        `has_come` does."""
+        `has_come` does, and `buried` what `has_buried` does."""
         super().__init__(ring, keep, policy)
         self.times = _NoTimes()
         self.elsewhere = self
@@ -74,6 +75,7 @@ class RemoteClass(MessageClass):
         self._struck = struck
         self._accepted_at = accepted_at
         self._coming = coming
+        self._buried = buried
         self._frame_bytes = frame_bytes
         self._begin = begin
         self._end = end
@@ -102,6 +104,9 @@ class RemoteClass(MessageClass):
 
     def accepted_at(self, position: Subscription, sequence: int) -> float:
         return self._accepted_at(position, sequence)
+
+    def has_buried(self, position: Subscription, ranges: Ranges, dead: int) -> None:
+        self._buried(position, ranges, dead)
 
     def floor(self) -> int:
         """What is to be handed over is copied when it comes."""
@@ -212,16 +217,6 @@ def shut(store: Store, full: set[int], were: set[int]) -> set[int]:
             cls.open_up()
             store.release(cls)
     return now
-
-
-def owes_letters(broker: Broker, mark: int | None = None) -> bool:
-    """Whether there may be dead letters that have not reached the cluster; of those with this mark
-    of the ledger, if one is given."""
-    ledger, names = broker.ledger, broker.store.names
-    assert ledger is not None
-    mark = ledger.mark if mark is None else mark
-    letters = {class_id: mark for name, class_id in names.items() if name.startswith(PREFIX)}
-    return not ledger.has_reached(mark, letters)
 
 
 def askers_of(broker: Broker, position: Subscription) -> list[Session]:

@@ -24,10 +24,12 @@ from simplebus.core.broker import Broker
 from simplebus.core.elsewhere import Found, Purged
 from simplebus.core.errors import BusConnectionError, RemoteProtocolError
 from simplebus.core.ledger import Ledger
+from simplebus.core.picking import Ranges
 from simplebus.core.requests import Start
 from simplebus.core.subscription import Subscription
 from simplebus.engine import consumers
-from simplebus.engine.classes import RemoteClass, askers_of, judge, let_answer, owes_letters, shut
+from simplebus.engine.burying import Burials
+from simplebus.engine.classes import RemoteClass, askers_of, judge, let_answer, shut
 from simplebus.engine.coming import when_all_has_come
 from simplebus.engine.feed import ALIVE_SECONDS, FETCH_BYTES, FETCH_SECONDS, Feed, Owed
 from simplebus.engine.feed import Found as Consumer
@@ -95,8 +97,7 @@ class Cluster:
         self.feeds: dict[Subscription, Feed] = {}
         self.listening = Listening(core, options.names, self.door)
         self._touched: dict[Feed, None] = {}
-        self._owed: list[tuple[int, bytes]] = []
-        """What is to be said when lots have reached the cluster: their numbers, and that."""
+        self._burials = Burials(self._ledger, core.write)
         self._feed_count = 0
         self._jobs = Jobs(self._has_reached)
         self._do = self._jobs.do
@@ -120,6 +121,7 @@ class Cluster:
             struck=self._struck,
             accepted_at=self._accepted_at,
             coming=self._coming,
+            buried=self._buried,
             frame_bytes=broker.settings.limits.frame_bytes,
         )
         self._naming = Naming(broker.store.names, table.name_classes)
@@ -192,10 +194,11 @@ class Cluster:
         if feed.position not in self.listening or not self.link.core.is_ready:
             return
         core = self.link.core
+        self._burials.settle(feed)
         for messages in feed.acked():
-            is_said = self._say(jetstream.say(messages))
+            core.write(jetstream.say(messages))
             self._acked.add(feed.cls.class_id)
-            feed.said_last = messages.reply(-1) if is_said else b""
+            feed.said_last = messages.reply(-1)
         if said := feed.fill():
             core.write(said)
         now = trio.current_time()
@@ -216,15 +219,9 @@ class Cluster:
                 reply=self.listening.inbox(feed.position),
             )
 
-    def _say(self, said: bytes) -> bool:
-        """What says that messages are done with; once what was made of them, dead letters for one,
-        is safe. Returns whether it was said at once."""
-        mark = self._ledger.mark
-        if mark <= self._ledger.reached or not owes_letters(self._broker):
-            self.link.core.write(said)
-            return True
-        self._owed.append((mark, said))
-        return False
+    def _buried(self, position: Subscription, ranges: Ranges, class_id: int) -> None:
+        if (feed := self.feeds.get(position)) is not None:
+            self._burials.add(feed, ranges, class_id)
 
     def _beat(self) -> None:
         """What time brings: what is late is published or asked for again, what is here is said to
@@ -302,12 +299,7 @@ class Cluster:
         self._broker.reach(lot)
         self._shut = shut(self._broker.store, self.uplink.full, self._shut)
         self._has_reached()
-        owed, self._owed = self._owed, []
-        for mark, said in owed:
-            if mark <= lot or not owes_letters(self._broker, mark):
-                self.link.core.write(said)
-            else:
-                self._owed.append((mark, said))
+        self._touched |= dict.fromkeys(self._burials.go_on())
         self._settle()
 
     def _has_reached(self) -> None:
@@ -488,11 +480,12 @@ class Cluster:
             return
         self._touched.pop(feed, None)
         last: tuple[str, bytes] | None = None
+        self._burials.settle(feed)
         for messages in feed.acked():
-            self._say(jetstream.say(messages))
+            self.link.core.write(jetstream.say(messages))
             self._acked.add(cls.class_id)
-            if not owes_letters(self._broker):
-                last = messages.reply(-1).decode("latin-1"), jetstream.ACK
+            last = messages.reply(-1).decode("latin-1"), jetstream.ACK
+        self._burials.end(feed)
         name = self.listening.end(feed)
         tick_seconds = self._broker.settings.tick_seconds
         pauses = position.left().pauses(self._broker.clock, tick_seconds)

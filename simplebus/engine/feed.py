@@ -30,6 +30,7 @@ from simplebus.core.spans import SequenceSet
 from simplebus.core.store import Store
 from simplebus.core.subscription import Subscription
 from simplebus.engine import consumers, content
+from simplebus.engine.burying import Burying
 from simplebus.engine.classes import FEED_MESSAGES_MAX, RemoteClass
 from simplebus.engine.sole import Sole
 from simplebus.nats.client import jetstream
@@ -130,6 +131,7 @@ class Feed:
         """How often it has, since messages came last."""
         self.sole: Sole | None = None
         """Of a consumer that is this door's alone."""
+        self.burying = Burying()
         self.sent_before = 0
         """The last message of the stream that its consumer had sent when it was found."""
         self.count_before = self._count_here = self._last_count = 0
@@ -375,18 +377,18 @@ class Feed:
     # What goes back ------------------------------------------------------------------------------
 
     def acked(self) -> list[Messages]:
-        """What was acknowledged since this was asked last. The ring lets go of it."""
+        """What was acknowledged since this was asked last, and is not being buried. The ring lets
+        go of it."""
         if self.sole is not None:
             word = self._done_to(self.sole)
             return [] if word is None else [word]
         window = self.position.window
-        first, floor = self._said_floor, window.floor
+        first, floor = self._said_floor, self.burying.floor(window.floor)
         gaps, rest = window.gaps()
         if floor == first and rest == floor and not self._said.any():
             return []
-        last = max(floor, rest)
-        flags = np.zeros(last - first, np.bool_)
-        flags[: max(floor, rest) - first] = True
+        last = max(window.floor, rest)
+        flags = ~self.burying.flags(first, last)
         flags[gaps - first] = False
         known = min(self._said.size, flags.size)
         fresh = flags.copy()
@@ -406,7 +408,8 @@ class Feed:
     def _done_to(self, sole: Sole) -> Messages | None:
         """The last of the messages that are all acknowledged, if that was not said. The ring lets
         go of them."""
-        blocks, ring, floor = self._blocks, self.position.ring, self.position.window.floor
+        blocks, ring = self._blocks, self.position.ring
+        floor = self.burying.floor(self.position.window.floor)
         done = 0
         while blocks and blocks[0].last <= floor:
             done = int(blocks.popleft().sequences[-1])

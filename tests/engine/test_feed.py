@@ -16,8 +16,10 @@ from simplebus.core.envelope import Envelope, encode
 from simplebus.core.ledger import Ledger, Level
 from simplebus.core.receive import ReceiveBuffer
 from simplebus.core.subscription import Subscription
+from simplebus.engine.burying import Burials, Burying
 from simplebus.engine.classes import RemoteClass
 from simplebus.engine.feed import FETCH_MESSAGES_MAX, Feed
+from simplebus.engine.sole import Sole
 from simplebus.nats.client.events import Messages
 from simplebus.nats.client.parser import Parser
 
@@ -31,6 +33,11 @@ class Door:
         self.broker = Broker(Settings(), ledger=Ledger(Level.OS))
         self.feeds: list[Feed] = []
         self.ended: list[bool] = []
+        self.written: list[bytes] = []
+        """What was said of messages whose subscription had ended."""
+        assert self.broker.ledger is not None
+        self.ledger = self.broker.ledger
+        self.burials = Burials(self.ledger, self.written.append)
         table = self.broker.store.table
         table.make = partial(
             RemoteClass,
@@ -40,6 +47,7 @@ class Door:
             struck=lambda *_: None,
             accepted_at=lambda *_: 0.0,
             coming=lambda *_: True,
+            buried=lambda _, *given_up: self.burials.add(self.feed, *given_up),
             frame_bytes=1 << 20,
         )
         table.open_classes([(7, "")])
@@ -78,11 +86,18 @@ class Door:
                     got.append((number, frame[frames.HEADER.size :]))
         return got
 
+    def store(self) -> None:
+        """All that was accepted reaches the cluster."""
+        lot = self.ledger.take()
+        assert lot is not None
+        self.ledger.reach(lot.number)
+
     def ack(self, first: int, last: int) -> None:
         self.say(frames.encode_ack(class_id=7, timer_index=0, first=first, last=last))
 
     def acked(self) -> list[int]:
         """What is to be said to be acknowledged: sequences of the stream."""
+        self.burials.settle(self.feed)
         return sorted(sequence_of(m, row) for m in self.feed.acked() for row in range(m.count))
 
 
@@ -160,8 +175,79 @@ def test_what_was_sent_too_often_becomes_a_dead_letter_and_is_done() -> None:
     door = Door()
     door.take(message(5, attempt=17))
     assert door.taken() == []
-    assert door.acked() == [5]
     assert door.broker.classes[door.broker.store.names["dead.7"]].ring.head == 1
+    assert door.acked() == []  # It is not stored yet.
+    door.store()
+    assert door.burials.go_on() == {door.feed}
+    assert door.acked() == [5]
+    assert door.burials.go_on() == set()
+
+
+def test_what_died_waits_for_its_letter_and_nothing_else_does() -> None:
+    door = Door()
+    door.take(message(5), message(6, attempt=17), message(7))
+    assert [payload for _, payload in door.taken()] == [b"5"]
+    door.broker.answers.wake(door.feed.position)
+    assert [payload for _, payload in door.taken()] == [b"7"]
+    door.ack(0, 3)
+    assert door.acked() == [5, 7]
+    assert [sequence_of(m, 0) for m in door.feed.left()] == [6]  # It is said to be in work.
+    assert door.take(message(6, attempt=18, tail="7")) == b""  # Nor is it acknowledged now.
+    assert door.taken() == []
+    door.store()
+    door.burials.settle(door.feed)
+    (said,) = door.feed.acked()
+    assert said.reply(0).startswith(b"$JS.ACK.S.c.18.6.")  # By its latest subject.
+    assert door.feed.left() == []
+
+
+def test_a_consumer_that_is_told_of_all_up_to_a_message_is_told_of_what_is_before_it() -> None:
+    door = Door()
+    door.feed.sole = Sole()
+    door.take(message(1), message(2), message(3, attempt=17), message(4))
+    assert [payload for _, payload in door.taken()] == [b"1", b"2"]
+    door.broker.answers.wake(door.feed.position)
+    assert [payload for _, payload in door.taken()] == [b"4"]
+    door.ack(0, 4)
+    assert door.acked() == [2]
+    door.store()
+    assert door.acked() == [4]
+
+
+def test_who_goes_is_done_with_what_died_when_its_letter_is_stored() -> None:
+    door = Door()
+    door.take(message(5), message(6, attempt=17))
+    door.taken()
+    door.ack(0, 1)
+    assert door.acked() == [5]
+    door.burials.end(door.feed)
+    assert door.feed.given_back([]) == []
+    assert door.burials.go_on() == set()
+    assert door.written == []
+    door.store()
+    door.burials.go_on()
+    assert door.written == [b"PUB $JS.ACK.S.c.17.6.6.1000000000.0 4\r\n+ACK\r\n"]
+
+
+@given(st.integers(0, 10**6))
+def test_what_is_being_buried_is_what_no_lot_has_stored(seed: int) -> None:
+    chance = random.Random(seed)
+    burying, owed, lot, at = Burying(), dict[int, int](), 0, 0
+    for _ in range(30):
+        if chance.random() < 0.6:
+            first = at + chance.randrange(3)
+            at = first + chance.randrange(1, 5)
+            lot += chance.randrange(2)
+            burying.add([(first, at)], (lot, 9))
+            owed |= dict.fromkeys(range(first, at), lot)
+        else:
+            reached = chance.randrange(lot + 1)
+            burying.settle(lambda mark, reached=reached: mark[0] <= reached)  # type: ignore[misc]
+            owed = {number: mark for number, mark in owed.items() if mark > reached}
+        begin, end = sorted(chance.choices(range(at + 2), k=2))
+        assert burying.flags(begin, end).tolist() == [n in owed for n in range(begin, end)]
+        assert burying.floor(end) == min([end, *owed])
+        assert bool(burying) == bool(owed)
 
 
 def test_what_can_be_no_message_is_ended() -> None:

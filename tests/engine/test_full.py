@@ -9,6 +9,7 @@ import trio
 
 import simplebus
 from simplebus.engine import lanes
+from simplebus.engine.cluster import Cluster
 
 from .doors import PATIENCE_SECONDS, address, door, options
 from .nats_servers import NatsServer
@@ -115,3 +116,44 @@ async def test_what_lies_in_a_full_class_is_seen_and_purged_and_the_rest_is_stor
                     purged = await two.purge(FULL, last=found[-1].sequence + 1) if found else 0
                     assert purged == len(found)
                 assert sorted(seen) == payloads
+
+
+async def test_where_dead_letters_find_no_room_other_classes_are_acknowledged(
+    jetstream_server: NatsServer,
+) -> None:
+    cluster = options(jetstream_server.url, max_bytes=48 * 1024)
+    async with door(cluster) as up:
+        here = cluster_of(up)
+        async with simplebus.connect(address(up), name="one") as bus:
+            with trio.fail_after(PATIENCE_SECONDS):
+                async with (
+                    bus.subscribe(FULL, group="g") as bad,
+                    bus.subscribe(FREE, group="g") as good,
+                ):
+                    for _ in range(3):
+                        await bus.publish_many([bytes(1000)] * 20, class_id=FULL)
+                        for _ in range(20):
+                            (await bad.get()).terminate()
+                    dead = here._broker.store.names[f"dead.{FULL}"]
+                    await until(lambda: here.uplink.refusal(dead) is not None)
+                    await bus.publish_many([b"free"] * 5, class_id=FREE)
+                    for _ in range(5):
+                        (await good.get()).ack()
+                    await until_acked(here, FREE, 5)
+                    assert await acked_of(here, FULL) < 60
+                    await bus.purge(dead)
+                    await until_acked(here, FULL, 60)
+                    assert here.uplink.is_empty
+
+
+async def acked_of(cluster: Cluster, class_id: int) -> int:
+    """Up to which message of its stream the group of a class has acknowledged all."""
+    stream = cluster.options.names.stream(class_id)
+    info = await cluster.link.ask(f"CONSUMER.INFO.{stream}.g-g")
+    floor: int = info["ack_floor"]["stream_seq"]
+    return floor
+
+
+async def until_acked(cluster: Cluster, class_id: int, last: int) -> None:
+    while await acked_of(cluster, class_id) < last:  # noqa: ASYNC110 - the server says no more.
+        await trio.sleep(0.05)
