@@ -101,7 +101,6 @@ class Cluster:
         self._feed_count = 0
         self._jobs = Jobs(self._has_reached)
         self._do = self._jobs.do
-        self._naming_sid = core.subscribe(options.names.naming)
         self._nursery: trio.Nursery | None = None
         self._worked_at = self._forgot_at = self._trimmed_at = 0.0
         self._acked: set[int] = set()
@@ -124,7 +123,9 @@ class Cluster:
             buried=self._buried,
             frame_bytes=broker.settings.limits.frame_bytes,
         )
-        self._naming = Naming(broker.store.names, table.name_classes)
+        known = broker.store.names, table.name_classes
+        self._naming = Naming(core, options.names, self.door, *known)
+        self.positions.see = self._naming.see
 
     @property
     def is_busy(self) -> bool:
@@ -140,6 +141,7 @@ class Cluster:
             await self.link.wait_ready()
             await self._naming.learn(self.positions)
             identity = self._broker.answers.identity
+            nursery.start_soon(self._naming.keep_written, self.link)
             nursery.start_soon(keep_identity, self.link, self.options, identity)
             task_status.started()
             while True:
@@ -168,6 +170,7 @@ class Cluster:
             touched, self._touched = self._touched, {}
             for feed in touched:
                 self._serve(feed)
+        self._naming.tell()
         self.link.flush()
 
     def _take_lot(self) -> None:
@@ -247,8 +250,6 @@ class Cluster:
             acked, self._acked = self._acked, set()
             for class_id in acked:
                 self._do(class_id, partial(self._trim, class_id))
-        for fresh in self._naming.fresh() if ready else ():
-            self.link.core.publish(self.options.names.naming, fresh)
         self._settle()
 
     # What comes ----------------------------------------------------------------------------------
@@ -270,7 +271,7 @@ class Cluster:
                     self._touched[feed] = None
                     if feed.sole is not None and feed.sole.is_broken:
                         self._renew(feed)
-                self._naming.tell_again()
+                self._naming.begin_anew()
                 if self._nursery is not None:
                     self._settle()
             case Lost():
@@ -316,10 +317,7 @@ class Cluster:
             for row in range(messages.count):
                 if reply := messages.reply(row):
                     self.link.core.publish(reply.decode("latin-1"), b"")
-        elif sid == self._naming_sid:
-            for payload in messages.all_payloads():
-                self._naming.hear(payload)
-        else:  # It was on its way when its position ended.
+        elif not self._naming.take(sid, messages):  # It was on its way when its position ended.
             found = messages.pick(jetstream.deliveries(messages).good)
             self.link.core.write(jetstream.say_in_order(found, jetstream.NAK))
 

@@ -94,6 +94,11 @@ class Names:
         """Where a door answers as long as it is there."""
         return f"{self.prefix}.door.{door}"
 
+    @property
+    def door_names(self) -> str:
+        """Where every door tells whoever asks which classes have names."""
+        return self.door("names")
+
     def holder(self, class_id: int, name: str) -> str:
         """Where the door answers that feeds somebody from the consumer of this name."""
         return f"{self.prefix}.holder.{class_id}-{name}"

@@ -61,6 +61,8 @@ class Positions:
         self._options = options
         self._door = door
         self._count = 0
+        self.see: Callable[[int, str], None] = lambda class_id, description: None
+        """Called with what a class's stream says that it is called, when that was looked at."""
         self._streams: set[int] = set()
         self._born: dict[int, str] = {}
         """When each class's stream was made."""
@@ -104,6 +106,7 @@ class Positions:
         if not state.get("consumer_count") and not state.get("last_seq"):
             await self._make(class_id, WAITING, "plain", {"deliver_policy": "all"}, door="")
         self._streams.add(class_id)
+        self.see(class_id, str(info.get("config", {}).get("description") or ""))
         born = str(info.get("created", ""))
         if self._born.setdefault(class_id, born) != born:
             log.warning("the stream of class %d is a new one; what was in it is gone", class_id)

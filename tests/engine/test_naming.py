@@ -1,4 +1,4 @@
-"""Class names that doors tell one another."""
+"""Class names that doors tell one another, and streams say."""
 
 from __future__ import annotations
 
@@ -6,38 +6,130 @@ from typing import Any
 
 import msgspec
 import pytest
+import served
+import trio
+from core.talk2 import hello
 
+import simplebus
+from simplebus.core import frames
+from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import NAME_CHARACTERS_MAX
 from simplebus.core.requests import NamedClass
+from simplebus.engine import naming
 from simplebus.engine.content import HEADERS_BYTES_MAX
+from simplebus.engine.names import Names as Subjects
 from simplebus.engine.naming import Naming
+from simplebus.server.serve import Serving
+
+from .doors import PATIENCE_SECONDS, address, door, options
+from .nats_servers import NatsServer
+from .test_doors import cluster_of, until
+from .test_feed import arrived
+
+SUBJECTS = Subjects("bus")
+NOBODY = b"HMSG s 2 16 16\r\nNATS/1.0 503\r\n\r\n\r\n"
 
 
 class Names(dict[str, int]):
-    """Those of a door."""
+    """Those of a door, and what it says."""
+
+    is_ready = True
+
+    def __init__(self, **known: int) -> None:
+        super().__init__(known)
+        self.said: list[tuple[str, bytes]] = []
+        self.sids: dict[str, int] = {}
+        self.naming = Naming(self, SUBJECTS, "d1", self, self.take)  # type: ignore[arg-type]
 
     def take(self, named: list[Any]) -> None:
         for each in named:
-            assert isinstance(each, NamedClass)
-            assert each.name is not None
-            assert each.id is not None
-            self[each.name] = each.id
+            if isinstance(each, NamedClass):
+                assert each.name is not None
+                assert each.id is not None
+                is_other = self.get(each.name, each.id) != each.id
+                if is_other or each.id in {i for n, i in self.items() if n != each.name}:
+                    raise RemoteProtocolError(Reason.CLASS_NAME_CONFLICT, "another one")
+                self[each.name] = each.id
+
+    def subscribe(self, subject: str) -> int:
+        return self.sids.setdefault(subject, 1 + len(self.sids))
+
+    def publish(self, subject: str, payload: bytes, *, reply: str = "") -> None:
+        self.said.append((subject, payload))
+
+    async def classes(self) -> list[tuple[int, str]]:
+        """There are no streams."""
+        return []
+
+    async def learn(self) -> None:
+        """Nobody is there to be asked."""
+        [inbox] = [each for each in self.sids if each.startswith("_INBOX")]
+        self.naming.take(self.sids[inbox], arrived(NOBODY))
+        await self.naming.learn(self)  # type: ignore[arg-type]
+
+    def told(self) -> list[bytes]:
+        self.said.clear()
+        self.naming.tell()
+        assert {subject for subject, _ in self.said} <= {"bus.naming"}
+        return [payload for _, payload in self.said]
 
 
-def test_what_one_tells_another_hears_and_tells_nobody_again() -> None:
-    ours, theirs = Names((f"class {n}", n) for n in range(50)), Names()
-    here, there = Naming(ours, ours.take), Naming(theirs, theirs.take)
-    for said in here.fresh():
-        there.hear(said)
-    assert theirs == ours
-    assert here.fresh() == there.fresh() == []
-    here.tell_again()
-    assert {name for said in here.fresh() for name in msgspec.json.decode(said)} == set(ours)
+async def test_what_one_tells_another_hears_and_tells_nobody_again() -> None:
+    ours, theirs = Names(**{f"class {n}": n for n in range(50)}), Names()
+    await ours.learn()
+    await theirs.learn()
+    for said in ours.told():
+        theirs.naming.hear(said)
+    assert dict(theirs) == dict(ours)
+    assert ours.told() == theirs.told() == []
+    ours.naming.begin_anew()
+    assert {name for said in ours.told() for name in msgspec.json.decode(said)} == set(ours)
+    assert ours.told() == []
 
 
-def test_no_message_of_names_is_too_long_for_any_server() -> None:
-    names = Names((chr(n % 32) * (NAME_CHARACTERS_MAX - 4) + f"{n:04}", n) for n in range(4096))
-    assert all(len(said) <= HEADERS_BYTES_MAX for said in Naming(names, names.take).fresh())
+async def test_two_that_call_a_class_otherwise_both_hear_so_and_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ours, theirs = Names(orders=7, bills=9), Names(orders=8)
+    await ours.learn()
+    await theirs.learn()
+    ours.told()
+    theirs.told()
+    for _ in range(3):
+        for said in theirs.told() or [b'{"orders":8}']:
+            ours.naming.hear(said)
+        for said in ours.told():
+            theirs.naming.hear(said)
+    assert [record.args for record in caplog.records] == [(8, "another one"), (7, "another one")]
+    assert dict(ours) == {"orders": 7, "bills": 9}
+    assert dict(theirs) == {"orders": 8}
+    assert ours.told() == theirs.told() == []
+
+
+async def test_who_asks_is_told_all_and_that_it_was_all() -> None:
+    ours = Names(orders=7, bills=9)
+    await ours.learn()
+    ours.said.clear()
+    for who in (b"d1", b"d2"):
+        asked = arrived(b"MSG bus.door.names 9 their.inbox 2\r\n%b\r\n" % who)
+        assert ours.naming.take(ours.sids["bus.door.names"], asked)
+    assert ours.said == [("their.inbox", b'{"orders":7,"bills":9}'), ("their.inbox", b"{}")]
+
+
+async def test_others_that_are_silent_hold_no_door_up_for_long(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours = Names()
+    await ours.naming.learn(ours)  # type: ignore[arg-type]
+    assert trio.current_time() < 2 * naming.PATIENCE_SECONDS
+    assert "no other door has said" in caplog.text
+
+
+async def test_no_message_of_names_is_too_long_for_any_server() -> None:
+    long = {chr(n % 32) * (NAME_CHARACTERS_MAX - 4) + f"{n:04}": n for n in range(4096)}
+    names = Names(**long)
+    await names.learn()
+    assert all(len(said) <= HEADERS_BYTES_MAX for said in names.told())
 
 
 @pytest.mark.parametrize(
@@ -47,5 +139,58 @@ def test_no_message_of_names_is_too_long_for_any_server() -> None:
 )  # fmt: skip
 def test_nonsense_names_nothing(said: bytes) -> None:
     names = Names()
-    Naming(names, names.take).hear(said)
+    names.naming.hear(said)
     assert names == {}
+
+
+async def name_orders(up: Serving) -> None:
+    """A program calls class 7 `orders`, and is gone."""
+    peer = await served.connect(up)
+    await peer.send(hello({"id": 7, "name": "orders"}))
+    assert (await peer.frame())[0] == frames.CONNECT
+
+
+async def test_a_door_that_comes_knows_names_that_no_stream_says(
+    jetstream_server: NatsServer,
+) -> None:
+    cluster = options(jetstream_server.url)
+    async with door(cluster) as up:
+        await name_orders(up)
+        async with door(cluster) as late, simplebus.connect(address(late)) as bus:
+            await bus.publish(b"one", class_id="orders")
+            await until(lambda: 7 in cluster_of(late).uplink.open_classes)
+            streams = await cluster_of(up).positions.classes()
+    assert streams == [(7, "orders")]
+
+
+async def test_a_class_that_is_named_late_is_called_so_when_all_doors_are_gone(
+    jetstream_server: NatsServer,
+) -> None:
+    cluster = options(jetstream_server.url)
+    async with door(cluster) as up, simplebus.connect(address(up)) as bus:
+        await bus.publish(b"one", class_id=7)
+        positions = cluster_of(up).positions
+        assert await positions.classes() == [(7, "")]
+        await name_orders(up)
+        await bus.publish(b"two", class_id="orders")
+        with trio.fail_after(PATIENCE_SECONDS):
+            while await positions.classes() != [(7, "orders")]:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+    async with (
+        door(cluster) as up,
+        simplebus.connect(address(up)) as bus,
+        bus.subscribe("orders", start="earliest") as messages,
+    ):
+        got = [(await messages.get(PATIENCE_SECONDS)).payload for _ in range(2)]
+    assert got == [b"one", b"two"]
+
+
+async def test_what_a_stream_that_others_made_says_is_heard(jetstream_server: NatsServer) -> None:
+    cluster = options(jetstream_server.url)
+    stream = {"name": cluster.names.stream(7), "subjects": [cluster.names.subject(7)]}
+    async with door(cluster) as up, simplebus.connect(address(up)) as bus:
+        body = {**stream, "description": "orders"}
+        await cluster_of(up).link.ask(f"STREAM.CREATE.{stream['name']}", body)
+        await bus.publish(b"one", class_id=7)
+        async with bus.subscribe("orders") as messages:
+            assert (await messages.get(PATIENCE_SECONDS)).payload == b"one"
