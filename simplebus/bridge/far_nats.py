@@ -26,19 +26,20 @@ from simplebus.bridge.nats_wire import NatsWire
 from simplebus.bridge.nats_words import is_reserved, key_headers, without_words
 from simplebus.bridge.progress import Mark
 from simplebus.bridge.rewriting import Alike, Copies, Left, Piece, Rewriter, is_unstuffed
+from simplebus.core.channels import matches
 from simplebus.core.envelope import Envelope
 from simplebus.core.errors import BusConnectionError, LocalProtocolError, RemoteProtocolError
 from simplebus.core.frames import Flags, Integers
 from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES
 from simplebus.nats.client import jetstream, writing
 from simplebus.nats.client.core import Replies
+from simplebus.nats.client.jetstream import JetStreamError
 from simplebus.nats.envelopes import block_of
 from simplebus.nats.envelopes import class_subject as subject_of
 
 _SEQUENCE_DIGITS = 19
 _CHECK_DIGITS = 10
 _DENIED = re.compile(r"Permissions Violation for Publish to \"(.*)\"")
-_NO_STREAM = 503
 _BATCHES_MAX = 4
 """So many are under way: the server has something to do while others are made."""
 _PASSING = frozenset({10002, 10008, 10009, 10023, 10028, 10047})
@@ -63,6 +64,8 @@ class _Body:
     is_through: bool = False
     """and whether it has."""
     refusals: list[Refusal] = field(default_factory=list)
+    unheard: list[int] = field(default_factory=list)
+    """Rows of those that no stream has answered."""
 
 
 class FarNats:
@@ -281,6 +284,30 @@ class FarNats:
                     self._take(each, sent)
             wire.replies.clear()
             self._hear_complaints()
+        if body.unheard:
+            await self._sort_unheard(made)
+
+    async def _sort_unheard(self, made: Made) -> None:
+        """Refuse what the stream does not take though it is there. Raises BusConnectionError where
+        it is not, or was not: all is sent again then, in its order."""
+        body, stream = _body(made), self._stream
+        try:
+            info = await self._wire.link.ask(f"STREAM.INFO.{stream}")
+        except JetStreamError as error:
+            raise BusConnectionError(f"no stream {stream!r} took it: {error}") from None
+        taken = info["config"].get("subjects") or []
+        for subject, sequences in body.subjects.items():
+            rows = np.searchsorted(made.sequences, np.concatenate(sequences))
+            unheard = np.intersect1d(rows, body.unheard)
+            if not unheard.size:
+                continue
+            name = subject.decode()
+            if any(matches(pattern, name) for pattern in taken):
+                raise BusConnectionError(f"no stream {stream!r} took it: it is there again")
+            why = f"stream {stream!r} does not take the subject {name!r}"
+            for sequence in made.sequences[unheard].tolist():
+                body.refusals.append(Refusal(sequence, "no_stream", why))
+        body.unheard.clear()
 
     def _hear_complaints(self) -> None:
         """Note whom complaints of the server are about."""
@@ -315,8 +342,9 @@ class FarNats:
         for row, error in acks.errors.items():
             if not mine[row]:
                 continue
-            if error.code == _NO_STREAM:
-                raise BusConnectionError(f"no stream {self._stream!r} took it: {error}")
+            if error.code == jetstream.NO_RESPONDERS:
+                body.unheard.append(int(rows[row]))
+                continue
             sequence = int(made.sequences[rows[row]])
             is_full = error.code in _PASSING or error.sentence in _FULL
             code = STREAM_FULL if is_full else f"jetstream_{error.code}"

@@ -286,6 +286,28 @@ async def test_a_stream_that_is_not_there_is_waited_for(
         assert await stored(wire, "LATE") == 1
 
 
+async def test_what_its_stream_does_not_take_is_refused_and_the_rest_goes_on(
+    server: BusServer, nats: NatsServer
+) -> None:
+    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+        await stream(wire, "SOME", "some.*")
+        for number in range(60):
+            more: Any = {"channel": "stray"} if number == 30 else {"channel": "some.x"}
+            await bus.publish(b"%d" % number, class_id="some", **({} if number == 40 else more))
+        copied = lane(server.address, nats.url, "some", stream="SOME")
+        async with copying(copied):
+            await until(lambda: copied.statistics().at == 60)
+        found = copied.statistics()
+        assert (found.copied, found.refused, found.losses) == (58, 2, 0)
+        assert await stored(wire, "SOME") == 58
+        letters = await bus.fetch("dead.some")
+        assert [each.payload for each in letters] == [b"30", b"40"]
+        assert [dict(each.headers)["dead-error"] for each in letters] == [
+            f"no_stream: stream 'SOME' does not take the subject {subject!r}"
+            for subject in ("stray", "class.some")
+        ]
+
+
 async def test_what_nats_publishes_comes_into_a_class(server: BusServer, nats: NatsServer) -> None:
     async with wired(nats) as wire, simplebus.connect(server.address) as bus:
         copied = lane(nats.url, server.address, "heard", channels=("in.>",))

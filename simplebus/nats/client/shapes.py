@@ -29,6 +29,7 @@ class StreamConfig(TypedDict):
     name: str
     description: NotRequired[str | None]
     retention: NotRequired[str]
+    subjects: NotRequired[list[str] | None]
 
 
 class StreamInfo(TypedDict):
