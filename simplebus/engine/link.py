@@ -38,6 +38,9 @@ OUTPUT_BYTES_MAX = 4 * 1024 * 1024
 """With more that waits to be sent, `room` waits."""
 CONNECT_SECONDS = 5.0
 REQUEST_SECONDS = 5.0
+PING_SECONDS = 5.0
+"""A server that is silent so long is asked whether it is there; three times as long, and it is not:
+one that loses its power or its network says no word."""
 PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.05, 5.0
 _PORT = 4222
 _ALONE_BYTES = 64 * 1024
@@ -132,7 +135,7 @@ class Link:
         credentials: Credentials | None = None,
         tls: ssl.SSLContext | None = None,
         echo: bool = True,
-        ping_seconds: float = 20.0,
+        ping_seconds: float = PING_SECONDS,
     ) -> None:
         """`handle` is called with everything that happens; what answers `request` is not among
         it. `tls` says who is trusted; None for whom the system trusts."""

@@ -13,7 +13,7 @@ import pytest
 import trio
 from certificates import Authority
 
-from simplebus.core.errors import BusConnectionError
+from simplebus.core.errors import BusConnectionError, RemoteProtocolError
 from simplebus.engine.link import Event, Link, Lost, NatsAddress
 from simplebus.nats.client import jetstream, writing
 from simplebus.nats.client.core import Ready, Replies
@@ -58,6 +58,15 @@ async def linked(*urls: str, **options: Any) -> AsyncIterator[tuple[Link, Heard]
             await link.wait_ready()
         yield link, heard
         nursery.cancel_scope.cancel()
+
+
+def test_a_server_that_says_no_word_is_given_up_within_seconds() -> None:
+    core = Link([NatsAddress("one")], print).core
+    core.open(0.0)
+    for second in range(15):
+        core.tick(second)
+    with pytest.raises(RemoteProtocolError, match="answered none of 2 PINGs"):
+        core.tick(15)
 
 
 async def test_jetstream_is_asked_fed_and_read_in_batches(jetstream_server: NatsServer) -> None:
