@@ -6,7 +6,8 @@
     classes  feed                   a position's own ring, filled from its consumer; acks go back
     sole                            a consumer that is one door's alone: acks of all up to a message
     link                            a connection to one of several servers (trio)
-    positions  listening            streams and consumers, made and found (trio)
+    positions  listening  others    streams and consumers, made and found; other doors (trio)
+    jobs  closing  trimming         what is asked of them one after the other, and later (trio)
     stored  naming                  what lies in streams; what classes are called (trio)
     cluster                         between the broker and all of these (trio)
 

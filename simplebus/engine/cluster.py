@@ -22,7 +22,7 @@ import trio
 
 from simplebus.core.broker import Broker
 from simplebus.core.elsewhere import Found, Purged
-from simplebus.core.errors import BusConnectionError, RemoteProtocolError
+from simplebus.core.errors import BusConnectionError, Reason, RemoteProtocolError
 from simplebus.core.ledger import Ledger
 from simplebus.core.picking import Ranges
 from simplebus.core.requests import Start
@@ -30,19 +30,22 @@ from simplebus.core.subscription import Subscription
 from simplebus.engine import consumers
 from simplebus.engine.burying import Burials
 from simplebus.engine.classes import RemoteClass, askers_of, judge, let_answer, shut
+from simplebus.engine.closing import Closing, Gone
 from simplebus.engine.coming import when_all_has_come
-from simplebus.engine.feed import ALIVE_SECONDS, FETCH_BYTES, FETCH_SECONDS, Feed, Owed
+from simplebus.engine.feed import ALIVE_SECONDS, FETCH_BYTES, FETCH_SECONDS, Feed
 from simplebus.engine.feed import Found as Consumer
 from simplebus.engine.identity import keep_identity
 from simplebus.engine.jobs import Jobs
 from simplebus.engine.link import Event, Link, Lost
 from simplebus.engine.listening import Listening
+from simplebus.engine.names import consumer
 from simplebus.engine.naming import Naming
-from simplebus.engine.positions import Positions
+from simplebus.engine.positions import ConsumerRefusedError, Positions
 from simplebus.engine.returning import Leaving
 from simplebus.engine.settings import EngineOptions
 from simplebus.engine.sole import Sole
 from simplebus.engine.stored import Stored, found_of
+from simplebus.engine.trimming import Trimming
 from simplebus.engine.uplink import Uplink
 from simplebus.nats.client import jetstream
 from simplebus.nats.client.core import Ready, Replies
@@ -59,8 +62,6 @@ _WORK_PART = 3
 _SILENT_SECONDS = 3 * ALIVE_SECONDS
 """A consumer that was asked and is silent so long is asked anew."""
 _PAUSE_SECONDS = 0.25
-_TRIM_SECONDS = 2.0
-"""How often messages that everybody has acknowledged are removed."""
 _MEMORY_SECONDS = 600.0
 """What was acknowledged is known for so long, should it come again."""
 
@@ -101,10 +102,10 @@ class Cluster:
         self._feed_count = 0
         self._jobs = Jobs(self._has_reached)
         self._do = self._jobs.do
+        self._trimming = Trimming(self.link, self.positions, self._jobs, self.feeds)
+        self._closing = Closing(self.link, self.positions, self._jobs, self._is_used)
         self._nursery: trio.Nursery | None = None
-        self._worked_at = self._forgot_at = self._trimmed_at = 0.0
-        self._acked: set[int] = set()
-        """Classes of which messages were acknowledged since they were trimmed."""
+        self._worked_at = self._forgot_at = 0.0
         self._shut: set[int] = set()
         """Classes in which nothing is accepted for now."""
         self._is_closing = False
@@ -130,7 +131,7 @@ class Cluster:
     @property
     def is_busy(self) -> bool:
         """Whether something is asked of JetStream."""
-        return bool(self._jobs.classes)
+        return not self._jobs.is_empty
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled. It has started when the cluster was reached."""
@@ -200,7 +201,7 @@ class Cluster:
         self._burials.settle(feed)
         for messages in feed.acked():
             core.write(jetstream.say(messages))
-            self._acked.add(feed.cls.class_id)
+            self._trimming.acked.add(feed.cls.class_id)
             feed.said_last = messages.reply(-1)
         if said := feed.fill():
             core.write(said)
@@ -245,11 +246,8 @@ class Cluster:
             self._forgot_at = now
             for feed in self.feeds.values():
                 feed.forget_done()
-        if ready and now - self._trimmed_at > _TRIM_SECONDS:
-            self._trimmed_at = now
-            acked, self._acked = self._acked, set()
-            for class_id in acked:
-                self._do(class_id, partial(self._trim, class_id))
+        if ready:
+            self._trimming.beat(now)
         self._settle()
 
     # What comes ----------------------------------------------------------------------------------
@@ -357,8 +355,13 @@ class Cluster:
         self.uplink.hold(cls.class_id)
         find = partial(self.positions.open, cls, position, start, seeks=seeks)
         if start == "earliest" or isinstance(start, Start):  # Not what everybody has had.
-            self._do(cls.class_id, partial(self._trim_all, cls.class_id))
+            self._do(cls.class_id, partial(self._trimming.trim_all, cls.class_id))
         self._do(cls.class_id, partial(self._open_feed, cls, position, find))
+
+    def _is_used(self, cls: RemoteClass, name: str) -> bool:
+        there = [position for position, feed in self.feeds.items() if feed.cls is cls]
+        names = {consumer(position.durable, position.group) for position in there}
+        return name in names or name in {self.listening.consumers.get(each) for each in there}
 
     def _touch(self, cls: RemoteClass) -> None:
         for position in cls.subscriptions:
@@ -379,47 +382,54 @@ class Cluster:
         self.uplink.open_classes.add(class_id)
         self._settle()
 
-    async def _trim(self, class_id: int) -> None:
-        try:
-            await self.positions.trim(class_id)
-        except (BusConnectionError, JetStreamError) as error:
-            log.info("what is done with of class %d stays for now: %s", class_id, error)
-            self._acked.add(class_id)
-
-    async def _trim_all(self, class_id: int) -> None:
-        """Have what everybody has acknowledged removed, if that was said here up to now."""
-        said = [feed.take_said() for feed in self.feeds.values() if feed.cls.class_id == class_id]
-        with contextlib.suppress(BusConnectionError):  # Then it stays for now.
-            for subject in filter(None, said):  # What was said before is known when it is answered.
-                await self.link.request(subject.decode("latin-1"), jetstream.ACK)
-        if class_id in self._acked or any(said):
-            await self._trim(class_id)
-
-    async def _open_feed(self, cls: RemoteClass, position: Subscription, find: Find) -> None:
-        """Find or make the consumer of a position, and have it feed it."""
-        try:
-            await self._find_consumer(cls, position, find)
-        finally:
+    async def _open_feed(
+        self,
+        cls: RemoteClass,
+        position: Subscription,
+        find: Find,
+        *,
+        holds: bool = True,
+        tries: int = 0,
+    ) -> None:
+        """Find or make the consumer of a position, and have it feed it. What is published behind it
+        waits for one try: nobody is held up for as long as the cluster refuses."""
+        is_done = await self._find_consumer(cls, position, find, tries)
+        if holds and (is_done or self.link.is_ready):
+            holds = False
             self.uplink.let_go(cls.class_id)
-            self._settle()
+        if not is_done:
+            again = partial(self._open_feed, cls, position, find, holds=holds, tries=tries + 1)
+            self._jobs.do_later(cls.class_id, again, _PAUSE_SECONDS)
+        self._settle()
 
-    async def _find_consumer(self, cls: RemoteClass, position: Subscription, find: Find) -> None:
-        while position in self.feeds:
-            try:
-                await self.link.wait_ready()
-                found = await find()
-                break
-            except RemoteProtocolError as error:
-                self._refuse(cls, position, error)
-                return
-            except (BusConnectionError, JetStreamError) as error:
+    async def _find_consumer(
+        self, cls: RemoteClass, position: Subscription, find: Find, tries: int
+    ) -> bool:
+        """Returns False where that is to be tried again."""
+        if position not in self.feeds:
+            await self._close_unsure(cls, position)
+            return True
+        try:
+            await self.link.wait_ready()
+            found = await find()
+        except RemoteProtocolError as error:
+            self._refuse(cls, position, error)
+            return True
+        except ConsumerRefusedError as error:
+            self._refuse(cls, position, RemoteProtocolError(Reason.BAD_REQUEST, str(error)))
+            return True
+        except (BusConnectionError, JetStreamError) as error:
+            if tries & (tries - 1) == 0:
                 log.warning("a subscription to class %d: %s; trying on", cls.class_id, error)
-                await trio.sleep(_PAUSE_SECONDS)
-        else:
-            return
+            return False
+        except Exception:
+            log.exception("class %d: a subscription could not be begun", cls.class_id)
+            why = "a fault of the door's own: its log says which"
+            self._refuse(cls, position, RemoteProtocolError(Reason.BAD_REQUEST, why))
+            return True
         if position not in self.feeds:  # It has gone meanwhile.
-            await self._close(cls, position, found.name, forget=False)
-            return
+            await self._closing.close(Gone(cls, position, found.name))
+            return True
         self.uplink.open_classes.add(cls.class_id)
         feed = self.feeds[position]
         feed.sole = Sole(found.sent_to) if found.is_sole else None
@@ -430,6 +440,12 @@ class Cluster:
         feed.is_open = True
         let_answer(self._broker, askers_of(self._broker, position))
         self._touched[feed] = None
+        return True
+
+    async def _close_unsure(self, cls: RemoteClass, position: Subscription) -> None:
+        """Nobody has this position any more. Its consumer may be there though nobody was told."""
+        if name := self.positions.take_unsure(position):
+            await self._closing.close(Gone(cls, position, name))
 
     def _renew(self, feed: Feed) -> None:
         """Something of a sole consumer was lost, or a consumer may be gone: have what follows from
@@ -438,31 +454,38 @@ class Cluster:
             feed.is_renewing = True
             self._do(feed.cls.class_id, partial(self._renew_consumer, feed))
 
-    async def _renew_consumer(self, feed: Feed) -> None:
+    async def _renew_consumer(self, feed: Feed, tries: int = 0) -> None:
+        cls, position = feed.cls, feed.position
+        if position not in self.listening:
+            await self._close_unsure(cls, position)
+        elif not await self._find_another(feed, tries):
+            again = partial(self._renew_consumer, feed, tries + 1)
+            self._jobs.do_later(cls.class_id, again, _PAUSE_SECONDS)
+            return
+        feed.is_renewing = False
+        self._settle()
+
+    async def _find_another(self, feed: Feed, tries: int) -> bool:
+        """Returns False where that is to be tried again."""
         cls, position = feed.cls, feed.position
         try:
-            while position in self.listening:
-                try:
-                    await self.link.wait_ready()
-                    name = self.listening.consumers[position]
-                    found = await self.positions.renew(cls, position, name, feed)
-                except (BusConnectionError, JetStreamError) as error:
-                    log.warning("a subscription to class %d: %s; trying on", cls.class_id, error)
-                    await trio.sleep(_PAUSE_SECONDS)
-                    continue
-                feed.asked = 0
-                self._touched[feed] = None
-                if found is None:  # It is there, and was only silent.
-                    await trio.sleep(_PAUSE_SECONDS)
-                elif position not in self.listening:  # It has gone meanwhile.
-                    await self._close(cls, position, found.name, forget=False)
-                else:
-                    feed.begin_anew(found)
-                    self.listening.begin(feed, found.name)
-                return
-        finally:
-            feed.is_renewing = False
-            self._settle()
+            await self.link.wait_ready()
+            name = self.listening.consumers[position]
+            found = await self.positions.renew(cls, position, name, feed)
+        except (BusConnectionError, JetStreamError) as error:
+            if tries & (tries - 1) == 0:
+                log.warning("a subscription to class %d: %s; trying on", cls.class_id, error)
+            return False
+        feed.asked = 0
+        self._touched[feed] = None
+        if found is None:  # It is there, and was only silent.
+            await trio.sleep(_PAUSE_SECONDS)
+        elif position not in self.listening:  # It has gone meanwhile.
+            await self._closing.close(Gone(cls, position, found.name))
+        else:
+            feed.begin_anew(found)
+            self.listening.begin(feed, found.name)
+        return True
 
     def _refuse(self, cls: RemoteClass, position: Subscription, error: RemoteProtocolError) -> None:
         """The cluster has another position of this name: whoever asked is told."""
@@ -481,7 +504,7 @@ class Cluster:
         self._burials.settle(feed)
         for messages in feed.acked():
             self.link.core.write(jetstream.say(messages))
-            self._acked.add(cls.class_id)
+            self._trimming.acked.add(cls.class_id)
             last = messages.reply(-1).decode("latin-1"), jetstream.ACK
         self._burials.end(feed)
         name = self.listening.end(feed)
@@ -489,31 +512,9 @@ class Cluster:
         pauses = position.left().pauses(self._broker.clock, tick_seconds)
         owed = feed.owed(pauses) if feed.sole is not None else None
         leaving = Leaving(feed.given_back(pauses), feed.known) if feed.sole is None else None
-        close = partial(self._close, cls, position, name, forget=forget, last=last)
-        self._do(cls.class_id, partial(close, leaving=leaving, owed=owed))
+        gone = Gone(cls, position, name, forget, last=last, leaving=leaving, owed=owed)
+        self._closing.end(gone)
         self.link.flush()
-
-    async def _close(
-        self,
-        cls: RemoteClass,
-        position: Subscription,
-        name: str,
-        *,
-        forget: bool,
-        last: tuple[str, bytes] | None = None,
-        leaving: Leaving | None = None,
-        owed: Owed | None = None,
-    ) -> None:
-        """`last` is what was said last of a message: when that is answered, all is known that was
-        said before."""
-        try:
-            if last is not None:
-                await self.link.request(*last)
-            await self.positions.close(
-                cls, position, name, forget=forget, leaving=leaving, owed=owed
-            )
-        except (BusConnectionError, JetStreamError) as error:
-            log.warning("a subscription to class %d could not be ended: %s", cls.class_id, error)
 
     # What lies in streams -----------------------------------------------------------------------
 
@@ -543,7 +544,7 @@ class Cluster:
             if refusal is not None and refusal.code in consumers.NO_ROOM:
                 break
             await self._reached.wait()
-        await self._trim_all(cls.class_id)
+        await self._trimming.trim_all(cls.class_id)
 
     def _coming(self, cls: RemoteClass, position: Subscription, tell: Callable[[], None]) -> bool:
         feed, consumer = self.feeds.get(position), self.listening.consumers.get(position)
@@ -576,7 +577,9 @@ class Cluster:
         self._settle()
         while not (self.uplink.is_empty and self._ledger.is_empty):
             await self._reached.wait()
-        while self._jobs.classes and self.link.is_ready:
+        while not self._jobs.is_empty and self.link.is_ready:
             await self._reached.wait()
-        if self.link.is_ready:  # What was said before is there when this is answered.
-            await self.link.request(self.options.names.door(self.door))
+        if self.link.is_ready:
+            with contextlib.suppress(BusConnectionError):
+                # What was said before is there when this is answered.
+                await self.link.request(self.options.names.door(self.door))

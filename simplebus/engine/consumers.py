@@ -31,6 +31,9 @@ CLAIM_SECONDS = 10.0
 """How long nobody else may take up what a door has claimed."""
 ONCE_SECONDS = 5.0
 _CLAIM = "simplebus-claim"
+TIME_MAX = 9e9
+"""Seconds since 1970. Servers count nanoseconds in 63 bits: what is later means what is to come."""
+SEQUENCE_MAX = (1 << 63) - 1
 
 
 def stream(options: EngineOptions, class_id: int, name: str) -> dict[str, Any]:
@@ -142,12 +145,17 @@ def once(name: str, start: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def starting(start: str | Start) -> dict[str, Any]:
-    """Where a position begins that takes over nothing."""
+def starting(start: str | Start, last: int = SEQUENCE_MAX - 1) -> dict[str, Any]:
+    """Where a position begins that takes over nothing, in a stream of which this is the last
+    message: one that is to begin behind the next one begins with that."""
     match start:
         case Start(sequence=int(sequence)):
-            return from_sequence(sequence + 1)
+            return from_sequence(min(sequence, last) + 1)
         case Start(time=float(time)):
+            if not time > 0.0:
+                return {"deliver_policy": "all"}
+            if time > TIME_MAX:
+                return {"deliver_policy": "new"}
             at = datetime.fromtimestamp(time, UTC).isoformat().replace("+00:00", "Z")
             return {"deliver_policy": "by_start_time", "opt_start_time": at}
         case "earliest":

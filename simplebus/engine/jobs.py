@@ -3,20 +3,24 @@
 Rule 1: what is to be asked about a class is asked in the order in which it came up, each thing when
 all before it is answered.
 Rule 2: classes wait for nothing of each other.
+Rule 3: what goes wrong with one, which is a fault of the door's own, ends nothing else.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, KeysView
 
 import trio
 
+log = logging.getLogger("simplebus.engine")
+
 Job = Callable[[], Awaitable[None]]
 
 
 class Jobs:
-    """Of one door. A job that raises ends the door."""
+    """Of one door."""
 
     def __init__(self, tell: Callable[[], None]) -> None:
         """`tell` is called whenever nothing is left to be asked about a class."""
@@ -24,10 +28,16 @@ class Jobs:
         self._jobs: dict[int, deque[Job]] = {}
         """Of each class; the first one is under way."""
         self._nursery: trio.Nursery | None = None
+        self._later = 0
 
     def begin(self, nursery: trio.Nursery) -> None:
         """From now on they are done; what was to be done before is not."""
         self._nursery = nursery
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is to be asked, now or later."""
+        return not (self._jobs or self._later)
 
     @property
     def classes(self) -> KeysView[int]:
@@ -41,9 +51,23 @@ class Jobs:
         if len(jobs) == 1 and self._nursery is not None:
             self._nursery.start_soon(self._work_off, class_id, jobs)
 
+    def do_later(self, class_id: int, job: Job, seconds: float) -> None:
+        """Have something asked about a class when so much time has passed."""
+        assert self._nursery is not None, "only what was begun can fail"
+        self._later += 1
+        self._nursery.start_soon(self._do_after, class_id, job, seconds)
+
+    async def _do_after(self, class_id: int, job: Job, seconds: float) -> None:
+        await trio.sleep(seconds)
+        self._later -= 1
+        self.do(class_id, job)
+
     async def _work_off(self, class_id: int, jobs: deque[Job]) -> None:
         while jobs:
-            await jobs[0]()
+            try:
+                await jobs[0]()
+            except Exception:
+                log.exception("class %d: what was asked of its stream went wrong", class_id)
             jobs.popleft()
         del self._jobs[class_id]
         self._tell()

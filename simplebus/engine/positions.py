@@ -16,6 +16,7 @@ and the other one begins anew.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -24,7 +25,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from simplebus.core.errors import BusConnectionError, Reason, RemoteProtocolError
+from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.requests import Start
 from simplebus.core.subscription import Subscription
 from simplebus.engine import consumers
@@ -32,6 +33,7 @@ from simplebus.engine.classes import RemoteClass
 from simplebus.engine.feed import Feed, Found, Owed
 from simplebus.engine.link import Link
 from simplebus.engine.names import WAITING, consumer
+from simplebus.engine.others import Others
 from simplebus.engine.returning import Leaving, give_again, give_back, with_note
 from simplebus.engine.settings import EngineOptions
 from simplebus.nats.client import jetstream
@@ -42,6 +44,10 @@ log = logging.getLogger("simplebus.engine")
 
 _STREAM_SECONDS = 10.0
 _BATCH_MAX = 4096
+
+
+class ConsumerRefusedError(JetStreamError):
+    """The cluster makes no such consumer, however often it is asked."""
 
 
 class Judge(Protocol):
@@ -63,6 +69,11 @@ class Positions:
         self._count = 0
         self.see: Callable[[int, str], None] = lambda class_id, description: None
         """Called with what a class's stream says that it is called, when that was looked at."""
+        self._unsure: dict[Subscription, str] = {}
+        """What consumers are called that were asked for and may be there, by their positions."""
+        self._giving_back: dict[Subscription, str] = {}
+        """And in what goes on what such ones leave, until that is done."""
+        self._others = Others(link, options.names)
         self._streams: set[int] = set()
         self._born: dict[int, str] = {}
         """When each class's stream was made."""
@@ -160,27 +171,33 @@ class Positions:
                 )
             kind = "durable" if position.durable else "group"
         else:
-            name, kind = self._new_name(), "plain"
+            if (info := await self._claimed(class_id, position)) is not None:
+                self._unsure.pop(position)
+                return await self._again(class_id, info, was_there=False)
+            name, kind = self._fresh_name(position), "plain"
         make = partial(self._make, class_id, name, kind, channels=patterns, owner=position.owner)
-        return await self._begin(class_id, name, make, start, sole=kind == "plain")
+        found = await self._begin(class_id, position, name, make, start)
+        self._unsure.pop(position, None)
+        return found
 
-    async def _is_held(self, class_id: int, name: str) -> bool:
-        """Whether a door feeds somebody from this consumer: it says so. A server may take one for
-        alive that has just died."""
-        try:
-            return await self._is_answered(self._options.names.holder(class_id, name))
-        except BusConnectionError:
-            if self._link.is_ready:  # It was asked, and is silent.
-                return False
-            raise
+    async def _claimed(self, class_id: int, position: Subscription) -> dict[str, Any] | None:
+        """What a position has taken up before, if that was not answered."""
+        name = self._unsure.get(position)
+        info = await self._info(class_id, name) if name is not None else None
+        if info is None or consumers.is_sole(info):  # One that it makes for itself is.
+            return None
+        if consumers.door_of(info) == self._door:
+            return info
+        del self._unsure[position]
+        return None
 
     async def _again(
         self, class_id: int, info: dict[str, Any], *, was_there: bool, may_be_nobodys: bool = False
     ) -> Found:
         """Go on with a consumer that others had; if they are gone, with what they had first."""
         if info.get("num_ack_pending"):
-            is_nobodys = may_be_nobodys and not await self._is_held(class_id, str(info["name"]))
-            stream = self._options.names.stream(class_id)
+            stream, name = self._options.names.stream(class_id), str(info["name"])
+            is_nobodys = may_be_nobodys and not await self._others.is_held(class_id, name)
             await give_again(self._link, stream, info, is_nobodys=is_nobodys)
         return Found(
             str(info["name"]),
@@ -195,7 +212,7 @@ class Positions:
         """Have a durable begin at `start`: consumers do not move, so it is made anew. Another one
         keeps what is stored for it until it is there."""
         name = str(info["name"])
-        if await self._is_held(class_id, name):
+        if await self._others.is_held(class_id, name):
             raise RemoteProtocolError(
                 Reason.DURABLE_IN_USE, f"another door has {name!r}: it is not moved under its feet"
             )
@@ -203,14 +220,31 @@ class Positions:
         at = consumers.from_sequence(consumers.floor(info))
         await self._make(class_id, hold, "hold", at, channels=patterns)
         await self._delete(class_id, name)
-        begin, owner = consumers.starting(start), consumers.owner_of(info)
+        begin, owner = await self._starting(class_id, start), consumers.owner_of(info)
         await self._make(class_id, name, "durable", begin, channels=patterns, owner=owner)
         await self._delete(class_id, hold)
         return Found(name, True)
 
+    async def _starting(self, class_id: int, start: str | Start) -> dict[str, Any]:
+        """Where a position begins, as of now."""
+        if not (isinstance(start, Start) and start.sequence is not None):
+            return consumers.starting(start)
+        info = await self._link.ask(f"STREAM.INFO.{self._options.names.stream(class_id)}")
+        return consumers.starting(start, int(info["state"]["last_seq"]))
+
     def _new_name(self) -> str:
         self._count += 1
         return f"p-{self._door}-{self._count}"
+
+    def _fresh_name(self, position: Subscription) -> str:
+        """Of the consumer that a position is to have. It stays, however often that is asked for:
+        it may be there though nobody has heard so."""
+        return self._unsure.setdefault(position, self._new_name())
+
+    def take_unsure(self, position: Subscription) -> str:
+        """What the consumer is called that a position has had asked for in vain, and that may be
+        there all the same; empty for none."""
+        return self._unsure.pop(position, "")
 
     async def renew(
         self, cls: RemoteClass, position: Subscription, name: str, feed: Feed
@@ -235,7 +269,7 @@ class Positions:
             if info is not None and not is_new:
                 at = consumers.floor(info)
                 needed = min(at, needed) if needed else at
-            former, name = name, self._new_name()
+            former, name = name, self._fresh_name(position)
             start = consumers.from_sequence(needed) if needed else start
             await self._make(class_id, name, kind, start, channels=patterns, is_sole=True)
             await self._delete(class_id, former)
@@ -245,27 +279,29 @@ class Positions:
             await self._make(class_id, name, kind, start, channels=patterns, owner=position.owner)
         if is_new:  # Nothing there is for whoever comes first.
             await self._delete(class_id, WAITING)
+        self._unsure.pop(position, None)
         feed.born = self.born(class_id)
         return Found(name, True, feed.sole is not None, is_of_new_stream=is_new)
 
     async def _begin(
         self,
         class_id: int,
+        position: Subscription,
         name: str,
         make: Callable[..., Awaitable[None]],
         start: str | Start,
-        *,
-        sole: bool,
     ) -> Found:
         """Make a consumer; one that is for what waits takes that over, if there is any."""
+        sole = not (position.durable or position.group)
         left = await self._left(class_id) if start == "waiting" else []
         make = partial(make, is_sole=sole)
         if not left:
-            await make(consumers.starting(start))
+            await make(await self._starting(class_id, start))
             return Found(name, False, sole)
         if len(left) == 1 and sole and not consumers.is_sole(left[0]):
             found = str(left[0]["name"])
             if found != WAITING and await self._claim(class_id, found):
+                self._unsure[position] = found
                 await self._update(
                     class_id, found, consumers.held_by(left[0]["config"], self._door)
                 )
@@ -292,24 +328,15 @@ class Positions:
                 raise
             return False
         info = await self._info(class_id, name)
-        is_left = info is not None and not consumers.door_of(info)
-        return is_left or (info is not None and not await self._is_alive(consumers.door_of(info)))
+        door = consumers.door_of(info) if info is not None else ""
+        return info is not None and not (door and await self._others.is_alive(door))
 
     async def _left(self, class_id: int) -> list[dict[str, Any]]:
         """Plain consumers that no door holds."""
         plain = [i for i in await self._list(class_id) if consumers.kind_of(i) == "plain"]
-        doors = {consumers.door_of(info) for info in plain} - {self._door}
-        alive = {door for door in doors if door and await self._is_alive(door)} | {self._door}
+        doors = {consumers.door_of(info) for info in plain} - {self._door, ""}
+        alive = await self._others.alive(doors) | {self._door}
         return [info for info in plain if consumers.door_of(info) not in alive]
-
-    async def _is_alive(self, door: str) -> bool:
-        """Whether a door answers. One that may is taken to be there."""
-        return await self._is_answered(self._options.names.door(door))
-
-    async def _is_answered(self, subject: str) -> bool:
-        headers, said = await self._link.request(subject)
-        # A door says nothing more; a stream that somebody else made would say that it has it.
-        return jetstream.status(headers)[0] != jetstream.NO_RESPONDERS and not said
 
     async def close(
         self,
@@ -322,7 +349,21 @@ class Positions:
         owed: Owed | None = None,
     ) -> None:
         """A position is gone from this door. What is to be forgotten, or nobody can come back to,
-        goes; what the last one leaves waits for whoever comes, `leaving` or `owed` among it."""
+        goes; what the last one leaves waits for whoever comes, `leaving` or `owed` among it. May be
+        asked again where it fails."""
+        await self._close(cls, position, name, forget=forget, leaving=leaving, owed=owed)
+        self._giving_back.pop(position, None)
+
+    async def _close(
+        self,
+        cls: RemoteClass,
+        position: Subscription,
+        name: str,
+        *,
+        forget: bool,
+        leaving: Leaving | None,
+        owed: Owed | None,
+    ) -> None:
         class_id = cls.class_id
         if leaving is not None and not forget:
             stream = self._options.names.stream(class_id)
@@ -330,7 +371,8 @@ class Positions:
             if config is not None:
                 await self._update(class_id, name, config)
         if owed is not None:
-            name = await self._give_back(cls, position, name, owed)
+            with contextlib.suppress(ConsumerRefusedError):  # Then it goes on with its floor.
+                name = await self._give_back(cls, position, name, owed)
         if (position.durable or position.group) and not forget:
             return
         if position.durable or position.group:
@@ -360,7 +402,8 @@ class Positions:
         """What a sole consumer has sent and is not done with goes on in another one, in which each
         message is acknowledged, or given back with its pause. Returns what that is called."""
         class_id = cls.class_id
-        stream, fresh = self._options.names.stream(class_id), self._new_name()
+        stream = self._options.names.stream(class_id)
+        fresh = self._giving_back.setdefault(position, self._new_name())
         patterns = tuple(position.wanted.patterns) if position.wanted else ()
         first = int(owed.sequences[owed.waits >= 0.0][0])
         await self._make(
@@ -439,8 +482,11 @@ class Positions:
         try:
             await self._link.ask(f"CONSUMER.CREATE.{stream}.{name}", body, seconds=_STREAM_SECONDS)
         except JetStreamError as error:  # Another door was first, or the answer was lost.
-            if error.code not in consumers.EXISTS:
-                raise
+            if error.code in consumers.EXISTS:
+                return
+            if error.is_final:
+                raise ConsumerRefusedError(error.code, error.sentence) from None
+            raise
 
     async def _update(self, class_id: int, name: str, config: dict[str, Any]) -> None:
         stream = self._options.names.stream(class_id)

@@ -7,6 +7,7 @@ Rule 2: a message's sequence is that of the stream, less 1.
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
@@ -27,6 +28,8 @@ from simplebus.engine.settings import EngineOptions
 from simplebus.nats.client import jetstream
 from simplebus.nats.client.events import Messages
 from simplebus.nats.client.jetstream import JetStreamError
+
+log = logging.getLogger("simplebus.engine")
 
 LOOK_MESSAGES_MAX = 4096
 STRIKE_MESSAGES_MAX = 10_000
@@ -153,6 +156,9 @@ async def found_of(
         why = f"the cluster does not answer: {error}"
     except trio.TooSlowError:
         why = f"the cluster has not stored all that was accepted within {PATIENCE_SECONDS:g} s"
+    except Exception:
+        log.exception("class %d: what was asked of its stream went wrong", cls.class_id)
+        why = "a fault of the door's own: its log says which"
     return RemoteProtocolError(Reason.BAD_REQUEST, why)
 
 

@@ -40,6 +40,7 @@ ACK, NAK, WORKING, TERMINATE = b"+ACK", b"-NAK", b"+WPI", b"+TERM"
 NOT_FOUND = frozenset({404, 10014, 10059})
 """What is asked for is not there: as such, a consumer, a stream."""
 NO_RESPONDERS = 503
+_BAD_REQUEST = 400
 UNKNOWN_FIELD = 10025
 """A server is older than what it was asked for."""
 NO_ROLLUP = 10111
@@ -65,10 +66,13 @@ _PUB_ACK = re.compile(rb'(\{"stream":"[^"\\]*", ?"seq": ?)[0-9]+\}')
 class JetStreamError(BusError):
     """JetStream refused something, or nobody was there to be asked."""
 
-    def __init__(self, code: int, sentence: str) -> None:
+    def __init__(self, code: int, sentence: str, *, is_final: bool = False) -> None:
         super().__init__(f"JetStream: {sentence} ({code})")
         self.code = code
         """Its `err_code` where there is one, else its `code`."""
+        self.is_final = is_final
+        """Whether what was asked for is refused for what it is: whoever asks again hears that
+        again."""
         self.sentence = sentence
 
 
@@ -107,7 +111,8 @@ def answer(headers: bytes, payload: bytes, subject: str = "") -> dict[str, Any]:
 def _error_of(error: dict[str, Any]) -> JetStreamError:
     told = error.get("err_code") or error.get("code")
     code = told if type(told) is int else 0
-    return JetStreamError(code, str(error.get("description", ""))[:_SENTENCE_CHARACTERS_MAX])
+    sentence = str(error.get("description", ""))[:_SENTENCE_CHARACTERS_MAX]
+    return JetStreamError(code, sentence, is_final=error.get("code") == _BAD_REQUEST)
 
 
 def escaped(text: str) -> str:

@@ -1,0 +1,101 @@
+"""What a position leaves in the cluster when nobody at this door has it any more (trio).
+
+Rule 1: it is tried until it is done: a consumer that its door has forgotten would be nobody's as
+long as the door lives, keep all that is stored behind it, and be lost with what it keeps when it
+has been idle for long.
+Rule 2: what is tried again waits outside of the row of what is to be asked about its class. What
+has come under its name meanwhile is left alone.
+Rule 3: of what goes on under its name, messages are given back once: they come again after the ack
+wait, as those of a door that is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from simplebus.core.errors import BusConnectionError
+from simplebus.core.subscription import Subscription
+from simplebus.engine.classes import RemoteClass
+from simplebus.engine.feed import Owed
+from simplebus.engine.jobs import Jobs
+from simplebus.engine.link import Link
+from simplebus.engine.positions import Positions
+from simplebus.engine.returning import Leaving
+from simplebus.nats.client.jetstream import JetStreamError
+
+log = logging.getLogger("simplebus.engine")
+
+_PAUSE_SECONDS, _PAUSE_SECONDS_MAX = 0.25, 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A position that is gone from this door."""
+
+    cls: RemoteClass
+    position: Subscription
+    name: str
+    """Of its consumer."""
+    forget: bool = False
+    """Whether nobody is to find it again."""
+    last: tuple[str, bytes] | None = None
+    """What was said last of a message, and where: when it is answered, all is known that was said
+    before."""
+    leaving: Leaving | None = None
+    owed: Owed | None = None
+    tries: int = 0
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether somebody may come back to it by its names."""
+        return bool(self.position.durable or self.position.group) and not self.forget
+
+
+class Closing:
+    """Of one door."""
+
+    def __init__(
+        self,
+        link: Link,
+        positions: Positions,
+        jobs: Jobs,
+        is_used: Callable[[RemoteClass, str], bool],
+    ) -> None:
+        """`is_used`: whether somebody here has, or asks for, the consumer of this name."""
+        self._link = link
+        self._positions = positions
+        self._jobs = jobs
+        self._is_used = is_used
+
+    def end(self, gone: Gone) -> None:
+        """Close it when all is done that was asked about its class before."""
+        self._jobs.do(gone.cls.class_id, partial(self.close, gone))
+
+    async def close(self, gone: Gone) -> None:
+        """Close it now, and later again if that fails."""
+        class_id, position = gone.cls.class_id, gone.position
+        is_named = bool(position.durable or position.group)
+        if gone.tries and is_named and self._is_used(gone.cls, gone.name):
+            return
+        try:
+            if gone.last is not None and not gone.tries:
+                await self._link.request(*gone.last)
+            await self._positions.close(
+                gone.cls,
+                position,
+                gone.name,
+                forget=gone.forget,
+                leaving=gone.leaving,
+                owed=gone.owed,
+            )
+        except (BusConnectionError, JetStreamError) as error:
+            is_final = gone.goes_on or (isinstance(error, JetStreamError) and error.is_final)
+            more = "" if is_final else "; trying on"
+            log.warning("a subscription to class %d is not ended: %s%s", class_id, error, more)
+            if not is_final:
+                again = replace(gone, tries=gone.tries + 1)
+                pause = min(_PAUSE_SECONDS * 2**gone.tries, _PAUSE_SECONDS_MAX)
+                self._jobs.do_later(class_id, partial(self.close, again), pause)

@@ -1,0 +1,66 @@
+"""Messages that everybody has acknowledged are removed from streams: some seconds later, many at
+once (trio).
+
+Rule 1: what was acknowledged at this door is looked after by this door. What cannot be removed now
+is tried again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Mapping
+from functools import partial
+
+from simplebus.core.errors import BusConnectionError
+from simplebus.core.subscription import Subscription
+from simplebus.engine.feed import Feed
+from simplebus.engine.jobs import Jobs
+from simplebus.engine.link import Link
+from simplebus.engine.positions import Positions
+from simplebus.nats.client import jetstream
+from simplebus.nats.client.jetstream import JetStreamError
+
+log = logging.getLogger("simplebus.engine")
+
+_TRIM_SECONDS = 2.0
+"""How often that is done."""
+
+
+class Trimming:
+    """Of one door."""
+
+    def __init__(
+        self, link: Link, positions: Positions, jobs: Jobs, feeds: Mapping[Subscription, Feed]
+    ) -> None:
+        self._link = link
+        self._positions = positions
+        self._jobs = jobs
+        self._feeds = feeds
+        self.acked: set[int] = set()
+        """Classes of which messages were acknowledged since they were trimmed."""
+        self._trimmed_at = 0.0
+
+    def beat(self, now: float) -> None:
+        """While JetStream can be asked."""
+        if now - self._trimmed_at > _TRIM_SECONDS:
+            self._trimmed_at = now
+            acked, self.acked = self.acked, set()
+            for class_id in acked:
+                self._jobs.do(class_id, partial(self._trim, class_id))
+
+    async def _trim(self, class_id: int) -> None:
+        try:
+            await self._positions.trim(class_id)
+        except (BusConnectionError, JetStreamError) as error:
+            log.info("what is done with of class %d stays for now: %s", class_id, error)
+            self.acked.add(class_id)
+
+    async def trim_all(self, class_id: int) -> None:
+        """Have what everybody has acknowledged removed, if that was said here up to now."""
+        said = [feed.take_said() for feed in self._feeds.values() if feed.cls.class_id == class_id]
+        with contextlib.suppress(BusConnectionError):  # Then it stays for now.
+            for subject in filter(None, said):  # What was said before is known when it is answered.
+                await self._link.request(subject.decode("latin-1"), jetstream.ACK)
+        if class_id in self.acked or any(said):
+            await self._trim(class_id)

@@ -1,0 +1,52 @@
+"""What a door asks of JetStream, answered otherwise than by a server: late, in vain, or not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from simplebus.core.errors import BusConnectionError
+from simplebus.engine.link import Link
+
+Meddler = Callable[[str], BaseException | None]
+"""Called with the subject of each request: what is raised instead of it."""
+
+
+@contextmanager
+def asked_in_vain(link: Link, meddle: Meddler) -> Iterator[Counter[str]]:
+    """Yields how often something was asked in vain, by its first two words."""
+    ask, failed = link.ask, Counter[str]()
+
+    async def meddled(subject: str, *more: Any, **options: Any) -> dict[str, Any]:
+        error = meddle(subject)
+        if error is not None:
+            failed[".".join(subject.split(".")[:2])] += 1
+            raise error
+        return await ask(subject, *more, **options)
+
+    link.ask = meddled  # type: ignore[method-assign]
+    try:
+        yield failed
+    finally:
+        link.ask = ask  # type: ignore[method-assign]
+
+
+@contextmanager
+def answers_lost(link: Link, begin: str, count: int = 1) -> Iterator[Counter[str]]:
+    """The first so many answers to requests that begin so are not heard."""
+    ask, lost = link.ask, Counter[str]()
+
+    async def meddled(subject: str, *more: Any, **options: Any) -> dict[str, Any]:
+        found = await ask(subject, *more, **options)
+        if subject.startswith(begin) and lost[begin] < count:
+            lost[begin] += 1
+            raise BusConnectionError(f"the answer to {subject} was lost")
+        return found
+
+    link.ask = meddled  # type: ignore[method-assign]
+    try:
+        yield lost
+    finally:
+        link.ask = ask  # type: ignore[method-assign]

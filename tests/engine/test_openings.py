@@ -1,0 +1,258 @@
+"""How positions begin and end while JetStream does not do as it is asked: nobody else is held up,
+and nothing is left behind."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+
+import simplebus
+from simplebus.core.errors import BusConnectionError, RefusedError
+from simplebus.core.requests import Start
+from simplebus.engine import consumers
+from simplebus.engine.jobs import Jobs
+from simplebus.nats.client.jetstream import JetStreamError
+from simplebus.server.serve import Serving
+
+from .doors import PATIENCE_SECONDS, door, options
+from .meddling import answers_lost, asked_in_vain
+from .nats_servers import NatsServer
+from .test_doors import at, cluster_of, until
+
+LATE = [0.0, -1.0, -1e300, float("nan")]
+EARLY = [1.76e12, 2.6e11, 1e18, 1e300, float("inf")]
+NO_MORE = JetStreamError(10026, "maximum consumers limit reached", is_final=True)
+NO_LEADER = JetStreamError(10008, "JetStream system temporarily unavailable")
+
+
+async def consumers_of(up: Serving, class_id: int = 7) -> list[dict[str, Any]]:
+    found = await cluster_of(up).positions._list(class_id)
+    return [info for info in found if consumers.kind_of(info)]
+
+
+async def is_quiet(up: Serving) -> None:
+    await until(lambda: not (cluster_of(up).feeds or cluster_of(up).is_busy))
+
+
+@pytest.mark.parametrize("time", [*LATE, *EARLY, 1.5, 4e9])
+def test_any_time_is_one_to_begin_at(time: float) -> None:
+    said = consumers.starting(Start(time=time))
+    policy = {1.5: "by_start_time", 4e9: "by_start_time"}
+    assert said["deliver_policy"] == policy.get(time, "new" if time in EARLY else "all")
+
+
+@pytest.mark.parametrize("sequence", [0, 7, 10, 11, 1 << 53, (1 << 63) - 1, (1 << 64) - 1])
+def test_who_begins_behind_the_next_message_begins_with_it(sequence: int) -> None:
+    said = consumers.starting(Start(sequence=sequence), last=10)
+    assert said["opt_start_seq"] == min(sequence, 10) + 1
+
+
+@pytest.mark.parametrize(
+    "start", [Start(time=1.76e12), Start(sequence=1000), Start(sequence=(1 << 63) - 1)]
+)
+async def test_a_position_that_is_to_begin_far_ahead_begins_with_what_is_new(
+    jetstream_server: NatsServer, start: Start
+) -> None:
+    async with door(options(jetstream_server.url)) as up, simplebus.connect(at(up)) as bus:
+        await bus.publish(b"old", class_id=7)
+        async with bus.subscribe(7, durable="d", start=start) as messages:
+            await bus.publish(b"new", class_id=7)
+            assert (await messages.get(PATIENCE_SECONDS)).payload == b"new"
+        assert await bus.fetch(7, time=datetime(9000, 1, 1, tzinfo=UTC)) == []
+
+
+async def test_who_may_have_no_consumer_is_told_and_holds_up_nobody(
+    jetstream_server: NatsServer,
+) -> None:
+    async with door(options(jetstream_server.url)) as up, simplebus.connect(at(up)) as bus:
+        await bus.publish(b"", class_id=7)
+        meddle = lambda subject: NO_MORE if subject.startswith("CONSUMER.CREATE") else None  # noqa: E731
+        with trio.fail_after(PATIENCE_SECONDS), asked_in_vain(cluster_of(up).link, meddle):
+            with pytest.raises(RefusedError, match="maximum consumers limit reached"):
+                async with bus.subscribe(7):
+                    pass
+            await bus.publish(b"", class_id=7)
+
+
+async def test_an_opening_that_is_tried_again_holds_up_no_publisher_and_nobody_who_leaves(
+    jetstream_server: NatsServer,
+) -> None:
+    async with (
+        door(options(jetstream_server.url)) as up,
+        simplebus.connect(at(up)) as bus,
+        simplebus.connect(at(up)) as other,
+    ):
+        link, got = cluster_of(up).link, list[bytes]()
+        await bus.publish(b"before", class_id=7)
+
+        async def listen() -> None:
+            async with other.subscribe(7, durable="d", start="new") as messages:
+                got.append((await messages.get()).payload)
+
+        meddle = lambda subject: NO_LEADER if subject.endswith(".d-d") else None  # noqa: E731
+        with trio.fail_after(PATIENCE_SECONDS):
+            async with trio.open_nursery() as nursery:
+                with asked_in_vain(link, meddle) as failed:
+                    async with bus.subscribe(7) as messages:
+                        assert (await messages.get()).payload == b"before"
+                        nursery.start_soon(listen)
+                        await until(lambda: failed.total() > 1)
+                        await bus.publish(b"meanwhile", class_id=7)
+                        assert (await messages.get()).payload == b"meanwhile"
+                    await bus.publish(b"later", class_id=7)
+                    await until(lambda: len(cluster_of(up).listening.consumers) == 0)
+                await until(lambda: any(feed.is_open for feed in cluster_of(up).feeds.values()))
+                await bus.publish(b"behind", class_id=7)
+        assert got == [b"behind"]
+
+
+@pytest.mark.parametrize("begin", ["CONSUMER.CREATE", "CONSUMER.DELETE"])
+async def test_a_consumer_of_which_nobody_hears_is_had_all_the_same(
+    jetstream_server: NatsServer, begin: str
+) -> None:
+    """The first one of all takes over what waits, and gets it whatever answer is lost."""
+    async with door(options(jetstream_server.url)) as up, simplebus.connect(at(up)) as bus:
+        await bus.publish(b"waits", class_id=7)
+        with answers_lost(cluster_of(up).link, begin) as lost:
+            async with bus.subscribe(7) as messages:
+                assert (await messages.get(PATIENCE_SECONDS)).payload == b"waits"
+                assert lost.total() == 1
+                (info,) = await consumers_of(up)
+                assert [info["name"]] == list(cluster_of(up).listening.consumers.values())
+
+
+async def test_who_goes_while_his_consumer_is_asked_for_leaves_none(
+    jetstream_server: NatsServer,
+) -> None:
+    async with (
+        door(options(jetstream_server.url)) as up,
+        simplebus.connect(at(up)) as bus,
+        bus.subscribe(7),
+    ):
+        with answers_lost(cluster_of(up).link, "CONSUMER.CREATE", 1 << 30) as lost:
+            with trio.fail_after(PATIENCE_SECONDS):
+                async with simplebus.connect(at(up)) as other, trio.open_nursery() as nursery:
+                    nursery.start_soon(_subscribe, other)
+                    await until(lambda: lost.total() > 1)
+                    nursery.cancel_scope.cancel()
+            await until(lambda: len(cluster_of(up).feeds) == 1)
+        await until(lambda: not cluster_of(up).is_busy)
+        assert len(await consumers_of(up)) == 1
+
+
+async def _subscribe(bus: simplebus.Bus) -> None:
+    async with bus.subscribe(7):
+        await trio.sleep_forever()
+
+
+async def test_what_somebody_leaves_waits_for_the_next_one_whatever_is_answered(
+    jetstream_server: NatsServer,
+) -> None:
+    """As long as the door does not do as it should, its consumer would be nobody's."""
+    async with door(options(jetstream_server.url)) as up, simplebus.connect(at(up)) as bus:
+        link, names = cluster_of(up).link, list[str]()
+        await bus.publish_many([b"%d" % number for number in range(5)], class_id=7)
+
+        def meddle(subject: str) -> BaseException | None:
+            is_of_it = subject.startswith("CONSUMER.INFO") and bool(names)
+            return (NO_LEADER, BusConnectionError("lost"))[failed.total() % 2] if is_of_it else None
+
+        with asked_in_vain(link, meddle) as failed:
+            async with bus.subscribe(7, auto_ack=False) as messages:
+                for _ in range(5):
+                    await messages.get(PATIENCE_SECONDS)
+                names += cluster_of(up).listening.consumers.values()
+            await until(lambda: failed.total() > 3)
+            assert cluster_of(up).is_busy
+            names.clear()
+            await is_quiet(up)
+        async with bus.subscribe(7) as messages:
+            got = [(await messages.get(PATIENCE_SECONDS)).payload for _ in range(5)]
+        assert got == [b"%d" % number for number in range(5)]
+        await is_quiet(up)
+        (info,) = await consumers_of(up)
+        assert consumers.door_of(info) == ""
+
+
+async def test_what_is_to_be_forgotten_is_forgotten_later_but_not_if_somebody_has_come_for_it(
+    jetstream_server: NatsServer,
+) -> None:
+    async with door(options(jetstream_server.url)) as up, simplebus.connect(at(up)) as bus:
+        cluster, is_there = cluster_of(up), False
+        link, failing = cluster.link, [True]
+        delete = f"CONSUMER.DELETE.{cluster.options.names.stream(7)}.d-d"
+        meddle = lambda subject: NO_LEADER if failing[0] and subject == delete else None  # noqa: E731
+        with asked_in_vain(link, meddle) as failed:
+            for comes_back in (True, False):
+                failing[0] = True
+                async with bus.subscribe(7, durable="d") as messages:
+                    messages.forget()
+                await until(lambda: failed.total() > 1)
+                if comes_back:
+                    async with bus.subscribe(7, durable="d"):
+                        failing[0] = False
+                        await until(lambda: not cluster.is_busy)
+                        is_there = "d-d" in [info["name"] for info in await consumers_of(up)]
+                    await is_quiet(up)
+                failing[0] = False
+                await is_quiet(up)
+                failed.clear()
+        assert is_there
+        assert "d-d" not in [info["name"] for info in await consumers_of(up)]
+
+
+async def test_a_door_that_is_silent_is_taken_to_be_there_and_asked_once(
+    jetstream_server: NatsServer,
+) -> None:
+    async with door(options(jetstream_server.url)) as up, simplebus.connect(at(up)) as bus:
+        cluster, asked = cluster_of(up), list[str]()
+        await bus.publish(b"", class_id=7)
+        name = "p-frozen-1"
+        config = consumers.consumer(
+            cluster.options, name, kind="plain", door="frozen", start={"deliver_policy": "all"}
+        )
+        stream, request = cluster.options.names.stream(7), cluster.link.request
+        body = {"stream_name": stream, "config": config, "action": "create"}
+        await cluster.link.ask(f"CONSUMER.CREATE.{stream}.{name}", body)
+        await cluster.link.ask(f"CONSUMER.DELETE.{stream}.waiting")
+
+        async def meddled(subject: str, *more: Any, **options: Any) -> tuple[bytes, bytes]:
+            if subject == cluster.options.names.door("frozen"):
+                asked.append(subject)
+                raise BusConnectionError(f"{subject} was not answered")
+            return await request(subject, *more, **options)
+
+        cluster.link.request = meddled  # type: ignore[method-assign]
+        with trio.fail_after(PATIENCE_SECONDS):
+            for _ in range(2):
+                async with bus.subscribe(7) as messages:
+                    await bus.publish(b"new", class_id=7)
+                    assert (await messages.get()).payload == b"new"
+                await is_quiet(up)
+        assert len(asked) == 1
+        assert name in [info["name"] for info in await consumers_of(up)]
+
+
+async def test_what_goes_wrong_with_one_thing_that_is_asked_ends_nothing_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    done, told = list[int](), trio.Event()
+
+    async def job(number: int) -> None:
+        if number == 1:
+            raise ValueError("a fault of the door's own")
+        done.append(number)
+
+    async with trio.open_nursery() as nursery:
+        jobs = Jobs(told.set)
+        jobs.begin(nursery)
+        for number in range(3):
+            jobs.do(7, partial(job, number))
+        await told.wait()
+    assert done == [0, 2]
+    assert jobs.is_empty
+    assert "a fault of the door's own" in caplog.text
