@@ -26,6 +26,8 @@ PLAIN_SECONDS = 86_400.0
 """How long what a plain subscription has not acknowledged waits after its door has died."""
 GROUP_SECONDS = 300.0
 """How long a group without a durable's name outlives its last member."""
+IDLE_SECONDS_MIN = 5.0
+"""No durable is kept for less when nobody uses it: its door does not ask all the time."""
 ACK_PENDING_MAX = 500_000
 CLAIM_SECONDS = 10.0
 """How long nobody else may take up what a door has claimed."""
@@ -61,6 +63,7 @@ def identity_stream(options: EngineOptions, identity: str) -> dict[str, Any]:
         "description": "which bus the doors are",
         "storage": options.storage,
         "num_replicas": options.replicas,
+        "duplicate_window": round(options.duplicate_seconds * 1e9),
         "max_msgs": 1,
         "metadata": {_KIND: "identity", _IDENTITY: identity},
     }
@@ -80,12 +83,13 @@ def consumer(
     start: dict[str, Any],
     channels: tuple[str, ...] = (),
     owner: str = "",
+    idle_seconds: float | None = None,
     is_sole: bool = False,
 ) -> dict[str, Any]:
     """The configuration of a position: a "durable", a "group", or a "plain" one; or of a "hold",
-    which keeps what another one needs that is made anew. One that no other
-    door can have acknowledges all up to a message at once: one word for each costs a server as much
-    as all the rest."""
+    which keeps what another one needs that is made anew. A durable that nobody uses is kept for
+    `idle_seconds`, None for ever. One that no other door can have acknowledges all up to a message
+    at once: one word for each costs a server as much as all the rest."""
     made: dict[str, Any] = {
         "name": name,
         "durable_name": name,
@@ -105,7 +109,19 @@ def consumer(
         made["inactive_threshold"] = round(CLAIM_SECONDS * 1e9)
     elif kind == "group":
         made["inactive_threshold"] = round(GROUP_SECONDS * 1e9)
-    return made
+    return idle(made, idle_seconds) if kind == "durable" else made
+
+
+def idle(config: dict[str, Any], seconds: float | None) -> dict[str, Any]:
+    """A durable that is kept for so long when nobody uses it; None for as long as before."""
+    if seconds is None:
+        return config
+    return {**config, "inactive_threshold": round(max(seconds, IDLE_SECONDS_MIN) * 1e9)}
+
+
+def idle_seconds_of(info: dict[str, Any]) -> float | None:
+    """For how long a durable is kept that nobody uses; None for ever."""
+    return int(info.get("config", {}).get("inactive_threshold") or 0) / 1e9 or None
 
 
 def left_by_its_door(config: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import trio
 from simplebus.core.errors import BusConnectionError
 from simplebus.core.settings import Settings
 from simplebus.engine.content import HEADERS_BYTES_MAX
+from simplebus.engine.growing import weakness
 from simplebus.engine.identity import EngineError, identity_of
 from simplebus.engine.link import Link
 from simplebus.engine.positions import streams
@@ -69,7 +70,7 @@ async def _looked_at(options: EngineOptions) -> tuple[int, str]:
         await nursery.start(link.run)
         await link.wait_ready()
         try:
-            await _check_taker(link, options)
+            await _check_streams(link, options)
             identity = await identity_of(link, options)
         except EngineError as error:  # To be raised as it is, not in a group.
             problem = error
@@ -79,24 +80,23 @@ async def _looked_at(options: EngineOptions) -> tuple[int, str]:
     return link.payload_bytes_max, identity
 
 
-async def _check_taker(link: Link, options: EngineOptions) -> None:
-    """Raise EngineError where another's stream takes what is published to classes."""
-    if stream := await _other_taker(link, options):
-        raise EngineError(
-            f"the stream {stream} takes what is published to classes, {options.names.subject(0)} "
-            "for one: have it take other subjects, or give this engine another prefix"
-        )
-
-
-async def _other_taker(link: Link, options: EngineOptions) -> str:
-    """A stream that is no class's and would take what is published to one; empty for none, or
-    where that is not to be known now."""
+async def _check_streams(link: Link, options: EngineOptions) -> None:
+    """Raise EngineError where another's stream takes what is published to classes, or a class's
+    keeps less than is confirmed. Where that is not to be known now, each class's is looked at when
+    it is used."""
     try:
-        for config in await streams(link):
-            name, subjects = str(config.get("name", "")), config.get("subjects") or ()
-            is_ours = options.names.class_of(name) is not None
-            if not is_ours and any(options.names.may_take(str(each)) for each in subjects):
-                return name
+        configs = await streams(link)
     except (BusConnectionError, JetStreamError) as error:
         log.warning("the streams of the cluster: %s", error)
-    return ""
+        return
+    for config in configs:
+        name, subjects = str(config.get("name", "")), config.get("subjects") or ()
+        if options.names.class_of(name) is not None:
+            if problem := weakness(config, options):
+                raise EngineError(problem)
+        elif any(options.names.may_take(str(each)) for each in subjects):
+            raise EngineError(
+                f"the stream {name} takes what is published to classes, "
+                f"{options.names.subject(0)} for one: have it take other subjects, or give this "
+                "engine another prefix"
+            )

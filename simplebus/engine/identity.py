@@ -17,6 +17,7 @@ import trio
 
 from simplebus.core.errors import BusConnectionError, BusError
 from simplebus.engine import consumers
+from simplebus.engine.growing import grow
 from simplebus.engine.link import Link
 from simplebus.engine.names import CLUSTER
 from simplebus.engine.settings import EngineOptions
@@ -40,7 +41,7 @@ async def identity_of(link: Link, options: EngineOptions) -> str:
     problem = ""
     while True:
         try:
-            kept = await _kept(link, options, secrets.token_hex(8))
+            kept = await _kept(link, options, secrets.token_hex(8), grows=True)
             return f"{CLUSTER}{options.names.prefix}.{kept}"
         except (BusConnectionError, JetStreamError) as error:
             if str(error) != problem:
@@ -72,11 +73,14 @@ async def keep_identity(link: Link, options: EngineOptions, identity: str) -> No
             )
 
 
-async def _kept(link: Link, options: EngineOptions, fresh: str) -> str:
-    """What the cluster says; it is `fresh` if it has said nothing."""
+async def _kept(link: Link, options: EngineOptions, fresh: str, *, grows: bool = False) -> str:
+    """What the cluster says; it is `fresh` if it has said nothing. It `grows` if it was made for
+    less."""
     name = options.names.identity_stream
     try:
         info = await link.ask(f"STREAM.INFO.{name}")
+        if grows:
+            await grow(link, info["config"], options)
     except JetStreamError as error:
         if error.code not in jetstream.NOT_FOUND:
             raise

@@ -31,6 +31,7 @@ from simplebus.core.subscription import Subscription
 from simplebus.engine import consumers
 from simplebus.engine.classes import RemoteClass
 from simplebus.engine.feed import Feed, Found, Owed
+from simplebus.engine.growing import fit
 from simplebus.engine.link import Link
 from simplebus.engine.names import WAITING, consumer
 from simplebus.engine.others import Others
@@ -102,7 +103,9 @@ class Positions:
             if error.code not in jetstream.NOT_FOUND:
                 raise
             info = {}
-        if not info:
+        if info:
+            await fit(self._link, info["config"], self._options)
+        else:
             body = consumers.stream(self._options, class_id, name)
             try:
                 info = await self._create(stream, body)
@@ -110,6 +113,7 @@ class Positions:
                 if error.code != consumers.NAME_IN_USE:
                     raise
                 info = await self._link.ask(f"STREAM.INFO.{stream}")
+                await fit(self._link, info["config"], self._options)
         self._with_chains.discard(class_id)
         if info.get("config", {}).get("allow_batched") is True:
             self._with_chains.add(class_id)
@@ -164,6 +168,7 @@ class Positions:
             if info is not None:
                 _check_same(position, patterns, info)
                 self._judge(cls, position, consumers.owner_of(info), moves=seeks)
+                await self._keep_for(class_id, position, info)
                 if seeks:
                     return await self._move(class_id, info, patterns, start)
                 return await self._again(
@@ -175,7 +180,15 @@ class Positions:
                 self._unsure.pop(position)
                 return await self._again(class_id, info, was_there=False)
             name, kind = self._fresh_name(position), "plain"
-        make = partial(self._make, class_id, name, kind, channels=patterns, owner=position.owner)
+        make = partial(
+            self._make,
+            class_id,
+            name,
+            kind,
+            channels=patterns,
+            owner=position.owner,
+            idle_seconds=position.idle_seconds,
+        )
         found = await self._begin(class_id, position, name, make, start)
         self._unsure.pop(position, None)
         return found
@@ -190,6 +203,14 @@ class Positions:
             return info
         del self._unsure[position]
         return None
+
+    async def _keep_for(self, class_id: int, position: Subscription, info: dict[str, Any]) -> None:
+        """Have a durable that is there kept for as long as who owns it says now."""
+        if consumers.owner_of(info) in ("", position.owner):
+            config = consumers.idle(info["config"], position.idle_seconds)
+            if config != info["config"]:
+                info["config"] = config
+                await self._update(class_id, str(info["name"]), config)
 
     async def _again(
         self, class_id: int, info: dict[str, Any], *, was_there: bool, may_be_nobodys: bool = False
@@ -221,7 +242,16 @@ class Positions:
         await self._make(class_id, hold, "hold", at, channels=patterns)
         await self._delete(class_id, name)
         begin, owner = await self._starting(class_id, start), consumers.owner_of(info)
-        await self._make(class_id, name, "durable", begin, channels=patterns, owner=owner)
+        seconds = consumers.idle_seconds_of(info)
+        await self._make(
+            class_id,
+            name,
+            "durable",
+            begin,
+            channels=patterns,
+            owner=owner,
+            idle_seconds=seconds,
+        )
         await self._delete(class_id, hold)
         return Found(name, True)
 
@@ -276,7 +306,15 @@ class Positions:
         elif info is None:
             # What other doors have of a group is not known here: all that is stored comes again.
             start = consumers.from_sequence(needed) if needed and not position.group else start
-            await self._make(class_id, name, kind, start, channels=patterns, owner=position.owner)
+            await self._make(
+                class_id,
+                name,
+                kind,
+                start,
+                channels=patterns,
+                owner=position.owner,
+                idle_seconds=position.idle_seconds,
+            )
         if is_new:  # Nothing there is for whoever comes first.
             await self._delete(class_id, WAITING)
         self._unsure.pop(position, None)
@@ -465,6 +503,7 @@ class Positions:
         door: str | None = None,
         channels: tuple[str, ...] = (),
         owner: str = "",
+        idle_seconds: float | None = None,
         is_sole: bool = False,
     ) -> None:
         stream = self._options.names.stream(class_id)
@@ -476,6 +515,7 @@ class Positions:
             start=start,
             channels=channels,
             owner=owner,
+            idle_seconds=idle_seconds,
             is_sole=is_sole,
         )
         body = {"stream_name": stream, "config": config, "action": "create"}

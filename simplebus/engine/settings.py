@@ -1,7 +1,7 @@
 """How a door uses a JetStream cluster.
 
-Rule 1: all doors of one engine have the same settings; what differs is that of whoever made a
-stream.
+Rule 1: all doors of one engine have the same settings; where they differ, a stream is for the most
+that any has asked for (`growing`).
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from simplebus.core.limits import FRAME_BYTES_MIN, NAME_CHARACTERS_MAX
 from simplebus.core.settings import Settings
 from simplebus.engine import identity
 from simplebus.engine.fitting import fitted
+from simplebus.engine.growing import growth
 from simplebus.engine.identity import EngineError
 from simplebus.engine.link import Link
 from simplebus.engine.names import Names
@@ -82,6 +84,70 @@ async def test_where_another_stream_takes_what_classes_are_sent_no_door_can_stan
         await link.ask(f"STREAM.DELETE.{other}")
         await fitted(Settings(), cluster)
         nursery.cancel_scope.cancel()
+
+
+async def test_no_door_that_says_files_stands_before_a_class_that_is_in_memory(
+    jetstream_server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = options(jetstream_server.url)
+    other = replace(cluster, storage="file")
+    why = rf"the stream {cluster.names.stream(1)} keeps messages in memory, and a door here says"
+    async with door(other) as before, simplebus.connect(address(before)) as bus:
+        async with door(cluster) as up, simplebus.connect(address(up)) as there:
+            await there.publish(b"kept", class_id=1)
+        with pytest.raises(EngineError, match=why):
+            await fitted(Settings(), other)
+        await fitted(Settings(), cluster)
+        async with trio.open_nursery() as nursery:  # Who was there before does not confirm, either.
+            nursery.start_soon(partial(bus.publish, b"not kept", class_id=1))
+            with trio.fail_after(PATIENCE_SECONDS):
+                while not re.search(why, caplog.text):  # noqa: ASYNC110 - the log has no event.
+                    await trio.sleep(0.01)
+                link = cluster_of(before).link
+                await link.ask(f"STREAM.DELETE.{cluster.names.stream(1)}")
+
+
+async def test_streams_grow_to_what_doors_promise_and_do_not_shrink(
+    jetstream_server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = options(jetstream_server.url, duplicate_seconds=100.0, max_bytes=1 << 20)
+    names, found = cluster.names, list[tuple[int, int]]()
+    wishes = [(100.0, 0), (600.0, 0), (300.0, 1 << 20)]
+    for seconds, bytes_max in wishes:
+        wished = replace(cluster, duplicate_seconds=seconds, max_bytes=bytes_max)
+        await fitted(Settings(), wished)
+        async with door(wished) as up, simplebus.connect(address(up)) as bus:
+            await bus.publish(b"x", class_id=1)
+            configs = [
+                (await cluster_of(up).link.ask(f"STREAM.INFO.{name}"))["config"]
+                for name in (names.stream(1), names.identity_stream)
+            ]
+            found += [(c["duplicate_window"] // 10**9, c["max_bytes"]) for c in configs]
+    assert found == [(100, -1)] * 2 + [(600, -1)] * 4
+    assert (
+        "has room for any number of bytes, which holds, and --engine-max-bytes says" in caplog.text
+    )
+    caplog.clear()
+    wished = replace(cluster, replicas=3)
+    async with door(wished) as up, simplebus.connect(address(up)) as bus:
+        await bus.publish(b"x", class_id=1)
+    assert "does not grow as the options say, num_replicas from 1 to 3" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("there", "asked", "grown"),
+    [
+        ((1, 120), (3, 120), {"num_replicas": 3}),
+        ((3, 120), (1, 60), {}),
+        ((1, 120), (2, 120.5), {"num_replicas": 2, "duplicate_window": 120_500_000_000}),
+    ],
+)
+def test_what_is_to_grow(
+    there: tuple[int, float], asked: tuple[int, float], grown: dict[str, int]
+) -> None:
+    config = {"num_replicas": there[0], "duplicate_window": round(there[1] * 1e9)}
+    cluster = options("nats://127.0.0.1:4222", replicas=asked[0], duplicate_seconds=asked[1])
+    assert growth(config, cluster) == grown
 
 
 async def test_all_doors_of_one_engine_are_one_bus_and_no_others(tmp_path: Path) -> None:
