@@ -4,7 +4,7 @@ messages errors                     what modules say, and how calls end
 mailbox switchboard waiting         what waits for whom: under one lock, and outside of it
 workers bus plain                   who calls modules, and what programs call
 plan module own_thread life gateway what a gateway is made of, and how its modules live
-rates facts                         how it is doing, for operators
+of_itself rates facts               how it is doing, for operators
 modules/                            those that come with simplebus
 """
 

@@ -1,7 +1,8 @@
 """The life of one module in a gateway: made, started, given its messages, ended, and made again
 when it has failed.
 
-Rule 1: everything that is the module's is called from here, one call at a time, beside `run` alone.
+Rule 1: everything that is the module's is called from here, one call at a time, beside `run` and
+`health` alone.
 Rule 2: a failure is one module's: it is reported, the module is ended and made again after a pause
 that grows, or once it has another plan. Its messages wait meanwhile; only the one on which it
 failed is gone.
@@ -23,7 +24,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 import trio
@@ -33,6 +33,7 @@ from simplebus.gateway.errors import ModuleBusError, failure_of
 from simplebus.gateway.mailbox import Mailbox
 from simplebus.gateway.messages import ModuleMessage
 from simplebus.gateway.module import AsyncPort, BlockingPort
+from simplebus.gateway.of_itself import OfItself, Plain
 from simplebus.gateway.own_thread import OwnThread
 from simplebus.gateway.plan import ModulePlan, find
 from simplebus.gateway.waiting import inside
@@ -48,11 +49,6 @@ GRACE_S = 10.0
 """How long a call that does not return is waited for when a module is to end,"""
 AWAITED_GRACE_S = 1.0
 """and one that is awaited when its `run` has raised, on which it may wait."""
-
-
-Plain = str | int | float | bool
-OWN_MAX = 32
-"""How many values a module may say of itself."""
 
 
 class State(enum.StrEnum):
@@ -111,8 +107,8 @@ class Life:
         """Whether nobody waits for it to get ready any more."""
         self._bus = bus
         self._box: Mailbox | None = None
-        self._module: Any = None
-        """What was made, while it is there."""
+        self._of_itself: OfItself | None = None
+        """What was made says that, while it is there."""
         self._port: AsyncPort | BlockingPort | None = None
         self._published = 0
         """Messages of ports that are no more."""
@@ -215,21 +211,8 @@ class Life:
             0 if box is None else box.delivered,
             0 if box is None else box.dropped,
             self._published + (0 if self._port is None else self._port.published),
-            self._own(),
+            {} if self._of_itself is None else self._of_itself.told(),
         )
-
-    def _own(self) -> dict[str, Plain]:
-        health = getattr(self._module, "health", None)
-        if health is None:
-            return {}
-        try:
-            told = dict(islice(health().items(), OWN_MAX))
-        except Exception as error:
-            return {"health": f"{type(error).__name__}: {error}"}
-        return {
-            str(name): value if isinstance(value, str | int | float) else str(value)
-            for name, value in told.items()
-        }
 
     # Inside ---------------------------------------------------------------------------------------
 
@@ -286,7 +269,7 @@ class Life:
         try:
             module = await calls.call(factory, port, self.plan.settings)
             _check_kind(module, is_blocking)
-            self._module = module
+            of_itself = self._of_itself = OfItself(module, name=port.name, is_blocking=is_blocking)
             self.state = State.STARTING
             self.created.set()
             await self.may_start.wait()
@@ -295,9 +278,11 @@ class Life:
             await calls.call(getattr(module, "start", _nothing))
             self.state = State.RUNNING
             self.started.set()
-            await self._work(box, module, calls)
+            await self._work(box, module, calls, of_itself)
         finally:
-            self._module = None
+            if self._of_itself is not None:
+                self._of_itself.end()
+                self._of_itself = None
             port.stop()
             self._published += port.published
             self._port = None
@@ -318,7 +303,7 @@ class Life:
         except Exception:
             log.exception("module %r failed in destroy", self.plan.name)
 
-    async def _work(self, box: Mailbox, module: Any, calls: _Calls) -> None:
+    async def _work(self, box: Mailbox, module: Any, calls: _Calls, of_itself: OfItself) -> None:
         """Give it its messages, and let it run beside."""
         name = self.plan.name
         self._run_scope = trio.CancelScope()
@@ -333,6 +318,7 @@ class Life:
         async with trio.open_nursery() as nursery:
             if run is not None:
                 nursery.start_soon(self._run, run)
+            nursery.start_soon(of_itself.run)
             try:
                 with self._deliveries:
                     await self._deliver(box, module, calls)
@@ -342,6 +328,7 @@ class Life:
             except Exception as error:  # Not to be wrapped.
                 raised = error
             self._stop_running()
+            of_itself.end()
             nursery.cancel_scope.deadline = trio.current_time() + GRACE_S
         if raised is not None:
             raise raised

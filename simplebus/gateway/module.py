@@ -1,7 +1,7 @@
 """What a module of a gateway is, and what it is given.
 
 Rule 1: a module's methods are called one at a time: create, start, then receive and
-modules_changed, at last destroy. Only `run` goes on beside them.
+modules_changed, at last destroy. Only `run` and `health` go on beside them.
 Rule 2: a module knows its port, not the bus: what it publishes bears its name.
 
     create(bus, settings)  the entry point is called: a class, or a function that returns a module
@@ -10,8 +10,9 @@ Rule 2: a module knows its port, not the bus: what it publishes bears its name.
     receive(message)       one message that it hears
     modules_changed(names) modules have come or gone
     destroy()              the end; also before it is made again after a failure
-    health()               what it says of itself, plain values by name: asked in the event loop at
-                           any time, so it returns at once
+    health()               what it says of itself, plain values by name: asked at any time, beside
+                           all else; where methods may block in a thread of its own, else in the
+                           event loop, where it returns at once or is async
 """
 
 from __future__ import annotations
