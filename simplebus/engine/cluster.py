@@ -125,7 +125,7 @@ class Cluster:
             frame_bytes=broker.settings.limits.frame_bytes,
         )
         known = broker.store.names, table.name_classes
-        self._naming = Naming(core, options.names, self.door, *known)
+        self._naming = Naming(core, options.names, self.door, *known, do=self._do)
         self.positions.see = self._naming.see
 
     @property
@@ -142,7 +142,6 @@ class Cluster:
             await self.link.wait_ready()
             await self._naming.learn(self.positions)
             identity = self._broker.answers.identity
-            nursery.start_soon(self._naming.keep_written, self.link)
             nursery.start_soon(keep_identity, self.link, self.options, identity)
             task_status.started()
             while True:
@@ -171,7 +170,7 @@ class Cluster:
             touched, self._touched = self._touched, {}
             for feed in touched:
                 self._serve(feed)
-        self._naming.tell()
+        self._naming.tell(self.link, now)
         self.link.flush()
 
     def _take_lot(self) -> None:

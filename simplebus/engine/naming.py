@@ -3,7 +3,7 @@
 Rule 1: a class has the name that it had first, at whichever door.
 Rule 2: a name that is new at a door is told to all others at the end of the turn that it came in,
 and written to the class's stream, if there is one: a stream's description is what is left when all
-doors are gone.
+doors are gone. That is a job of the class: nothing else of its stream is changed meanwhile.
 Rule 3: a door that comes, or was cut off, is told by the others what they know; one that comes
 serves nobody before one of them has told it all, or has been silent for long.
 
@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -22,6 +24,7 @@ import trio
 
 from simplebus.core.errors import BusConnectionError, RemoteProtocolError
 from simplebus.core.requests import ClassId, Name, NamedClass
+from simplebus.engine.jobs import Job
 from simplebus.engine.link import Link, new_inbox
 from simplebus.engine.names import Names
 from simplebus.engine.positions import Positions
@@ -36,6 +39,7 @@ _STREAM_SECONDS = 10.0
 _PAUSE_SECONDS, _PAUSE_SECONDS_MAX = 0.25, 30.0
 PATIENCE_SECONDS = 5.0
 """So long a door that comes waits for another one to tell it names."""
+_WRITTEN_AT_ONCE = 64
 _TOLD_AT_ONCE = 4
 """Names in a message: few, so that it is never too long."""
 _ALL_TOLD = b"{}"
@@ -51,13 +55,17 @@ class Naming:
         door: str,
         names: Mapping[str, int],
         name_classes: Callable[[list[Any]], object],
+        *,
+        do: Callable[[int, Job], None],
     ) -> None:
-        """`names` are those that are known here, and `name_classes` makes them known."""
+        """`names` are those that are known here, and `name_classes` makes them known; `do` is what
+        `Jobs.do` does."""
         self._core = core
         self._subjects = subjects
         self._door = door.encode()
         self._names = names
         self._name_classes = name_classes
+        self._do = do
         self._told: dict[str, int] = {}
         """What all others were told, or have told."""
         self._disputed: dict[int, str] = {}
@@ -72,7 +80,7 @@ class Naming:
         self._ask_sid = 0
         """By which others ask; 0 as long as this door has not learnt what there is."""
         self._has_heard = trio.Event()
-        self._is_to_write = trio.Event()
+        self._write_at, self._pause = 0.0, _PAUSE_SECONDS
 
     async def learn(self, positions: Positions) -> None:
         """Ask the streams, and the other doors, until it is known."""
@@ -100,18 +108,22 @@ class Naming:
 
     # What is told --------------------------------------------------------------------------------
 
-    def tell(self) -> None:
+    def tell(self, link: Link, now: float) -> None:
         """At the end of a turn: have others know what is new here, and its streams say so."""
-        if len(self._names) == len(self._told) or not (self._ask_sid and self._core.is_ready):
+        if not (self._ask_sid and self._core.is_ready):
             return
-        fresh = {name: id_ for name, id_ in self._names.items() if name not in self._told}
-        self._told = dict(self._names)
-        for piece in _pieces(fresh):
-            self._core.publish(self._subjects.naming, piece)
-        for name, class_id in fresh.items():
-            if self._described.get(class_id) != name:
-                self._unwritten[class_id] = None
-                self._is_to_write.set()
+        if len(self._names) != len(self._told):
+            fresh = {name: id_ for name, id_ in self._names.items() if name not in self._told}
+            self._told = dict(self._names)
+            for piece in _pieces(fresh):
+                self._core.publish(self._subjects.naming, piece)
+            for name, class_id in fresh.items():
+                if self._described.get(class_id) != name:
+                    self._unwritten[class_id] = None
+        if self._unwritten and now >= self._write_at:
+            for class_id in list(islice(self._unwritten, _WRITTEN_AT_ONCE)):
+                del self._unwritten[class_id]
+                self._do(class_id, partial(self._write, link, class_id))
 
     def take(self, sid: int, messages: Messages) -> bool:
         """What another door has said or asked. Returns False for what is none of this."""
@@ -166,42 +178,26 @@ class Naming:
             self._name(class_id, description)
         elif self._name_of(class_id):
             self._unwritten[class_id] = None
-            self._is_to_write.set()
-
-    async def keep_written(self, link: Link) -> None:
-        """Have streams say what their classes are called. Until cancelled."""
-        pause = _PAUSE_SECONDS
-        while True:
-            if not self._unwritten:
-                self._is_to_write = trio.Event()
-                await self._is_to_write.wait()
-            class_id = next(iter(self._unwritten))
-            del self._unwritten[class_id]
-            try:
-                await link.wait_ready()
-                await self._write(link, class_id)
-                pause = _PAUSE_SECONDS
-            except (BusConnectionError, JetStreamError) as error:
-                log.warning("the name of class %d: %s; trying on", class_id, error)
-                self._unwritten[class_id] = None
-                await trio.sleep(pause)
-                pause = min(2 * pause, _PAUSE_SECONDS_MAX)
 
     async def _write(self, link: Link, class_id: int) -> None:
         """Have a class's stream say its name, if there is a stream, and it says none."""
         stream, name = self._subjects.stream(class_id), self._name_of(class_id)
         try:
             config = (await link.ask(f"STREAM.INFO.{stream}"))["config"]
-        except JetStreamError as error:
-            if error.code not in jetstream.NOT_FOUND:
-                raise
-            return  # It says so when it is made.
-        there = str(config.get("description") or "")
-        if not there:
-            body = {**config, "description": name}
-            await link.ask(f"STREAM.UPDATE.{stream}", body, seconds=_STREAM_SECONDS)
-            there = name
-        self.see(class_id, there)
+            there = str(config.get("description") or "")
+            if not there:
+                body = {**config, "description": name}
+                await link.ask(f"STREAM.UPDATE.{stream}", body, seconds=_STREAM_SECONDS)
+                there = name
+            self.see(class_id, there)
+            self._pause = _PAUSE_SECONDS
+        except (BusConnectionError, JetStreamError) as error:
+            if isinstance(error, JetStreamError) and error.code in jetstream.NOT_FOUND:
+                return  # It says so when it is made.
+            log.warning("the name of class %d: %s; trying on", class_id, error)
+            self._unwritten[class_id] = None
+            self._write_at = trio.current_time() + self._pause
+            self._pause = min(2 * self._pause, _PAUSE_SECONDS_MAX)
 
 
 def _pieces(names: Mapping[str, int]) -> list[bytes]:

@@ -17,8 +17,10 @@ from simplebus.core.limits import NAME_CHARACTERS_MAX
 from simplebus.core.requests import NamedClass
 from simplebus.engine import naming
 from simplebus.engine.content import HEADERS_BYTES_MAX
+from simplebus.engine.jobs import Job
 from simplebus.engine.names import Names as Subjects
 from simplebus.engine.naming import Naming
+from simplebus.nats.client.jetstream import JetStreamError
 from simplebus.server.serve import Serving
 
 from .doors import PATIENCE_SECONDS, address, door, options
@@ -39,7 +41,8 @@ class Names(dict[str, int]):
         super().__init__(known)
         self.said: list[tuple[str, bytes]] = []
         self.sids: dict[str, int] = {}
-        self.naming = Naming(self, SUBJECTS, "d1", self, self.take)  # type: ignore[arg-type]
+        self.jobs: list[Job] = []
+        self.naming = Naming(self, SUBJECTS, "d1", self, self.take, do=self.do)  # type: ignore[arg-type]
 
     def take(self, named: list[Any]) -> None:
         for each in named:
@@ -57,6 +60,18 @@ class Names(dict[str, int]):
     def publish(self, subject: str, payload: bytes, *, reply: str = "") -> None:
         self.said.append((subject, payload))
 
+    def do(self, class_id: int, job: Job) -> None:
+        self.jobs.append(job)
+
+    async def ask(
+        self, subject: str, body: dict[str, Any] | None = None, *, seconds: float = 0.0
+    ) -> dict[str, Any]:
+        """Of a stream that says nothing; that it is to say something is refused."""
+        if body is not None:
+            self.said.append((subject, body["description"].encode()))
+            raise JetStreamError(10052, "no")
+        return {"config": {}}
+
     async def classes(self) -> list[tuple[int, str]]:
         """There are no streams."""
         return []
@@ -67,9 +82,9 @@ class Names(dict[str, int]):
         self.naming.take(self.sids[inbox], arrived(NOBODY))
         await self.naming.learn(self)  # type: ignore[arg-type]
 
-    def told(self) -> list[bytes]:
+    def told(self, now: float = 0.0) -> list[bytes]:
         self.said.clear()
-        self.naming.tell()
+        self.naming.tell(self, now)  # type: ignore[arg-type]
         assert {subject for subject, _ in self.said} <= {"bus.naming"}
         return [payload for _, payload in self.said]
 
@@ -123,6 +138,20 @@ async def test_others_that_are_silent_hold_no_door_up_for_long(
     await ours.naming.learn(ours)  # type: ignore[arg-type]
     assert trio.current_time() < 2 * naming.PATIENCE_SECONDS
     assert "no other door has said" in caplog.text
+
+
+async def test_a_stream_that_refuses_to_say_a_name_is_asked_now_and_then(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    ours = Names(orders=7)
+    await ours.learn()
+    for _ in range(600):
+        ours.naming.tell(ours, trio.current_time())  # type: ignore[arg-type]
+        for job in ours.jobs:
+            await job()
+        ours.jobs.clear()
+        await trio.sleep(0.25)
+    assert 8 < ours.said.count(("STREAM.UPDATE.bus_7", b"orders")) < 16
 
 
 async def test_no_message_of_names_is_too_long_for_any_server() -> None:
