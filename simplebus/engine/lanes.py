@@ -79,6 +79,7 @@ class Piece:
     missing: Flags | None = None
     """Which ones are not known to be stored: while it is doubted, or each has a PubAck that tells
     of it alone."""
+    lot: int = 0
     number: int = 0
     """Of the request that they are, as they were written last."""
     moved_at: float = 0.0
@@ -210,6 +211,7 @@ class Lane:
         if piece.has_name:
             self._leave_out_twice(piece)
             self._leave_out_waiting(piece)
+        piece.lot = lot
         self.pieces.append((lot, piece))
         if piece.left:
             self.ready.append(piece)

@@ -27,7 +27,7 @@ much waits nothing more is to be accepted.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -115,7 +115,8 @@ class Uplink:
         """Those that have a stream."""
         self._homeless: set[int] = set()
         self._refusing: set[int] = set()
-        self._held: Counter[int] = Counter()
+        self._held: dict[int, deque[int]] = {}
+        """By class: the last lots before what is held, the first ones first."""
         self.stored = self.duplicates = self.refused = 0
         self.last_error: JetStreamError | None = None
         """Why something was not stored; None once all that was begun is."""
@@ -126,12 +127,15 @@ class Uplink:
         return f"{self._inbox.decode()}.>"
 
     def hold(self, class_id: int) -> None:
-        """Nothing of this class is begun to be published until `let_go` is called as often."""
-        self._held[class_id] += 1
+        """What is put of this class from now on is not begun to be published until `let_go` is
+        called as often as this was up to now. What was put before goes on."""
+        self._held.setdefault(class_id, deque()).append(self._last_lot)
 
     def let_go(self, class_id: int) -> None:
-        self._held[class_id] -= 1
-        if not self._held[class_id]:
+        """What was held first of a class is over."""
+        held = self._held[class_id]
+        held.popleft()
+        if not held:
             del self._held[class_id]
 
     @property
@@ -202,12 +206,13 @@ class Uplink:
                 continue
             if lane.class_id not in self.open_classes:
                 missing.add(lane.class_id)
-            elif lane.class_id not in self._held:
+            else:
                 self._begin_some(lane, now)
         return missing
 
     def _begin_some(self, lane: Lane, now: float) -> None:
-        while lane.ready and lane.has_room:
+        held = self._held.get(lane.class_id)
+        while lane.ready and lane.has_room and (held is None or lane.ready[0].lot <= held[0]):
             if (lot := lane.split_first()) is not None:
                 self._lots[lot] += 1
             piece = lane.ready.popleft()

@@ -12,6 +12,7 @@ import trio
 
 import simplebus
 from simplebus.core.errors import BusConnectionError, RefusedError
+from simplebus.core.ledger import Lot
 from simplebus.core.requests import Start
 from simplebus.engine import consumers
 from simplebus.engine.jobs import Jobs
@@ -22,6 +23,7 @@ from .doors import PATIENCE_SECONDS, door, options
 from .meddling import answers_lost, asked_in_vain
 from .nats_servers import NatsServer
 from .test_doors import at, cluster_of, until
+from .test_uplink import Stream, entry, frame
 
 LATE = [0.0, -1.0, -1e300, float("nan")]
 EARLY = [1.76e12, 2.6e11, 1e18, 1e300, float("inf")]
@@ -36,6 +38,25 @@ async def consumers_of(up: Serving, class_id: int = 7) -> list[dict[str, Any]]:
 
 async def is_quiet(up: Serving) -> None:
     await until(lambda: not (cluster_of(up).feeds or cluster_of(up).is_busy))
+
+
+def test_what_is_published_waits_for_positions_that_came_before_it_alone() -> None:
+    """Whoever comes and goes all the time holds up nobody for longer than what he was before."""
+    stream = Stream()
+    stream.uplink.open_classes.add(7)
+    stream.uplink.put(Lot(1, [entry(frame(b"1", 0))]))
+    for lot in range(2, 6):
+        stream.uplink.hold(7)
+        stream.uplink.put(Lot(lot, [entry(frame(b"%d" % lot, lot))]))
+    for lot in range(1, 6):
+        stream.uplink.go_on(0.0)
+        assert stream.answer(stream.take(), 0.0) == lot
+        stored = [payload for _, payload, _ in stream.stored]
+        assert stored == [b"%d" % each for each in range(1, lot + 1)]
+        if lot < 5:
+            stream.uplink.hold(7)
+            stream.uplink.let_go(7)
+    assert stream.uplink.is_empty
 
 
 @pytest.mark.parametrize("time", [*LATE, *EARLY, 1.5, 4e9])
