@@ -196,7 +196,7 @@ class Feed:
         if self.sole is None:  # What came again may be behind what was sent later.
             left = [jetstream.deliveries(each).sequences.min() for each in self.left()]
             return int(min(left)) if left else self._highest and self._highest + 1
-        floor = self.position.window.floor
+        floor = self.burying.floor(self.position.window.floor)
         for block in self._blocks:
             if block.last > floor:
                 return int(block.sequences[max(0, floor - block.first)])

@@ -210,8 +210,10 @@ def test_a_consumer_that_is_told_of_all_up_to_a_message_is_told_of_what_is_befor
     assert [payload for _, payload in door.taken()] == [b"4"]
     door.ack(0, 4)
     assert door.acked() == [2]
+    assert door.feed.needed == 3  # From there on another consumer is to send it again.
     door.store()
     assert door.acked() == [4]
+    assert door.feed.needed == 5
 
 
 def test_who_goes_is_done_with_what_died_when_its_letter_is_stored() -> None:
