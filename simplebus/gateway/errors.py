@@ -49,14 +49,21 @@ def invalid(sentence: str) -> ModuleBusError:
     return ModuleBusError(sentence, Result.INVALIDARG)
 
 
-def failure_of(error: BaseException, *, in_thread: bool = False) -> Exception | None:
+def failure_of(
+    error: BaseException, *, in_thread: bool = False, hears_ctrl_c: bool = True
+) -> Exception | None:
     """What a module has failed with, as one that can be told and kept; None for what is not its
-    own doing: that its task is cancelled, or Ctrl-C. In a thread of its own, all is its doing."""
+    own doing: that its task is cancelled, or Ctrl-C, unless that cannot have been raised where it
+    is. In a thread of its own, all is its doing."""
     if isinstance(error, Exception):
         return error
     if isinstance(error, SystemExit):
         told = f"it called sys.exit({error.code!r}), which does not end a gateway"
-    elif in_thread or (isinstance(error, BaseExceptionGroup) and not error.split(_ITS_OWN)[1]):
+    elif (
+        in_thread
+        or (isinstance(error, KeyboardInterrupt) and not hears_ctrl_c)
+        or (isinstance(error, BaseExceptionGroup) and not error.split(_ITS_OWN)[1])
+    ):
         told = f"it raised {error!r}"
     else:
         return None

@@ -7,8 +7,10 @@ Rule 2: a failure is one module's: it is reported, the module is ended and made 
 that grows, or once it has another plan. Its messages wait meanwhile; only the one on which it
 failed is gone.
 Rule 3: a call that does not return is waited for, and given up after the grace alone; one that is
-awaited, soon after `run` has raised: its message is given again. What was given up publishes
-nothing.
+awaited, soon after `run` has raised: its message is given again, whatever becomes of the call. What
+was given up publishes nothing.
+Rule 4: Ctrl-C is not raised in what is called from here: it comes to the program, which ends the
+gateway in order. Whoever raises what it raises has failed, as with anything else.
 
     CREATING ──► STARTING ──► RUNNING ──► ENDED
         ▲                        │ raised, in whichever state
@@ -20,6 +22,7 @@ from __future__ import annotations
 import enum
 import inspect
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -216,6 +219,7 @@ class Life:
 
     # Inside ---------------------------------------------------------------------------------------
 
+    @trio.lowlevel.enable_ki_protection
     async def _live(self, box: Mailbox) -> None:
         pause, since = PAUSE_S, trio.current_time()
         try:
@@ -333,6 +337,7 @@ class Life:
         if raised is not None:
             raise raised
 
+    @trio.lowlevel.enable_ki_protection
     async def _run(self, run: Callable[[], Any]) -> None:
         inside.set(None)  # No callback: it may wait for whomever it likes.
         try:
@@ -342,7 +347,7 @@ class Life:
             else:  # Its port tells it to end.
                 await self._run_beside(run)
         except BaseException as error:
-            failure = failure_of(error)
+            failure = failure_of(error, hears_ctrl_c=False)
             if failure is None:
                 raise
             self._interrupt(failure)
@@ -396,15 +401,20 @@ class Life:
                 box.delivered += 1
                 message = batch.popleft()
                 await receive(message)
+                if (self._failure is not None or self._ending.is_set()) and _is_cancelled():
+                    self._take_back(box, message)  # It makes nothing of that.
+                    break
         except BaseException as error:
-            # What it makes of being cancelled, in a nursery for example, is its own business.
-            is_given_up = self._deliveries.cancel_called or self._scope.cancel_called
-            if is_given_up or isinstance(error, trio.Cancelled):  # So it does not count.
-                batch.appendleft(message)
-                box.delivered -= 1
+            if _is_cancelled():  # What it makes of that is its own business.
+                self._take_back(box, message)
             _raise_own(error)
             raise
         await trio.lowlevel.checkpoint()
+
+    def _take_back(self, box: Mailbox, message: ModuleMessage) -> None:
+        """It is to be given again, and does not count."""
+        self._batch.appendleft(message)
+        box.delivered -= 1
 
     async def _tell(self, module: Any, calls: _Calls) -> None:
         if self._names is not None:
@@ -449,9 +459,14 @@ def _run_in_thread(run: Callable[[], Any]) -> None:
 
 def _raise_own(error: BaseException) -> None:
     """Raise what a module has failed with as an Exception, if it is its own doing."""
-    failure = failure_of(error)
+    failure = failure_of(error, hears_ctrl_c=False)
     if failure is not None and failure is not error:
         raise failure
+
+
+def _is_cancelled() -> bool:
+    """Whether this task was, while somebody else had a turn: so the call that it comes from was."""
+    return trio.current_effective_deadline() == -math.inf
 
 
 def _nothing() -> None:

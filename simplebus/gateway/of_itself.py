@@ -61,6 +61,7 @@ class OfItself:
             return {"health": "it does not answer"}
         return self._told
 
+    @trio.lowlevel.enable_ki_protection
     async def run(self) -> None:
         """Ask: once, and whenever somebody has looked, until it is ended."""
         if self._health is None or self._is_quick:
@@ -81,7 +82,7 @@ class OfItself:
                 return await self._thread.run(_asked, health)
             return _plain(await health())
         except BaseException as error:
-            return _failed(error)
+            return _failed(error, hears_ctrl_c=False)
 
     def end(self) -> None:
         """Ask no more."""
@@ -97,9 +98,9 @@ def _asked(health: Method) -> dict[str, Plain]:
         return _failed(error)
 
 
-def _failed(error: BaseException) -> dict[str, Plain]:
+def _failed(error: BaseException, *, hears_ctrl_c: bool = True) -> dict[str, Plain]:
     """What is told of one that raises. Raises what is not its own doing."""
-    failure = failure_of(error)
+    failure = failure_of(error, hears_ctrl_c=hears_ctrl_c)
     if failure is None:
         raise error
     return {"health": f"{type(failure).__name__}: {failure}"[:CHARACTERS_MAX]}

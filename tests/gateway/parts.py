@@ -21,7 +21,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     times: int = 1
     """How often."""
     exits: bool = False
-    """Whether what it raises is SystemExit, as by sys.exit(3)."""
+    """Whether what it raises is SystemExit, as by sys.exit(3);"""
+    interrupts: bool = False
+    """or what Ctrl-C raises."""
 
 
 class Recorder(Module):
@@ -40,6 +42,8 @@ class Recorder(Module):
             Recorder.failed += 1
             if self.settings.exits:
                 sys.exit(3)
+            if self.settings.interrupts:
+                raise KeyboardInterrupt
             raise ValueError(f"on purpose in {' '.join(what)}")
 
     async def start(self) -> None:

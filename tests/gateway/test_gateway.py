@@ -141,14 +141,16 @@ async def test_one_with_a_thread_is_made_again_too(
 
 
 @KINDS
+@pytest.mark.parametrize("how", ["exits", "interrupts"])
 @pytest.mark.parametrize("where", ["create", "start", "2", "run"])
-async def test_one_that_calls_sys_exit_has_failed_and_nothing_else_ends(
-    kind: str, where: str, monkeypatch: pytest.MonkeyPatch
+async def test_one_that_raises_what_ends_programs_has_failed_and_nothing_else_ends(
+    kind: str, where: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if (kind, where) == ("BlockingRecorder", "run"):
         kind = "BlockingRunner"
     monkeypatch.setattr("simplebus.gateway.life.PAUSE_S", 0.0)
-    await fail_twice(kind, where, exits=True)
+    why = {"exits": "it called sys.exit(3)", "interrupts": "it raised KeyboardInterrupt()"}[how]
+    await fail_twice(kind, where, why=f"RuntimeError: {why}", **{how: True})
 
 
 @KINDS
@@ -162,8 +164,10 @@ async def test_sys_exit_in_destroy_costs_nothing(
     assert "'a' failed in destroy" in caplog.text
 
 
-async def fail_twice(kind: str, where: str, *, exits: bool = False) -> None:
-    plan = GatewayPlan((module("a", kind, fails=where, times=2, exits=exits),), (("*", "a"),))
+async def fail_twice(
+    kind: str, where: str, *, why: str = "ValueError: on purpose", **how: bool
+) -> None:
+    plan = GatewayPlan((module("a", kind, fails=where, times=2, **how),), (("*", "a"),))
     texts = ["1", "2", "2", "3", "4", "5"] if where == "2" else list("12345")
     async with open_gateway(plan) as gateway:
         for text in texts:
@@ -174,7 +178,6 @@ async def fail_twice(kind: str, where: str, *, exits: bool = False) -> None:
             (life,) = gateway.statistics().modules
         await quiet(gateway)
         assert heard("a") == texts
-        why = "RuntimeError: it called sys.exit(3)" if exits else "ValueError: on purpose"
         assert why in life.error
         assert gateway.statistics().failed == ()
     made = [what[1] for what in steps("create", "destroy")]

@@ -25,6 +25,7 @@ from simplebus.bridge.settings import Copied, is_nats, record_channel
 from simplebus.client.access import VARIABLES, Access
 from simplebus.client.dial import Address
 from simplebus.config.mistakes import unknown
+from simplebus.core import dead_letters
 from simplebus.core.arguments import whole
 from simplebus.core.channels import check_name
 from simplebus.core.limits import CLASS_ID_MAX, NAME_CHARACTERS_MAX
@@ -146,6 +147,11 @@ def _check_class(table: UplinkTable) -> None:
             f"{class_!r}"
         )
     Copied(class_)
+    if isinstance(class_, str) and dead_letters.are_kept_in(class_):
+        raise ValueError(
+            f"class: in {class_!r} a bus has its dead letters, and drops the oldest of them; "
+            "expected another"
+        )
     try:
         check_name(record_channel(table.name or _UNNAMED, class_, back=False))
     except ValueError:

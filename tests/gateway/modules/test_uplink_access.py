@@ -170,6 +170,7 @@ def test_no_text_shows_a_secret() -> None:
     ("settings", "why"),
     [
         ({"class": "bridges"}, "is not copied"),
+        ({"class": "dead.orders"}, "has its dead letters"),
         ({"class": ""}, "a name of 1 to 200 characters"),
         ({"class": 1 << 16}, "class must be from 0 to 65535"),
         ({"nmae": "x"}, "did you mean 'name'"),

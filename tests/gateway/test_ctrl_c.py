@@ -1,0 +1,67 @@
+"""Ctrl-C while modules of a gateway are at work: the program hears it, and the gateway ends in its
+order."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from textwrap import dedent
+
+import pytest
+from programs import PATIENCE_SECONDS, ROOT, environment
+
+PROGRAM = """
+    import signal
+
+    import trio
+
+    from simplebus.gateway import GatewayPlan, Module, ModuleMessage, ModulePlan
+    from simplebus.gateway import open_gateway
+
+
+    class Interrupted(Module):
+        async def receive(self, message):
+            if message.content == b"1" and {where!r} == "receive":
+                signal.raise_signal(signal.SIGINT)
+                print("goes on", flush=True)
+            print("heard", message.content.decode(), flush=True)
+
+        async def run(self):
+            if {where!r} == "run":
+                await trio.sleep(0.05)
+                signal.raise_signal(signal.SIGINT)
+                print("goes on", flush=True)
+
+        async def destroy(self):
+            print("destroyed", flush=True)
+
+
+    async def main():
+        plan = GatewayPlan((ModulePlan("a", "x", factory=Interrupted),), (("*", "a"),))
+        async with open_gateway(plan) as gateway:
+            for number in range(3):
+                await gateway.publish(ModuleMessage(b"%d" % number))
+            await trio.sleep_forever()
+
+
+    try:
+        trio.run(main)
+    except* KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.parametrize("where", ["receive", "run"])
+def test_ctrl_c_ends_a_gateway_in_order_wherever_it_comes(where: str) -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", dedent(PROGRAM).format(where=where)],
+        capture_output=True,
+        timeout=PATIENCE_SECONDS,
+        cwd=ROOT,
+        env=environment(),
+        text=True,
+    )
+    lines = found.stdout.split("\n")[:-1]
+    assert found.stderr == ""
+    assert sorted(lines[:-2]) == ["goes on", "heard 0", "heard 1", "heard 2"]
+    assert lines[-2:] == ["destroyed", "interrupted"]
