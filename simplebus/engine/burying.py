@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from simplebus.engine.feed import Feed
 
 
-_Mark = tuple[int, int]
+Mark = tuple[int, int]
 """When dead letters are stored: when this lot has reached the cluster, of what is in this class."""
 
 
@@ -32,24 +32,24 @@ class Burying:
     """Of one position; messages are numbered as in its ring."""
 
     def __init__(self) -> None:
-        self._owed: deque[tuple[_Mark, Ranges]] = deque()
+        self._owed: deque[tuple[Mark, Ranges]] = deque()
         self._messages = SequenceSet()
 
     def __bool__(self) -> bool:
         return bool(self._owed)
 
-    def add(self, ranges: Ranges, mark: _Mark) -> None:
+    def add(self, ranges: Ranges, mark: Mark) -> None:
         """Dead letters of messages first..last-1 were accepted."""
         self._owed.append((mark, ranges))
         self._messages.update(ranges)
 
-    def settle(self, is_stored: Callable[[_Mark], bool]) -> None:
+    def settle(self, is_stored: Callable[[Mark], bool]) -> None:
         """Leave those whose dead letters are not stored."""
         while self._owed and is_stored(self._owed[0][0]):
             for first, last in self._owed.popleft()[1]:
                 self._messages.remove(first, last)
 
-    def end(self) -> _Mark | None:
+    def end(self) -> Mark | None:
         """Nobody has the position any more. Returns when the last of them is stored; None if there
         are none."""
         mark = self._owed[-1][0] if self._owed else None
@@ -77,7 +77,7 @@ class Burials:
         self._write = write
         self._feeds: set[Feed] = set()
         """Those of which something is being buried."""
-        self._owed: list[tuple[_Mark, bytes]] = []
+        self._owed: list[tuple[Mark, bytes]] = []
         """What is to be said when dead letters are stored whose subscription has ended."""
 
     def add(self, feed: Feed, ranges: Ranges, class_id: int) -> None:
@@ -88,27 +88,30 @@ class Burials:
 
     def settle(self, feed: Feed) -> None:
         """Have what is buried acknowledged when the feed is asked next."""
-        feed.burying.settle(self._is_stored)
+        feed.burying.settle(self.is_stored)
         if not feed.burying:
             self._feeds.discard(feed)
 
-    def end(self, feed: Feed) -> None:
-        """A subscription has ended: what is being buried of it is acknowledged as soon as it is."""
+    def end(self, feed: Feed) -> Mark | None:
+        """A subscription has ended: what is being buried of it is acknowledged as soon as it is.
+        Returns when that is; None if nothing is."""
         self._feeds.discard(feed)
         mark = feed.burying.end()
         if mark is not None:
             self._owed += [(mark, jetstream.say(messages)) for messages in feed.acked()]
+        return mark
 
     def go_on(self) -> set[Feed]:
         """Some lots have reached the cluster. Returns the feeds that may have more to say."""
         owed, self._owed = self._owed, []
         for mark, said in owed:
-            if self._is_stored(mark):
+            if self.is_stored(mark):
                 self._write(said)
             else:
                 self._owed.append((mark, said))
         return self._feeds
 
-    def _is_stored(self, mark: _Mark) -> bool:
+    def is_stored(self, mark: Mark) -> bool:
+        """Whether dead letters are."""
         lot, class_id = mark
         return self._ledger.has_reached(lot, {class_id: lot})

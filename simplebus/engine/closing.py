@@ -12,12 +12,15 @@ wait, as those of a door that is gone.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+import trio
+
 from simplebus.core.errors import BusConnectionError
 from simplebus.core.subscription import Subscription
+from simplebus.engine.burying import Mark
 from simplebus.engine.classes import RemoteClass
 from simplebus.engine.feed import Owed
 from simplebus.engine.jobs import Jobs
@@ -28,6 +31,7 @@ from simplebus.nats.client.jetstream import JetStreamError
 
 log = logging.getLogger("simplebus.engine")
 
+_BURYING_SECONDS = 2.0
 _PAUSE_SECONDS, _PAUSE_SECONDS_MAX = 0.25, 5.0
 
 
@@ -46,6 +50,8 @@ class Gone:
     before."""
     leaving: Leaving | None = None
     owed: Owed | None = None
+    buried: Mark | None = None
+    """When the dead letters of what it has given up are stored; None for there are none."""
     tries: int = 0
 
     @property
@@ -63,12 +69,15 @@ class Closing:
         positions: Positions,
         jobs: Jobs,
         is_used: Callable[[RemoteClass, str], bool],
+        when_buried: Callable[[Mark], Awaitable[None]],
     ) -> None:
-        """`is_used`: whether somebody here has, or asks for, the consumer of this name."""
+        """`is_used`: whether somebody here has, or asks for, the consumer of this name.
+        `when_buried` waits until dead letters are stored."""
         self._link = link
         self._positions = positions
         self._jobs = jobs
         self._is_used = is_used
+        self._when_buried = when_buried
 
     def end(self, gone: Gone) -> None:
         """Close it when all is done that was asked about its class before."""
@@ -83,13 +92,14 @@ class Closing:
         try:
             if gone.last is not None and not gone.tries:
                 await self._link.request(*gone.last)
+            owed = await self._owed(gone)
             await self._positions.close(
                 gone.cls,
                 position,
                 gone.name,
                 forget=gone.forget,
                 leaving=gone.leaving,
-                owed=gone.owed,
+                owed=owed,
             )
         except (BusConnectionError, JetStreamError) as error:
             is_final = gone.goes_on or (isinstance(error, JetStreamError) and error.is_final)
@@ -99,3 +109,11 @@ class Closing:
                 again = replace(gone, tries=gone.tries + 1)
                 pause = min(_PAUSE_SECONDS * 2**gone.tries, _PAUSE_SECONDS_MAX)
                 self._jobs.do_later(class_id, partial(self.close, again), pause)
+
+    async def _owed(self, gone: Gone) -> Owed | None:
+        """What is to go on. Dead letters that find no room are waited for a moment only."""
+        if gone.owed is None or gone.buried is None:
+            return gone.owed
+        with trio.move_on_after(0.0 if gone.tries else _BURYING_SECONDS) as scope:
+            await self._when_buried(gone.buried)
+        return gone.owed.when_buried(not scope.cancelled_caught)

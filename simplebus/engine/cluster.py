@@ -28,7 +28,7 @@ from simplebus.core.picking import Ranges
 from simplebus.core.requests import Start
 from simplebus.core.subscription import Subscription
 from simplebus.engine import consumers
-from simplebus.engine.burying import Burials
+from simplebus.engine.burying import Burials, Mark
 from simplebus.engine.classes import RemoteClass, askers_of, judge, let_answer, shut
 from simplebus.engine.closing import Closing, Gone
 from simplebus.engine.coming import when_all_has_come
@@ -62,8 +62,6 @@ _WORK_PART = 3
 _SILENT_SECONDS = 3 * ALIVE_SECONDS
 """A consumer that was asked and is silent so long is asked anew."""
 _PAUSE_SECONDS = 0.25
-_MEMORY_SECONDS = 600.0
-"""What was acknowledged is known for so long, should it come again."""
 
 
 class Cluster:
@@ -102,10 +100,11 @@ class Cluster:
         self._feed_count = 0
         self._jobs = Jobs(self._has_reached)
         self._do = self._jobs.do
-        self._trimming = Trimming(self.link, self.positions, self._jobs, self.feeds)
-        self._closing = Closing(self.link, self.positions, self._jobs, self._is_used)
+        self._trimming = Trimming(self.link, self.positions, self._jobs, self.listening)
+        asked = self._is_used, self._when_buried
+        self._closing = Closing(self.link, self.positions, self._jobs, *asked)
         self._nursery: trio.Nursery | None = None
-        self._worked_at = self._forgot_at = 0.0
+        self._worked_at = 0.0
         self._shut: set[int] = set()
         """Classes in which nothing is accepted for now."""
         self._is_closing = False
@@ -241,10 +240,6 @@ class Cluster:
             if works:
                 for messages in feed.left():
                     self.link.core.write(jetstream.say(messages, jetstream.WORKING))
-        if now - self._forgot_at > _MEMORY_SECONDS:
-            self._forgot_at = now
-            for feed in self.feeds.values():
-                feed.forget_done()
         if ready:
             self._trimming.beat(now)
         self._settle()
@@ -266,7 +261,7 @@ class Cluster:
                 for feed in self.feeds.values():
                     feed.asked = 0
                     self._touched[feed] = None
-                    if feed.sole is not None and feed.sole.is_broken:
+                    if feed.is_broken:
                         self._renew(feed)
                 self._naming.begin_anew()
                 if self._nursery is not None:
@@ -339,7 +334,7 @@ class Cluster:
         if messages.count:
             if said := feed.take(messages):
                 self.link.core.write(said)
-            if feed.sole is not None and feed.sole.is_broken:
+            if feed.is_broken:
                 self._renew(feed)
             self._broker.answers.wake(feed.position)
         self._touched[feed] = None
@@ -361,6 +356,10 @@ class Cluster:
         there = [position for position, feed in self.feeds.items() if feed.cls is cls]
         names = {consumer(position.durable, position.group) for position in there}
         return name in names or name in {self.listening.consumers.get(each) for each in there}
+
+    async def _when_buried(self, mark: Mark) -> None:
+        while not self._burials.is_stored(mark):
+            await self._reached.wait()
 
     def _touch(self, cls: RemoteClass) -> None:
         for position in cls.subscriptions:
@@ -434,6 +433,7 @@ class Cluster:
         feed.sole = Sole(found.sent_to) if found.is_sole else None
         feed.born = self.positions.born(cls.class_id)
         feed.sent_before, feed.count_before = found.sent_before, found.sent_count
+        feed.remembered.raise_floor(found.floor)
         self.listening.begin(feed, found.name)
         cls.begun[position] = found.was_there
         feed.is_open = True
@@ -505,13 +505,13 @@ class Cluster:
             self.link.core.write(jetstream.say(messages))
             self._trimming.acked.add(cls.class_id)
             last = messages.reply(-1).decode("latin-1"), jetstream.ACK
-        self._burials.end(feed)
-        name = self.listening.end(feed)
         tick_seconds = self._broker.settings.tick_seconds
         pauses = position.left().pauses(self._broker.clock, tick_seconds)
         owed = feed.owed(pauses) if feed.sole is not None else None
+        buried = self._burials.end(feed)
+        name = self.listening.end(feed)
         leaving = Leaving(feed.given_back(pauses), feed.known) if feed.sole is None else None
-        gone = Gone(cls, position, name, forget, last=last, leaving=leaving, owed=owed)
+        gone = Gone(cls, position, name, forget, last, leaving, owed, buried)
         self._closing.end(gone)
         self.link.flush()
 

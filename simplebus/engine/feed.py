@@ -5,7 +5,8 @@ the stream, and how it is acknowledged there, is remembered until it is.
 Rule 2: while a message is here it is this door's: it is said to be in work before the consumer
 takes it for lost. Who is to be sent it, when and how often, decides the position. A door that goes
 gives back what is not acknowledged.
-Rule 3: a message that comes again though it is here, or was acknowledged here, is not fed twice.
+Rule 3: a message that comes again though it is here, or was acknowledged here, is not fed twice
+(`remembered`).
 Rule 4: the consumer is asked for no more than has room.
 Rule 5: a consumer that nobody else can have (`Sole`) is told of all up to a message at once; where
 several share one, of each message.
@@ -16,7 +17,7 @@ several share one, of each message.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,12 +27,12 @@ from simplebus.core.columns import Rows, Times
 from simplebus.core.frames import Flags, FrameBatch, Integers
 from simplebus.core.group import Group
 from simplebus.core.limits import GROUP_IN_FLIGHT_MESSAGES
-from simplebus.core.spans import SequenceSet
 from simplebus.core.store import Store
 from simplebus.core.subscription import Subscription
 from simplebus.engine import consumers, content
 from simplebus.engine.burying import Burying
 from simplebus.engine.classes import FEED_MESSAGES_MAX, RemoteClass
+from simplebus.engine.remembered import Remembered
 from simplebus.engine.sole import Sole
 from simplebus.nats.client import jetstream
 from simplebus.nats.client.events import Messages
@@ -47,6 +48,10 @@ REFUSALS_MAX, REST_SECONDS = 4, 0.25
 """A consumer that has refused more requests in a row is asked after a pause."""
 REFILL_PART = 2
 """More is asked for when what was asked for is less than this part of the room."""
+
+
+_BURIED = float("inf")
+"""As a pause: its dead letter is on its way."""
 
 
 @dataclass(slots=True)
@@ -81,6 +86,8 @@ class Found:
     """The last one that it has sent itself."""
     sent_count: int = 0
     """How many it has, those counted that it sent again."""
+    floor: int = 0
+    """All of the stream before it is acknowledged; 0 where that is not known."""
     is_of_new_stream: bool = False
     """Whether the stream is another one than the one before."""
 
@@ -95,6 +102,12 @@ class Owed:
     """For how many seconds none of them is to be sent; less than 0 for one that is done with."""
     highest: int
     """The last one that was sent to this door."""
+
+    def when_buried(self, is_stored: bool) -> Owed | None:
+        """The same when it is known whether the dead letters are stored of what is being buried:
+        who comes next has it otherwise. None for nothing."""
+        waits = np.where(self.waits == _BURIED, -1.0 if is_stored else 0.0, self.waits)
+        return replace(self, waits=waits) if (waits >= 0.0).any() else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,17 +164,15 @@ class Feed:
         """Everything before it in the ring was said to be acknowledged."""
         self._said: Flags = np.zeros(0, np.bool_)
         """What was of the messages from there on, as far as this goes."""
-        self._done = SequenceSet()
-        """What was acknowledged in the stream, as far as it may come again."""
+        self.remembered = Remembered()
+        self.is_behind = False
+        """Whether the stream came back with less than it had: its sequences are those of other
+        messages, and nothing of it is taken until it was looked at."""
         self._done_sequence = 0
         """All up to this one was, where the consumer is this door's alone."""
         self._waiting: deque[_Waiting] = deque()
         """What came and found no room."""
         self._waiting_count = 0
-        self._highest = 0
-        """The last message of the stream that was taken; 0 for none."""
-        self._again_to = 0
-        """What lies before or at it may come again as if it was new."""
         self.fetched = self.repeated = self.odd = 0
 
     @property
@@ -181,28 +192,38 @@ class Feed:
         here or before; None if some went elsewhere meanwhile."""
         count = self.count_before + self._count_here
         is_all = not self._count_here or self._last_count == count
-        return (count, max(self._highest, self.sent_before)) if is_all else None
+        return (count, self._sent_to) if is_all else None
+
+    @property
+    def _sent_to(self) -> int:
+        """The last message of the stream that its consumer has sent, to here or before."""
+        return max(self.remembered.highest, self.sent_before)
 
     def has_all(self, info: dict[str, Any]) -> bool:
         """Whether all that its consumer has sent, of which this is told, has come to here."""
         if self.sole is not None:
             return self.sole.taken >= consumers.sent_count(info)
-        return max(self._highest, self.sent_before) >= consumers.sent_to(info)
+        return self._sent_to >= consumers.sent_to(info)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether what its consumer has sent does not go on with what it sent before."""
+        return self.is_behind or (self.sole is not None and self.sole.is_broken)
 
     @property
     def needed(self) -> int:
         """The first message of the stream that is not acknowledged, as far as that is known here;
         0 if it is not."""
-        if self.sole is None:  # What came again may be behind what was sent later.
-            left = [jetstream.deliveries(each).sequences.min() for each in self.left()]
-            return int(min(left)) if left else self._highest and self._highest + 1
+        if self.sole is None:  # The consumer may have had some that are not here.
+            return self.remembered.needed
         floor = self.burying.floor(self.position.window.floor)
         for block in self._blocks:
             if block.last > floor:
                 return int(block.sequences[max(0, floor - block.first)])
         if self._waiting:
             return int(self._waiting[0][1][0])
-        return self._highest + 1 if self._highest else 0
+        highest = self.remembered.highest
+        return highest + 1 if highest else 0
 
     def begin_anew(self, found: Found) -> None:
         """It has another consumer. What is here of the same stream comes again, with other ack
@@ -213,9 +234,9 @@ class Feed:
         if found.is_of_new_stream:
             self._blocks.clear()
             self._waiting.clear()
-            self._waiting_count = self._done_sequence = self._highest = self.sent_before = 0
-            self._done = SequenceSet()
-        self._again_to = self._highest
+            self._waiting_count = self._done_sequence = self.sent_before = 0
+            self.remembered = Remembered()
+            self.is_behind = False
         self.count_before = self._count_here = self._last_count = 0
 
     def statistics(self) -> FeedStatistics:
@@ -266,6 +287,9 @@ class Feed:
         if not told.good.all():
             self.odd += messages.count - int(np.count_nonzero(told.good))
             told = told.pick(told.good)
+        self.is_behind = self.is_behind or self.remembered.is_behind(told)
+        if self.is_behind:
+            return b""
         messages, sequences, attempts = told.messages, told.sequences, told.attempts
         if self.sole is not None:
             fresh = self.sole.admit(told, messages)
@@ -274,7 +298,8 @@ class Feed:
             if not fresh.all():
                 messages = messages.pick(fresh)
                 sequences, attempts = sequences[fresh], attempts[fresh]
-        elif (attempts > 1).any() or (sequences <= self._again_to).any():
+        elif (attempts > 1).any() or (sequences <= self._sent_to).any():
+            attempts = np.where(sequences <= self._sent_to, np.maximum(attempts, 2), attempts)
             fresh, again = self._sort_out(messages, sequences)
             if again.any():
                 said.append(jetstream.say(messages.pick(again)))
@@ -284,7 +309,7 @@ class Feed:
             at = at[np.argsort(sequences[at], kind="stable")]
             messages, sequences, attempts = messages.pick(at), sequences[at], attempts[at]
         if messages.count:
-            self._highest = max(self._highest, int(sequences.max()))
+            self.remembered.take(jetstream.deliveries(messages))
             self._waiting.append((messages, sequences, attempts))
             self._waiting_count += messages.count
             said.append(self.fill())
@@ -293,11 +318,8 @@ class Feed:
     def _sort_out(self, messages: Messages, sequences: Integers) -> tuple[Flags, Flags]:
         """Which of these are not here, and which were acknowledged before. What is here has another
         ack subject from now on, by which it is acknowledged."""
-        fresh = np.ones(sequences.size, np.bool_)
-        again = np.zeros(sequences.size, np.bool_)
-        for row, sequence in enumerate(sequences.tolist()):
-            if self._done.within(sequence, sequence + 1):
-                again[row], fresh[row] = True, False
+        again = self.remembered.are_done(sequences)
+        fresh = ~again
         for messages_, sequences_, _ in self._waiting:
             fresh &= ~np.isin(sequences, sequences_)
             del messages_
@@ -395,8 +417,7 @@ class Feed:
         fresh[:known] &= ~self._said[:known]
         found = self._picked(np.flatnonzero(fresh) + first)
         for block, rows in found:
-            for at in _runs(np.sort(block.sequences[rows])):
-                self._done.add(*at)
+            self.remembered.add(np.sort(block.sequences[rows]))
         self._said_floor, self._said = floor, flags[floor - first :]
         said = [block.messages.pick(rows) for block, rows in found]
         while self._blocks and self._blocks[0].last <= floor:
@@ -475,17 +496,18 @@ class Feed:
         return found + [(messages, 0.0) for messages, _, _ in self._waiting]
 
     def owed(self, pauses: list[tuple[int, int, float]]) -> Owed | None:
-        """What is here and not acknowledged of a consumer that is this door's alone; None for
-        nothing. `pauses` as of `given_back`."""
+        """What is here and not acknowledged of a consumer that is this door's alone, or is being
+        buried; None for nothing. `pauses` as of `given_back`."""
         assert self.sole is not None
         window, head = self.position.window, self.position.ring.head
-        floor = window.floor
+        floor = self.burying.floor(window.floor)
         waits = np.full(head - floor, -1.0)
         for a, b in window.unacked(floor, head):
             waits[a - floor : b - floor] = 0.0
         for begin, end, pause in pauses:
             some = waits[max(0, begin - floor) : max(0, end - floor)]
             some[some >= 0.0] = max(0.0, pause)
+        waits[self.burying.flags(floor, head)] = _BURIED
         found = self._picked(np.arange(floor, head))
         sequences = [block.sequences[rows] for block, rows in found]
         spans = [waits[block.first + rows - floor] for block, rows in found]
@@ -513,10 +535,6 @@ class Feed:
         """The ack subject of what was said last, if it was not asked for since."""
         said, self.said_last = self.said_last, b""
         return said
-
-    def forget_done(self) -> None:
-        """What was acknowledged long ago does not come again. Once in a while."""
-        self._done = SequenceSet()
 
 
 def _run_end(messages: Messages, attempts: Integers) -> tuple[int, bool]:
@@ -554,13 +572,3 @@ def _with_reply(messages: Messages, at: int, other: Messages, row: int) -> Messa
     changed.replies, changed.reply_ends = changed.replies.copy(), changed.reply_ends.copy()
     changed.replies[at], changed.reply_ends[at] = len(raw), len(raw) + len(reply)
     return changed
-
-
-def _runs(numbers: Integers) -> list[tuple[int, int]]:
-    """Ascending numbers as ranges first..last-1."""
-    if not numbers.size:
-        return []
-    edges = np.flatnonzero(np.diff(numbers) != 1) + 1
-    firsts = numbers[np.concatenate([[0], edges])]
-    lasts = numbers[np.concatenate([edges - 1, [numbers.size - 1]])] + 1
-    return list(zip(firsts.tolist(), lasts.tolist(), strict=True))

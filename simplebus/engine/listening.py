@@ -8,6 +8,8 @@ long as the position is here.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from simplebus.core.subscription import Subscription
 from simplebus.engine.feed import Feed
 from simplebus.engine.link import new_inbox
@@ -38,6 +40,12 @@ class Listening:
     def feed(self, sid: int) -> Feed | None:
         """Whose is what comes with this number."""
         return self._feeds.get(sid)
+
+    def of(self, class_id: int) -> Iterator[tuple[str, Feed]]:
+        """The consumers of a class, and what they feed."""
+        for feed in self._feeds.values():
+            if feed.cls.class_id == class_id:
+                yield self.consumers[feed.position], feed
 
     def inbox(self, position: Subscription) -> str:
         """Where its consumer is to send messages."""

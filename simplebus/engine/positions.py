@@ -20,7 +20,6 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -35,16 +34,14 @@ from simplebus.engine.growing import fit
 from simplebus.engine.link import Link
 from simplebus.engine.names import WAITING, consumer
 from simplebus.engine.others import Others
-from simplebus.engine.returning import Leaving, give_again, give_back, with_note
+from simplebus.engine.returning import Leaving, give_again, give_back, pass_on, with_note
 from simplebus.engine.settings import EngineOptions
 from simplebus.nats.client import jetstream
-from simplebus.nats.client.events import Messages
 from simplebus.nats.client.jetstream import JetStreamError
 
 log = logging.getLogger("simplebus.engine")
 
 _STREAM_SECONDS = 10.0
-_BATCH_MAX = 4096
 
 
 class ConsumerRefusedError(JetStreamError):
@@ -78,6 +75,8 @@ class Positions:
         self._streams: set[int] = set()
         self._born: dict[int, str] = {}
         """When each class's stream was made."""
+        self._last: dict[int, int] = {}
+        """Of each class, the last message of its stream when that was looked at."""
         self._trimmed: dict[int, int] = {}
         """Of each class, the first message of its stream that may be needed, as it was last."""
         self._with_chains: set[int] = set()
@@ -118,6 +117,7 @@ class Positions:
         if info.get("config", {}).get("allow_batched") is True:
             self._with_chains.add(class_id)
         state = info.get("state", {})
+        self._last[class_id] = int(state.get("last_seq", 0))
         if not state.get("consumer_count") and not state.get("last_seq"):
             await self._make(class_id, WAITING, "plain", {"deliver_policy": "all"}, door="")
         self._streams.add(class_id)
@@ -225,6 +225,7 @@ class Positions:
             was_there,
             sent_before=consumers.sent_to(info),
             sent_count=consumers.sent_count(info),
+            floor=consumers.floor(info),
         )
 
     async def _move(
@@ -284,11 +285,17 @@ class Positions:
         class_id = cls.class_id
         self.doubt(class_id)
         await self.open_stream(class_id, cls.name)
-        is_new = feed.born != self.born(class_id)
         info = await self._info(class_id, name)
-        is_broken = feed.sole is not None and feed.sole.is_broken
-        if info is not None and not (is_new or is_broken):
+        highest = feed.remembered.highest
+        is_behind = feed.is_behind or (info is None and self._last[class_id] < highest)
+        is_new = feed.born != self.born(class_id)
+        if info is not None and not (is_new or feed.is_broken):
             return None
+        if is_behind and not is_new:
+            what = "came back with less than it had: what it has may come again"
+            log.warning("the stream of class %d %s", class_id, what)
+            self._trimmed.pop(class_id, None)
+            is_new = True
         if info is None:
             log.warning("the consumer %s of class %d is gone, and made again", name, class_id)
         patterns = tuple(position.wanted.patterns) if position.wanted else ()
@@ -319,7 +326,8 @@ class Positions:
             await self._delete(class_id, WAITING)
         self._unsure.pop(position, None)
         feed.born = self.born(class_id)
-        return Found(name, True, feed.sole is not None, is_of_new_stream=is_new)
+        sent_to = highest if is_behind else 0
+        return Found(name, True, feed.sole is not None, sent_to, is_of_new_stream=is_new)
 
     async def _begin(
         self,
@@ -448,48 +456,22 @@ class Positions:
             class_id, fresh, "plain", consumers.from_sequence(first), channels=patterns
         )
         await self._delete(class_id, name)
-        most = owed.highest - first + 1
-        last: tuple[str, bytes] | None = None
-        while most > 0:
-            batch = min(most, _BATCH_MAX)
-            found = await self._link.collect(
-                f"{jetstream.API}CONSUMER.MSG.NEXT.{stream}.{fresh}",
-                jetstream.next_request(batch=batch),
-                most=batch,
-            )
-            count = sum(messages.count for messages in found)
-            for messages in found:
-                last = self._say_each(messages, owed)
-            most -= count
-            if count < batch:
-                break
-        if last is not None:  # What was said before is known when this is answered.
-            await self._link.request(*last)
+        await pass_on(self._link, stream, fresh, owed)
         return fresh
 
-    def _say_each(self, messages: Messages, owed: Owed) -> tuple[str, bytes]:
-        """Acknowledge or give back each of these. Returns what was said last."""
-        sequences = jetstream.deliveries(messages).sequences
-        at = np.minimum(owed.sequences.searchsorted(sequences), owed.sequences.size - 1)
-        waits = np.where(owed.sequences[at] == sequences, owed.waits[at], -1.0)
-        waits[sequences > owed.highest] = 0.0
-        word = b""
-        for begin, end in pairwise([0, *(np.flatnonzero(np.diff(waits)) + 1), waits.size]):
-            word = jetstream.ACK if waits[begin] < 0 else jetstream.nak(float(waits[begin]))
-            some = messages.pick(slice(begin, end))
-            self._link.core.write(jetstream.say_in_order(some, word))
-        return messages.reply(-1).decode("latin-1"), word
-
-    async def trim(self, class_id: int) -> None:
-        """Have removed what all consumers have acknowledged. A stream without any keeps all."""
+    async def trim(self, class_id: int) -> dict[str, int]:
+        """Have removed what all consumers have acknowledged. A stream without any keeps all.
+        Returns by the name of each up to which message it has."""
         found = [i for i in await self._list(class_id) if consumers.kind_of(i)]
-        floor = min((consumers.floor(info) for info in found), default=0)
+        floors = {str(info["name"]): consumers.floor(info) for info in found}
+        floor = min(floors.values(), default=0)
         if floor > self._trimmed.get(class_id, 1):
             stream = self._options.names.stream(class_id)
             state = (await self._link.ask(f"STREAM.INFO.{stream}"))["state"]
             if floor > int(state["first_seq"]):  # A purge of nothing would disturb others, too.
                 await self._link.ask(f"STREAM.PURGE.{stream}", {"seq": floor})
             self._trimmed[class_id] = floor
+        return floors
 
     # Requests ------------------------------------------------------------------------------------
 

@@ -20,12 +20,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from simplebus.core.frames import Integers
 from simplebus.engine import consumers
+from simplebus.engine.feed import Owed
 from simplebus.engine.link import Link
 from simplebus.nats.client import jetstream, writing
 from simplebus.nats.client.events import Messages
@@ -33,6 +35,7 @@ from simplebus.nats.client.events import Messages
 LEFT, PAUSE = "simplebus-left", "simplebus-pause"
 RETURN_MAX = 16 * 1024
 """Of more messages it is not said that they were given back."""
+_BATCH_MAX = 4096
 _RUNS_MAX = 256
 _NOTE = re.compile(r"([0-9]{1,18})((?: [0-9]{1,18}-[0-9]{1,18})+)")
 _RUNS = re.compile(r"[0-9]{1,18}-[0-9]{1,18}(?: [0-9]{1,18}-[0-9]{1,18})*")
@@ -130,6 +133,41 @@ async def give_back(link: Link, stream: str, name: str, leaving: Leaving) -> dic
         await link.request(*last)
     sequences, late = (np.unique(np.concatenate(each)) for each in (given, paused))
     return with_note(info, sequences, late) if sequences.size or late.size else None
+
+
+async def pass_on(link: Link, stream: str, name: str, owed: Owed) -> None:
+    """Have a consumer of this name, which is new, go on with what another one has sent: each
+    message is acknowledged there, or given back with its pause. Raises BusConnectionError."""
+    most = owed.highest - int(owed.sequences[owed.waits >= 0.0][0]) + 1
+    last: tuple[str, bytes] | None = None
+    while most > 0:
+        batch = min(most, _BATCH_MAX)
+        found = await link.collect(
+            f"{jetstream.API}CONSUMER.MSG.NEXT.{stream}.{name}",
+            jetstream.next_request(batch=batch),
+            most=batch,
+        )
+        count = sum(messages.count for messages in found)
+        for messages in found:
+            last = _say_each(link, messages, owed)
+        most -= count
+        if count < batch:
+            break
+    if last is not None:  # What was said before is known when this is answered.
+        await link.request(*last)
+
+
+def _say_each(link: Link, messages: Messages, owed: Owed) -> tuple[str, bytes]:
+    """Acknowledge or give back each of these. Returns what was said last."""
+    sequences = jetstream.deliveries(messages).sequences
+    at = np.minimum(owed.sequences.searchsorted(sequences), owed.sequences.size - 1)
+    waits = np.where(owed.sequences[at] == sequences, owed.waits[at], -1.0)
+    waits[sequences > owed.highest] = 0.0
+    word = b""
+    for begin, end in pairwise([0, *(np.flatnonzero(np.diff(waits)) + 1), waits.size]):
+        word = jetstream.ACK if waits[begin] < 0 else jetstream.nak(float(waits[begin]))
+        link.core.write(jetstream.say_in_order(messages.pick(slice(begin, end)), word))
+    return messages.reply(-1).decode("latin-1"), word
 
 
 async def give_again(

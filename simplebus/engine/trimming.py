@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping
 from functools import partial
 
 from simplebus.core.errors import BusConnectionError
-from simplebus.core.subscription import Subscription
-from simplebus.engine.feed import Feed
 from simplebus.engine.jobs import Jobs
 from simplebus.engine.link import Link
+from simplebus.engine.listening import Listening
 from simplebus.engine.positions import Positions
 from simplebus.nats.client import jetstream
 from simplebus.nats.client.jetstream import JetStreamError
@@ -30,13 +28,11 @@ _TRIM_SECONDS = 2.0
 class Trimming:
     """Of one door."""
 
-    def __init__(
-        self, link: Link, positions: Positions, jobs: Jobs, feeds: Mapping[Subscription, Feed]
-    ) -> None:
+    def __init__(self, link: Link, positions: Positions, jobs: Jobs, listening: Listening) -> None:
         self._link = link
         self._positions = positions
         self._jobs = jobs
-        self._feeds = feeds
+        self._listening = listening
         self.acked: set[int] = set()
         """Classes of which messages were acknowledged since they were trimmed."""
         self._trimmed_at = 0.0
@@ -51,14 +47,16 @@ class Trimming:
 
     async def _trim(self, class_id: int) -> None:
         try:
-            await self._positions.trim(class_id)
+            floors = await self._positions.trim(class_id)
+            for name, feed in self._listening.of(class_id):
+                feed.remembered.raise_floor(floors.get(name, 0))
         except (BusConnectionError, JetStreamError) as error:
             log.info("what is done with of class %d stays for now: %s", class_id, error)
             self.acked.add(class_id)
 
     async def trim_all(self, class_id: int) -> None:
         """Have what everybody has acknowledged removed, if that was said here up to now."""
-        said = [feed.take_said() for feed in self._feeds.values() if feed.cls.class_id == class_id]
+        said = [feed.take_said() for _, feed in self._listening.of(class_id)]
         with contextlib.suppress(BusConnectionError):  # Then it stays for now.
             for subject in filter(None, said):  # What was said before is known when it is answered.
                 await self._link.request(subject.decode("latin-1"), jetstream.ACK)

@@ -18,7 +18,7 @@ from simplebus.core.receive import ReceiveBuffer
 from simplebus.core.subscription import Subscription
 from simplebus.engine.burying import Burials, Burying
 from simplebus.engine.classes import RemoteClass
-from simplebus.engine.feed import FETCH_MESSAGES_MAX, Feed
+from simplebus.engine.feed import FETCH_MESSAGES_MAX, Feed, Found
 from simplebus.engine.sole import Sole
 from simplebus.nats.client.events import Messages
 from simplebus.nats.client.parser import Parser
@@ -102,9 +102,16 @@ class Door:
 
 
 def message(
-    sequence: int, payload: bytes = b"", *, attempt: int = 1, head: bytes = b"", tail: str = "0"
+    sequence: int,
+    payload: bytes = b"",
+    *,
+    attempt: int = 1,
+    head: bytes = b"",
+    tail: str = "0",
+    stored: int = 1_000_000_000,
 ) -> bytes:
-    reply = b"$JS.ACK.S.c.%d.%d.%d.1000000000.%b" % (attempt, sequence, sequence, tail.encode())
+    told = attempt, sequence, sequence, stored, tail.encode()
+    reply = b"$JS.ACK.S.c.%d.%d.%d.%d.%b" % told
     payload = payload or b"%d" % sequence
     sizes = b"%d %d" % (len(head), len(head) + len(payload)) if head else b"%d" % len(payload)
     verb = b"HMSG" if head else b"MSG"
@@ -158,6 +165,64 @@ def test_one_that_was_acknowledged_and_comes_again_is_acknowledged_again() -> No
     assert said.startswith(b"PUB $JS.ACK.S.c.2.5.5.")
     assert said.endswith(b" 4\r\n+ACK\r\n")
     assert door.taken() == [(2, b"7")]
+
+
+def test_what_a_server_has_forgotten_and_sends_as_if_it_was_new_is_not_fed_twice() -> None:
+    door = Door()
+    door.take(*(message(n) for n in (5, 6, 7)))
+    door.taken()
+    door.ack(0, 2)
+    assert door.acked() == [5, 6]
+    said = door.take(*(message(n, tail="9") for n in (5, 6, 7, 8)))
+    assert said.count(b"+ACK") == 2
+    assert door.taken() == [(3, b"8")]
+    door.feed.remembered.raise_floor(8)  # So the consumer says: nothing else is remembered of it.
+    assert door.take(message(7, tail="10")).startswith(b"PUB $JS.ACK.S.c.1.7.7.")
+    assert door.taken() == []
+
+
+def test_one_that_this_door_never_had_is_marked_when_it_comes_behind_younger_ones() -> None:
+    door = Door()
+    door.take(message(8))
+    door.taken()
+    door.take(message(5))
+    assert door.taken() == [(1, b"5")]
+    assert door.feed.position.attempts() == [(1, 2, 2)]
+
+
+def test_a_consumer_that_is_made_anew_begins_with_what_it_may_owe_that_is_not_here() -> None:
+    door = Door()
+    door.feed.remembered.raise_floor(3)
+    door.take(message(5), message(6))
+    door.taken()
+    door.ack(0, 2)
+    assert door.acked() == [5, 6]
+    assert door.feed.needed == 3
+    door.feed.begin_anew(Found("d", True))
+    door.take(*(message(n) for n in (3, 4, 5, 6, 7)))
+    assert door.taken() == [(2, b"3"), (3, b"4"), (4, b"7")]
+
+
+@pytest.mark.parametrize("is_sole", [False, True])
+def test_of_a_stream_that_came_back_with_less_nothing_is_taken_for_what_it_had(
+    is_sole: bool,
+) -> None:
+    door = Door()
+    door.feed.sole = Sole() if is_sole else None
+    door.take(*(message(n) for n in (1, 2, 3, 4)))
+    door.taken()
+    door.ack(0, 4)
+    assert 4 in door.acked()
+    anew = [message(n, b"other %d" % n, stored=9_000_000_000) for n in (1, 2, 3)]
+    if is_sole:
+        door.feed.sole = Sole()
+    assert door.take(*anew) == b""
+    assert (door.taken(), door.feed.is_broken) == ([], True)
+    assert door.take(*anew) == b""
+    door.feed.begin_anew(Found("d", True, is_sole, is_of_new_stream=True))
+    assert not door.feed.is_broken
+    door.take(*anew)
+    assert door.taken() == [(n + 3, b"other %d" % n) for n in (1, 2, 3)]
 
 
 def test_one_that_another_door_had_goes_first_through_all_that_a_redelivery_does() -> None:
@@ -214,6 +279,35 @@ def test_a_consumer_that_is_told_of_all_up_to_a_message_is_told_of_what_is_befor
     door.store()
     assert door.acked() == [4]
     assert door.feed.needed == 5
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_who_goes_owes_what_is_being_buried_until_its_letter_is_stored(is_stored: bool) -> None:
+    door = Door()
+    door.feed.sole = Sole()
+    door.take(message(1), message(2, attempt=17), message(3), message(4))
+    door.taken()
+    door.broker.answers.wake(door.feed.position)
+    door.taken()
+    door.ack(0, 1)
+    door.ack(2, 3)
+    assert door.acked() == [1]
+    owed = door.feed.owed([(3, 4, 2.0)])
+    assert owed is not None
+    owed = owed.when_buried(is_stored)
+    assert owed is not None
+    assert owed.sequences.tolist() == [2, 3, 4]
+    assert owed.waits.tolist() == [-1.0 if is_stored else 0.0, -1.0, 2.0]
+
+
+def test_who_goes_owes_nothing_when_all_is_buried() -> None:
+    door = Door()
+    door.feed.sole = Sole()
+    door.take(message(1, attempt=17))
+    door.taken()
+    owed = door.feed.owed([])
+    assert owed is not None
+    assert owed.when_buried(is_stored=True) is None
 
 
 def test_who_goes_is_done_with_what_died_when_its_letter_is_stored() -> None:

@@ -51,6 +51,32 @@ async def test_what_is_deleted_is_made_again(
     assert ("the stream of class 1 is a new one" in caplog.text) == (what == "STREAM")
 
 
+async def test_what_a_deleted_consumer_was_to_send_later_comes_when_it_is_made_again(
+    jetstream_server: NatsServer,
+) -> None:
+    """It was given back with a pause: nobody at the door has it."""
+    durable = {"durable": "d"}
+    async with (
+        door(options(jetstream_server.url)) as up,
+        simplebus.connect(address(up)) as bus,
+    ):
+        cluster = cluster_of(up)
+        with trio.fail_after(PATIENCE_SECONDS):
+            async with bus.subscribe(1, auto_ack=False, **durable) as messages:
+                await bus.publish_many([b"%d" % number for number in range(3)], class_id=1)
+                (await messages.get()).nack(delay=3600.0)
+                for _ in range(2):
+                    (await messages.get()).ack()
+            async with bus.subscribe(1, **durable) as messages:
+                await until(lambda: bool(cluster.listening.consumers))
+                await cluster.link.ask(f"CONSUMER.DELETE.{cluster.options.names.stream(1)}.d-d")
+                again = await messages.get()
+                assert (again.payload, again.attempt) == (b"0", 2)
+                await bus.publish(b"3", class_id=1)
+                while (await messages.get()).payload != b"3":
+                    """What was acknowledged in the other session may come again."""
+
+
 async def test_a_consumer_that_is_gone_costs_nothing_where_its_stream_cannot_be_made(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
