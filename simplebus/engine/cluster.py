@@ -32,6 +32,7 @@ from simplebus.engine.burying import Burials, Mark
 from simplebus.engine.classes import RemoteClass, askers_of, judge, let_answer, shut
 from simplebus.engine.closing import Closing, Gone
 from simplebus.engine.coming import when_all_has_come
+from simplebus.engine.content import HEADERS_BYTES_MAX
 from simplebus.engine.feed import ALIVE_SECONDS, FETCH_BYTES, FETCH_SECONDS, Feed
 from simplebus.engine.feed import Found as Consumer
 from simplebus.engine.identity import keep_identity
@@ -81,6 +82,7 @@ class Cluster:
             name=f"simplebus {options.names.prefix}",
             credentials=options.credentials,
             tls=options.tls,
+            payload_bytes_least=broker.settings.limits.frame_bytes + HEADERS_BYTES_MAX,
         )
         core = self.link.core
         self.positions = Positions(self.link, options, self.door, partial(judge, broker))

@@ -136,9 +136,12 @@ class Link:
         tls: ssl.SSLContext | None = None,
         echo: bool = True,
         ping_seconds: float = PING_SECONDS,
+        payload_bytes_least: int = 0,
     ) -> None:
         """`handle` is called with everything that happens; what answers `request` is not among
-        it. `tls` says who is trusted; None for whom the system trusts."""
+        it. `tls` says who is trusted; None for whom the system trusts. A server that takes no
+        messages of `payload_bytes_least` is none to be connected to: it would end the connection
+        with each."""
         if not servers:
             raise ValueError("no NATS server was named, expected one at least")
         if credentials is None:
@@ -158,6 +161,7 @@ class Link:
         """Why there was no connection when all servers were tried last."""
         self._handle = handle
         self._tls = tls
+        self._payload_bytes_least = payload_bytes_least
         self._servers = list(servers)
         random.shuffle(self._servers)
         self._told: list[NatsAddress] = []
@@ -320,6 +324,11 @@ class Link:
             core.open(trio.current_time())
             with _in_time("it did not say what it is"):
                 info = await _read_info(socket, core)
+                if info.max_payload < self._payload_bytes_least:
+                    raise _GoneError(
+                        f"it takes messages of {info.max_payload} bytes (max_payload), expected "
+                        f"{self._payload_bytes_least}, as when this was started"
+                    )
                 if info.tls_required or server.tls:
                     if not (info.tls_required or info.tls_available):
                         raise _GoneError("it does not speak TLS, which was asked for")

@@ -23,7 +23,7 @@ from simplebus.nats.client.jetstream import JetStreamError
 
 from .doors import PATIENCE_SECONDS, address, door, options
 from .nats_servers import NatsServer, nats_server
-from .test_doors import cluster_of
+from .test_doors import cluster_of, until
 
 LONGEST_NAME = "\U0001f680" * NAME_CHARACTERS_MAX
 
@@ -43,6 +43,37 @@ async def test_the_longest_frame_under_the_longest_name_is_stored(tmp_path: Path
                 with pytest.raises(simplebus.BusError, match=r"\d+"):
                     await bus.publish(b"x" * (longest + 1), class_id=1)
                 await bus.publish(b"", class_id=1)
+
+
+async def test_a_server_that_takes_less_than_a_door_has_accepted_is_not_connected_to(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would end the connection with each long message, for ever, and hold up all classes."""
+    with nats_server(tmp_path, "max_payload: 65536") as server:
+        config = tmp_path / "alone.conf"
+        had = config.read_text()
+        cluster = replace(options(server.url), storage="file")
+        async with (
+            door(cluster) as up,
+            simplebus.connect(address(up), name="one") as bus,
+            trio.open_nursery() as nursery,
+        ):
+            link = cluster_of(up).link
+            with trio.fail_after(PATIENCE_SECONDS):
+                await bus.publish(b"short", class_id=1)
+                server.stop()
+                config.write_text(had.replace("65536", "32768"))
+                server.start()
+                nursery.start_soon(partial(bus.publish, bytes(40_000), class_id=1))
+                await until(lambda: "32768" in link.problem)
+                assert not link.is_ready
+                server.stop()
+                config.write_text(had)
+                server.start()
+                async with bus.subscribe(1, start="earliest") as messages:
+                    got = [len((await messages.get()).payload) for _ in range(2)]
+                assert got == [5, 40_000]
+    assert "it takes messages of 32768 bytes (max_payload), expected 65536" in caplog.text
 
 
 async def test_who_takes_next_to_nothing_is_no_cluster(tmp_path: Path) -> None:
