@@ -147,6 +147,11 @@ class Near(Protocol):
     async def keep(self, at: int, *, now: bool) -> None:
         """All below are copied: have it remembered, `now` or soon."""
 
+    async def behind(self, at: int) -> tuple[int, float]:
+        """How many messages from this sequence on it has now, as far as it can be said those that
+        are to be copied; and how many seconds ago the first one was accepted, 0 where that is not
+        known. May be asked while something else is."""
+
     async def give_up(self, refusals: Sequence[Refusal]) -> int:
         """These can never be copied: have them kept with the dead letters. Returns how many are not
         there any more."""
@@ -160,6 +165,10 @@ class Far(Protocol):
 
     identity: str
     """Whose memory they go to; empty where that is not known."""
+
+    @property
+    def confirmed(self) -> int:
+        """How many messages of what is not settled need not be waited for any more."""
 
     @property
     def must_wait(self) -> bool:

@@ -8,6 +8,9 @@ from simplebus.bridge.lane import Lane, LaneStatistics
 from simplebus.monitor.counted import Counted
 from simplebus.monitor.facts import Column, Facts, Health, Note, Table, Tile
 
+_LAG = "Messages that are still to be copied: at the near end, and not confirmed by the far one."
+_OLDEST = "How long ago the first of them was accepted."
+
 
 def facts_of(lanes: Sequence[Lane], *, subtitle: str = "") -> Facts:
     """A snapshot of all of them: not ready while one has lost an end."""
@@ -26,7 +29,7 @@ def facts_of(lanes: Sequence[Lane], *, subtitle: str = "") -> Facts:
         tiles=[
             Tile("Lanes up", len(found) - len(down)),
             Tile("Lanes down", len(down)),
-            Tile("Behind", sum(lane.lag for lane in found)),
+            Tile("Behind", sum(lane.lag or 0 for lane in found)),
         ],
         tables=[_table(found)],
         notes=[Note(f"bridge {lane.name!r}", _problem(lane), is_bad=True) for lane in down],
@@ -40,15 +43,9 @@ def _problem(lane: LaneStatistics) -> str:
 def _count(counted: Counted, lane: LaneStatistics) -> None:
     name = lane.name
     counted.gauge("bridge_up", "Whether a lane has both ends.", lane.is_up, lane=name)
-    counted.gauge(
-        "bridge_lag_messages", "Messages that are still to be copied.", lane.lag, lane=name
-    )
-    counted.gauge(
-        "bridge_lag_seconds",
-        "How long ago the first of what is under way was accepted.",
-        lane.lag_seconds,
-        lane=name,
-    )
+    if lane.lag is not None:
+        counted.gauge("bridge_lag_messages", _LAG, lane.lag, lane=name)
+        counted.gauge("bridge_lag_seconds", _OLDEST, lane.lag_seconds, lane=name)
     for metric, help, value in (
         ("bridge_copied_messages", "Messages confirmed by the far end.", lane.copied),
         ("bridge_batches", "Batches of them.", lane.batches),
@@ -71,10 +68,8 @@ def _table(found: Sequence[LaneStatistics]) -> Table:
             Column("Lane"),
             Column("State"),
             Column("Copied", "count", "Messages confirmed by the far end.", is_flow=True),
-            Column("Lag", "count", "Messages that are still to be copied."),
-            Column(
-                "Oldest", "seconds", "How long ago the first of what is under way was accepted."
-            ),
+            Column("Lag", "count", _LAG),
+            Column("Oldest", "seconds", _OLDEST),
             Column("Refused", "count", "Refused by the far end: they are dead letters."),
             Column("Missed", "count", "Gone before they could be copied."),
             Column("Left", "count", "Messages that were not to be copied."),
@@ -86,7 +81,7 @@ def _table(found: Sequence[LaneStatistics]) -> Table:
                 "up" if lane.is_up else _problem(lane),
                 lane.copied,
                 lane.lag,
-                lane.lag_seconds,
+                None if lane.lag is None else lane.lag_seconds,
                 lane.refused,
                 lane.missed,
                 sum(lane.left.values()),

@@ -226,6 +226,15 @@ class FarBus:
     def must_wait(self) -> bool:
         return bool(self._plan) and not self._plan[0].waiter.is_done
 
+    @property
+    def confirmed(self) -> int:
+        before = self._core.confirmed
+        return sum(
+            min(batch.count, max(0, before - waiter.first))
+            for waiter, batch in self._sent
+            if batch is not None
+        )
+
     def make(self, found: Found) -> Made:
         assert self._rewriter is not None
         copies = Copies()

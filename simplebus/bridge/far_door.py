@@ -62,9 +62,14 @@ class FarDoor:
             hops=terms.hops,
             frame_bytes_max=wire.core.frame_bytes,
         )
-        self._sent: deque[tuple[Waiter, int]] = deque()
-        """What is not settled, and how many messages it is."""
+        self._sent: deque[tuple[Waiter, Made]] = deque()
+        """What is not settled."""
         self._done = Signal()
+
+    @property
+    def confirmed(self) -> int:
+        end = self._at + self._core.confirmed
+        return sum(int(np.searchsorted(made.sequences, end)) for _, made in self._sent)
 
     def make(self, found: Found) -> Made:
         copies = Copies()
@@ -75,7 +80,7 @@ class FarDoor:
         return made
 
     def has_room(self, planned: Sequence[Made]) -> bool:
-        count = sum(made.count for made in planned) + sum(count for _, count in self._sent)
+        count = sum(made.count for made in planned) + sum(made.count for _, made in self._sent)
         return len(planned) + len(self._sent) < _BATCHES_MAX and count < _MESSAGES_MAX
 
     def announce(self, planned: Sequence[Made]) -> None:
@@ -107,7 +112,7 @@ class FarDoor:
                     left_out=int(sequences[begin]) - self._at - core.published,
                 )
         self._looked.note(self._near, made)
-        self._sent.append((self._wire.confirms.wait_for(first, last, self._done.set), made.count))
+        self._sent.append((self._wire.confirms.wait_for(first, last, self._done.set), made))
         self._wire.writer.push()
 
     async def settle(self) -> list[Refusal]:

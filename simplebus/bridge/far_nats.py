@@ -235,6 +235,15 @@ class FarNats:
     # Sending -------------------------------------------------------------------------------------
 
     @property
+    def confirmed(self) -> int:
+        bodies = [_body(made) for made in self._sent]
+        return sum(
+            int(np.count_nonzero(~body.missing)) - len(body.refusals) - len(body.unheard)
+            for body in bodies
+            if self._stream
+        )
+
+    @property
     def must_wait(self) -> bool:
         return False
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import trio
 
+from simplebus.bridge.behind import Alone, Behind
 from simplebus.bridge.ends import STREAM_FULL, Far, Found, HopelessError, Made, Near, Refusal
 from simplebus.bridge.rewriting import Left
 from simplebus.core.errors import BusError, RefusedError
@@ -58,10 +59,11 @@ class LaneStatistics:
     """Messages that the far end has refused for good: they are dead letters."""
     missed: int
     """Messages that were gone from the near end before they could be copied."""
-    lag: int
-    """Messages at the near end behind the last one that is through."""
+    lag: int | None
+    """Messages of the near end that are not confirmed by the far one; None where that is not known.
+    Of a lane that reads some channels, those of others count until they are looked at."""
     lag_seconds: float
-    """How long ago the first of what is under way was accepted; of NATS, came; 0 for nothing."""
+    """How long ago the first of them was accepted; of NATS, came; 0 for nothing."""
     at: int
     """The sequence behind that one."""
     losses: int
@@ -85,17 +87,26 @@ class Ends:
     """How many records did not count."""
 
 
-Open = Callable[[], AbstractAsyncContextManager[Ends]]
+Begin = Callable[[Near, int], object]
+"""Called as soon as the near end is there, with where the lane is as far as that knows."""
+Open = Callable[[Begin], AbstractAsyncContextManager[Ends]]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a lane comes to its ends."""
+
+    open: Open
+    alone: Alone | None = None
+    """None where the near end keeps nothing while the lane is away."""
 
 
 class Lane:
     """Enter `run` in a nursery; cancelling ends it, and nothing is lost."""
 
-    def __init__(
-        self, name: str, open: Open, *, chance: Callable[[], float] = random.random
-    ) -> None:
+    def __init__(self, name: str, way: Way, *, chance: Callable[[], float] = random.random) -> None:
         self.name = name
-        self._open = open
+        self._way = way
         self._chance = chance
         self._is_up = False
         self._problem = ""
@@ -105,11 +116,11 @@ class Lane:
         self._doubts = 0
         self._left: Counter[Left] = Counter()
         self._at = self._head = 0
+        self._memory = ""
+        """The near end's, of which these are sequences."""
         self._cursor = 0
         """What is looked at next: from `at` to here it is under way."""
-        self._since: float | None = None
-        """When the first of what is under way was accepted; None for nothing. What a lane had when
-        it lost an end still is."""
+        self._behind = Behind(way.alone)
 
     def statistics(self) -> LaneStatistics:
         return LaneStatistics(
@@ -121,8 +132,8 @@ class Lane:
             left={reason.value: count for reason, count in self._left.items()},
             refused=self._refused,
             missed=self._missed,
-            lag=max(0, self._head - self._at),
-            lag_seconds=0.0 if self._since is None else max(0.0, time.monotonic() - self._since),
+            lag=self._behind.count,
+            lag_seconds=self._behind.seconds,
             at=self._at,
             losses=self._losses,
             doubts=self._doubts,
@@ -130,17 +141,24 @@ class Lane:
 
     async def run(self) -> None:
         """Copy until cancelled; or return where that can never work, and have said why."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._behind.watch)
+            await self._run()
+            nursery.cancel_scope.cancel()
+
+    async def _run(self) -> None:
         turns = 0
         while True:
             before = self._batches
             try:
-                async with self._open() as ends:
+                async with self._way.open(self._behind.begin) as ends:
                     self._begin(ends)
                     await self._pump(ends)
             except HopelessError as error:
                 self._losses += 1
                 self._problem = str(error)
                 log.error("%s: %s", self.name, self._problem)
+                self._behind.forget()
                 return
             except (BusError, OSError) as error:
                 self._lose(error)
@@ -151,13 +169,18 @@ class Lane:
                 self._lose(error)
             finally:
                 self._is_up = False
+                self._behind.end()
             turns = 0 if self._batches > before else turns + 1
             pause = min(PAUSE_SECONDS_MIN * 2.0 ** min(turns, 16), PAUSE_SECONDS_MAX)
-            await trio.sleep(pause * (1 - self._chance() / 2))
+            again = trio.current_time() + pause * (1 - self._chance() / 2)
+            if turns > 1:
+                await self._behind.look(self._memory, self._at)
+            await trio.sleep_until(again)
 
     def _begin(self, ends: Ends) -> None:
         refused = [each.sequence for each in ends.refusals]
         self._is_up, self._at = True, min([ends.at, *refused])
+        self._memory = ends.near.memory
         self._doubts += ends.doubts
         self._head = max(self._head, ends.at)
         self._problem = ""
@@ -176,9 +199,12 @@ class Lane:
     # Copying -------------------------------------------------------------------------------------
 
     async def _pump(self, ends: Ends) -> None:
-        near, far = ends.near, ends.far
+        near, far, behind = ends.near, ends.far, self._behind
+        behind.begin(near, ends.at)
+        behind.far = far
         # First this: what the near end is told to be through with, it may forget.
         if later := await self._sort_out(near, ends.refusals):
+            behind.at_hand = len(later)
             await self._try_later(near, far, later, await self._found_again(near, later, ends.at))
         self._at = self._cursor = ends.at
         try:
@@ -197,7 +223,7 @@ class Lane:
         under_way, planned = deque[Made](), deque[Made]()
         while True:
             first = next(iter(under_way or planned), None)
-            self._since = None if first is None else first.since
+            self._behind.since = None if first is None else first.since
             if not (planned or under_way):
                 planned.append(await self._next(near, far))
             # What is ahead is made while what is next must wait; and one in any case, to be told.
@@ -240,7 +266,9 @@ class Lane:
             if made is not None:
                 return made
             self._at = self._cursor
+            self._behind.waits = True
             self._cursor = max(self._cursor, await near.wait(self._cursor))
+            self._behind.waits = False
 
     async def _next_there(self, near: Near, far: Far) -> Made | None:
         """The next batch, if the near end has it now."""
@@ -249,11 +277,13 @@ class Lane:
             self._note(found)
             made = far.make(found)
             self._cursor = made.next
+            self._behind.found(made.next, self._head)
             if made.count:
+                self._behind.at_hand += made.count
                 made.found = found if made.next == found.next else found.until(made.next)
                 made.since = time.monotonic() - found.age
-                if self._since is None:
-                    self._since = made.since
+                if self._behind.since is None:
+                    self._behind.since = made.since
                 return made
             self._left.update(made.left)
             await self._sort_out(near, _too_long(made))
@@ -293,6 +323,7 @@ class Lane:
     async def _through(self, near: Near, made: Made, refusals: list[Refusal]) -> list[Refusal]:
         """A batch is settled. Returns what is to be sent again."""
         mine = [each for each in refusals if each.sequence >= 0]
+        self._behind.at_hand -= made.count - sum(each.code in _LATER for each in mine)
         self._check_later([each for each in refusals if each.sequence < 0])
         self._left.update(made.left)
         self._copied += made.count - len(mine) - made.left.get(Left.KNOWN, 0)
@@ -344,6 +375,7 @@ class Lane:
             wanted = np.array([each.sequence for each in refusals], np.int64)
             made = far.make(replace(found, pieces=found.only(wanted)))
             left = [each for each in refusals if each.sequence >= made.next]
+            self._behind.at_hand += made.count + len(left) - len(refusals)
             if made.count:
                 await self._announced(near, far, [made], deque())
                 far.send(made)

@@ -9,15 +9,16 @@ from dataclasses import dataclass, field, replace
 from simplebus.bridge.far import FarTerms, far_bus
 from simplebus.bridge.far_door import far_door
 from simplebus.bridge.far_nats import FarNats
-from simplebus.bridge.lane import Ends, Open
+from simplebus.bridge.lane import Begin, Ends, Way
 from simplebus.bridge.looked import Looked, life_of
 from simplebus.bridge.nats_wire import NatsWire, named, nats_wired
-from simplebus.bridge.near import NearBus
+from simplebus.bridge.near import NearBus, near_alone
 from simplebus.bridge.near_nats import NearCore, NearStream, check_lane, identity_of
 from simplebus.bridge.settings import Copied
 from simplebus.bridge.wires import near_wired, who_is_at
 from simplebus.client.access import Access
 from simplebus.client.link import Place
+from simplebus.client.wire import Wire
 from simplebus.core.requests import Auth
 from simplebus.nats.client.credentials import Credentials
 
@@ -72,72 +73,83 @@ def to_nats(
     *,
     shown: NatsAccess,
     auth: Auth | None = None,
-) -> Open:
+) -> Way:
     """From a class of the bus at `near`, where the lane is who `auth` says, to subjects of a NATS
     server."""
     looked = Looked()
+    beat = terms.heartbeat
+
+    def near_bus(wire: Wire) -> NearBus:
+        return NearBus(
+            wire,
+            class_=copied.class_,
+            durable=terms.name,
+            channels=terms.channels,
+            start=copied.start,
+            place=near,
+        )
 
     @asynccontextmanager
-    async def open() -> AsyncIterator[Ends]:
-        beat = terms.heartbeat
-        async with (
-            near_wired(near, terms.name, to=named(servers), heartbeat=beat, auth=auth) as wire,
-            shown.wired(servers, terms.name, heartbeat=beat) as nats,
-        ):
-            here = NearBus(
-                wire,
-                class_=copied.class_,
-                durable=terms.name,
-                channels=terms.channels,
-                start=copied.start,
-                place=near,
-            )
-            at = await here.open()
-            doubts = 0
-            if copied.stream:
-                check_lane(nats)
-                doubts = await looked.again(here, terms.name)
-            there = FarNats(
-                nats,
-                terms,
-                near=here,
-                class_id=here.class_id,
-                life=life_of(wire.core),
-                looked=looked,
-                stream=copied.stream,
-                there=_one_place(servers, copied.stream, identity_of(nats, copied.stream)),
-            )
-            yield Ends(here, there, at, [], doubts)
+    async def open(begin: Begin) -> AsyncIterator[Ends]:
+        to = named(servers)
+        async with near_wired(near, terms.name, to=to, heartbeat=beat, auth=auth) as wire:
+            here = near_bus(wire)
+            begin(here, at := await here.open())
+            async with shown.wired(servers, terms.name, heartbeat=beat) as nats:
+                doubts = 0
+                if copied.stream:
+                    check_lane(nats)
+                    doubts = await looked.again(here, terms.name)
+                there = FarNats(
+                    nats,
+                    terms,
+                    near=here,
+                    class_id=here.class_id,
+                    life=life_of(wire.core),
+                    looked=looked,
+                    stream=copied.stream,
+                    there=_one_place(servers, copied.stream, identity_of(nats, copied.stream)),
+                )
+                yield Ends(here, there, at, [], doubts)
 
-    return open
+    return Way(open, near_alone(near, near_bus, heartbeat=beat, auth=auth))
 
 
 def from_nats(
     servers: str, far: Place, terms: FarTerms, copied: Copied, *, shown: NatsAccess
-) -> Open:
+) -> Way:
     """From subjects of a NATS server, or a stream, to a class of the bus at `far`."""
     terms = replace(terms, channels=())  # The server sends no others.
 
+    beat = terms.heartbeat
+
+    def near_stream(nats: NatsWire, to: str) -> NearStream:
+        check_lane(nats)
+        return NearStream(
+            nats,
+            copied.stream,
+            durable=terms.name,
+            to=to,
+            subjects=copied.channels,
+            start=copied.start,
+            heartbeat=beat,
+        )
+
     @asynccontextmanager
-    async def open() -> AsyncIterator[Ends]:
-        beat = terms.heartbeat
+    async def alone() -> AsyncIterator[tuple[NearStream, int]]:
+        async with shown.wired(servers, terms.name, heartbeat=beat) as nats:
+            here = near_stream(nats, "")
+            yield here, await here.open()
+
+    @asynccontextmanager
+    async def open(begin: Begin) -> AsyncIterator[Ends]:
         to, is_door = await who_is_at(far, heartbeat=beat, auth=terms.auth)
         async with shown.wired(servers, terms.name, heartbeat=beat) as nats:
-            if copied.stream:
-                check_lane(nats)
-                here: NearCore | NearStream = NearStream(
-                    nats,
-                    copied.stream,
-                    durable=terms.name,
-                    to=to,
-                    subjects=copied.channels,
-                    start=copied.start,
-                    heartbeat=beat,
-                )
-            else:
-                here = NearCore(nats, copied.channels)
+            here: NearCore | NearStream
+            here = near_stream(nats, to) if copied.stream else NearCore(nats, copied.channels)
             _one_place(servers, copied.stream, here.identity)
             kept = first = await here.open()
+            begin(here, first)
             if is_door:
                 async with far_door(far, terms.of(here.memory), here, first, Looked()) as door:
                     yield Ends(here, door, first, [])
@@ -150,4 +162,4 @@ def from_nats(
                 at = first if there.at is None else max(kept, there.at)
                 yield Ends(here, there, at, refusals, there.doubts)
 
-    return open
+    return Way(open, alone if copied.stream else None)

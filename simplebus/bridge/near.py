@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol, runtime_checkable
@@ -19,10 +20,11 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import trio
 
+from simplebus.bridge.behind import Alone
 from simplebus.bridge.ends import Found, Refusal
 from simplebus.bridge.progress import Mark
 from simplebus.bridge.rewriting import Piece
-from simplebus.bridge.wires import check
+from simplebus.bridge.wires import check, core_of, wired
 from simplebus.client.link import Place
 from simplebus.client.signal import Signal
 from simplebus.client.wire import Wire
@@ -41,6 +43,7 @@ from simplebus.core.limits import (
     HEADER_BYTES,
 )
 from simplebus.core.requests import (
+    Auth,
     FetchReply,
     FetchRequest,
     NamedClass,
@@ -107,6 +110,7 @@ class NearBus:
         self._within = place if isinstance(place, Within) else None
         self.class_id = -1
         self.head = 0
+        """The highest one that it has said."""
         self.identity = self.memory = wire.core.bus_id
         self._inbox: Inbox | None = None
         self._arrived = Signal()
@@ -170,7 +174,8 @@ class NearBus:
         batches = asked.request.batches
         pieces = [part for batch in batches for part in _unpurged(batch, reply, ages)]
         missed = max(0, reply.first - at)
-        return Found(pieces, at, max(at, reply.next), reply.head, missed, now)
+        self.head = max(self.head, reply.head)  # It may have been said long ago.
+        return Found(pieces, at, max(at, reply.next), self.head, missed, now)
 
     async def _seen(self, within: Within, at: int) -> Found | None:
         """The same without asking; None where it takes longer. Others have their turn first."""
@@ -198,6 +203,15 @@ class NearBus:
         ages = _ages(reply, now)
         pieces = [part for batch in asked.batches for part in _unpurged(batch, reply, ages)]
         return Found(pieces, sequence, reply.next, reply.head, now=now).mark(sequence)
+
+    async def behind(self, at: int) -> tuple[int, float]:
+        """Those among them that are for others count, too, until they are looked at."""
+        asked = self._core.fetch(self.class_id, at, 1, times=True, make=False)
+        reply = (await self._wire.answered(asked)).reply
+        assert isinstance(reply, FetchReply)
+        self.head = max(self.head, reply.head)
+        ages = _ages(reply, self._clock())
+        return max(0, reply.head - max(at, reply.first)), float(ages[0]) if ages.size else 0.0
 
     def _ask_ahead(self, asked: _Asked, reply: FetchReply) -> None:
         """Have what is behind this reply sent, so that it is here when it is wanted."""
@@ -319,6 +333,20 @@ class NearBus:
 
     def left(self, at: int) -> int:
         return 0
+
+
+def near_alone(
+    place: Place, made: Callable[[Wire], NearBus], *, heartbeat: float, auth: Auth | None
+) -> Alone:
+    """What opens that end for a moment. From then on the bus keeps what is to be copied."""
+
+    @asynccontextmanager
+    async def open() -> AsyncIterator[tuple[NearBus, int]]:
+        async with wired(place, core_of(None, heartbeat=heartbeat, auth=auth)) as wire:
+            here = made(wire)
+            yield here, await here.open()
+
+    return open
 
 
 def _letters(frame: bytes, error: str) -> Iterator[tuple[bytes, str]]:

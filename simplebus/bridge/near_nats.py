@@ -172,6 +172,9 @@ class NearCore:
     async def look(self, sequence: int) -> Mark | None:
         return None  # It keeps nothing.
 
+    async def behind(self, at: int) -> tuple[int, float]:
+        return self._next - at + sum(messages.count for messages in self._held), 0.0
+
     async def wait(self, at: int) -> int:
         while not self._held:
             await self._wire.changed()
@@ -234,7 +237,9 @@ class NearStream:
         self._over = ""
         """Why the consumer sends nothing any more; empty while it does."""
         self.is_new = False
-        """Whether nothing is known of where the lane was."""
+        """Whether nothing is known of where the lane was;"""
+        self._first = 0
+        """and how many messages it would begin with then, those of other subjects among them."""
         wire.on_messages = self._take
         self._sid = wire.core.subscribe(self._inbox)
 
@@ -255,8 +260,10 @@ class NearStream:
             return floor + 1
         self.is_new = True
         first, last = int(state["first_seq"]), int(state["last_seq"])
+        self._first = int(state["messages"])
         if self._retention == "workqueue":  # What is not acknowledged stays for ever.
             return first
+        self._first = {"new": 0, "last": min(1, self._first)}.get(self._start, self._first)
         return {"new": last + 1, "last": max(first, last)}.get(self._start, first)
 
     async def _floor(self, name: str) -> int | None:
@@ -391,6 +398,16 @@ class NearStream:
         self._given = max(at, self._cursor)
         missed, self._missed = self._missed, 0
         return Found(pieces, at, self._given, self._given + self._pending, missed)
+
+    async def behind(self, at: int) -> tuple[int, float]:
+        """While nothing was asked for: of the lane's consumer all that is not acknowledged."""
+        if self._given < 0 and self.is_new:
+            return self._first, 0.0
+        known = await self._wire.link.ask(f"CONSUMER.INFO.{self._stream}.{self._name}")
+        count = int(known["num_pending"])
+        if self._given < 0:
+            return count + int(known["num_ack_pending"]), 0.0
+        return count + sum(int(np.count_nonzero(s >= at)) for _, s in self._queue), 0.0
 
     async def look(self, sequence: int) -> Mark | None:
         missed, counted = self._missed, self._counted

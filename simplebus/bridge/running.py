@@ -69,13 +69,13 @@ def _lane(bridge: Bridge, copied: Copied, here: Place | None, *, back: bool) -> 
 
         if is_nats(near):
             shown = NatsAccess(bridge.credentials, near_access)
-            open = from_nats(near, _place(far, far_access, here), terms, copied, shown=shown)
+            way = from_nats(near, _place(far, far_access, here), terms, copied, shown=shown)
         else:
             shown = NatsAccess(bridge.credentials, far_access)
             place = _place(near, near_access, here)
-            open = to_nats(place, far, terms, copied, auth=near_access.auth, shown=shown)
+            way = to_nats(place, far, terms, copied, auth=near_access.auth, shown=shown)
     else:
-        open = between(
+        way = between(
             _place(near, near_access, here),
             _place(far, far_access, here),
             terms,
@@ -83,7 +83,7 @@ def _lane(bridge: Bridge, copied: Copied, here: Place | None, *, back: bool) -> 
             start=copied.start,
             auth=near_access.auth,
         )
-    return Lane(terms.name, open)
+    return Lane(terms.name, way)
 
 
 def _place(address: str, access: Access, here: Place | None) -> Place:
@@ -114,14 +114,15 @@ async def _tell(lanes: Sequence[Lane]) -> None:
         await trio.sleep(_TELL_SECONDS)
         for lane in lanes:
             now = lane.statistics()
-            if now != before.get(now.name) and now.copied:
+            if now != before.get(now.name) and (now.copied or now.lag):
                 log.info("%s", line_of(now))
             before[now.name] = now
 
 
 def line_of(found: LaneStatistics) -> str:
     """What there is to say of a lane, in one line."""
-    parts = [f"{found.copied:,} copied", f"{found.lag:,} behind"]
+    behind = "nobody knows how many" if found.lag is None else f"{found.lag:,}"
+    parts = [f"{found.copied:,} copied", f"{behind} behind"]
     parts += [f"{count:,} {reason.replace('_', ' ')}" for reason, count in found.left.items()]
     if found.refused:
         parts.append(f"{found.refused:,} refused")
