@@ -168,8 +168,9 @@ async def _run(
                     read_again = trio.Event()
                     await _read_again(file, running)
             notify("STOPPING=1")
-            log.info("ends: %s", running.statistics())
-        if lost := running.statistics().lost:
+            before = running.statistics()
+            log.info("ends: %s", before)
+        if lost := running.statistics().lost - before.lost:
             log.warning("%s messages were not heard out", f"{lost:,}")
         nursery.cancel_scope.cancel()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sqlite3
 import sys
@@ -322,3 +323,22 @@ def test_a_module_that_never_gets_ready_is_let_go_of_by_the_next_reading(folder:
         status, _, told = gateway.end()
     assert status == 0, told
     assert "module 'stuck' does not end: given up" in told
+
+
+def test_what_was_lost_long_ago_is_not_told_as_lost_at_the_end(folder: Path) -> None:
+    """A module was taken out, with messages that it had never begun to hear."""
+    file, path = folder / "gateway.toml", folder / "said.db"
+    (folder / "stuck_of_test.py").write_text(UNREADY)
+    stuck = '[modules.stuck]\nmodule = "stuck_of_test:Unready"\nhears = ["clock"]\n'
+    file.write_text(SINK % path + CLOCK % "one" + stuck)
+    with program("gateway", str(file), "--drain-timeout", "0.2") as gateway:
+        wait_many(path, 3)
+        file.write_text(SINK % path + CLOCK % "one")
+        gateway.signal(signal.SIGHUP)
+        assert gateway.line() == "simplebus gateway ready modules=3"
+        gateway.complains("read ")
+        gateway.signal(signal.SIGTERM)
+        status, _, told = gateway.end()
+    assert status == 0, told
+    assert re.search(r"ends: 2 of 2 modules run; .*, [\d,]+ dropped", told)
+    assert "not heard out" not in told
