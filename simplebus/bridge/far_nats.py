@@ -12,7 +12,6 @@ others have the sequences of lost ones.
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from simplebus.bridge.ends import STREAM_FULL, Found, Made, Near, Refusal
 from simplebus.bridge.far import FarTerms
 from simplebus.bridge.looked import Looked
 from simplebus.bridge.nats_wire import NatsWire
-from simplebus.bridge.nats_words import is_reserved, key_headers, without_words
+from simplebus.bridge.nats_words import denied, is_reserved, key_headers, without_words
 from simplebus.bridge.progress import Mark
 from simplebus.bridge.rewriting import Alike, Copies, Left, Piece, Rewriter, is_unstuffed
 from simplebus.core.channels import matches
@@ -39,7 +38,10 @@ from simplebus.nats.envelopes import class_subject as subject_of
 
 _SEQUENCE_DIGITS = 19
 _CHECK_DIGITS = 10
-_DENIED = re.compile(r"Permissions Violation for Publish to \"(.*)\"")
+_LINE_BYTES_MAX = 4096
+"""What may stand behind PUB: a server does not say what it takes, and this is the usual."""
+_LINE_REST_BYTES_MAX = 128
+"""What stands there behind a subject."""
 _BATCHES_MAX = 4
 """So many are under way: the server has something to do while others are made."""
 _PASSING = frozenset({10002, 10008, 10009, 10023, 10028, 10047})
@@ -149,9 +151,10 @@ class FarNats:
             headers = [*self._ids(block, piece.sequences, piece.checks()), b"\r\n\r\n"]
             reply = list(self._core.replies_to(number, piece.count))
         size = sum(len(c) if isinstance(c, bytes) else c.shape[1] for c in headers)
-        if size + payloads.shape[1] > self._most:
-            return False
         subject = dressed.channel.encode() or self._subject
+        is_long = len(subject) + _LINE_REST_BYTES_MAX > _LINE_BYTES_MAX
+        if is_long or size + payloads.shape[1] > self._most:
+            return False
         body.said.append(writing.alike(subject, payloads, reply=reply, headers=headers))
         body.subjects.setdefault(subject, []).append(piece.sequences)
         copies.sequences.append(piece.sequences)
@@ -218,7 +221,7 @@ class FarNats:
         self, dressed: Envelope, payload: bytes, about: tuple[int, int], number: int
     ) -> bytes:
         """`about` is its sequence and its checksum. Raises ValueError for what is longer than the
-        server accepts."""
+        server accepts: it would close the connection."""
         block, reply = self._block(dressed), b""
         if self._stream:
             ids = self._ids(block, *(np.array([each]) for each in about))
@@ -230,7 +233,14 @@ class FarNats:
                 f"it would have {len(block) + len(payload)} bytes; {self._most} are accepted there"
             )
         subject = dressed.channel.encode() or self._subject
-        return writing.pub(subject, payload, reply=reply, headers=block)
+        said = writing.pub(subject, payload, reply=reply, headers=block)
+        line = said.index(b"\r\n") - said.index(b" ") - 1
+        if line > _LINE_BYTES_MAX:
+            raise ValueError(
+                f"its subject has {len(subject)} bytes, and its line {line}: "
+                f"{_LINE_BYTES_MAX} are accepted there"
+            )
+        return said
 
     # Sending -------------------------------------------------------------------------------------
 
@@ -321,9 +331,9 @@ class FarNats:
     def _hear_complaints(self) -> None:
         """Note whom complaints of the server are about."""
         for complaint in dict.fromkeys(self._wire.complaints):
-            if match := _DENIED.match(complaint):
+            if subject := denied(complaint):
                 for made in self._sent:
-                    self._deny(made, match[1].encode(), complaint)
+                    self._deny(made, subject, complaint)
         self._wire.complaints.clear()
 
     def _deny(self, made: Made, subject: bytes, complaint: str) -> None:

@@ -6,6 +6,7 @@ Rule 2: subjects `$…` and `_INBOX.…` are a server's API, and answers to some
 published there if the bridge's user has said so in a rewrite, not because a channel is called so.
 Rule 3: a key is the header `bus-key` where it is text that comes through as it is, and otherwise
 `bus-key-hex`, two digits for each byte: it comes back the same.
+Rule 4: a server's complaints show subjects as Go quotes text, with escapes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ KEY_HEX = "bus-key-hex"
 _HEADER = "nats-"
 _INBOX = "_INBOX"
 _HEX = re.compile(r"(?:[0-9a-fA-F]{2})*")
+_DENIED = re.compile(r'Permissions Violation for Publish to "((?:[^"\\]|\\.)*)"')
 
 
 def without_words(headers: Headers) -> Headers:
@@ -61,3 +63,13 @@ def without_key(headers: Headers) -> tuple[Headers, bytes]:
 def is_reserved(subject: str) -> bool:
     """Whether it is the server's, or somebody's inbox."""
     return subject.startswith("$") or subject.split(".", 1)[0] == _INBOX
+
+
+def denied(complaint: str) -> bytes:
+    """The subject on which this says that nobody may publish; empty for another complaint."""
+    match = _DENIED.match(complaint)
+    if match is None:
+        return b""
+    # Go's escapes are Python's.
+    shown = match[1].encode("ascii", "backslashreplace")
+    return shown.decode("unicode_escape", "replace").encode("utf-8", "replace")

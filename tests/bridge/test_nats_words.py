@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.bridge.nats_words import KEY, KEY_HEX, key_headers, without_key
+from simplebus.bridge.nats_words import KEY, KEY_HEX, denied, key_headers, without_key
 from simplebus.nats.envelopes import block_of, headers_of
 
 
@@ -34,3 +34,19 @@ def test_what_is_no_number_of_digits_is_no_key() -> None:
     odd = ((KEY_HEX, "4"), (KEY_HEX, "x0"), ("h", "1"))
     assert without_key(odd) == (odd, b"")
     assert without_key(((KEY, "a"), (KEY_HEX, "62"))) == ((), b"b")
+
+
+@pytest.mark.parametrize(
+    ("shown", "subject"),
+    [
+        ("no.a'b", "no.a'b"),
+        (r"no.\"q\"", 'no."q"'),
+        (r"no.a\\b", "no.a\\b"),
+        (r"Köln.\u200b.\U000e0001.\x7f\a", "Köln.\u200b.\U000e0001.\x7f\a"),
+        (r"\ud800.\Uffffffff", "?.\ufffd"),
+    ],
+)
+def test_a_denied_subject_is_read_as_it_is(shown: str, subject: str) -> None:
+    said = f'Permissions Violation for Publish to "{shown}"'
+    assert denied(said) == denied(f'{said} (why "not")') == subject.encode()
+    assert denied(said.replace("Publish to", "Publish with Reply of")) == b""
