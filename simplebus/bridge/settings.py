@@ -62,7 +62,8 @@ class Bridge:
 
     name: str
     near: str
-    """An address; empty for the server that the bridge is part of."""
+    """An address; of a cluster of NATS servers several, with commas between; empty for the server
+    that the bridge is part of."""
     far: str
     copied: tuple[Copied, ...]
     both: bool = False

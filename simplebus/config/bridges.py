@@ -3,7 +3,7 @@
 [[bridges]]
 name = "hq"                        names what is kept: leave it as it is
 from = "simplebus://till:8888"     left out in the file of `serve`: that server
-to = "simplebus://hq:8888"
+to = "simplebus://hq:8888"         of a cluster of NATS servers: "nats://a:4222, nats://b:4222"
 classes = ["orders", 7]            as they are; or, one by one:
 
 [[bridges.copy]]

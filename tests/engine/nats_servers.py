@@ -30,7 +30,7 @@ class NatsServer:
     """One of them."""
 
     def __init__(self, folder: Path, name: str, port: int, more: str = "") -> None:
-        self.port = port
+        self.name, self.port = name, port
         self.url = f"nats://{HOST}:{port}"
         self._config = folder / f"{name}.conf"
         self._log = folder / f"{name}.log"

@@ -13,7 +13,8 @@ When the disk is full it takes no more either, until what is copied has made roo
 kept otherwise, because the disk fails for example, is gone from the last moment on at which all
 was: the module fails, is made again, and the log says how many messages that were at most.
 With `to = "nats://…"` the channel is the subject; `stream` is the JetStream stream that has to take
-it, without which NATS keeps nothing.
+it, without which NATS keeps nothing. Of a cluster several addresses may be given, with commas
+between.
 Who it is there, and whom it trusts over `simplebuss://` or `tls://`, say `user` and `password`, or
 `token`, and `ca`, `cert` and `key`; or `credentials`, a file of these; or the environment, as for
 other clients (`SIMPLEBUS_TOKEN`, `SIMPLEBUS_TLS_CA`). For NATS there is `seed`, too.

@@ -42,7 +42,7 @@ class UplinkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What may stand in its settings."""
 
     to: str
-    """An address."""
+    """An address; or several, of a cluster of NATS servers, with commas between."""
     class_: int | str = msgspec.field(name="class")
     """The class that messages get there, and here meanwhile."""
     channel: str = ""

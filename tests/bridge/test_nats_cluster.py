@@ -1,0 +1,175 @@
+"""Bridges to and from a cluster of three real nats-servers, of which one is killed under load."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+from engine.nats_servers import NatsServer, cluster
+
+import simplebus
+from simplebus.bridge.nats_wire import NatsWire, nats_wired
+from simplebus.core.errors import BusConnectionError
+from simplebus.nats.client import jetstream, writing
+from simplebus.nats.client.jetstream import JetStreamError
+from simplebus.testing.server import bus_server
+
+from .buses import numbered
+from .nats_lanes import until
+from .test_processes import Killed
+
+PATIENCE_SECONDS = 120.0
+ENOUGH = 300
+"""Messages that come over before something happens, and behind it."""
+STREAMS = "THROUGH", "SAID"
+BRIDGES = """
+[[bridges]]
+name = "into"
+from = "{near}"
+to = "{servers}"
+heartbeat = 1.0
+[[bridges.copy]]
+class = "through"
+stream = "THROUGH"
+
+[[bridges]]
+name = "from"
+from = "{servers}"
+to = "{far}"
+heartbeat = 1.0
+[[bridges.copy]]
+class = "through"
+stream = "THROUGH"
+start = "earliest"
+[[bridges.copy]]
+class = "said"
+stream = "SAID"
+start = "earliest"
+"""
+
+
+async def made(wire: NatsWire, stream: str) -> None:
+    """Kept by all three, as soon as these have found each other."""
+    config = {"name": stream, "subjects": [f"class.{stream.lower()}"], "num_replicas": 3}
+    while True:
+        try:
+            await wire.link.ask(f"STREAM.CREATE.{stream}", config)
+        except (BusConnectionError, JetStreamError):
+            await trio.sleep(0.1)
+        else:
+            return
+
+
+async def led_by(wire: NatsWire, stream: str, server: NatsServer) -> None:
+    """Return when this server leads the stream."""
+    move = {"placement": {"preferred": server.name}}
+    while (await wire.link.ask(f"STREAM.INFO.{stream}"))["cluster"].get("leader") != server.name:
+        await wire.link.ask(f"STREAM.LEADER.STEPDOWN.{stream}", move)
+        await trio.sleep(0.1)
+
+
+class Flow:
+    """What is published, and what has come."""
+
+    def __init__(self, near: str, far: str, servers: str) -> None:
+        self._near, self._far, self._servers = near, far, servers
+        self.published = {"through": 0, "said": 0}
+        self.got: dict[str, list[int]] = {"through": [], "said": []}
+        self.is_over = False
+
+    async def publish(self) -> None:
+        """At the near bus."""
+        async with simplebus.connect(self._near, name="till") as bus:
+            while not self.is_over:
+                first = self.published["through"]
+                await bus.publish_many(numbered(first, first + 20), class_id="through")
+                self.published["through"] += 20
+                await trio.sleep(0.02)
+
+    async def say(self) -> None:
+        """Into the stream itself, one behind the other, each until the cluster has it."""
+        while not self.is_over:
+            try:
+                async with nats_wired(self._servers, "said", {}, heartbeat=1.0) as wire:
+                    while not self.is_over:
+                        await self._say(wire, self.published["said"])
+                        self.published["said"] += 1
+                        await trio.sleep(0.002)
+            except (BusConnectionError, JetStreamError):
+                await trio.sleep(0.1)
+
+    async def _say(self, wire: NatsWire, number: int) -> None:
+        headers = writing.block((jetstream.MSG_ID, b"%d" % number))
+        core = wire.core
+        reply = core.take_numbers(1)
+        core.publish(
+            "class.said", b"%d" % number, headers=headers, reply=core.reply_to(reply).decode()
+        )
+        wire.link.flush()
+        while not wire.replies:
+            await wire.owed("a PubAck")
+        for error in jetstream.pub_acks(wire.replies.pop().messages).errors.values():
+            raise error
+
+    async def read(self, class_: str) -> None:
+        """At the far bus."""
+        async with (
+            simplebus.connect(self._far) as bus,
+            bus.subscribe(class_, durable="test", start="earliest") as messages,
+        ):
+            async for message in messages:
+                self.got[class_].append(int(message.payload))
+
+    async def goes_on(self, more: int = ENOUGH) -> None:
+        """Return when all that is published now has come, and so many more."""
+        goals = {class_: count + more for class_, count in self.published.items()}
+        await until(lambda: all(len(self.got[each]) >= goal for each, goal in goals.items()))
+
+
+@pytest.mark.long
+async def test_one_of_three_servers_is_killed_and_nothing_is_lost_or_comes_twice(
+    tmp_path: Path,
+) -> None:
+    """The one that leads the streams, and to which a lane is connected."""
+    file, log = tmp_path / "bridges.toml", tmp_path / "bridges.log"
+    with cluster(tmp_path) as servers, bus_server() as near, bus_server() as far:
+        urls = ", ".join(each.url for each in servers)
+        file.write_text(BRIDGES.format(near=near.address, far=far.address, servers=urls))
+        flow, connected = Flow(near.address, far.address, urls), partial(nats_wired, urls, "", {})
+        with trio.fail_after(PATIENCE_SECONDS):
+            async with connected() as wire:
+                for stream in STREAMS:
+                    await made(wire, stream)
+            bridges = Killed(log, "bridge", str(file))
+            try:
+                async with trio.open_nursery() as readers:
+                    for class_ in flow.got:
+                        readers.start_soon(flow.read, class_)
+                    async with trio.open_nursery() as publishers:
+                        publishers.start_soon(flow.publish)
+                        publishers.start_soon(flow.say)
+                        await flow.goes_on()
+                        place = log.read_text().split("connected to NATS at ")[1].split()[0]
+                        (victim,) = (each for each in servers if each.url.endswith(place))
+                        async with connected() as wire:
+                            for stream in STREAMS:
+                                await led_by(wire, stream, victim)
+                        await flow.goes_on()
+                        victim.kill()
+                        await flow.goes_on()
+                        victim.start()
+                        await flow.goes_on()
+                        flow.is_over = True
+                    await flow.goes_on(0)
+                    async with connected() as wire:
+                        info = await wire.link.ask("STREAM.INFO.THROUGH")
+                    readers.cancel_scope.cancel()
+            finally:
+                bridges.kill()
+    got, published = flow.got, flow.published
+    assert got["said"] == list(range(published["said"])), bridges.said()
+    # What was on its way into a stream when that got another leader may be behind later ones.
+    assert sorted(got["through"]) == list(range(published["through"])), bridges.said()
+    assert info["state"]["messages"] == published["through"]
