@@ -1,5 +1,5 @@
-"""Three real nats-servers and two real doors: one of either is killed under load, and nothing that
-was confirmed is lost."""
+"""Three real nats-servers and real doors: one of either is killed under load, or all servers are
+restarted in turn, and nothing that was confirmed is lost."""
 
 from __future__ import annotations
 
@@ -15,11 +15,17 @@ from programs import Program, program
 
 import simplebus
 from load.ports import HOST, free_port
+from simplebus.core.errors import BusConnectionError
+from simplebus.engine.link import Link
+from simplebus.nats.client.jetstream import JetStreamError
 
+from .doors import address, door, options
 from .nats_servers import cluster
+from .test_link import linked
 
 PATIENCE_SECONDS = 60.0
 CLASS = 7
+STREAM = "simplebus_7"
 
 
 class Door:
@@ -121,3 +127,72 @@ async def test_a_door_and_a_server_are_killed_and_nothing_confirmed_is_lost(
                 nursery.cancel_scope.cancel()
     assert traffic.confirmed == traffic.sent
     assert sorted(traffic.seen) == list(range(traffic.sent))
+
+
+async def info(link: Link, what: str) -> dict[str, Any]:
+    """Of a stream or a consumer; of none, of one without a leader, and where nobody answers, there
+    is nothing."""
+    try:
+        return await link.ask(what, seconds=1.0)
+    except (BusConnectionError, JetStreamError):
+        return {}
+
+
+async def whole(link: Link, what: str) -> dict[str, Any]:
+    """The same, as soon as all three servers have all that there is of it."""
+    while True:
+        found = await info(link, what)
+        others = found.get("cluster", {}).get("replicas", [])
+        if found.get("cluster", {}).get("leader") and sum(o["current"] for o in others) == 2:
+            return found
+        await trio.sleep(0.1)
+
+
+@pytest.mark.long
+async def test_all_servers_are_restarted_in_turn_and_nothing_confirmed_is_lost(
+    tmp_path: Path,
+) -> None:
+    """Each is left the time to have what the others have: else two would be away at once."""
+    with cluster(tmp_path) as servers, doors([s.url for s in servers], 1) as (door,):
+        traffic, urls = Traffic([door.address]), [s.url for s in servers]
+        with trio.fail_after(PATIENCE_SECONDS):
+            async with linked(*urls) as (link, _), trio.open_nursery() as nursery:
+                await nursery.start(traffic.consume)
+                async with trio.open_nursery() as publishers:
+                    publishers.start_soon(traffic.publish)
+                    for server in servers:
+                        await traffic.until(200)
+                        await trio.to_thread.run_sync(server.stop)
+                        await traffic.until(200)
+                        await trio.to_thread.run_sync(server.start)
+                        for what in f"STREAM.INFO.{STREAM}", f"CONSUMER.INFO.{STREAM}.g-g-d-all":
+                            await whole(link, what)
+                    traffic.goes_on = False
+                while len(traffic.seen) < traffic.sent:  # noqa: ASYNC110
+                    await trio.sleep(0.05)
+                nursery.cancel_scope.cancel()
+    assert traffic.confirmed == traffic.sent
+    assert sorted(traffic.seen) == list(range(traffic.sent))
+
+
+async def test_a_class_and_its_durables_are_kept_by_as_many_servers_as_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    with cluster(tmp_path) as servers, trio.fail_after(PATIENCE_SECONDS):
+        urls = [server.url for server in servers]
+        engine = options(*urls, replicas=3)
+        stream = engine.names.stream(CLASS)
+        async with (
+            door(engine) as up,
+            simplebus.connect(address(up)) as bus,
+            bus.subscribe(CLASS, durable="d"),
+            linked(*urls) as (link, _),
+        ):
+            await bus.publish(b"", class_id=CLASS)
+            for what in engine.names.identity_stream, stream:
+                found = await whole(link, f"STREAM.INFO.{what}")
+                assert found["config"]["num_replicas"] == 3
+            found = await whole(link, f"CONSUMER.INFO.{stream}.d-d")
+            # What says none has as many as its stream: here they are, beside their leader.
+            assert found["config"]["num_replicas"] in (0, 3)
+            assert len(found["cluster"]["replicas"]) == 2
