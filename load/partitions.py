@@ -6,8 +6,12 @@ packets that come late, are lost and are overtaken, and nobody is told of a cut.
 Rule 2: a publisher at the near bus goes on all the time. What ends well is told with how long it
 took: from the moment of mending until what was published then has come.
 Rule 3: what a far end may have twice or lose is counted, and never more than is promised.
+Rule 4: the line is bad behind the bridge, and then in front of it: what a bridge says to either end
+is late and lost. A round takes less than a minute for each kind, six minutes for all; no wait is
+longer than QUIET_S.
 
     publisher ─► near bus ─► bridge ═══ line ═══► far bus, or NATS ─► reader
+    publisher ─► near bus, or JetStream ═══ line ═══► bridge ─► far bus, or NATS ─► reader
 """
 
 from __future__ import annotations
@@ -20,7 +24,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import cycle
 from pathlib import Path
 from random import Random
 
@@ -49,32 +54,43 @@ DELAY_S, JITTER_S, LOSS = (
 )  # Of each packet, one way: at least 50 ms there and back.
 QUIET_S = 120.0  # Within which all has to be through.
 STILL_S = 3.0  # What comes twice comes within.
+HERE = "127.0.0.1"
 STREAM = "PARTITIONS"
 SUBJECT = "load"
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What is at the far end, and what happens."""
+    """What is at the ends, where the line is, and what happens."""
 
     name: str
-    program: str
+    near: str = "simplebus"
+    far: str = "simplebus"
+    """The programs."""
     stream: str = ""
+    is_first: bool = False
+    """Whether the line comes in front of the bridge, which is beside the far end then."""
     may_repeat: bool = False
     """Whether what was under way may come twice."""
     events: tuple[str, ...] = ("cut", "long cut", "kill bridge", "kill far", "kill near")
 
+    @property
+    def title(self) -> str:
+        return f"{self.name}, the line {'in front of' if self.is_first else 'behind'} the bridge"
 
-KINDS = (
-    Kind("bus to bus", "simplebus"),
-    Kind("bus to JetStream", "nats-server", stream=STREAM),
+
+WAYS = (
+    Kind("bus to bus"),
+    Kind("bus to JetStream", far="nats-server", stream=STREAM),
     Kind(
         "bus to NATS core",
-        "nats-server",
+        far="nats-server",
         may_repeat=True,
         events=("cut", "long cut", "kill bridge", "kill near"),  # It keeps nothing through a kill.
     ),
+    Kind("JetStream to bus", near="nats-server", stream=STREAM),
 )
+KINDS = tuple(replace(way, is_first=is_first) for way in WAYS for is_first in (False, True))
 
 
 @dataclass
@@ -115,11 +131,11 @@ def run(manner: Manner) -> list[Row]:
         raise LoadError(f"partitions need {lack}")
     rows, faults = [], []
     for kind in KINDS:
-        if kind.program == "nats-server" and find_program(kind.program) is None:
+        if "nats-server" in (kind.near, kind.far) and find_program("nats-server") is None:
             continue
         found = lives(kind, 1 if manner.quick else manner.rounds, manner.seed)
         rows += _rows(kind, found)
-        faults += [f"{kind.name}: {each}" for each in found.faults()]
+        faults += [f"{kind.title}: {each}" for each in found.faults()]
     if faults:
         raise LoadError("; ".join(faults))
     return rows
@@ -127,7 +143,7 @@ def run(manner: Manner) -> list[Row]:
 
 def _rows(kind: Kind, found: Found) -> list[Row]:
     def row(title: str, values: list[float], unit: str = "", wish: float | None = None) -> Row:
-        title = f"{kind.name}: {title}"
+        title = f"{kind.title}: {title}"
         return Row("partitions", title, values, unit, wish, None, less_is_better=True)
 
     counts = [
@@ -157,6 +173,10 @@ def lives(kind: Kind, rounds: int, seed: int = 0) -> Found:
             run.through(rounds)
         run.found.packets_lost = line.lost
         return run.found
+
+
+def _address(program: str, host: str) -> str:
+    return f"nats://{host}:4222" if program == "nats-server" else f"{host}:8888"
 
 
 @contextmanager
@@ -215,36 +235,38 @@ class _Run:
         self._is_over = threading.Event()
         self._errors: list[BaseException] = []
         self._programs = {
-            "near": self._bus(near, directory / "near"),
-            "far": self._bus(far, directory / "far")
-            if kind.program == "simplebus"
-            else self._nats(far, directory / "far"),
-            "bridge": self._bridge(near, directory / "bridge.toml"),
+            "near": self._end(kind.near, near, directory / "near"),
+            "far": self._end(kind.far, far, directory / "far"),
+            "bridge": self._bridge(directory / "bridge.toml"),
         }
         for program in self._programs.values():
             stack.callback(program.stop)
         stack.callback(self._is_over.set)
 
     @staticmethod
-    def _bus(network: Network, directory: Path) -> _Program:
-        hosts = ("--host", "127.0.0.1", "--host", network.address)
+    def _end(program: str, network: Network, directory: Path) -> _Program:
+        if program == "nats-server":
+            command = [str(find_program(program)), "-js", "-sd", str(directory)]
+            return _Program(network, command, "Server is ready")
+        hosts = ("--host", HERE, "--host", network.address)
         quiet = ("--data-dir", str(directory), "--log-level", "error")
         return _Program(network, [*SERVE, *hosts, *closed_doors(), *quiet], "simplebus ready")
 
-    @staticmethod
-    def _nats(network: Network, directory: Path) -> _Program:
-        program = str(find_program("nats-server"))
-        return _Program(network, [program, "-js", "-sd", str(directory)], "Server is ready")
-
-    def _bridge(self, network: Network, file: Path) -> _Program:
-        far = f"{FAR}:8888" if self._kind.program == "simplebus" else f"nats://{FAR}:4222"
-        said = [f'[[bridges]]\nname = "b"\nfrom = "127.0.0.1:8888"\nto = "{far}"']
+    def _bridge(self, file: Path) -> _Program:
+        kind = self._kind
+        network = self._far if kind.is_first else self._near
+        near = _address(kind.near, NEAR if kind.is_first else HERE)
+        far = _address(kind.far, HERE if kind.is_first else FAR)
+        said = [f'[[bridges]]\nname = "b"\nfrom = "{near}"\nto = "{far}"']
         said.append(f"heartbeat = {HEARTBEAT_S}")
         for class_id in CLASSES:
             said.append(f"[[bridges.copy]]\nclass = {class_id}")
-            if self._kind.program != "simplebus":
+            if kind.near == "nats-server":
+                said.append(f'channels = ["{SUBJECT}.{class_id}"]\nstart = "earliest"')
+            if kind.far == "nats-server":
                 said.append(f'rewrite = [["#", "{SUBJECT}.{class_id}"]]')
-                said.append(f'stream = "{self._kind.stream}"')
+            if kind.stream:
+                said.append(f'stream = "{kind.stream}"')
         file.write_text("\n".join(said) + "\n")
         command = [sys.executable, "-m", "simplebus", "bridge", str(file), "--log-level", "info"]
         return _Program(network, command, "goes on at")
@@ -255,9 +277,11 @@ class _Run:
         """Raises LoadError where somebody fails, or something does not come."""
         for name in ("near", "far"):
             self._programs[name].start()
+        is_near = self._kind.near == "nats-server"
         if self._kind.stream:
-            self._in(self._far, self._make_stream)
-        threads = [self._work(self._near, self._publish), self._work(self._far, self._reader())]
+            self._in(self._near if is_near else self._far, self._make_stream)
+        publish = self._publish_stream if is_near else self._publish
+        threads = [self._work(self._near, publish), self._work(self._far, self._reader())]
         self._programs["bridge"].start()
         line = self._line
         line.delay_s, line.jitter_s, line.loss = DELAY_S, JITTER_S, LOSS
@@ -303,11 +327,11 @@ class _Run:
         deadline = time.monotonic() + QUIET_S
         while not is_true():
             if self._errors:
-                raise LoadError(f"{self._kind.name}, {what}: {self._errors[0]!r}")
+                raise LoadError(f"{self._kind.title}, {what}: {self._errors[0]!r}")
             if time.monotonic() > deadline:
                 bridge = self._programs["bridge"].last_words()
                 raise LoadError(
-                    f"{self._kind.name}: after {what}, {self.found.lost} messages have not come "
+                    f"{self._kind.title}: after {what}, {self.found.lost} messages have not come "
                     f"within {QUIET_S:g} s; the bridge says: {bridge}"
                 )
             time.sleep(0.02)
@@ -316,7 +340,7 @@ class _Run:
         found = self.found
         for seen in found.seen.values():
             again = seen.again
-            if self._kind.program == "simplebus":  # A reader may get it again; the bus has it once.
+            if self._kind.far == "simplebus":  # A reader may get it again; the bus has it once.
                 again = max(0, seen.head - found.sent.counts[seen.class_id, PUBLISHER])
             if self._kind.may_repeat:
                 found.repeated += again
@@ -345,7 +369,7 @@ class _Run:
 
     async def _publish_on(self) -> None:
         sent = self.found.sent
-        async with simplebus.connect("127.0.0.1:8888", name=PUBLISHER, reconnect=QUIET_S) as bus:
+        async with simplebus.connect(f"{HERE}:8888", name=PUBLISHER, reconnect=QUIET_S) as bus:
             while not self._is_over.is_set():
                 for class_id in CLASSES:
                     payloads = sent.more(class_id, PUBLISHER, BURST)
@@ -356,7 +380,7 @@ class _Run:
         return self._is_over.is_set() and not self.found.lost
 
     def _reader(self) -> Callable[[], object]:
-        if self._kind.program == "simplebus":
+        if self._kind.far == "simplebus":
             return lambda: trio.run(self._read_all)
         return self._read_stream if self._kind.stream else self._listen
 
@@ -371,7 +395,7 @@ class _Run:
 
     async def _read(self, seen: Seen) -> None:
         async with (
-            simplebus.connect("127.0.0.1:8888", reconnect=QUIET_S) as bus,
+            simplebus.connect(f"{HERE}:8888", reconnect=QUIET_S) as bus,
             bus.subscribe(seen.class_id, durable="reader", start="earliest") as messages,
         ):
             async for message in messages:
@@ -383,6 +407,21 @@ class _Run:
     def _make_stream() -> None:
         with _Nats() as nats:
             nats.ask(f"STREAM.CREATE.{STREAM}", {"name": STREAM, "subjects": [f"{SUBJECT}.*"]})
+
+    def _publish_stream(self) -> None:
+        """Into the stream itself: a burst again, under the same ids, until it has all of it."""
+        burst: tuple[int, list[bytes]] | None = None
+        class_ids = cycle(CLASSES)
+        while burst is not None or not self._is_over.is_set():
+            with suppress(OSError, LoadError), _Nats() as nats:
+                while burst is not None or not self._is_over.is_set():
+                    if burst is None:
+                        class_id = next(class_ids)
+                        burst = class_id, self.found.sent.more(class_id, PUBLISHER, BURST)
+                    nats.store(f"{SUBJECT}.{burst[0]}", burst[1])
+                    burst = None
+                    time.sleep(PAUSE_S / len(CLASSES))
+            time.sleep(0.1)
 
     def _take(self, subject: str, payload: bytes) -> None:
         seen = self.found.seen[int(subject.rpartition(".")[2])]
@@ -419,7 +458,7 @@ class _Nats:
     """A connection to the server of this network that does what little is wanted here."""
 
     def __init__(self) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", 4222), timeout=0.2)
+        self._socket = socket.create_connection((HERE, 4222), timeout=0.2)
         self._unread = b""
         self.say('CONNECT {"verbose":false,"pedantic":false,"headers":true}\r\nSUB _SETUP 1\r\n')
 
@@ -442,6 +481,24 @@ class _Nats:
                 raise LoadError(f"JetStream refused {subject}: {payload!r}")
             return
         raise LoadError(f"JetStream has not answered {subject}")
+
+    def store(self, subject: str, payloads: list[bytes]) -> None:
+        """Publish these, each with an id of its own. Raises LoadError where no stream says in time
+        that it has them all, OSError at the end of the connection."""
+        inbox = f"_STORED.{time.monotonic_ns()}"
+        self.say(f"SUB {inbox} 3\r\nUNSUB 3 {len(payloads)}\r\n")
+        for payload in payloads:
+            block = f"NATS/1.0\r\nNats-Msg-Id: {subject} {payload.decode()}\r\n\r\n"
+            size = len(block) + len(payload)
+            self.say(f"HPUB {subject} {inbox} {len(block)} {size}\r\n{block}{payload.decode()}\r\n")
+        deadline, left = time.monotonic() + START_S, len(payloads)
+        for _, said in self.messages(lambda: time.monotonic() > deadline, which="3"):
+            if "error" in json.loads(said):
+                raise LoadError(f"JetStream refused a message: {said!r}")
+            left -= 1
+            if not left:
+                return
+        raise LoadError(f"{left} PubAcks did not come")
 
     def messages(
         self, is_over: Callable[[], bool], *, which: str = "2"

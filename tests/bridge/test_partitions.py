@@ -1,5 +1,5 @@
 """A bridge over a bad line that is cut, and killed itself: real processes in networks of their own.
-`python load/run.py partitions` is the long form, with NATS at the far end, too."""
+`python load/run.py partitions` is the long form, with NATS at either end, too."""
 
 from __future__ import annotations
 
@@ -30,8 +30,14 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.long
-def test_over_a_bad_line_nothing_is_lost_or_doubled_or_out_of_order() -> None:
-    kind = replace(partitions.KINDS[0], events=("long cut", "kill bridge"))
+@pytest.mark.parametrize(
+    ("is_first", "events"), [(False, ("long cut", "kill bridge")), (True, ("long cut",))]
+)
+def test_over_a_bad_line_nothing_is_lost_or_doubled_or_out_of_order(
+    is_first: bool, events: tuple[str, ...]
+) -> None:
+    """Behind the bridge, and in front of it."""
+    kind = replace(partitions.KINDS[0], is_first=is_first, events=events)
     found = partitions.lives(kind, 1)
     assert found.faults() == []
     assert found.sent.total > 1000
