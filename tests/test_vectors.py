@@ -70,7 +70,7 @@ def pairs(ranges: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
     return [(first, last) for first, last in ranges]
 
 
-@pytest.mark.parametrize("path", sorted(VECTORS.glob("[!v]*.json")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(VECTORS.glob("[!mv]*.json")), ids=lambda path: path.name)
 def test_a_file_says_what_it_holds_and_names_every_vector_once(path: Path) -> None:
     file = json.loads(path.read_text())
     assert file.pop("protocol") == 1

@@ -7,7 +7,7 @@ Rule 2: whatever bytes come, they are a message or MalformedError; nothing else 
            └── version, which older writers leave out     sizes and count: 4 bytes, high one first
 
 The total size is that of all the bytes. As it is below 2**24, its first byte is 0 and never 1: so
-the version byte is seen to be there or not.
+the version byte is seen to be there or not. protocol/modules.md says it for other languages.
 """
 
 from __future__ import annotations

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 import pickle
+import re
 import struct
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simplebus.gateway import plain
 from simplebus.gateway.errors import MalformedError, ModuleBusError, Result
 from simplebus.gateway.messages import MESSAGE_BYTES_MAX, PLACE_BYTES, ModuleMessage
 
@@ -21,6 +26,11 @@ MESSAGES = st.builds(
 
 EMPTY = bytes.fromhex("a160 01 0000000f 00000000 00000000")
 ONE = b"\xa1\x60\x01\x00\x00\x00\x1c\x00\x00\x00\x01sensor\0roof\0\x00\x00\x00\x01!"
+
+
+PROTOCOL = Path(__file__).parents[2] / "protocol"
+PAGE = (PROTOCOL / "modules.md").read_text()
+VECTORS: dict[str, Any] = json.loads((PROTOCOL / "vectors" / "modules.json").read_text())
 
 
 def write_slowly(message: ModuleMessage, *, versioned: bool) -> bytes:
@@ -44,6 +54,38 @@ def test_the_byte_form_is_the_documented_one() -> None:
     one = message.to_bytes()
     assert one[:3] + one[7:] == ONE[:3] + ONE[7:]
     assert int.from_bytes(one[3:7], "big") == len(one) == message.size
+
+
+def test_the_example_of_the_page_is_one() -> None:
+    (example,) = re.findall(r"^```\n(A1 60.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    message = ModuleMessage(b"21.5", {"sensor": "roof"})
+    assert bytes.fromhex(example) == message.to_bytes() == write_slowly(message, versioned=True)
+    assert f"has {len(EMPTY)} bytes" in PAGE
+    assert f"the longest has {MESSAGE_BYTES_MAX:,}" in PAGE
+
+
+def test_the_page_names_tests_and_calls_that_are_there() -> None:
+    here = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    for name in re.findall(r"\*(test_\w+)\*", PAGE):
+        assert f"def {name}(" in here, name
+    (calls,) = re.findall(r"`simplebus\.gateway\.plain`: (.*?)\. The last", PAGE, re.DOTALL)
+    for name in re.findall(r"`(\w+)`", calls):
+        assert callable(getattr(plain, name)), name
+    assert re.findall(r"^\| `([A-Z]+)` \|", PAGE, re.MULTILINE) == [each.name for each in Result]
+
+
+def test_the_vectors_mean_what_they_say() -> None:
+    names = [each["name"] for key in ("messages", "invalid") for each in VECTORS[key]]
+    assert len(set(names)) == len(names)
+    for each in VECTORS["messages"]:
+        message = ModuleMessage(bytes.fromhex(each["content_hex"]), dict(each["properties"]))
+        data, is_versioned = bytes.fromhex(each["hex"]), bool(each["version"])
+        assert data == write_slowly(message, versioned=is_versioned), each["name"]
+        assert data == message.to_bytes(version=each["version"] or None), each["name"]
+        assert ModuleMessage.from_bytes(data) == message, each["name"]
+    for each in VECTORS["invalid"]:
+        with pytest.raises(MalformedError):
+            ModuleMessage.from_bytes(bytes.fromhex(each["hex"]))
 
 
 @given(MESSAGES, st.booleans())
