@@ -201,8 +201,9 @@ def _bus(said: BusSaid) -> Iterator[Line]:
         yield 1, f"refused: {_counts(said.refused)}"
     yield from _heading(1, "classes", said.classes, said.classes_left_out)
     for line in said.classes:
-        text = f"{_class_name(line.class_id, line.name)}: {messages(line.stored)}"
-        text += f", {_many(line.positions, 'subscription')}"
+        stored = [] if line.is_elsewhere else [messages(line.stored)]
+        text = f"{_class_name(line.class_id, line.name)}: "
+        text += ", ".join([*stored, _many(line.positions, "subscription")])
         if line.publishers:
             text += f", {_many(line.publishers, 'publisher')} waiting for room"
         yield 2, text + (f", {line.dropped:,} dropped" if line.dropped else "")
@@ -222,10 +223,13 @@ def _class(said: ClassSaid) -> Iterator[Line]:
         stored += f" ({said.floor} to {said.head - 1}), {size(said.stored_bytes)}"
         if said.oldest_seconds is not None and said.newest_seconds is not None:
             stored += f", {span(said.newest_seconds)} to {span(said.oldest_seconds)} old"
-    yield (
-        1,
-        f"{stored}; at most {said.stored_max:,} and {size(said.memory_max)}, then {said.policy}",
-    )
+    bounds = [f"{said.stored_max:,}"] if said.stored_max else []
+    bounds += [size(said.memory_max)] if said.memory_max else []
+    if not said.unknown:
+        most = f"; at most {' and '.join(bounds)}, then {said.policy}" if bounds else ""
+        yield 1, stored + most
+    if said.on_way:
+        yield 1, f"not in the cluster yet: {messages(said.on_way)}"
     if said.backlog:
         yield 1, f"waiting for a first subscription: {messages(said.backlog)}"
     if said.keeps:

@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections import Counter
 from functools import partial
 
-import msgspec
-
 from simplebus.core import frames, noting
 from simplebus.core.access import Grants
 from simplebus.core.admission import Visits, admit
@@ -405,21 +403,10 @@ class Broker:
                     self.make_ready(session.outbox)
                 case InquiryAsked():
                     check_right(session, Right.INQUIRE)
-                    session.outbox.owe(partial(self._answer_inquiry, session, event))
-                    self.make_ready(session.outbox)
+                    refuse = partial(self._refuse_asked, session, event)
+                    self.explaining.inquire(session, event, refuse, self.make_ready)
         except RemoteProtocolError as error:
             self._refuse_asked(session, event, error)
-
-    def _answer_inquiry(self, session: Session, asked: InquiryAsked) -> None:
-        try:
-            said = self.explaining.explain(asked.asked)
-        except RemoteProtocolError as error:
-            self._refuse_asked(session, asked, error)
-            return
-        content = msgspec.json.encode(said)
-        session.outbox.reply(
-            frames.encode(frames.INQUIRE, message_id=asked.request, content=content)
-        )
 
     def _purge(self, session: Session, asked: PurgeAsked, last: int) -> None:
         """In its turn: every position of the class is looked at. Of a session that has ended, what

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from simplebus.core import frames
@@ -36,8 +37,33 @@ class Looked:
     head: int
 
 
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """What lies elsewhere of a class, in figures."""
+
+    messages: int
+    bytes: int
+    floor: int
+    """The lowest sequence that is there."""
+    head: int
+    """The next one to be given out there."""
+    messages_max: int
+    """How many may be there; 0 for any number."""
+    bytes_max: int
+    """And how many bytes."""
+    backlog: int
+    """Messages that wait for a first subscription."""
+    is_backlog_first: bool
+    """Whether the oldest one is among them."""
+    held_by: Subscription | str
+    """Who else has not acknowledged the oldest one: a position that is here, or what to call
+    another one; empty for nobody."""
+
+
 Found = Looked | RemoteProtocolError
 Purged = int | RemoteProtocolError
+Counted = Inventory | str
+"""Or why it is not known what is there."""
 
 
 class Elsewhere(Protocol):
@@ -51,6 +77,9 @@ class Elsewhere(Protocol):
     def strike(self, first: int, last: int | None, tell: Callable[[Purged], None]) -> None:
         """Have messages first..last-1 be nobody's any more; None for all from `first` on. How many
         there were."""
+
+    def count(self, tell: Callable[[Counted], None]) -> None:
+        """How much there is, and for whom."""
 
     def has_come(self, position: Subscription, tell: Callable[[], None]) -> bool:
         """Whether all that is stored for a position has come to here, as far as it may. If not,
@@ -89,6 +118,46 @@ class Coming:
 
     def _hear(self) -> None:
         self._missing -= 1
+        self._session.outbox.go_on()
+        if not self._session.closed:
+            self._ready(self._session.outbox)
+
+
+class Inquiry:
+    """A question about classes of which some may be elsewhere, and how much of each lies there."""
+
+    def __init__(
+        self,
+        session: Session,
+        classes: Callable[[], list[Elsewhere]],
+        say: Callable[[dict[int, Counted]], None],
+        ready: Callable[[Outbox], None],
+    ) -> None:
+        """`classes` tells those that are elsewhere; they are counted when what the session asked
+        before is answered."""
+        self._session = session
+        self._classes = classes
+        self._say = say
+        self._ready = ready
+        self._counted: dict[int, Counted] = {}
+        self._missing: set[int] | None = None
+
+    def answer(self) -> bool:
+        """Say it. Returns False while it is not known."""
+        if self._missing is None:
+            classes = self._classes()
+            self._missing = {cls.class_id for cls in classes}
+            for cls in classes:
+                cls.count(partial(self._hear, cls.class_id))
+        if self._missing:
+            return self._session.closed
+        self._say(self._counted)
+        return True
+
+    def _hear(self, class_id: int, counted: Counted) -> None:
+        assert self._missing is not None, "nobody tells what was not asked"
+        self._counted[class_id] = counted
+        self._missing.discard(class_id)
         self._session.outbox.go_on()
         if not self._session.closed:
             self._ready(self._session.outbox)

@@ -183,6 +183,8 @@ class ClassLine(_Said, frozen=True):
     publishers: int = 0
     """Sessions that wait for room."""
     dropped: int = 0
+    is_elsewhere: bool = False
+    """Whether a cluster keeps it: what is stored there is told of one class at a time."""
 
 
 class SessionLine(_Said, frozen=True):
@@ -207,6 +209,7 @@ class ClassSaid(_Said, frozen=True, tag_field="about", tag="class"):
     """The next one to be given out."""
     stored: int = 0
     stored_max: int = 0
+    """0 for any number."""
     stored_bytes: int = 0
     """Of frames."""
     memory_bytes: int = 0
@@ -245,6 +248,11 @@ class ClassSaid(_Said, frozen=True, tag_field="about", tag="class"):
     publishers_left_out: int = 0
     waits_for: str = ""
     """What holds its floor, and who waits for that."""
+    unknown: str = ""
+    """Of a class that a cluster keeps, why it is not known what is stored there; then its figures
+    are 0. Empty where it is known."""
+    on_way: int = 0
+    """Messages that were accepted here, and are not in that cluster yet."""
 
 
 class Match(_Said, frozen=True):

@@ -3,18 +3,24 @@
 Rule 1: nothing changes. No message is looked at; of everything else so much, and no more, and what
 was left out is counted.
 Rule 2: figures are those of `statistics`, found the same way; sentences are `waiting`'s.
+Rule 3: what lies elsewhere is counted there. Where that is not known, it is said so.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from heapq import nsmallest
 from itertools import islice
 
-from simplebus.core import dead_letters
+import msgspec
+
+from simplebus.core import dead_letters, frames
 from simplebus.core.classes import MessageClass
+from simplebus.core.elsewhere import Counted, Elsewhere, Inquiry, Inventory
 from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.events import InquiryAsked
 from simplebus.core.explained import (
     BusQuestion,
     BusSaid,
@@ -40,6 +46,7 @@ from simplebus.core.limits import (
     EXPLAINED_POSITIONS,
     EXPLAINED_SESSIONS,
 )
+from simplebus.core.outbox import Outbox
 from simplebus.core.session import Session
 from simplebus.core.settings import Keep
 from simplebus.core.store import Store
@@ -68,13 +75,41 @@ class Explaining:
         self.hearers: list[Hearers] = []
         """Other doors, who tell who hears what there."""
 
-    def explain(self, question: Question) -> Explained:
-        """Raises RemoteProtocolError (unknown_class, unknown_session)."""
+    def inquire(
+        self,
+        session: Session,
+        asked: InquiryAsked,
+        refuse: Callable[[RemoteProtocolError], None],
+        ready: Callable[[Outbox], None],
+    ) -> None:
+        """Have a session told what it has asked, in its turn and when it is known; or `refuse`
+        it."""
+
+        def say(counted: dict[int, Counted]) -> None:
+            try:
+                said = self.explain(asked.asked, counted)
+            except RemoteProtocolError as error:
+                refuse(error)
+                return
+            content = msgspec.json.encode(said)
+            session.outbox.reply(
+                frames.encode(frames.INQUIRE, message_id=asked.request, content=content)
+            )
+
+        elsewhere = partial(self._elsewhere, asked.asked)
+        session.outbox.owe(Inquiry(session, elsewhere, say, ready).answer)
+        ready(session.outbox)
+
+    def explain(
+        self, question: Question, counted: Mapping[int, Counted] | None = None
+    ) -> Explained:
+        """What lies elsewhere was `counted`. Raises RemoteProtocolError (unknown_class,
+        unknown_session)."""
         match question:
             case BusQuestion():
                 return self._bus()
             case ClassQuestion(class_=asked):
-                return self._class(self._named(asked))
+                return self._class(self._named(asked), counted or {})
             case ChannelQuestion(channel=channel, class_=asked):
                 classes = self._store.classes.values() if asked is None else [self._named(asked)]
                 return explain_channel(
@@ -101,6 +136,22 @@ class Explaining:
     def _level(self) -> str:
         ledger = self._store.ledger
         return (Level.MEMORY if ledger is None else ledger.level).name.lower()
+
+    def _elsewhere(self, question: Question) -> list[Elsewhere]:
+        """What is to be counted elsewhere for an answer."""
+        if not isinstance(question, ClassQuestion):
+            return []
+        store, asked = self._store, question.class_
+        class_id = store.names.get(asked) if isinstance(asked, str) else asked
+        cls = store.classes.get(class_id) if class_id is not None else None
+        if cls is None or cls.elsewhere is None:
+            return []
+        dead = self._dead_class(cls)
+        found = [cls.elsewhere, *([store.classes[dead].elsewhere] if dead is not None else [])]
+        return [each for each in found if each is not None]
+
+    def _dead_class(self, cls: MessageClass) -> int | None:
+        return self._store.names.get(dead_letters.class_name(cls.name or str(cls.class_id)))
 
     def _named(self, asked: int | str) -> MessageClass:
         store = self._store
@@ -146,6 +197,7 @@ class Explaining:
                     positions=len(cls.subscriptions),
                     publishers=len(cls.blocked),
                     dropped=sum(cls.dropped.values()),
+                    is_elsewhere=cls.is_remote,
                 )
                 for cls in classes
             ],
@@ -156,15 +208,15 @@ class Explaining:
 
     # A class -------------------------------------------------------------------------------------
 
-    def _class(self, cls: MessageClass) -> ClassSaid:
+    def _class(self, cls: MessageClass, counted: Mapping[int, Counted]) -> ClassSaid:
         store, ring = self._store, cls.ring
         figures, ledger = ring.statistics(), store.ledger
         there = nsmallest(EXPLAINED_POSITIONS, cls.subscriptions, key=_floor)
         positions = [self._positions.position(cls, position) for position in there]
         blocked = list(islice(cls.blocked, EXPLAINED_MEMBERS))
-        dead = store.names.get(dead_letters.class_name(cls.name or str(cls.class_id)))
+        dead = self._dead_class(cls)
         stored, spill = ring.head - cls.first, cls.spill
-        return ClassSaid(
+        said = ClassSaid(
             class_id=cls.class_id,
             name=cls.name,
             now=self._now,
@@ -197,8 +249,58 @@ class Explaining:
             positions_left_out=len(cls.subscriptions) - len(positions),
             publishers=[self._publisher(session) for session in blocked],
             publishers_left_out=len(cls.blocked) - len(blocked),
-            waits_for=self._class_waits_for(cls, positions),
+            waits_for="" if cls.is_remote else self._class_waits_for(cls, positions),
         )
+        return self._counted_elsewhere(cls, said, counted) if cls.is_remote else said
+
+    def _counted_elsewhere(
+        self, cls: MessageClass, said: ClassSaid, counted: Mapping[int, Counted]
+    ) -> ClassSaid:
+        """The same of a class that is elsewhere: what is stored of it is what lies there."""
+        found = counted.get(cls.class_id, "it was not counted for this")
+        dead = counted.get(said.dead_class) if said.dead_class is not None else None
+        there = dict.fromkeys(("floor", "head", "safe", "stored", "stored_max", "stored_bytes"), 0)
+        there |= dict.fromkeys(("memory_max", "backlog", "purged"), 0)
+        if isinstance(found, Inventory):
+            unknown, waits_for = "", self._held_elsewhere(cls, found)
+            there |= {
+                "floor": found.floor,
+                "head": found.head,
+                "safe": found.head,
+                "stored": found.messages,
+                "stored_max": found.messages_max,
+                "stored_bytes": found.bytes,
+                "memory_max": found.bytes_max,
+                "backlog": found.backlog,
+            }
+        else:
+            unknown = found
+            waits_for = f"what is stored in the cluster is not known: {found}"
+        return msgspec.structs.replace(
+            said,
+            **there,
+            unknown=unknown,
+            on_way=cls.ring.head - said.safe,
+            newest_seconds=None,
+            oldest_seconds=None,
+            dead_letters=dead.messages if isinstance(dead, Inventory) else 0,
+            waits_for=self._and_publishers(cls, waits_for),
+        )
+
+    def _held_elsewhere(self, cls: MessageClass, found: Inventory) -> str:
+        """What holds the first message of a class that is elsewhere."""
+        if not found.messages:
+            return "nothing is stored"
+        if found.is_backlog_first:
+            return f"{messages(found.backlog)} wait for a first subscription"
+        holder = found.held_by
+        if not holder:
+            return "what is stored is kept though nobody needs it"
+        held = "the oldest stored message is held by"
+        if isinstance(holder, str):
+            return f"{held} {holder}"
+        position = self._positions.position(cls, holder)
+        return f"{held} {_name(position)}; {whole(position.waits, position.waits_for)}"
 
     def _publisher(self, session: Session) -> Publisher:
         return Publisher(
@@ -229,6 +331,10 @@ class Explaining:
                 held = f"{messages(cls.waiting.in_flight)} wait for who asks for what waits"
             else:
                 held = "what is stored is kept though nobody needs it"
+        return self._and_publishers(cls, held)
+
+    def _and_publishers(self, cls: MessageClass, held: str) -> str:
+        """What holds the floor of a class, behind who waits for room in it."""
         if not cls.blocked:
             return held
         count = len(cls.blocked)

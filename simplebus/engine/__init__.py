@@ -8,7 +8,9 @@
     link                            a connection to one of several servers (trio)
     positions  listening  others    streams and consumers, made and found; other doors (trio)
     jobs  closing  trimming         what is asked of them one after the other, and later (trio)
-    stored  naming                  what lies in streams; what classes are called (trio)
+    stored  counting                what lies in streams: messages; how many, and for whom (trio)
+    growing  fitting  identity      what a cluster is to be for a door to stand before it (trio)
+    listing  naming                 all streams and consumers; what classes are called (trio)
     cluster                         between the broker and all of these (trio)
 
 Rule 1: the broker stays as it is. A class keeps nothing but what is on its way to the cluster; who

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from simplebus.core.acks import AckWindow
 from simplebus.core.channel_table import Wanted
 from simplebus.core.classes import MessageClass, TimeIndex
-from simplebus.core.elsewhere import Found, Purged
+from simplebus.core.elsewhere import Counted, Found, Purged
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.left import Left
 from simplebus.core.picking import Ranges
@@ -63,11 +63,12 @@ class RemoteClass(MessageClass):
         accepted_at: Callable[[Subscription, int], float],
         coming: Callable[[RemoteClass, Subscription, Callable[[], None]], bool],
         buried: Callable[[Subscription, Ranges, int], None],
+        count: Callable[[int, Callable[[Counted], None]], None],
         frame_bytes: int,
     ) -> None:
         """`struck` is called with messages of the stream that are purged, first..last-1;
         `accepted_at` says when the stream took a message that a position holds; `coming` is what
-        `has_come` does, and `buried` what `has_buried` does."""
+        `has_come` does, `buried` what `has_buried` does, and `count` what `count` does."""
         super().__init__(ring, keep, policy)
         self.times = _NoTimes()
         self.elsewhere = self
@@ -76,6 +77,7 @@ class RemoteClass(MessageClass):
         self._accepted_at = accepted_at
         self._coming = coming
         self._buried = buried
+        self._count = count
         self._frame_bytes = frame_bytes
         self._begin = begin
         self._end = end
@@ -139,6 +141,10 @@ class RemoteClass(MessageClass):
             return count
 
         self._ask(self, find, tell)
+
+    def count(self, tell: Callable[[Counted], None]) -> None:
+        """See `Elsewhere`."""
+        self._count(self.class_id, tell)
 
     def has_come(self, position: Subscription, tell: Callable[[], None]) -> bool:
         """See `Elsewhere`."""

@@ -21,7 +21,7 @@ from typing import Any
 import trio
 
 from simplebus.core.broker import Broker
-from simplebus.core.elsewhere import Found, Purged
+from simplebus.core.elsewhere import Counted, Found, Purged
 from simplebus.core.errors import BusConnectionError, Reason, RemoteProtocolError
 from simplebus.core.ledger import Ledger
 from simplebus.core.picking import Ranges
@@ -33,6 +33,7 @@ from simplebus.engine.classes import RemoteClass, askers_of, judge, let_answer, 
 from simplebus.engine.closing import Closing, Gone
 from simplebus.engine.coming import when_all_has_come
 from simplebus.engine.content import HEADERS_BYTES_MAX
+from simplebus.engine.counting import Counting
 from simplebus.engine.feed import ALIVE_SECONDS, FETCH_BYTES, FETCH_SECONDS, Feed
 from simplebus.engine.feed import Found as Consumer
 from simplebus.engine.identity import keep_identity
@@ -103,6 +104,7 @@ class Cluster:
         self._jobs = Jobs(self._has_reached)
         self._do = self._jobs.do
         self._trimming = Trimming(self.link, self.positions, self._jobs, self.listening)
+        self._counting = Counting(self.link, options.names, self.positions, self.listening)
         asked = self._is_used, self._when_buried
         self._closing = Closing(self.link, self.positions, self._jobs, *asked)
         self._nursery: trio.Nursery | None = None
@@ -123,6 +125,7 @@ class Cluster:
             accepted_at=self._accepted_at,
             coming=self._coming,
             buried=self._buried,
+            count=self._count,
             frame_bytes=broker.settings.limits.frame_bytes,
         )
         known = broker.store.names, table.name_classes
@@ -532,6 +535,10 @@ class Cluster:
             self._settle()
 
         self._do(cls.class_id, job)
+
+    def _count(self, class_id: int, tell: Callable[[Counted], None]) -> None:
+        assert self._nursery is not None, "nobody asks before the door is open"
+        self._nursery.start_soon(self._counting.count, class_id, tell, lambda _: self._settle())
 
     async def _has_stored(self, cls: RemoteClass) -> None:
         """Wait until what was accepted and has room is in the stream, and what is done with is not.

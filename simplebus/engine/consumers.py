@@ -209,6 +209,11 @@ def sent_count(info: dict[str, Any]) -> int:
     return int(info.get("delivered", {}).get("consumer_seq", 0))
 
 
+def waiting_for(info: dict[str, Any]) -> int:
+    """How many messages it has to send, or has sent and is to hear of."""
+    return int(info.get("num_pending") or 0) + int(info.get("num_ack_pending") or 0)
+
+
 def kind_of(info: dict[str, Any]) -> str:
     return str(info.get("config", {}).get("metadata", {}).get(_KIND, ""))
 

@@ -19,7 +19,7 @@ from simplebus.engine.content import HEADERS_BYTES_MAX
 from simplebus.engine.growing import weakness
 from simplebus.engine.identity import EngineError, identity_of
 from simplebus.engine.link import Link
-from simplebus.engine.positions import streams
+from simplebus.engine.listing import streams
 from simplebus.engine.settings import EngineOptions
 from simplebus.nats.client.jetstream import JetStreamError
 

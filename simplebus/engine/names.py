@@ -18,12 +18,14 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 CLUSTER = "cluster."
 """What the identity of a bus begins with that a cluster keeps."""
 WAITING = "waiting"
 _ALLOWED = re.compile(r"[A-Za-z0-9_]")
 _PREFIX = re.compile(r"[A-Za-z0-9_]{1,32}")
+_ESCAPED, _HASH = re.compile(r"=([0-9A-F]{2})"), re.compile(r"=[0-9a-f]{64}")
 _NAME_BYTES_MAX = 120
 
 
@@ -114,3 +116,24 @@ def consumer(durable: str, group: str) -> str:
     parts = [f"g-{token(group)}"] if group else []
     parts += [f"d-{token(durable)}"] if durable else []
     return "-".join(parts)
+
+
+def called(consumer: str) -> str:
+    """What a consumer of such a name is for, in words."""
+    match consumer.split("-"):
+        case ["d", durable]:
+            return f"the durable {_text(durable)}"
+        case ["g", group]:
+            return f"the group {_text(group)}"
+        case ["g", group, "d", durable]:
+            return f"the durable {_text(durable)} of the group {_text(group)}"
+        case _:
+            return "a subscription without a name"
+
+
+def _text(token: str) -> str:
+    """What a token was made of; of a long text only that it is one is known."""
+    if _HASH.fullmatch(token):
+        return "of a long name"
+    escaped = _ESCAPED.sub(lambda found: f"%{found[1]}", token)
+    return repr(unquote(escaped))

@@ -32,6 +32,7 @@ from simplebus.engine.classes import RemoteClass
 from simplebus.engine.feed import Feed, Found, Owed
 from simplebus.engine.growing import fit
 from simplebus.engine.link import Link
+from simplebus.engine.listing import consumers_of, streams
 from simplebus.engine.names import WAITING, consumer
 from simplebus.engine.others import Others
 from simplebus.engine.returning import Leaving, give_again, give_back, pass_on, with_note
@@ -339,7 +340,7 @@ class Positions:
     ) -> Found:
         """Make a consumer; one that is for what waits takes that over, if there is any."""
         sole = not (position.durable or position.group)
-        left = await self._left(class_id) if start == "waiting" else []
+        left = await self.left(class_id) if start == "waiting" else []
         make = partial(make, is_sole=sole)
         if not left:
             await make(await self._starting(class_id, start))
@@ -377,9 +378,13 @@ class Positions:
         door = consumers.door_of(info) if info is not None else ""
         return info is not None and not (door and await self._others.is_alive(door))
 
-    async def _left(self, class_id: int) -> list[dict[str, Any]]:
-        """Plain consumers that no door holds."""
-        plain = [i for i in await self._list(class_id) if consumers.kind_of(i) == "plain"]
+    async def all(self, class_id: int) -> list[dict[str, Any]]:
+        """All consumers of a class. Raises BusConnectionError and JetStreamError."""
+        return await consumers_of(self._link, self._options.names.stream(class_id))
+
+    async def left(self, class_id: int) -> list[dict[str, Any]]:
+        """Plain consumers that no door holds. Raises as `all` does."""
+        plain = [i for i in await self.all(class_id) if consumers.kind_of(i) == "plain"]
         doors = {consumers.door_of(info) for info in plain} - {self._door, ""}
         alive = await self._others.alive(doors) | {self._door}
         return [info for info in plain if consumers.door_of(info) not in alive]
@@ -423,7 +428,7 @@ class Positions:
             return
         if position.durable or position.group:
             info = await self._info(class_id, name)
-            others = [i for i in await self._list(class_id) if consumers.kind_of(i)]
+            others = [i for i in await self.all(class_id) if consumers.kind_of(i)]
             if info is not None and len(others) == 1:
                 start = consumers.from_sequence(consumers.floor(info))
                 await self._make(class_id, WAITING, "plain", start, door="")
@@ -437,8 +442,8 @@ class Positions:
         back = owed.sequences[owed.waits == 0.0] if owed is not None else np.empty(0, np.int64)
         config = consumers.left_by_its_door(with_note(info, back))
         await self._update(class_id, name, config)
-        nobodys = {str(each["name"]) for each in await self._left(class_id)}
-        stay = [i for i in await self._list(class_id) if consumers.kind_of(i)]
+        nobodys = {str(each["name"]) for each in await self.left(class_id)}
+        stay = [i for i in await self.all(class_id) if consumers.kind_of(i)]
         if any(each["name"] not in nobodys for each in stay):
             await self._delete(class_id, name)
 
@@ -462,7 +467,7 @@ class Positions:
     async def trim(self, class_id: int) -> dict[str, int]:
         """Have removed what all consumers have acknowledged. A stream without any keeps all.
         Returns by the name of each up to which message it has."""
-        found = [i for i in await self._list(class_id) if consumers.kind_of(i)]
+        found = [i for i in await self.all(class_id) if consumers.kind_of(i)]
         floors = {str(info["name"]): consumers.floor(info) for info in found}
         floor = min(floors.values(), default=0)
         if floor > self._trimmed.get(class_id, 1):
@@ -534,37 +539,6 @@ class Positions:
                 return False
             raise
         return True
-
-    async def _list(self, class_id: int) -> list[dict[str, Any]]:
-        """All of a stream's. Raises JetStreamError where some servers did not tell theirs: who
-        took what is left for all would remove what the others need."""
-        stream = self._options.names.stream(class_id)
-        found: dict[str, dict[str, Any]] = {}
-        offset, total = 0, -1
-        while True:
-            said = await self._link.ask(f"CONSUMER.LIST.{stream}", {"offset": offset})
-            some = said.get("consumers") or []
-            if said.get("missing") or total not in (-1, int(said.get("total", 0))):
-                raise JetStreamError(0, f"not all consumers of the stream {stream} were told")
-            total = int(said.get("total", 0))
-            found |= {str(each["name"]): each for each in some}
-            offset += len(some)
-            if not some or offset >= total:
-                break
-        if len(found) != total:
-            raise JetStreamError(0, f"{len(found)} of {total} consumers of {stream} were told")
-        return list(found.values())
-
-
-async def streams(link: Link) -> list[dict[str, Any]]:
-    """How each stream of a cluster is configured. Raises BusConnectionError and JetStreamError."""
-    found: list[dict[str, Any]] = []
-    while True:
-        said = await link.ask("STREAM.LIST", {"offset": len(found)})
-        some = said.get("streams") or []
-        found += some
-        if not some or len(found) >= int(said.get("total", 0)):
-            return [each.get("config", {}) for each in found]
 
 
 def _check_same(position: Subscription, patterns: tuple[str, ...], info: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from simplebus.core.requests import Start
 from simplebus.core.settings import ClassSettings, FullPolicy, Keep, Settings
 from simplebus.engine import consumers
 from simplebus.engine.link import NatsAddress
-from simplebus.engine.names import WAITING, Names, consumer, token
+from simplebus.engine.names import WAITING, Names, called, consumer, token
 from simplebus.engine.settings import EngineOptions, check_settings
 
 SERVERS = (NatsAddress("a"),)
@@ -119,3 +119,11 @@ def test_settings_that_no_door_can_keep_are_refused(settings: Settings) -> None:
     check_settings(Settings())
     with pytest.raises(ValueError, match="JetStream cluster"):
         check_settings(settings)
+
+
+@given(names, names)
+def test_what_a_consumer_is_for_is_told_by_its_name(durable: str, group: str) -> None:
+    told = called(consumer(durable, group))
+    for name in filter(None, (durable, group)):
+        assert repr(name) in told or ("of a long name" in told and len(name) > 10)
+    assert called(WAITING) == called("p-x-1") == "a subscription without a name"

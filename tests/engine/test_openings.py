@@ -32,7 +32,7 @@ NO_LEADER = JetStreamError(10008, "JetStream system temporarily unavailable")
 
 
 async def consumers_of(up: Serving, class_id: int = 7) -> list[dict[str, Any]]:
-    found = await cluster_of(up).positions._list(class_id)
+    found = await cluster_of(up).positions.all(class_id)
     return [info for info in found if consumers.kind_of(info)]
 
 

@@ -1,0 +1,92 @@
+"""How much lies in the stream of a class, and whom it is for, as `explain` tells (trio).
+
+Rule 1: to count changes nothing, and waits for nothing that is asked of the class besides: who asks
+may want to know why that stands still.
+Rule 2: what is not known within some seconds is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import trio
+
+from simplebus.core.elsewhere import Counted, Inventory
+from simplebus.core.errors import BusConnectionError
+from simplebus.core.subscription import Subscription
+from simplebus.engine import consumers
+from simplebus.engine.link import Link
+from simplebus.engine.listening import Listening
+from simplebus.engine.names import Names, called
+from simplebus.engine.others import Others
+from simplebus.engine.positions import Positions
+from simplebus.nats.client import jetstream
+from simplebus.nats.client.jetstream import JetStreamError
+
+PATIENCE_SECONDS = 6.0
+_NOTHING = Inventory(0, 0, 0, 0, 0, 0, 0, False, "")
+
+
+class Counting:
+    """Of one door."""
+
+    def __init__(
+        self, link: Link, names: Names, positions: Positions, listening: Listening
+    ) -> None:
+        self._link = link
+        self._names = names
+        self._positions = positions
+        self._listening = listening
+        self._others = Others(link, names)
+
+    async def count(self, class_id: int, *tell: Callable[[Counted], object]) -> None:
+        """Call each of `tell` with what is found, or why it is not known."""
+        counted: Counted = f"the cluster has not answered within {PATIENCE_SECONDS:g} s"
+        with trio.move_on_after(PATIENCE_SECONDS):
+            try:
+                counted = await self._counted(class_id)
+            except (BusConnectionError, JetStreamError) as error:
+                counted = str(error)
+        for each in tell:
+            each(counted)
+
+    async def _counted(self, class_id: int) -> Inventory:
+        try:
+            info = await self._link.ask(f"STREAM.INFO.{self._names.stream(class_id)}")
+        except JetStreamError as error:
+            if error.code not in jetstream.NOT_FOUND:
+                raise
+            return _NOTHING
+        state, config = info["state"], info["config"]
+        first, last = int(state["first_seq"]), int(state["last_seq"])
+        left = {str(each["name"]): each for each in await self._positions.left(class_id)}
+        there = [each for each in await self._positions.all(class_id) if consumers.kind_of(each)]
+        behind = [each for each in there if consumers.floor(each) <= last]
+        oldest = min(behind, key=consumers.floor, default=None)
+        is_left = oldest is not None and str(oldest["name"]) in left
+        return Inventory(
+            messages=int(state["messages"]),
+            bytes=int(state["bytes"]),
+            floor=max(0, min(first - 1, last)),
+            head=last,
+            messages_max=max(0, int(config.get("max_msgs") or 0)),
+            bytes_max=max(0, int(config.get("max_bytes") or 0)),
+            backlog=max(map(consumers.waiting_for, left.values()), default=0),
+            is_backlog_first=is_left,
+            held_by="" if oldest is None or is_left else await self._holder(class_id, oldest),
+        )
+
+    async def _holder(self, class_id: int, info: dict[str, Any]) -> Subscription | str:
+        """Whose a consumer is."""
+        name = str(info["name"])
+        for position, own in self._listening.consumers.items():
+            if own == name and position.class_id == class_id:
+                return position
+        waits = f"{consumers.waiting_for(info):,} messages wait for it"
+        if consumers.kind_of(info) == "durable" and name[:2] == "d-":
+            is_held = await self._others.is_held(class_id, name)
+            where = "which another door has" if is_held else "which no door has"
+        else:
+            where = "which this door has not"
+        return f"{called(name)}, {where}; {waits}"
