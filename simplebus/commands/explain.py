@@ -229,7 +229,7 @@ def _class(said: ClassSaid) -> Iterator[Line]:
         most = f"; at most {' and '.join(bounds)}, then {said.policy}" if bounds else ""
         yield 1, stored + most
     if said.on_way:
-        yield 1, f"not in the cluster yet: {messages(said.on_way)}"
+        yield 1, f"not known to be in the cluster yet: {messages(said.on_way)}"
     if said.backlog:
         yield 1, f"waiting for a first subscription: {messages(said.backlog)}"
     if said.keeps:

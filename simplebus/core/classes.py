@@ -111,6 +111,11 @@ class MessageClass:
         return self.ring.floor if self.spill is None else self.spill.first
 
     @property
+    def refused(self) -> str:
+        """Why nothing of it is taken where it is kept, if that is elsewhere; empty where it is."""
+        return ""
+
+    @property
     def gives_way(self) -> bool:
         """Whether `give_way` may make room."""
         return self._keeps or self.holds_values or self.spill is not None

@@ -252,7 +252,7 @@ class ClassSaid(_Said, frozen=True, tag_field="about", tag="class"):
     """Of a class that a cluster keeps, why it is not known what is stored there; then its figures
     are 0. Empty where it is known."""
     on_way: int = 0
-    """Messages that were accepted here, and are not in that cluster yet."""
+    """Messages that were accepted here, and are not known to be in that cluster yet."""
 
 
 class Match(_Said, frozen=True):

@@ -335,6 +335,8 @@ class Explaining:
 
     def _and_publishers(self, cls: MessageClass, held: str) -> str:
         """What holds the floor of a class, behind who waits for room in it."""
+        if not cls.blocked and cls.refused:
+            return f"what is published waits: {self._full(cls)}; {held}"
         if not cls.blocked:
             return held
         count = len(cls.blocked)
@@ -347,6 +349,8 @@ class Explaining:
             return f"{size(spill.frame_bytes)} of {size(spill.bytes_max)} are on disk only"
         if spill is not None and len(ring):
             return "what is in memory is not written yet"
+        if cls.refused:
+            return f"its stream takes nothing: {cls.refused}"
         if cls.is_remote:
             return "what was accepted before is not in the cluster yet"
         if len(ring) >= ring.messages_max:
@@ -422,7 +426,8 @@ class Explaining:
                 f"{span(self._positions.seconds(session.full_ticks))}"
             )
         if session.unsaid:
-            reasons.append("what it published is not written yet")
+            where = "in the cluster" if self._store.table.is_remote else "written"
+            reasons.append(f"what it published is not {where} yet")
         if session.must_wait:
             reasons.append("it is not read from until then")
         return "; ".join(reasons)

@@ -2,7 +2,7 @@
 
     names  settings  consumers      what things are called there, and what JetStream is told of them
     content                         frames as messages of a stream, and the way back
-    uplink  lanes                   lots of the ledger become publications; PubAcks become confirms
+    uplink  lanes  refusals         lots of the ledger become publications; PubAcks become confirms
     classes  feed                   a position's own ring, filled from its consumer; acks go back
     sole                            a consumer that is one door's alone: acks of all up to a message
     link                            a connection to one of several servers (trio)

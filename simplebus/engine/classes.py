@@ -64,11 +64,13 @@ class RemoteClass(MessageClass):
         coming: Callable[[RemoteClass, Subscription, Callable[[], None]], bool],
         buried: Callable[[Subscription, Ranges, int], None],
         count: Callable[[int, Callable[[Counted], None]], None],
+        refused: Callable[[int], str],
         frame_bytes: int,
     ) -> None:
         """`struck` is called with messages of the stream that are purged, first..last-1;
         `accepted_at` says when the stream took a message that a position holds; `coming` is what
-        `has_come` does, `buried` what `has_buried` does, and `count` what `count` does."""
+        `has_come` does, `buried` what `has_buried` does, `count` what `count` does, and
+        `refused` says what `refused` is."""
         super().__init__(ring, keep, policy)
         self.times = _NoTimes()
         self.elsewhere = self
@@ -78,6 +80,7 @@ class RemoteClass(MessageClass):
         self._coming = coming
         self._buried = buried
         self._count = count
+        self._refused = refused
         self._frame_bytes = frame_bytes
         self._begin = begin
         self._end = end
@@ -90,6 +93,10 @@ class RemoteClass(MessageClass):
         """Called when positions of it may have moved."""
         self.begun: dict[Subscription, bool] = {}
         """The positions that the cluster has, and whether it had them before."""
+
+    @property
+    def refused(self) -> str:
+        return self._refused(self.class_id)
 
     @property
     def is_awaited(self) -> bool:

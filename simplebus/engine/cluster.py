@@ -43,6 +43,7 @@ from simplebus.engine.listening import Listening
 from simplebus.engine.names import consumer
 from simplebus.engine.naming import Naming
 from simplebus.engine.positions import ConsumerRefusedError, Positions
+from simplebus.engine.refusals import Refusals
 from simplebus.engine.returning import Leaving
 from simplebus.engine.settings import EngineOptions
 from simplebus.engine.sole import Sole
@@ -94,6 +95,7 @@ class Cluster:
             run=self.door,
             takes_chains=self.positions.takes_chains,
         )
+        self.refusals = Refusals(self.uplink.refusal)
         self._chain_sid = core.subscribe(self.uplink.inbox)
         self.stored = Stored(self.link, options)
         self.feeds: dict[Subscription, Feed] = {}
@@ -126,6 +128,7 @@ class Cluster:
             coming=self._coming,
             buried=self._buried,
             count=self._count,
+            refused=self.refusals,
             frame_bytes=broker.settings.limits.frame_bytes,
         )
         known = broker.store.names, table.name_classes
@@ -247,6 +250,7 @@ class Cluster:
                     self.link.core.write(jetstream.say(messages, jetstream.WORKING))
         if ready:
             self._trimming.beat(now)
+        self.refusals.beat(now)
         self._settle()
 
     # What comes ----------------------------------------------------------------------------------
@@ -285,7 +289,8 @@ class Cluster:
         reached_in = self.uplink.take_reached_in()
         for class_id, last in reached_in.items():
             self._ledger.reach_in(class_id, last)
-        if self.uplink.take_refusing():
+        if refusing := self.uplink.take_refusing():
+            self.refusals.hear(refusing, trio.current_time())
             self._shut = shut(self._broker.store, self.uplink.full, self._shut)
             self._has_reached()  # Who waits for what is stored looks what else there is.
         if lot is not None or reached_in:
@@ -380,7 +385,7 @@ class Cluster:
                 await self.positions.open_stream(class_id, cls.name)
                 break
             except (BusConnectionError, JetStreamError) as error:
-                log.warning("the stream of class %d: %s; trying on", class_id, error)
+                self.refusals.note(class_id, str(error), trio.current_time())
                 await trio.sleep(_PAUSE_SECONDS)
         self.uplink.open_classes.add(class_id)
         self._settle()

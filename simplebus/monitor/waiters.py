@@ -193,6 +193,19 @@ def blocked_notes(broker: Broker, figures: BusFigures) -> list[Note]:
     ]
 
 
+def refused_notes(broker: Broker, figures: BusFigures) -> list[Note]:
+    """Of which classes nothing is taken where they are kept."""
+    return [
+        Note(
+            f"class {short(each.name)!r}",
+            f"its stream takes nothing, and who publishes to it waits: {short(why)}",
+            is_bad=True,
+        )
+        for each in figures.classes
+        if (cls := broker.classes.get(each.class_id)) is not None and (why := cls.refused)
+    ]
+
+
 def sessions(
     broker: Broker, explaining: ExplainingPositions
 ) -> Generator[None, None, tuple[Table, list[Note]]]:

@@ -165,6 +165,7 @@ class Watch:
     def _notes(self, figures: BusFigures) -> list[Note]:
         engine = self._engine
         notes = waiters.blocked_notes(engine.broker, figures)
+        notes += waiters.refused_notes(engine.broker, figures)
         health = self.health()
         if health.why:
             notes.insert(0, Note("the server", health.why, is_bad=True))
@@ -288,6 +289,11 @@ class Watch:
             counted.gauge("engine_lots", "Lots that have not reached it.", uplink.lots)
             counted.gauge(
                 "engine_under_way_messages", "Published there, not confirmed.", uplink.under_way
+            )
+            counted.gauge(
+                "engine_refused_classes",
+                "Classes of which it takes nothing: their publishers wait.",
+                len(cluster.refusals),
             )
             for name, help, value in (
                 ("engine_stored_messages", "Messages that it has confirmed.", uplink.stored),

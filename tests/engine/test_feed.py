@@ -49,6 +49,7 @@ class Door:
             coming=lambda *_: True,
             buried=lambda _, *given_up: self.burials.add(self.feed, *given_up),
             count=lambda class_id, tell: None,
+            refused=lambda class_id: "",
             frame_bytes=1 << 20,
         )
         table.open_classes([(7, "")])
