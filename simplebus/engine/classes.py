@@ -18,14 +18,11 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.left import Left
 from simplebus.core.picking import Ranges
 from simplebus.core.requests import FetchRequest, Start, SubscribeRequest
-from simplebus.core.rights import seen_by
 from simplebus.core.ring import Ring
-from simplebus.core.session import Session
 from simplebus.core.settings import FullPolicy, Keep
 from simplebus.core.subscription import Subscription
 
 if TYPE_CHECKING:
-    from simplebus.core.broker import Broker
     from simplebus.core.store import Store
     from simplebus.engine.stored import Stored
 
@@ -230,41 +227,6 @@ def shut(store: Store, full: set[int], were: set[int]) -> set[int]:
             cls.open_up()
             store.release(cls)
     return now
-
-
-def askers_of(broker: Broker, position: Subscription) -> list[Session]:
-    """Whose subscription it is, alone or with others."""
-    return [
-        session
-        for session in broker.sessions.values()
-        if any(
-            held is position or getattr(held, "group", None) is position
-            for held in session.subscriptions.values()
-        )
-    ]
-
-
-def judge(
-    broker: Broker, cls: RemoteClass, position: Subscription, owner: str, *, moves: bool
-) -> None:
-    """A durable or a group that was asked for here is this user's, as the cluster says; empty for
-    nobody's. Raises RemoteProtocolError (unauthorized) where who asks may not have it, or not have
-    it moved."""
-    broker.answers.shares.hand_over(position, owner)
-    patterns = tuple(position.wanted.patterns) if position.wanted else ()
-    for session in askers_of(broker, position):
-        if moves:
-            broker.answers.owners.check_change(session, cls, position)
-        else:
-            scope = seen_by(session, cls, patterns)
-            broker.answers.owners.check(session, cls, position, scope)
-
-
-def let_answer(broker: Broker, sessions: list[Session]) -> None:
-    """What was not known when they were to be told may be known now."""
-    for session in sessions:
-        session.outbox.go_on()
-        broker.make_ready(session.outbox)
 
 
 class _NoTimes(TimeIndex):

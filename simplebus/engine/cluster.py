@@ -29,7 +29,7 @@ from simplebus.core.requests import Start
 from simplebus.core.subscription import Subscription
 from simplebus.engine import consumers
 from simplebus.engine.burying import Burials, Mark
-from simplebus.engine.classes import RemoteClass, askers_of, judge, let_answer, shut
+from simplebus.engine.classes import RemoteClass, shut
 from simplebus.engine.closing import Closing, Gone
 from simplebus.engine.coming import when_all_has_come
 from simplebus.engine.content import HEADERS_BYTES_MAX
@@ -38,6 +38,7 @@ from simplebus.engine.feed import ALIVE_SECONDS, FETCH_BYTES, FETCH_SECONDS, Fee
 from simplebus.engine.feed import Found as Consumer
 from simplebus.engine.identity import keep_identity
 from simplebus.engine.jobs import Jobs
+from simplebus.engine.judging import Judge, askers_of, let_answer
 from simplebus.engine.link import Event, Link, Lost
 from simplebus.engine.listening import Listening
 from simplebus.engine.names import consumer
@@ -87,7 +88,7 @@ class Cluster:
             payload_bytes_least=broker.settings.limits.frame_bytes + HEADERS_BYTES_MAX,
         )
         core = self.link.core
-        self.positions = Positions(self.link, options, self.door, partial(judge, broker))
+        self.positions = Positions(self.link, options, self.door, Judge(broker))
         self.uplink = Uplink(
             core,
             subject=options.names.subject,

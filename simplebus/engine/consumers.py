@@ -20,7 +20,7 @@ NO_MESSAGE = frozenset({404, 10037, 10043, 10057})
 NO_ROOM = frozenset({10002, 10023, 10028, 10047, 10077})
 """A stream, or all that an account or a server may have, is full."""
 _KIND, _DOOR, _CHANNELS = "simplebus", "simplebus-door", "simplebus-channels"
-_OWNER = "simplebus-owner"
+_OWNER, _TERMS = "simplebus-owner", "simplebus-terms"
 _IDENTITY = "simplebus-identity"
 PLAIN_SECONDS = 86_400.0
 """How long what a plain subscription has not acknowledged waits after its door has died."""
@@ -83,6 +83,7 @@ def consumer(
     start: dict[str, Any],
     channels: tuple[str, ...] = (),
     owner: str = "",
+    terms: str = "",
     idle_seconds: float | None = None,
     is_sole: bool = False,
 ) -> dict[str, Any]:
@@ -103,6 +104,8 @@ def consumer(
     }
     if owner:
         made["metadata"][_OWNER] = owner
+    if terms:
+        made["metadata"][_TERMS] = terms
     if kind == "plain" and name != WAITING:
         made["inactive_threshold"] = round(PLAIN_SECONDS * 1e9)
     elif kind == "hold":
@@ -117,6 +120,16 @@ def idle(config: dict[str, Any], seconds: float | None) -> dict[str, Any]:
     if seconds is None:
         return config
     return {**config, "inactive_threshold": round(max(seconds, IDLE_SECONDS_MIN) * 1e9)}
+
+
+def served(config: dict[str, Any], terms: str) -> dict[str, Any]:
+    """One that is served on such terms."""
+    return {**config, "metadata": {**config.get("metadata", {}), _TERMS: terms}}
+
+
+def terms_of(info: dict[str, Any]) -> str:
+    """On which terms a durable or a group is served; empty where it does not say."""
+    return str(info.get("config", {}).get("metadata", {}).get(_TERMS, ""))
 
 
 def idle_seconds_of(info: dict[str, Any]) -> float | None:

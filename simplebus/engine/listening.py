@@ -2,8 +2,8 @@
 
 Rule 1: a position has one consumer at a time, and a subscription of the connection of its own for
 each: what comes of a former one is nobody's.
-Rule 2: of a durable without a group one door holds what was sent: it says so to whoever asks, as
-long as the position is here.
+Rule 2: who has a durable or a group says so to whoever asks, as long as the position is here. Of a
+durable without a group it is one door that holds what was sent.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Listening:
             del self._feeds[former]
         self._sids[position], self._feeds[sid] = sid, feed
         self.consumers[position] = name
-        if position.durable and not (position.group or feed.holder_sid):
+        if (position.durable or position.group) and not feed.holder_sid:
             feed.holder_sid = core.subscribe(self._names.holder(feed.cls.class_id, name))
             self.alive_sids.add(feed.holder_sid)
 

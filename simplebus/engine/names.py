@@ -118,6 +118,11 @@ def consumer(durable: str, group: str) -> str:
     return "-".join(parts)
 
 
+def is_of_durable(consumer: str, durable: str) -> bool:
+    """Whether a consumer of a durable is this one's, in whichever group."""
+    return consumer.split("-")[-2:] == ["d", token(durable)]
+
+
 def called(consumer: str) -> str:
     """What a consumer of such a name is for, in words."""
     match consumer.split("-"):

@@ -20,7 +20,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -31,9 +31,10 @@ from simplebus.engine import consumers
 from simplebus.engine.classes import RemoteClass
 from simplebus.engine.feed import Feed, Found, Owed
 from simplebus.engine.growing import fit
+from simplebus.engine.judging import Judge
 from simplebus.engine.link import Link
 from simplebus.engine.listing import consumers_of, streams
-from simplebus.engine.names import WAITING, consumer
+from simplebus.engine.names import WAITING, called, consumer, is_of_durable
 from simplebus.engine.others import Others
 from simplebus.engine.returning import Leaving, give_again, give_back, pass_on, with_note
 from simplebus.engine.settings import EngineOptions
@@ -47,14 +48,6 @@ _STREAM_SECONDS = 10.0
 
 class ConsumerRefusedError(JetStreamError):
     """The cluster makes no such consumer, however often it is asked."""
-
-
-class Judge(Protocol):
-    """What is asked whether those who want a position may have it: see `classes.judge`."""
-
-    def __call__(
-        self, cls: RemoteClass, position: Subscription, owner: str, *, moves: bool
-    ) -> None: ...
 
 
 class Positions:
@@ -168,14 +161,16 @@ class Positions:
             info = await self._info(class_id, name)
             if info is not None:
                 _check_same(position, patterns, info)
-                self._judge(cls, position, consumers.owner_of(info), moves=seeks)
-                await self._keep_for(class_id, position, info)
+                owner = consumers.owner_of(info)
+                may_change = self._judge.check(cls, position, owner, moves=seeks)
+                await self._agree(class_id, position, info, may_change=may_change)
                 if seeks:
                     return await self._move(class_id, info, patterns, start)
                 return await self._again(
                     class_id, info, was_there=True, may_be_nobodys=not position.group
                 )
             kind = "durable" if position.durable else "group"
+            await self._check_alone(class_id, position, name)
         else:
             if (info := await self._claimed(class_id, position)) is not None:
                 self._unsure.pop(position)
@@ -187,12 +182,36 @@ class Positions:
             name,
             kind,
             channels=patterns,
-            owner=position.owner,
-            idle_seconds=position.idle_seconds,
+            **self._said(position),
         )
         found = await self._begin(class_id, position, name, make, start)
         self._unsure.pop(position, None)
+        if kind != "plain" and (info := await self._info(class_id, name)) is not None:
+            _check_same(position, patterns, info)  # Another door may have been first.
         return found
+
+    def _said(self, position: Subscription) -> dict[str, Any]:
+        """What is said of a durable or a group when it is made."""
+        if not (position.durable or position.group):
+            return {}
+        return {
+            "owner": position.owner,
+            "terms": self._judge.terms(position),
+            "idle_seconds": position.idle_seconds,
+        }
+
+    async def _check_alone(self, class_id: int, position: Subscription, own: str) -> None:
+        """Raise RemoteProtocolError (subscription_mismatch) for a durable that is there with
+        another group, or with none."""
+        for info in await self.all(class_id) if position.durable else ():
+            name = str(info["name"])
+            is_other = name != own and consumers.kind_of(info) == "durable"
+            if is_other and is_of_durable(name, position.durable):
+                raise RemoteProtocolError(
+                    Reason.SUBSCRIPTION_MISMATCH,
+                    f"there is {called(name)}, and the durable {position.durable!r} was asked for "
+                    f"with the group {position.group!r}",
+                )
 
     async def _claimed(self, class_id: int, position: Subscription) -> dict[str, Any] | None:
         """What a position has taken up before, if that was not answered."""
@@ -205,13 +224,23 @@ class Positions:
         del self._unsure[position]
         return None
 
-    async def _keep_for(self, class_id: int, position: Subscription, info: dict[str, Any]) -> None:
-        """Have a durable that is there kept for as long as who owns it says now."""
+    async def _agree(
+        self, class_id: int, position: Subscription, info: dict[str, Any], *, may_change: bool
+    ) -> None:
+        """Have one that is there kept for as long as who may change it says now; and served as he
+        says if nobody else has it, or else as it was."""
+        name, config = str(info["name"]), info["config"]
         if consumers.owner_of(info) in ("", position.owner):
-            config = consumers.idle(info["config"], position.idle_seconds)
-            if config != info["config"]:
-                info["config"] = config
-                await self._update(class_id, str(info["name"]), config)
+            config = consumers.idle(config, position.idle_seconds)
+        there, terms = consumers.terms_of(info), self._judge.terms(position)
+        if there != terms:
+            if there and not (may_change and not await self._others.is_held(class_id, name)):
+                self._judge.agree(position, there)
+            else:
+                config = consumers.served(config, terms)
+        if config != info["config"]:
+            info["config"] = config
+            await self._update(class_id, name, config)
 
     async def _again(
         self, class_id: int, info: dict[str, Any], *, was_there: bool, may_be_nobodys: bool = False
@@ -244,7 +273,7 @@ class Positions:
         await self._make(class_id, hold, "hold", at, channels=patterns)
         await self._delete(class_id, name)
         begin, owner = await self._starting(class_id, start), consumers.owner_of(info)
-        seconds = consumers.idle_seconds_of(info)
+        seconds, terms = consumers.idle_seconds_of(info), consumers.terms_of(info)
         await self._make(
             class_id,
             name,
@@ -252,6 +281,7 @@ class Positions:
             begin,
             channels=patterns,
             owner=owner,
+            terms=terms,
             idle_seconds=seconds,
         )
         await self._delete(class_id, hold)
@@ -320,8 +350,7 @@ class Positions:
                 kind,
                 start,
                 channels=patterns,
-                owner=position.owner,
-                idle_seconds=position.idle_seconds,
+                **self._said(position),
             )
         if is_new:  # Nothing there is for whoever comes first.
             await self._delete(class_id, WAITING)
@@ -490,6 +519,7 @@ class Positions:
         door: str | None = None,
         channels: tuple[str, ...] = (),
         owner: str = "",
+        terms: str = "",
         idle_seconds: float | None = None,
         is_sole: bool = False,
     ) -> None:
@@ -502,6 +532,7 @@ class Positions:
             start=start,
             channels=channels,
             owner=owner,
+            terms=terms,
             idle_seconds=idle_seconds,
             is_sole=is_sole,
         )
