@@ -71,7 +71,7 @@ def identity_stream(options: EngineOptions, identity: str) -> dict[str, Any]:
 
 def identity_of(info: dict[str, Any]) -> str:
     """What such a stream says; empty for another one."""
-    return str(info.get("config", {}).get("metadata", {}).get(_IDENTITY, ""))
+    return _word(info, _IDENTITY)
 
 
 def consumer(
@@ -124,12 +124,12 @@ def idle(config: dict[str, Any], seconds: float | None) -> dict[str, Any]:
 
 def served(config: dict[str, Any], terms: str) -> dict[str, Any]:
     """One that is served on such terms."""
-    return {**config, "metadata": {**config.get("metadata", {}), _TERMS: terms}}
+    return {**config, "metadata": {**(config.get("metadata") or {}), _TERMS: terms}}
 
 
 def terms_of(info: dict[str, Any]) -> str:
     """On which terms a durable or a group is served; empty where it does not say."""
-    return str(info.get("config", {}).get("metadata", {}).get(_TERMS, ""))
+    return _word(info, _TERMS)
 
 
 def idle_seconds_of(info: dict[str, Any]) -> float | None:
@@ -139,13 +139,13 @@ def idle_seconds_of(info: dict[str, Any]) -> float | None:
 
 def left_by_its_door(config: dict[str, Any]) -> dict[str, Any]:
     """A plain one that waits for whoever comes."""
-    metadata = {**config.get("metadata", {}), _DOOR: ""}
+    metadata = {**(config.get("metadata") or {}), _DOOR: ""}
     return {**config, "metadata": metadata, "inactive_threshold": 0}
 
 
 def held_by(config: dict[str, Any], door: str) -> dict[str, Any]:
     """A plain one that a door has taken up."""
-    metadata = {**config.get("metadata", {}), _DOOR: door}
+    metadata = {**(config.get("metadata") or {}), _DOOR: door}
     threshold = round(PLAIN_SECONDS * 1e9)
     return {**config, "metadata": metadata, "inactive_threshold": threshold}
 
@@ -228,19 +228,24 @@ def waiting_for(info: dict[str, Any]) -> int:
 
 
 def kind_of(info: dict[str, Any]) -> str:
-    return str(info.get("config", {}).get("metadata", {}).get(_KIND, ""))
+    return _word(info, _KIND)
 
 
 def door_of(info: dict[str, Any]) -> str:
     """Which door holds a plain one; empty for none."""
-    return str(info.get("config", {}).get("metadata", {}).get(_DOOR, ""))
+    return _word(info, _DOOR)
 
 
 def owner_of(info: dict[str, Any]) -> str:
     """Which user has made a durable or a group; empty for nobody."""
-    return str(info.get("config", {}).get("metadata", {}).get(_OWNER, ""))
+    return _word(info, _OWNER)
 
 
 def channels_of(info: dict[str, Any]) -> set[str]:
-    told = str(info.get("config", {}).get("metadata", {}).get(_CHANNELS, ""))
+    told = _word(info, _CHANNELS)
     return set(told.split("\n")) if told else set()
+
+
+def _word(info: dict[str, Any], key: str) -> str:
+    """One of the metadata of a stream or a consumer; empty where it says none."""
+    return str((info.get("config", {}).get("metadata") or {}).get(key, ""))

@@ -7,7 +7,8 @@ Rule 2: what is not known within some seconds is not known.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import trio
@@ -58,24 +59,14 @@ class Counting:
             if error.code not in jetstream.NOT_FOUND:
                 raise
             return _NOTHING
-        state, config = info["state"], info["config"]
-        first, last = int(state["first_seq"]), int(state["last_seq"])
         left = {str(each["name"]): each for each in await self._positions.left(class_id)}
         there = [each for each in await self._positions.all(class_id) if consumers.kind_of(each)]
-        behind = [each for each in there if consumers.floor(each) <= last]
-        oldest = min(behind, key=consumers.floor, default=None)
-        is_left = oldest is not None and str(oldest["name"]) in left
-        return Inventory(
-            messages=int(state["messages"]),
-            bytes=int(state["bytes"]),
-            floor=max(0, min(first - 1, last)),
-            head=last,
-            messages_max=max(0, int(config.get("max_msgs") or 0)),
-            bytes_max=max(0, int(config.get("max_bytes") or 0)),
-            backlog=max(map(consumers.waiting_for, left.values()), default=0),
-            is_backlog_first=is_left,
-            held_by="" if oldest is None or is_left else await self._holder(class_id, oldest),
-        )
+        found, first = inventory(info, left.values()), _furthest_behind(info, there)
+        if first is None:
+            return found
+        if str(first["name"]) in left:
+            return replace(found, is_backlog_first=True)
+        return replace(found, held_by=await self._holder(class_id, first))
 
     async def _holder(self, class_id: int, info: dict[str, Any]) -> Subscription | str:
         """Whose a consumer is."""
@@ -90,3 +81,27 @@ class Counting:
         else:
             where = "which this door has not"
         return f"{called(name)}, {where}; {waits}"
+
+
+def inventory(info: dict[str, Any], left: Iterable[dict[str, Any]]) -> Inventory:
+    """What a stream says of itself, and consumers that no door holds of what waits for somebody."""
+    state, config = info["state"], info["config"]
+    last = int(state["last_seq"])
+    return Inventory(
+        messages=int(state.get("messages", 0)),
+        bytes=int(state.get("bytes", 0)),
+        floor=max(0, min(int(state["first_seq"]) - 1, last)),
+        head=last,
+        messages_max=max(0, int(config.get("max_msgs", 0))),
+        bytes_max=max(0, int(config.get("max_bytes", 0))),
+        backlog=max(map(consumers.waiting_for, left), default=0),
+        is_backlog_first=False,
+        held_by="",
+    )
+
+
+def _furthest_behind(info: dict[str, Any], there: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The consumer that has acknowledged least; None if all have acknowledged all."""
+    last = int(info["state"]["last_seq"])
+    behind = [each for each in there if consumers.floor(each) <= last]
+    return min(behind, key=consumers.floor, default=None)

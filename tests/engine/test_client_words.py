@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simplebus.core.errors import RemoteProtocolError
-from simplebus.engine import consumers
+from simplebus.engine import consumers, counting, growing
+from simplebus.engine.link import NatsAddress
+from simplebus.engine.returning import with_note
+from simplebus.engine.settings import EngineOptions
 from simplebus.nats.auth import is_signed
 from simplebus.nats.client import jetstream, writing
 from simplebus.nats.client.core import ClientCore, Ready, Replies
@@ -157,10 +161,25 @@ def test_why_something_is_not_stored_is_said() -> None:
     )
 
 
-STREAM = {"config": {"name": "S"}, "state": {"first_seq": 1, "last_seq": 0}}
+STREAM = {
+    "config": {
+        "name": "S",
+        "storage": "memory",
+        "num_replicas": 1,
+        "max_bytes": -1,
+        "max_msgs": -1,
+        "duplicate_window": 1,
+        "metadata": {"simplebus-identity": "1"},
+    },
+    "state": {"messages": 0, "bytes": 0, "first_seq": 1, "last_seq": 0},
+}
 CONSUMER = {
     "name": "c",
-    "config": {"opt_start_seq": 1, "metadata": {"a": "b"}},
+    "config": {
+        "opt_start_seq": 1,
+        "inactive_threshold": 1,
+        "metadata": {"simplebus": "plain", "simplebus-door": "d", "simplebus-terms": "{}"},
+    },
     "delivered": {"stream_seq": 0},
     "ack_floor": {"stream_seq": 0},
 }
@@ -170,6 +189,34 @@ ANSWERS = [
     ("CONSUMER.CREATE.S.c", CONSUMER),
     ("CONSUMER.LIST.S", {"total": 1, "consumers": [CONSUMER]}),
 ]
+
+
+OPTIONS = EngineOptions((NatsAddress("a"),), replicas=3)
+READ: dict[str, list[Callable[[dict[str, Any]], object]]] = {
+    "consumers": [
+        consumers.channels_of,
+        consumers.door_of,
+        consumers.idle_seconds_of,
+        consumers.is_sole,
+        consumers.kind_of,
+        consumers.owner_of,
+        consumers.sent_count,
+        consumers.sent_to,
+        consumers.terms_of,
+        consumers.waiting_for,
+        lambda info: consumers.held_by(info["config"], "d"),
+        lambda info: consumers.left_by_its_door(info["config"]),
+        lambda info: consumers.served(info["config"], "{}"),
+        lambda info: with_note(info, np.arange(2)),
+    ],
+    "streams": [
+        consumers.identity_of,
+        lambda info: growing.growth(info["config"], OPTIONS),
+        lambda info: growing.weakness(info["config"], OPTIONS),
+        lambda info: counting.inventory(info, [CONSUMER]),
+    ],
+}
+"""All that doors make of such answers."""
 
 
 def variants(value: object) -> list[object]:
@@ -195,8 +242,12 @@ def test_an_answer_is_of_its_shape_or_an_error(subject: str, said: dict[str, obj
             refused += 1
             said_of_it.add(str(error))
         else:  # What is left out of it is nothing that everybody needs.
-            for each in found.get("consumers") or [found] if "CONSUMER" in subject else []:
-                assert consumers.floor(each) >= 1
+            what = "consumers" if subject.startswith("CONSUMER") else "streams"
+            for each in (found[what] or []) if "LIST" in subject else [found]:
+                if what == "consumers":
+                    assert consumers.floor(each) >= 1
+                for read in READ[what]:
+                    read(each)
     assert refused > 20
     assert all("xpected" in each or "missing" in each for each in said_of_it)
 

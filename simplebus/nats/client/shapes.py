@@ -18,6 +18,7 @@ class StreamState(TypedDict):
     """Its messages. A stream that is empty has first_seq = last_seq + 1."""
 
     messages: NotRequired[Count]
+    bytes: NotRequired[Count]
     first_seq: Count
     last_seq: Count
     consumer_count: NotRequired[Count]
@@ -30,6 +31,12 @@ class StreamConfig(TypedDict):
     description: NotRequired[str | None]
     retention: NotRequired[str]
     subjects: NotRequired[list[str] | None]
+    storage: NotRequired[str]
+    num_replicas: NotRequired[int]
+    max_msgs: NotRequired[int]
+    max_bytes: NotRequired[int]
+    duplicate_window: NotRequired[int]
+    metadata: NotRequired[dict[str, str] | None]
 
 
 class StreamInfo(TypedDict):
@@ -53,6 +60,7 @@ class ConsumerConfig(TypedDict, total=False):
 
     opt_start_seq: Count
     ack_policy: str
+    inactive_threshold: int
     metadata: dict[str, str] | None
 
 
