@@ -37,7 +37,7 @@ from simplebus.engine.counting import Counting
 from simplebus.engine.feed import ALIVE_SECONDS, FETCH_BYTES, FETCH_SECONDS, Feed
 from simplebus.engine.feed import Found as Consumer
 from simplebus.engine.identity import keep_identity
-from simplebus.engine.jobs import Jobs
+from simplebus.engine.jobs import Jobs, say_in_vain
 from simplebus.engine.judging import Judge, askers_of, let_answer
 from simplebus.engine.link import Event, Link, Lost
 from simplebus.engine.listening import Listening
@@ -103,7 +103,6 @@ class Cluster:
         self.listening = Listening(core, options.names, self.door)
         self._touched: dict[Feed, None] = {}
         self._burials = Burials(self._ledger, core.write)
-        self._feed_count = 0
         self._jobs = Jobs(self._has_reached)
         self._do = self._jobs.do
         self._trimming = Trimming(self.link, self.positions, self._jobs, self.listening)
@@ -402,10 +401,13 @@ class Cluster:
     ) -> None:
         """Find or make the consumer of a position, and have it feed it. What is published behind it
         waits for one try: nobody is held up for as long as the cluster refuses."""
-        is_done = await self._find_consumer(cls, position, find, tries)
-        if holds and (is_done or self.link.is_ready):
-            holds = False
-            self.uplink.let_go(cls.class_id)
+        is_done = True
+        try:
+            is_done = await self._find_consumer(cls, position, find, tries)
+        finally:  # Whatever goes wrong.
+            if holds and (is_done or self.link.is_ready):
+                holds = False
+                self.uplink.let_go(cls.class_id)
         if not is_done:
             again = partial(self._open_feed, cls, position, find, holds=holds, tries=tries + 1)
             self._jobs.do_later(cls.class_id, again, _PAUSE_SECONDS)
@@ -428,8 +430,7 @@ class Cluster:
             self._refuse(cls, position, RemoteProtocolError(Reason.BAD_REQUEST, str(error)))
             return True
         except (BusConnectionError, JetStreamError) as error:
-            if tries & (tries - 1) == 0:
-                log.warning("a subscription to class %d: %s; trying on", cls.class_id, error)
+            say_in_vain(cls.class_id, error, tries)
             return False
         except Exception:
             log.exception("class %d: a subscription could not be begun", cls.class_id)
@@ -465,10 +466,8 @@ class Cluster:
             self._do(feed.cls.class_id, partial(self._renew_consumer, feed))
 
     async def _renew_consumer(self, feed: Feed, tries: int = 0) -> None:
-        cls, position = feed.cls, feed.position
-        if position not in self.listening:
-            await self._close_unsure(cls, position)
-        elif not await self._find_another(feed, tries):
+        cls = feed.cls
+        if not await self._find_another(feed, tries):
             again = partial(self._renew_consumer, feed, tries + 1)
             self._jobs.do_later(cls.class_id, again, _PAUSE_SECONDS)
             return
@@ -480,11 +479,13 @@ class Cluster:
         cls, position = feed.cls, feed.position
         try:
             await self.link.wait_ready()
+            if position not in self.listening:
+                await self._close_unsure(cls, position)
+                return True
             name = self.listening.consumers[position]
             found = await self.positions.renew(cls, position, name, feed)
-        except (BusConnectionError, JetStreamError) as error:
-            if tries & (tries - 1) == 0:
-                log.warning("a subscription to class %d: %s; trying on", cls.class_id, error)
+        except Exception as error:
+            say_in_vain(cls.class_id, error, tries)
             return False
         feed.asked = 0
         self._touched[feed] = None

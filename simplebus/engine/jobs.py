@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable, KeysView
 
 import trio
 
+from simplebus.core.errors import BusError
+
 log = logging.getLogger("simplebus.engine")
 
 Job = Callable[[], Awaitable[None]]
@@ -71,3 +73,12 @@ class Jobs:
             jobs.popleft()
         del self._jobs[class_id]
         self._tell()
+
+
+def say_in_vain(class_id: int, error: Exception, tries: int) -> None:
+    """A subscription has not what it needs, after so many tries more: said in the log, and more
+    rarely each time."""
+    if tries & (tries - 1) == 0:
+        is_fault = not isinstance(error, BusError)
+        what = "a subscription to class %d: %s; trying on"
+        log.warning(what, class_id, error, exc_info=is_fault)

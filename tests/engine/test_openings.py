@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from simplebus.server.serve import Serving
 
 from .doors import PATIENCE_SECONDS, door, options
 from .meddling import answers_lost, asked_in_vain
-from .nats_servers import NatsServer
+from .nats_servers import NatsServer, nats_server
 from .test_doors import at, cluster_of, until
 from .test_uplink import Stream, entry, frame
 
@@ -277,3 +278,76 @@ async def test_what_goes_wrong_with_one_thing_that_is_asked_ends_nothing_else(
     assert done == [0, 2]
     assert jobs.is_empty
     assert "a fault of the door's own" in caplog.text
+
+
+async def test_a_fault_of_the_door_where_somebody_goes_holds_up_no_publisher(
+    jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with door(options(jetstream_server.url)) as up, simplebus.connect(at(up)) as bus:
+        cluster = cluster_of(up)
+        find = cluster.positions.open
+
+        async def open_late(*asked: Any, **more: Any) -> Any:
+            found = await find(*asked, **more)
+            await until(lambda: not cluster.feeds)
+            return found
+
+        async def close(*_: Any, **__: Any) -> None:
+            raise ValueError("a fault of the door's own")
+
+        monkeypatch.setattr(cluster.positions, "open", open_late)
+        monkeypatch.setattr(cluster.positions, "close", close)
+        with trio.fail_after(PATIENCE_SECONDS):
+            async with simplebus.connect(at(up)) as other, trio.open_nursery() as nursery:
+                nursery.start_soon(_subscribe, other)
+                await until(lambda: bool(cluster.feeds))
+                nursery.cancel_scope.cancel()
+            await bus.publish(b"", class_id=7)
+        assert "a fault of the door's own" in caplog.text
+
+
+@pytest.mark.parametrize("group", [None, "g"])
+async def test_who_goes_while_there_is_no_connection_leaves_no_fault(
+    tmp_path: Path, group: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is lost of his consumer is looked for again, and he is gone by then."""
+    with nats_server(tmp_path) as server:
+        async with door(options(server.url)) as up:
+            cluster = cluster_of(up)
+            with trio.fail_after(PATIENCE_SECONDS):
+                async with (
+                    simplebus.connect(at(up)) as bus,
+                    bus.subscribe(7, group=group),
+                ):
+                    [feed] = cluster.feeds.values()
+                    server.kill()
+                    await until(lambda: not cluster.link.is_ready)
+                    cluster._renew(feed)
+                    await until(lambda: 7 in cluster._jobs.classes)
+                await until(lambda: not cluster.feeds)
+                server.start()
+                await until(lambda: not cluster.is_busy)
+    assert "went wrong" not in caplog.text
+
+
+async def test_a_fault_where_a_consumer_is_looked_for_again_is_tried_on(
+    jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = [ValueError("a fault of the door's own")] * 2
+    async with door(options(jetstream_server.url)) as up, simplebus.connect(at(up)) as bus:
+        cluster = cluster_of(up)
+        renew = cluster.positions.renew
+
+        async def renew_late(*asked: Any) -> Any:
+            if faults:
+                raise faults.pop()
+            return await renew(*asked)
+
+        monkeypatch.setattr(cluster.positions, "renew", renew_late)
+        with trio.fail_after(PATIENCE_SECONDS):
+            async with bus.subscribe(7) as messages:
+                [feed] = cluster.feeds.values()
+                cluster._renew(feed)
+                await until(lambda: not (faults or feed.is_renewing))
+                await bus.publish(b"then", class_id=7)
+                assert (await messages.get()).payload == b"then"
