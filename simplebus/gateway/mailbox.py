@@ -4,6 +4,8 @@ Rule 1: everything here that changes is changed under the bus's lock, except wha
 changes: the counters of deliveries.
 Rule 2: a worker takes all that waits at once. So what is bounded is what waits: at most as much
 again is in the worker's hands.
+Rule 3: a module that was removed in a callback, and added again, is given nothing before that has
+ended.
 
     publish ──► queue ──► take: the whole queue ──► receive, one message after the other
                   full: block, drop_oldest or drop_newest
@@ -15,6 +17,7 @@ import enum
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from simplebus.gateway.messages import ModuleMessage
@@ -80,6 +83,7 @@ class Mailbox(Waiter):
         "dropped",
         "ends",
         "failed",
+        "former",
         "full",
         "hears_all",
         "home",
@@ -132,6 +136,8 @@ class Mailbox(Waiter):
         """Whether nothing is any more in the module's hands."""
         self.ends: list[ThreadGate | TaskGate] = []
         """Who waits for that."""
+        self.former: Mailbox | None = None
+        """The one that the module had before, as long as it has something in its hands."""
         self.home: Home | None = None
         """The event loop in which its worker is a task; None for one of its own, and for a thread.
         """
@@ -139,6 +145,12 @@ class Mailbox(Waiter):
     def is_on(self, board: Switchboard) -> bool:
         """Whether it is of that bus."""
         return self._board is board
+
+    def come_behind(self, former: Mailbox) -> None:
+        """The module is in a callback still, of a time when it was on the bus before. The lock is
+        held."""
+        self.former = former
+        self.await_always(former)
 
     def make_room(self) -> bool:
         """What the policy does about a queue that is full, for one message more. Returns whether
@@ -195,6 +207,13 @@ class Mailbox(Waiter):
         with self._board.lock:
             if self.is_closed:
                 return None, None
+            if self.former is not None:
+                if not self.former.is_ended:
+                    gate = gate_type()
+                    self.former.ends.append(gate)
+                    return gate, None
+                self.await_no_more(self.former)
+                self.former = None
             if self.queue or self.is_poked:
                 return None, self._grab()
             gate = gate_type()
@@ -217,10 +236,13 @@ class Mailbox(Waiter):
             gate, batch = self._look(TaskGate)
             if gate is None:
                 return batch
-            await gate.wait(self._stop_waiting)
+            await gate.wait(partial(self._stop_waiting, gate))
 
-    def _stop_waiting(self) -> bool:
+    def _stop_waiting(self, gate: TaskGate) -> bool:
         with self._board.lock:
+            if self.former is not None and gate in self.former.ends:
+                self.former.ends.remove(gate)
+                return True
             waited, self.wake = self.wake is not None, None
         return waited
 

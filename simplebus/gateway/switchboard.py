@@ -47,6 +47,8 @@ class Switchboard:
         self.references = 1
         self.boxes: dict[int, Mailbox] = {}
         """Those of the modules, by identity, in the order in which they came."""
+        self._leaving: dict[int, Mailbox] = {}
+        """Those of modules that were removed in a callback which goes on, the last one of each."""
         self.routes: dict[int, tuple[Mailbox, ...]] = {}
         """Who hears a module that is on the bus, or nobody's messages, as far as found out,"""
         self.alone: dict[int, Mailbox] = {}
@@ -71,6 +73,8 @@ class Switchboard:
         if id(box.module) in self.boxes:
             raise invalid(f"module {box.name} is on the bus already")
         self.boxes[id(box.module)] = box
+        if (former := self._leaving.get(id(box.module))) is not None:
+            box.come_behind(former)
         self.reroute()
 
     def find(self, module: object) -> Mailbox:
@@ -84,6 +88,7 @@ class Switchboard:
     def detach(self, box: Mailbox) -> None:
         """The module hears no more, and is heard by those alone that hear everyone."""
         del self.boxes[id(box.module)]
+        self._leaving[id(box.module)] = box
         for other in self.boxes.values():
             other.sources.pop(id(box.module), None)
         self.reroute()
@@ -96,6 +101,8 @@ class Switchboard:
             if self.boxes.get(id(box.module)) is box:
                 self.detach(box)
             box.is_ended = True
+            if self._leaving.get(id(box.module)) is box:
+                del self._leaving[id(box.module)]
             self.lost += box.lost + lost
             for gate in box.ends:
                 gate.open()

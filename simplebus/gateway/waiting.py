@@ -31,6 +31,16 @@ class Waiter:
         self._awaited: list[tuple[Waiter, ...]] = []
         """Whom it waits for; several at once when a callback publishes from several tasks."""
 
+    def await_always(self, other: Waiter) -> None:
+        """It waits for another one, wherever it is, until `await_no_more`."""
+        with _graph:
+            self._awaited.append((other,))
+
+    def await_no_more(self, other: Waiter) -> None:
+        """That is over."""
+        with _graph:
+            self._awaited.remove((other,))
+
     def _leads_to(self, target: Waiter) -> bool:
         seen: set[Waiter] = set()
         ahead = [self]

@@ -20,6 +20,8 @@ from simplebus.gateway import (
     Result,
 )
 
+BOTH = "begins", "ends"
+
 
 def full_module(bus: ModuleBus, **options: object) -> Held:
     """A module that is in its callback, with one more message waiting, and no room."""
@@ -433,6 +435,59 @@ def test_a_module_may_be_removed_by_its_own_callback(by: str) -> None:
         bus.destroy()
     assert_no_threads_left()
     assert module.heard == ["go"]
+
+
+def test_who_is_added_again_in_its_callback_is_given_nothing_before_that_has_ended() -> None:
+    told: list[str] = []
+    added, go_on = threading.Event(), threading.Event()
+
+    def begin_anew(message: ModuleMessage) -> None:
+        told.append(f"begins {message.content.decode()}")
+        if message.content == b"go":
+            bus.remove_module(module)
+            bus.add_module(module, places=1)
+            bus.publish(said("more"))
+            with pytest.raises(ModuleBusFullError, match="would never end"):
+                bus.publish(said("too much"))
+            added.set()
+            assert go_on.wait(SOON)
+        told.append(f"ends {message.content.decode()}")
+
+    module = Listener(begin_anew)
+    with ModuleBus() as bus:
+        bus.add_module(module)
+        bus.publish(said("go"))
+        assert added.wait(SOON)
+        waiting = in_thread(lambda: bus.publish(said("last")))
+        wait_for_publishers(bus, 1)
+        assert told == ["begins go"]
+        go_on.set()
+        waiting.join()
+        bus.wait_quiet()
+        assert told == [f"{what} {text}" for text in ("go", "more", "last") for what in BOTH]
+    assert_no_threads_left()
+
+
+def test_who_is_added_and_removed_again_in_its_callback_leaves_nothing_behind() -> None:
+    done = threading.Event()
+
+    def come_and_go(message: ModuleMessage) -> None:
+        for _ in range(10):
+            bus.remove_module(module)
+            bus.add_module(module)
+        bus.remove_module(module)
+        done.set()
+
+    module = Listener(come_and_go)
+    with ModuleBus() as bus:
+        bus.add_module(module)
+        bus.publish(said("go"))
+        assert done.wait(SOON)
+        assert_no_threads_left()
+        assert bus.statistics().modules == ()
+        bus.add_module(module := Listener())
+        bus.publish(said("again"))
+        assert module.wait(1) == ["again"]
 
 
 def test_two_may_remove_each_other_at_once() -> None:

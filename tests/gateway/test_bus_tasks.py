@@ -205,6 +205,55 @@ async def test_removing_waits_for_the_callback_but_not_in_it() -> None:
             await bus.remove_module_async(module)
 
 
+async def test_who_is_added_again_in_its_callback_is_given_nothing_before_that_has_ended() -> None:
+    told: list[str] = []
+    added, go_on = trio.Event(), trio.Event()
+
+    async def begin_anew(message: ModuleMessage) -> None:
+        told.append(f"begins {message.content.decode()}")
+        if message.content == b"go":
+            await bus.remove_module_async(begin_anew)
+            bus.add_module(begin_anew)
+            added.set()
+            await go_on.wait()
+        told.append(f"ends {message.content.decode()}")
+
+    async with ModuleBus() as bus:
+        bus.add_module(begin_anew)
+        await bus.publish_async(said("go"))
+        await added.wait()
+        await bus.publish_async(said("more"))
+        await trio.testing.wait_all_tasks_blocked()
+        assert told == ["begins go"]
+        go_on.set()
+        await bus.wait_quiet_async()
+        assert told == ["begins go", "ends go", "begins more", "ends more"]
+
+
+async def test_who_waits_for_its_own_callback_is_cancelled_with_its_event_loop() -> None:
+    added, forever = trio.Event(), trio.Event()
+
+    async def begin_anew(message: ModuleMessage) -> None:
+        await bus.remove_module_async(begin_anew)
+        bus.add_module(begin_anew)
+        added.set()
+        await forever.wait()
+
+    bus = ModuleBus()
+
+    async def leave_with_an_error() -> None:
+        async with bus:
+            bus.add_module(begin_anew)
+            await bus.publish_async(said("go"))
+            await added.wait()
+            await trio.testing.wait_all_tasks_blocked()
+            raise ValueError("out of here")
+
+    with pytest.raises(ValueError, match="out of here"):
+        await leave_with_an_error()
+    assert bus.is_freed
+
+
 async def test_in_an_event_loop_removing_does_not_block() -> None:
     async with ModuleBus() as bus:
         held = Held()
