@@ -14,12 +14,14 @@ then: what was read last does not stand where it stood. What was written to it a
 before it was cut off, is gone: have files moved away, not copied and cut off.
 With `remember` the place is written down after its lines were said: after a crash some may be said
 again, and none is left out while the file that was read is still there, or beside it by a name that
-begins with its own; if it is not, the log says so. What was said and what no module had kept yet is
+begins with its own; if it is not, the log says so. Where there is no room to write it down, nothing
+more is read until there is. What was said and what no module had kept yet is
 gone with the crash. Without it, a tail that failed and is made again begins where `start` says.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -49,6 +51,9 @@ MARK_BYTES = 64
 """So much of what was read last is looked at again, to see whether it is the same file still."""
 DONE_MAX = 64
 """Of so many files that were read it is known that they were."""
+FULL_SECONDS = 1.0
+"""How often it is tried to write down the place on a disk that is full."""
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 ROTATED = re.compile(r"[-._]\d[-._:T\d]*")
 """What a name has more once a file is moved away."""
 
@@ -350,6 +355,8 @@ class Tail(BlockingModule):
         if self._place is not None and self._place.exists():
             place = self._place.read_bytes()
         self._written = place
+        self._is_full = False
+        """Whether there was no room for the place."""
         self._follower = Follower(Path(settings.path), at_end=settings.start == "end", place=place)
 
     def run(self) -> None:
@@ -362,16 +369,29 @@ class Tail(BlockingModule):
                 if not self.bus.publish_until_stopping(ModuleMessage(line.content, about)):
                     self._remember(self._follower.before(line))
                     return
-            self._remember(self._follower.place)
+            while not self._remember(self._follower.place):
+                if self.bus.wait(FULL_SECONDS):
+                    return
             if not lines:
                 self.bus.wait(settings.poll_seconds)
 
-    def _remember(self, place: bytes) -> None:
-        if self._place is not None and place != self._written and not self.bus.has_ended:
-            new = self._place.with_name(self._place.name + ".new")
+    def _remember(self, place: bytes) -> bool:
+        """Write it down. Returns False where there is no room for that."""
+        if self._place is None or place == self._written or self.bus.has_ended:
+            return True
+        new = self._place.with_name(self._place.name + ".new")
+        try:
             new.write_bytes(place)
             new.replace(self._place)
-            self._written = place
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            if not self._is_full:
+                log.error("%s: %s; nothing more is read until there is room", self._place, error)
+            self._is_full = True
+            return False
+        self._written, self._is_full = place, False
+        return True
 
     def destroy(self) -> None:
         """Close the file."""

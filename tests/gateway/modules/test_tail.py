@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from gateway import parts
 from simplebus.gateway.gateway import open_gateway
 from simplebus.gateway.messages import ModuleMessage
 from simplebus.gateway.module import BlockingModule
+from simplebus.gateway.modules import tail
 from simplebus.gateway.modules.tail import (
     HELD_MAX,
     LINE_BYTES_MAX,
@@ -306,6 +309,55 @@ async def test_the_module_says_lines_and_remembers_its_place(path: Path, tmp_pat
     heard = [what[2] for what in parts.HAPPENED if what[1] == "receive"]
     assert heard == ["one", "two", "three"]
     assert os.listdir(tmp_path).count("place") == 1
+
+
+async def test_on_a_full_disk_nothing_is_read_that_may_be_said_again(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tail, "FULL_SECONDS", 0.001)
+    tries, is_full = 0, True
+    replace = Path.replace
+
+    def write(place: Path, to: Path) -> Path:
+        nonlocal tries
+        tries += is_full
+        if is_full:
+            raise OSError(errno.ENOSPC, "No space left on device", str(place))
+        return replace(place, to)
+
+    monkeypatch.setattr(Path, "replace", write)
+    settings = {
+        "path": str(path),
+        "start": "begin",
+        "remember": str(tmp_path / "place"),
+        "poll_seconds": 0.001,
+    }
+    add(path, b"one\n")
+    modules = ModulePlan.of("all", "gateway.parts:Recorder"), ModulePlan.of("t", "tail", settings)
+    plan = GatewayPlan(modules, (("t", "all"),))
+    parts.HAPPENED.clear()
+
+    async def until(condition: Callable[[], bool]) -> None:
+        with trio.fail_after(60):
+            while not condition():  # noqa: ASYNC110
+                await trio.sleep(0.001)
+
+    def heard() -> list[str]:
+        return [what[2] for what in parts.HAPPENED if what[1] == "receive"]
+
+    async with open_gateway(plan):
+        await until(lambda: tries > 3)
+        add(path, b"two\n")
+        before = tries
+        await until(lambda: tries > before + 3)
+        assert heard() == ["one"]
+        is_full = False
+        await until(lambda: len(heard()) > 1)
+        is_full, before = True, tries
+        add(path, b"three\n")
+        await until(lambda: tries > before)  # It ends while it waits.
+    assert heard() == ["one", "two", "three"]
+    assert caplog.text.count("nothing more is read until there is room") == 2
 
 
 @pytest.mark.parametrize("before", [0, 2])
