@@ -76,14 +76,19 @@ async def open_gateway(
 ) -> AsyncIterator[Gateway]:
     """A gateway with these modules, all started, for as long as the block lasts. Leaving it has
     them hear out what was said, for so many seconds, and ends them in the opposite order."""
-    async with ModuleBus() as bus:
-        gateway = Gateway(bus, grace=grace)
+    raised: Exception | None = None
+    async with ModuleBus() as bus, trio.open_nursery() as nursery:
+        gateway = Gateway(bus, nursery, grace=grace)
         try:
             if plan is not None:
                 await gateway.apply(plan)
             yield gateway
+        except Exception as error:  # Not to be wrapped.
+            raised = error
         finally:
             await gateway._end(drain)
+    if raised is not None:
+        raise raised
 
 
 class Gateway:
@@ -93,8 +98,10 @@ class Gateway:
     nothing has changed.
     """
 
-    def __init__(self, bus: ModuleBus, *, grace: float) -> None:
+    def __init__(self, bus: ModuleBus, nursery: trio.Nursery, *, grace: float) -> None:
+        """What nobody waits for goes on in the nursery."""
         self.bus = bus
+        self._nursery = nursery
         self._grace = grace
         self._lives: dict[str, Life] = {}
         """By name, in their order."""
@@ -171,14 +178,19 @@ class Gateway:
     # Changes -------------------------------------------------------------------------------------
 
     async def add(self, plan: ModulePlan) -> None:
-        """A module more, which hears nobody yet. Returns when it has started."""
+        """A module more, which hears nobody yet. Returns when it has started; when that is given
+        up, it starts all the same."""
         async with self._changing:
             self._add(plan)
-            await self._start(self._lives[plan.name])
-            self._say_changed()
+            try:
+                await self._start(self._lives[plan.name])
+            finally:
+                self._lives[plan.name].may_start.set()
+                self._say_changed()
 
     async def remove(self, name: str) -> None:
-        """End a module. Its links go with it."""
+        """End a module. Its links go with it. Returns when it has ended; for the module itself, at
+        once: it ends when it does nothing more."""
         self._wait_no_more(lambda awaited: awaited.name == name)
         async with self._changing:
             await self._remove(self._life(name))
@@ -212,7 +224,8 @@ class Gateway:
 
     async def apply(self, plan: GatewayPlan) -> None:
         """Become what the plan says: modules that it does not have end, others come, those that it
-        has otherwise are replaced, and the rest go on as if nothing had been."""
+        has otherwise are replaced, and the rest go on as if nothing had been. Given up before it
+        returns, it is done in part."""
         plan.check()
         self.expect(plan)
         async with self._changing:
@@ -228,14 +241,19 @@ class Gateway:
             for link in [link for link in self._links if link not in plan.links]:
                 self.unlink(*link)
             added = [each for each in plan.modules if each.name not in self._lives]
-            for each in added:
-                self._add(each)
-                await self._wait(self._lives[each.name], "created")
-            for link in plan.links:
-                if link not in self._links:
-                    self.link(*link)
-            for each in added:
-                await self._start(self._lives[each.name])
+            try:
+                for each in added:
+                    self._add(each)
+                    await self._wait(self._lives[each.name], "created")
+                for link in plan.links:
+                    if link not in self._links:
+                        self.link(*link)
+                for each in added:
+                    await self._start(self._lives[each.name])
+            finally:
+                for each in added:
+                    if each.name in self._lives:
+                        self._lives[each.name].may_start.set()
             self._lives = {name: self._lives[name] for name in wanted}
             self.is_begun = True
             if self.names != before or added:
@@ -298,7 +316,10 @@ class Gateway:
         name = life.plan.name
         for link in [link for link in self._links if name in link]:
             del self._links[link]
-        await life.leave(self._grace)
+        if Life.within.get() is life:  # It would wait for itself.
+            self._nursery.start_soon(life.leave, self._grace)
+        else:
+            await life.leave(self._grace)
         del self._lives[name]  # Only now: whoever is cancelled while it waits may try again.
 
     def _say_changed(self) -> None:

@@ -26,6 +26,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,6 +95,9 @@ class _Again(Exception):  # noqa: N818 - it is no error.
 
 class Life:
     """A module of a gateway. On the bus, this is the module."""
+
+    within: ContextVar[Life | None] = ContextVar("within", default=None)
+    """The one whose task, or thread, this is."""
 
     def __init__(self, bus: ModuleBus, plan: ModulePlan) -> None:
         self.plan = plan
@@ -221,6 +225,7 @@ class Life:
 
     @trio.lowlevel.enable_ki_protection
     async def _live(self, box: Mailbox) -> None:
+        self.within.set(self)
         pause, since = PAUSE_S, trio.current_time()
         try:
             with self._scope:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from contextvars import copy_context
+from functools import partial
 from typing import TypeVar, TypeVarTuple
 
 from simplebus.gateway.errors import failure_of
@@ -27,7 +29,8 @@ class OwnThread:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self.is_given_up = False
         """Whether it is in a call that nobody waits for any more."""
-        threading.Thread(target=self._work, name=f"simplebus {name}", daemon=True).start()
+        work = partial(copy_context().run, self._work)  # It is inside of what its maker is.
+        threading.Thread(target=work, name=f"simplebus {name}", daemon=True).start()
 
     def _work(self) -> None:
         inside.set(self._waiter)
