@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from simplebus.bridge.ends import HopelessError
@@ -26,7 +25,6 @@ def between(
     class_: int | str,
     start: str = "waiting",
     auth: Auth | None = None,
-    clock: Callable[[], float] = time.time,
 ) -> Way:
     """What opens both ends: `class_` of the bus at `near`, where the lane is who `auth` says, and
     the far end of these terms."""
@@ -40,7 +38,6 @@ def between(
             durable=terms.name,
             channels=terms.channels,
             start=start,
-            clock=clock,
             place=near,
         )
 

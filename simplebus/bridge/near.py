@@ -4,12 +4,12 @@ Rule 1: messages are read by their sequences, so in order, each once, and only t
 has as safe as it promises: what a crash there could take back is never copied.
 Rule 2: a durable has the bus keep what is not copied, and says when something new has come. It is
 moved as one step, and is sent one message at a time.
+Rule 3: how old a message is, is the bus's to say: no other clock is asked.
 """
 
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -76,12 +76,17 @@ class Within(Protocol):
         longer."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Asked:
     request: Request
     first: int
     end: int
     """Where it is to end; it ends sooner where it would be too long."""
+    answered_at: float = 0.0
+    """By the loop's clock."""
+
+    def answered(self) -> None:
+        self.answered_at = trio.current_time()
 
 
 class NearBus:
@@ -95,18 +100,16 @@ class NearBus:
         durable: str,
         channels: tuple[str, ...] = (),
         start: str = "waiting",
-        clock: Callable[[], float] = time.time,
         place: Place | None = None,
     ) -> None:
-        """`start` is where a durable begins that is not there yet; `clock` is in seconds since
-        1970, as that of the bus; `place` is where the wire leads."""
+        """`start` is where a durable begins that is not there yet; `place` is where the wire
+        leads."""
         self._wire = wire
         self._core = wire.core
         self._class = class_
         self._durable = durable
         self._channels = list(channels)
         self._start = start
-        self._clock = clock
         self._within = place if isinstance(place, Within) else None
         self.class_id = -1
         self.head = 0
@@ -169,7 +172,7 @@ class NearBus:
         reply = (await self._wire.answered(asked.request)).reply
         assert isinstance(reply, FetchReply)
         self._ask_ahead(asked, reply)
-        now = self._clock()
+        now = reply.now + trio.current_time() - asked.answered_at
         ages = _ages(reply, now)
         batches = asked.request.batches
         pieces = [part for batch in batches for part in _unpurged(batch, reply, ages)]
@@ -185,24 +188,22 @@ class NearBus:
         if seen is None:
             return None
         reply, batches = seen
-        now = self._clock()
-        ages = _ages(reply, now)
+        ages = _ages(reply, reply.now)
         pieces, first = [], reply.first
         for batch in batches:
             for whole in _of_one_type(batch, first, ages[first - reply.first :]):
                 pieces += _left_of(whole, reply.purged)
             first += batch.count
         missed = max(0, reply.first - at)
-        return Found(pieces, at, max(at, reply.next), reply.head, missed, now)
+        return Found(pieces, at, max(at, reply.next), reply.head, missed, reply.now)
 
     async def look(self, sequence: int) -> Mark | None:
         asked = self._core.fetch(self.class_id, sequence, 1, times=True, make=False)
         reply = (await self._wire.answered(asked)).reply
         assert isinstance(reply, FetchReply)
-        now = self._clock()
-        ages = _ages(reply, now)
+        ages = _ages(reply, reply.now)
         pieces = [part for batch in asked.batches for part in _unpurged(batch, reply, ages)]
-        return Found(pieces, sequence, reply.next, reply.head, now=now).mark(sequence)
+        return Found(pieces, sequence, reply.next, reply.head, now=reply.now).mark(sequence)
 
     async def behind(self, at: int) -> tuple[int, float]:
         """Those among them that are for others count, too, until they are looked at."""
@@ -210,7 +211,7 @@ class NearBus:
         reply = (await self._wire.answered(asked)).reply
         assert isinstance(reply, FetchReply)
         self.head = max(self.head, reply.head)
-        ages = _ages(reply, self._clock())
+        ages = _ages(reply, reply.now)
         return max(0, reply.head - max(at, reply.first)), float(ages[0]) if ages.size else 0.0
 
     def _ask_ahead(self, asked: _Asked, reply: FetchReply) -> None:
@@ -230,7 +231,9 @@ class NearBus:
 
     def _ask(self, at: int, count: int) -> None:
         request = self._core.fetch(self.class_id, at, count, times=True, make=False)
-        self._asked.append(_Asked(request, at, at + count))
+        asked = _Asked(request, at, at + count)
+        self._asked.append(asked)
+        self._wire.awaited.append((request, asked.answered))
 
     async def wait(self, at: int) -> int:
         await self.keep(at, now=True)
@@ -289,8 +292,7 @@ class NearBus:
             )
             reply = (await self._wire.answered(asked)).reply
             assert isinstance(reply, FetchReply)
-            now = self._clock()
-            ages = _ages(reply, now)
+            ages = _ages(reply, reply.now)
             pieces = [part for batch in asked.batches for part in _unpurged(batch, reply, ages)]
             there = {
                 sequence: piece.part(row, row + 1)
@@ -301,7 +303,7 @@ class NearBus:
             while left and left[0].sequence < seen:
                 refusal = left.pop(0)
                 if (piece := there.get(refusal.sequence)) is not None:
-                    self._bury(piece, refusal, name, class_id, now)
+                    self._bury(piece, refusal, name, class_id, reply.now)
         last = self._core.published - 1
         if last >= first:
             refused = await self._wire.confirmed(first, last)
@@ -310,7 +312,7 @@ class NearBus:
         return count - (last + 1 - first)
 
     def _bury(self, piece: Piece, refusal: Refusal, name: str, class_id: int, now: float) -> None:
-        death = Death(Reason.TERMINATED, name, 1, self._durable, "", self._clock())
+        death = Death(Reason.TERMINATED, name, 1, self._durable, "", now)
         error = f"{refusal.code}: {refusal.sentence}"
         accepted = now - float(np.max(piece.ages))
         for frame, why in _letters(bytes(piece.raw), error):
@@ -365,12 +367,13 @@ def _letters(frame: bytes, error: str) -> Iterator[tuple[bytes, str]]:
 
 
 def _ages(reply: FetchReply, now: float) -> Seconds:
-    """How long ago each of the messages first..next-1 was accepted."""
+    """How long before `now` each of the messages first..next-1 was accepted."""
     if not reply.times:
         return np.zeros(reply.next - reply.first)
     steps = np.array([max(step, reply.first) for step, _ in reply.times] + [reply.next])
     seconds = np.array([at for _, at in reply.times])
-    return np.maximum(0.0, now - np.repeat(seconds, np.diff(steps)))
+    ages: Seconds = now - np.repeat(seconds, np.diff(steps))
+    return ages
 
 
 def _unpurged(batch: Batch, reply: FetchReply, ages: Seconds) -> list[Piece]:

@@ -35,6 +35,8 @@ class Looked:
     """When each was accepted, in seconds since 1970."""
     floor: int
     head: int
+    now: float
+    """When it was looked at, by the same clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +243,12 @@ class Asking:
             space -= len(piece)
         times = enumerate(found.times[: at - found.first], found.first) if wish.times else ()
         reply = FetchReply(
-            first=found.first, next=at, floor=found.floor, head=found.head, times=list(times)
+            first=found.first,
+            next=at,
+            floor=found.floor,
+            head=found.head,
+            times=list(times),
+            now=found.now if wish.times else 0,
         )
         frame = frames.encode(
             frames.FETCH,

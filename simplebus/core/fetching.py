@@ -51,7 +51,12 @@ class Fetching:
             batch, next = cls.ring.batch(at, last, space)
             return batch, next, batch.data.size
 
-        return _found(cls, first, last, head, take, times=wish.times)
+        return _found(cls, first, last, head, take, self.now if wish.times else None)
+
+    @property
+    def now(self) -> float:
+        """Seconds since 1970, by the clock by which messages are accepted."""
+        return self._store.clock.now
 
     def head(self, cls: MessageClass) -> int:
         """What may be gone after a crash is shown to nobody who asks: he would not ask again."""
@@ -126,7 +131,8 @@ class _Fetch:
             piece, next = ring.piece(at, last, space)
             return piece, next, len(piece)
 
-        reply, pieces = _found(cls, first, last, head, take, times=wish.times)
+        now = self._fetching.now if wish.times else None
+        reply, pieces = _found(cls, first, last, head, take, now)
         frame = frames.encode(
             frames.FETCH, class_id=cls.class_id, message_id=asked.request, content=reply.encode()
         )
@@ -155,13 +161,13 @@ def _found(
     last: int,
     head: int,
     take: Callable[[int, int, int], tuple[T, int, int]],
-    *,
-    times: bool,
+    now: float | None,
 ) -> tuple[FetchReply, list[T]]:
     """What there is of first..last-1, as much as an answer may have, and what is said of it.
-    `take` gives a piece of it, what follows, and its size."""
+    `take` gives a piece of it, what follows, and its size. `now` is said where times are wanted;
+    None where not."""
     steps: list[tuple[int, float]] = []
-    if times:
+    if now is not None:
         steps = cls.times.steps(first, last, most=FETCH_TIMES_MAX + 1)
         if len(steps) > FETCH_TIMES_MAX:
             last, _ = steps.pop()
@@ -184,6 +190,7 @@ def _found(
         floor=cls.first,
         head=head,
         times=steps,
+        now=now or 0,
         purged=[(a, min(b, at)) for a, b in purged if a < at],
     )
     return reply, pieces

@@ -223,6 +223,8 @@ class FetchReply(_Object, frozen=True, omit_defaults=True):
     times: list[tuple[int, float]] = []
     """If asked for, when they were accepted: from which sequence on, and seconds since 1970. The
     first entry is at or before `first`, the last one before `next`."""
+    now: float = 0
+    """If times were asked for, when this was answered, by the same clock; 0 where they were not."""
     purged: list[tuple[int, int]] = []
     """Messages first..last-1 among them are purged: nobody is to have them any more."""
 

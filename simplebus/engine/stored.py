@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from itertools import pairwise
 
 import numpy as np
@@ -50,23 +51,25 @@ class Stored:
         """Messages in a row from where on `wish` says. Raises BusConnectionError and
         JetStreamError."""
         for _ in range(_TRIES):
-            floor, head = await self._ends(class_id)
+            floor, head, now = await self._ends(class_id)
             first = max(wish.first, floor) if wish.time is None else floor
             if first >= head:
                 break
             found = await self._read(class_id, wish, first, frame_bytes)
             if found is not None:
                 at, batches, times = found
-                return Looked(at, batches, times, floor, head)
+                return Looked(at, batches, times, floor, head, now)
             await trio.sleep(_PAUSE_SECONDS)  # A server may be a little behind the others.
-        return Looked(head, [], [], floor, head)
+        return Looked(head, [], [], floor, head, now)
 
-    async def _ends(self, class_id: int) -> tuple[int, int]:
-        """The lowest sequence, and the next one."""
+    async def _ends(self, class_id: int) -> tuple[int, int, float]:
+        """The lowest sequence, the next one, and what time it is by the clock of who stores them:
+        seconds since 1970."""
         info = await self._link.ask(f"STREAM.INFO.{self._options.names.stream(class_id)}")
         state = info.get("state", {})
         head = int(state.get("last_seq", 0))
-        return min(max(0, int(state.get("first_seq", 1)) - 1), head), head
+        now = datetime.fromisoformat(info["ts"]).timestamp()
+        return min(max(0, int(state.get("first_seq", 1)) - 1), head), head, now
 
     async def _read(
         self, class_id: int, wish: FetchRequest, first: int, frame_bytes: int
@@ -112,7 +115,7 @@ class Stored:
         """Have messages first..last-1 removed, those that are there. Returns how many these were,
         and which. Raises RemoteProtocolError (bad_request) for too many behind others that stay,
         BusConnectionError and JetStreamError."""
-        floor, head = await self._ends(class_id)
+        floor, head, _ = await self._ends(class_id)
         first, last = max(first, floor), head if last is None else min(last, head)
         if first >= last:
             return 0, first, first

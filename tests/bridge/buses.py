@@ -42,7 +42,7 @@ def lane(near: MemoryBus, far: MemoryBus, name: str = "lane", **more: Any) -> La
     start = more.pop("start", "earliest")
     places = more.pop("near_place", place(near)), more.pop("far_place", place(far))
     terms = FarTerms(name=name, channel=name, class_=more.pop("to", class_), **more)
-    return Lane(name, between(*places, terms, class_=class_, start=start, clock=clock(near)))
+    return Lane(name, between(*places, terms, class_=class_, start=start))
 
 
 @asynccontextmanager

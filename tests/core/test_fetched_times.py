@@ -46,6 +46,9 @@ def test_a_fetch_tells_when_its_messages_were_accepted_and_nothing_of_others() -
     assert answer(bus, time=30.0, times=True)["times"] == everything[2:]
     assert "times" not in answer(bus, first=5, times=True)
     assert "times" not in answer(bus)
+    bus.broker.clock.now = 45.5
+    assert answer(bus, first=5, times=True)["now"] == 45.5
+    assert "now" not in answer(bus)
 
 
 def test_an_answer_ends_where_its_times_do(monkeypatch: pytest.MonkeyPatch) -> None:
