@@ -10,6 +10,7 @@ from simplebus.bridge.far import FarTerms, far_bus
 from simplebus.bridge.far_door import far_door
 from simplebus.bridge.far_nats import FarNats
 from simplebus.bridge.lane import Begin, Ends, Way
+from simplebus.bridge.letters import letters_at
 from simplebus.bridge.looked import Looked, life_of
 from simplebus.bridge.nats_wire import NatsWire, named, nats_wired
 from simplebus.bridge.near import NearBus, near_alone
@@ -120,8 +121,8 @@ def from_nats(
 ) -> Way:
     """From subjects of a NATS server, or a stream, to a class of the bus at `far`."""
     terms = replace(terms, channels=())  # The server sends no others.
-
     beat = terms.heartbeat
+    letters = letters_at(far, terms.class_, terms.name, heartbeat=beat, auth=terms.auth)
 
     def near_stream(nats: NatsWire, to: str) -> NearStream:
         check_lane(nats)
@@ -133,6 +134,7 @@ def from_nats(
             subjects=copied.channels,
             start=copied.start,
             heartbeat=beat,
+            letters=letters,
         )
 
     @asynccontextmanager
@@ -146,7 +148,10 @@ def from_nats(
         to, is_door = await who_is_at(far, heartbeat=beat, auth=terms.auth)
         async with shown.wired(servers, terms.name, heartbeat=beat) as nats:
             here: NearCore | NearStream
-            here = near_stream(nats, to) if copied.stream else NearCore(nats, copied.channels)
+            if copied.stream:
+                here = near_stream(nats, to)
+            else:
+                here = NearCore(nats, copied.channels, letters=letters)
             _one_place(servers, copied.stream, here.identity)
             kept = first = await here.open()
             begin(here, first)

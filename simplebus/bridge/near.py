@@ -9,9 +9,8 @@ Rule 3: how old a message is, is the bus's to say: no other clock is asked.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -22,26 +21,19 @@ import trio
 
 from simplebus.bridge.behind import Alone
 from simplebus.bridge.ends import Found, Refusal
+from simplebus.bridge.letters import Letters
 from simplebus.bridge.progress import Mark
 from simplebus.bridge.rewriting import Piece
 from simplebus.bridge.wires import check, core_of, wired
 from simplebus.client.link import Place
 from simplebus.client.signal import Signal
 from simplebus.client.wire import Wire
-from simplebus.core import dead_letters, envelope, frames
 from simplebus.core.client.asking import Request
 from simplebus.core.client.inbox import Inbox
 from simplebus.core.client.messages import Batch
-from simplebus.core.dead_letters import Dead, Death
 from simplebus.core.envelope_columns import Seconds
-from simplebus.core.errors import Reason
-from simplebus.core.frames import DELIMITER, FrameBatch
-from simplebus.core.limits import (
-    DELIMITER_BYTES,
-    FETCH_BYTES_MAX,
-    FETCH_MESSAGES_MAX,
-    HEADER_BYTES,
-)
+from simplebus.core.frames import FrameBatch
+from simplebus.core.limits import FETCH_BYTES_MAX, FETCH_MESSAGES_MAX
 from simplebus.core.requests import (
     Auth,
     FetchReply,
@@ -52,11 +44,6 @@ from simplebus.core.requests import (
     SubscribeRequest,
 )
 
-log = logging.getLogger("simplebus.bridge")
-
-_CUT_BYTES = 4096
-"""A payload that is too long for a dead letter loses so much, which is enough for all but odd
-headers."""
 _KEEP_SECONDS = 0.1
 """So often the bus is told how far the lane is, while it is busy."""
 _SAFE_SECONDS = 0.001, 0.05
@@ -277,14 +264,10 @@ class NearBus:
         return self._inbox is None or self._inbox.pending
 
     async def give_up(self, refusals: Sequence[Refusal]) -> int:
-        name = self._class if isinstance(self._class, str) else str(self._class)
-        letters = dead_letters.class_name(name)
-        if self._core.class_id(letters) is None:
-            await self._wire.answered(self._core.name_classes(NamedClass(name=letters)))
-        class_id = self._core.class_id(letters)
-        assert class_id is not None
+        letters = Letters(self._wire, self._class, self._durable)
+        await letters.open()
         left = sorted(refusals, key=lambda each: each.sequence)
-        first, count = self._core.published, len(left)
+        gone = len(left)
         while left:
             at, most = left[0].sequence, left[-1].sequence + 1 - left[0].sequence
             asked = self._core.fetch(
@@ -303,35 +286,11 @@ class NearBus:
             while left and left[0].sequence < seen:
                 refusal = left.pop(0)
                 if (piece := there.get(refusal.sequence)) is not None:
-                    self._bury(piece, refusal, name, class_id, reply.now)
-        last = self._core.published - 1
-        if last >= first:
-            refused = await self._wire.confirmed(first, last)
-            if refused:  # The lane begins anew: until there is room they are nobody's.
-                raise refused[0]
-        return count - (last + 1 - first)
-
-    def _bury(self, piece: Piece, refusal: Refusal, name: str, class_id: int, now: float) -> None:
-        death = Death(Reason.TERMINATED, name, 1, self._durable, "", now)
-        error = f"{refusal.code}: {refusal.sentence}"
-        accepted = now - float(np.max(piece.ages))
-        for frame, why in _letters(bytes(piece.raw), error):
-            found = dead_letters.write(
-                [Dead(refusal.sequence, frame, accepted, why)],
-                death,
-                class_id=class_id,
-                frame_bytes_max=self._core.frame_bytes,
-            )
-            if found.batch is not None:
-                raw = bytearray(DELIMITER) + found.batch.data.tobytes()
-                self._core.publisher.publish_frames(raw, found.batch.bounds, class_id)
-                return
-        log.error(
-            "%s: message %d is refused (%s), and its headers are too long for a dead letter",
-            self._durable,
-            refusal.sequence,
-            error,
-        )
+                    accepted = reply.now - float(np.max(piece.ages))
+                    letters.add(bytes(piece.raw), refusal, accepted=accepted, now=reply.now)
+                    gone -= 1
+        await letters.stored()  # Until there is room they are nobody's: the lane begins anew.
+        return gone
 
     def left(self, at: int) -> int:
         return 0
@@ -349,21 +308,6 @@ def near_alone(
             yield here, await here.open()
 
     return open
-
-
-def _letters(frame: bytes, error: str) -> Iterator[tuple[bytes, str]]:
-    """A message as it may lie in a dead letter, and what is said of it: whole or, where that would
-    be too long with its reason, without the end of its payload."""
-    yield frame, error
-    for cut in _CUT_BYTES, len(frame):
-        content = frame[HEADER_BYTES:-DELIMITER_BYTES]
-        front = 0
-        if frame[0] == frames.ENVELOPE:
-            front = len(content) - len(envelope.decode(content)[1])
-        kept = content[: max(front, len(content) - cut)].rstrip(DELIMITER)
-        if len(kept) >= front:
-            said = f"cut: the last {len(content) - len(kept)} bytes are not here; {error}"
-            yield frame[:HEADER_BYTES] + kept + DELIMITER, said
 
 
 def _ages(reply: FetchReply, now: float) -> Seconds:

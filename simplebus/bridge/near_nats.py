@@ -5,6 +5,8 @@ Rule 1: a subject becomes the channel; headers stay headers but for the server's
 Rule 2: from JetStream, a message is read by its sequence in the stream and acknowledged when it is
 confirmed at the far end, which knows how far the lane is. NATS without JetStream keeps nothing:
 what is published while the lane is away is gone, and what finds no room is counted as missed.
+Rule 3: NATS has no dead letters: those of what the far bus refuses lie there. A stream is told that
+a message is done with when its letter is stored, for it may drop it then.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import logging
 import re
 import secrets
+import time
 import zlib
 from collections import deque
 from collections.abc import Sequence
@@ -19,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from simplebus.bridge import letters
 from simplebus.bridge.ends import Found, Refusal
 from simplebus.bridge.nats_wire import NatsWire
 from simplebus.bridge.nats_words import heard, is_reserved, without_key
@@ -110,8 +114,12 @@ def _front(subject: bytes, block: bytes) -> bytes:
 class NearCore:
     """What is published on some subjects, from now on."""
 
-    def __init__(self, wire: NatsWire, subjects: Sequence[str], *, group: str = "") -> None:
+    def __init__(
+        self, wire: NatsWire, subjects: Sequence[str], *, letters: letters.Open, group: str = ""
+    ) -> None:
+        """`letters` opens what dead letters are written with."""
         self._wire = wire
+        self._letters = letters
         self.identity = identity_of(wire)
         self.memory = f"nats {secrets.token_hex(8)}"
         self.head = 0
@@ -120,6 +128,7 @@ class NearCore:
         self._held_bytes = 0
         self._next = 0
         self._missed = 0
+        self._out = _Out()
         wire.on_messages = self._take
         self._wide: list[int] = []
         """The subscriptions whose first segment is a wildcard."""
@@ -165,6 +174,7 @@ class NearCore:
             self._held_bytes -= int((messages.ends - messages.bodies).sum())
             sequences = np.arange(self._next, self._next + messages.count)
             pieces.append(self._framer.piece(messages, sequences))
+            self._out.add(messages, sequences)
             self._next += messages.count
         head = self._next + sum(messages.count for messages in self._held)
         return Found(pieces, at, self._next, head, missed)
@@ -182,10 +192,12 @@ class NearCore:
 
     async def keep(self, at: int, *, now: bool) -> None:
         """NATS would not know what to do with it."""
+        self._out.take(at)
 
     async def give_up(self, refusals: Sequence[Refusal]) -> int:
-        """The log has said it; NATS has no place for them."""
-        return 0
+        found = self._out.of(refusals)
+        await _bury(found, refusals, self._letters, self._framer)
+        return len(refusals) - sum(messages.count for messages, _ in found)
 
     def left(self, at: int) -> int:
         held = sum(messages.count for messages in self._held)
@@ -205,8 +217,10 @@ class NearStream:
         subjects: Sequence[str],
         start: str,
         heartbeat: float,
+        letters: letters.Open,
     ) -> None:
-        """`to` is the far end's identity: under one name nobody reads for two."""
+        """`to` is the far end's identity: under one name nobody reads for two. `letters` opens what
+        dead letters are written with."""
         self._wire, self._core = wire, wire.core
         self._stream = stream
         self._name = consumer_name(durable)
@@ -224,7 +238,8 @@ class NearStream:
         self._framer = Framer()
         self._inbox = new_inbox()
         self._queue: list[tuple[Messages, Integers]] = []
-        self._unacked: list[tuple[Messages, Integers]] = []
+        self._unacked = _Out()
+        self._letters = letters
         self._cursor = -1
         """The sequence behind the last one that came, or at which the consumer begins."""
         self._given = -1
@@ -233,7 +248,10 @@ class NearStream:
         self._counted = 0
         """What is missing below this sequence was counted."""
         self._began = 0
-        """The sequence from which on messages are wanted."""
+        """The sequence from which on messages are wanted;"""
+        self._through: int | None = None
+        """and the one from which on the consumer has them: the lane is not through with what lies
+        between. None where nothing is known of it."""
         self._over = ""
         """Why the consumer sends nothing any more; empty while it does."""
         self.is_new = False
@@ -257,6 +275,7 @@ class NearStream:
             if other is not None and (floor is None or other > floor):
                 self._name, self._other, floor = self._other, self._name, other
         if floor is not None:
+            self._through = floor + 1
             return floor + 1
         self.is_new = True
         first, last = int(state["first_seq"]), int(state["last_seq"])
@@ -295,10 +314,11 @@ class NearStream:
             before = self._name
             self._name, self._other = self._other, self._name
         await self._delete(self._name)
+        self._through = at if self._through is None else min(at, self._through)
         config: dict[str, Any] = {
             "durable_name": self._name,
             "deliver_policy": "by_start_sequence",
-            "opt_start_seq": max(1, at),
+            "opt_start_seq": max(1, self._through),
             "ack_policy": "explicit",
             "max_ack_pending": _ACKS_PENDING,
             "max_deliver": -1,
@@ -362,8 +382,8 @@ class NearStream:
         fresh = told.good & (told.sequences >= self._cursor)
         self._asked = max(0, self._asked - int(np.count_nonzero(told.good)))
         early = told.good & (told.sequences < self._began)
-        if early.any():  # Of a work queue: what is copied and was not acknowledged.
-            self._unacked.append((messages.pick(early), told.sequences[early]))
+        if early.any():  # What is copied and was not acknowledged, or refused and not given up.
+            self._unacked.add(messages.pick(early), told.sequences[early])
             self._pending = int(told.pending[np.flatnonzero(early)[-1]])
         if fresh.any():
             sequences = told.sequences[fresh]
@@ -393,7 +413,7 @@ class NearStream:
         pieces = []
         for messages, sequences in self._queue:
             pieces.append(self._framer.piece(messages, sequences))
-            self._unacked.append((messages, sequences))
+            self._unacked.add(messages, sequences)
         self._queue.clear()
         self._given = max(at, self._cursor)
         missed, self._missed = self._missed, 0
@@ -436,29 +456,87 @@ class NearStream:
             )
 
     async def keep(self, at: int, *, now: bool) -> None:
-        rest = []
-        for messages, sequences in self._unacked:
-            through = sequences < at
-            if through.any():
-                self._core.write(jetstream.say(messages.pick(through)))
-            if not through.all():
-                rest.append((messages.pick(~through), sequences[~through]))
-        self._unacked = rest
+        self._through = at if self._through is None else max(at, self._through)
+        for messages, _ in self._unacked.take(at):
+            self._core.write(jetstream.say(messages))
         self._wire.link.flush()
         if now and self._wire.link.is_ready and not self._wire.lost:
             await self._wire.echoed()
 
     async def give_up(self, refusals: Sequence[Refusal]) -> int:
-        given_up = np.array([each.sequence for each in refusals])
-        for messages, sequences in self._unacked:
-            those = np.isin(sequences, given_up)
-            if those.any():
-                self._core.write(jetstream.say(messages.pick(those), jetstream.TERMINATE))
-        self._wire.link.flush()
-        return 0  # The stream keeps them as long as it keeps anything.
+        left = sorted(refusals, key=lambda each: each.sequence)
+        gone = 0
+        while left:
+            found = self._unacked.of(left)
+            if not found:  # It was given out before the consumer was made anew.
+                await self.look(left[0].sequence)
+                found = self._unacked.of(left[:1])
+            await _bury(found, left, self._letters, self._framer)
+            for messages, _ in found:
+                self._core.write(jetstream.say(messages, jetstream.TERMINATE))
+            self._wire.link.flush()
+            done = {sequence for _, sequences in found for sequence in sequences.tolist()}
+            if not done:
+                done, gone = {left[0].sequence}, gone + 1
+            left = [each for each in left if each.sequence not in done]
+        return gone
 
     def left(self, at: int) -> int:
         return 0
+
+
+class _Out:
+    """Messages that were given out and that the lane is not through with."""
+
+    def __init__(self) -> None:
+        self._parts: deque[tuple[Messages, Integers]] = deque()
+
+    def add(self, messages: Messages, sequences: Integers) -> None:
+        self._parts.append((messages, sequences))
+
+    def clear(self) -> None:
+        self._parts.clear()
+
+    def take(self, at: int) -> list[tuple[Messages, Integers]]:
+        """Those below this sequence, which are not kept any longer."""
+        taken, rest = [], deque[tuple[Messages, Integers]]()
+        for messages, sequences in self._parts:
+            through = sequences < at
+            if through.any():
+                taken.append((messages.pick(through), sequences[through]))
+            if not through.all():
+                rest.append((messages.pick(~through), sequences[~through]))
+        self._parts = rest
+        return taken
+
+    def of(self, refusals: Sequence[Refusal]) -> list[tuple[Messages, Integers]]:
+        """Those that these are about."""
+        wanted, found = np.array([each.sequence for each in refusals]), []
+        for messages, sequences in self._parts:
+            those = np.isin(sequences, wanted)
+            if those.any():
+                found.append((messages.pick(those), sequences[those]))
+        return found
+
+
+async def _bury(
+    found: Sequence[tuple[Messages, Integers]],
+    refusals: Sequence[Refusal],
+    open: letters.Open,
+    framer: Framer,
+) -> None:
+    """Have a dead letter stored of each of these messages."""
+    if not found:
+        return
+    why = {each.sequence: each for each in refusals}
+    async with open() as written:
+        for messages, sequences in found:
+            told = jetstream.deliveries(messages)
+            times = np.where(told.good, told.times / 1e9, 0.0).tolist()
+            piece = framer.piece(messages, sequences)
+            for row, sequence in enumerate(sequences.tolist()):
+                frame = bytes(piece.part(row, row + 1).raw)
+                written.add(frame, why[sequence], accepted=times[row], now=time.time())
 
 
 def check_lane(wire: NatsWire) -> None:

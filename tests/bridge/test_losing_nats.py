@@ -140,6 +140,10 @@ async def test_what_a_stream_drops_while_the_lane_is_there_is_counted_as_missed(
         assert (lane.statistics().missed, lane.statistics().losses) == (90, 0)
 
 
+def no_letters() -> Any:
+    raise AssertionError("nothing is refused")
+
+
 async def test_what_was_to_come_and_is_purged_is_not_waited_for(
     nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +161,7 @@ async def test_what_was_to_come_and_is_purged_is_not_waited_for(
             subjects=(),
             start="earliest",
             heartbeat=0.2,
+            letters=no_letters,
         )
         with trio.fail_after(PATIENCE_SECONDS):
             at = await near.open()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from engine.nats_servers import nats_server
+from served import serving
 
 import simplebus
 from simplebus.bridge.lane import Lane
@@ -10,8 +14,17 @@ from simplebus.bridge.nats_wire import NatsWire
 from simplebus.bridge.near_nats import NearStream
 from simplebus.bridge.running import lanes
 from simplebus.bridge.settings import Bridge, Copied
+from simplebus.client.access import Access
+from simplebus.core.access import Permissions, Right, Rule, Rules
+from simplebus.core.client.messages import Message
+from simplebus.core.limits import Limits
+from simplebus.core.passwords import Passwords, quick_hash
+from simplebus.core.settings import Settings
+from simplebus.core.users import User, Users
+from simplebus.nats.client import writing
+from simplebus.testing.server import bus_server
 
-from .buses import numbered, payloads
+from .buses import numbered, payloads, read
 from .nats_lanes import BusServer, NatsServer, copying, one_bus, one_nats, stored, stream, until
 from .nats_lanes import wired as wired_to
 
@@ -138,3 +151,89 @@ async def test_of_a_work_queue_all_is_copied_wherever_a_bridge_is_to_begin(
         async with copying(lane(nats, server, "ALL", start="new")):
             assert await payloads(bus, "ALL", 10) == numbered(0, 10)
             await is_empty(wire, "ALL")
+
+
+@pytest.mark.parametrize("kind", [*KINDS, ""])
+async def test_what_is_too_long_for_the_bus_lies_there_as_dead_letters_that_lack_nothing(
+    kind: str, tmp_path: Path
+) -> None:
+    """And only then the stream lets go of it. Without a kind there is no stream."""
+    name = f"LONG-{kind}"
+    long = bytes(range(256)) * 40
+    small = Settings(limits=Limits(frame_bytes=4096))
+    with nats_server(tmp_path) as nats, bus_server(small) as server:
+        async with wired_to(nats) as wire, simplebus.connect(server.address) as bus:
+            if kind:
+                await stream(wire, name, f"{name}.>", retention=kind)
+            source = {"stream": name} if kind else {"channels": (f"{name}.>",)}
+            begun = lanes([Bridge("b", nats.url, server.address, (Copied(name, **source),))])[0]  # type: ignore[arg-type]
+            async with copying(begun, up=True):
+                if kind:
+                    await interested(wire, name)
+                headers = b"NATS/1.0\r\ntenant: 7\r\n\r\n"
+                for payload in (b"one", long, b"three"):
+                    wire.core.write(writing.pub(f"{name}.x".encode(), payload, headers=headers))
+                await wire.echoed()
+                assert await payloads(bus, name, 2) == [b"one", b"three"]
+                letters: list[Message[bytes]] = []
+                while b"".join(each.payload for each in letters) != long:
+                    letters += await read(bus, f"dead.{name}", 1)
+                if kind in KINDS[:2]:
+                    await is_empty(wire, name)
+            assert len(letters) > 2
+            for number, letter in enumerate(letters, 1):
+                told = dict(letter.headers)
+                assert (letter.channel, told["tenant"]) == (f"{name}.x", "7")
+                assert told["dead-error"].startswith(f"part {number} of {len(letters)}; unfit: ")
+                assert (told["dead-class"], told["dead-sequence"]) == (name, "2" if kind else "1")
+            found = begun.statistics()
+            assert (found.copied, found.refused, found.missed) == (2, 1, 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_can_neither_be_copied_nor_be_a_dead_letter_waits_in_the_stream(
+    kind: str, nats: NatsServer
+) -> None:
+    """Until somebody gives the bridge the rights that it lacks."""
+    name = f"DENIED-{kind}"
+
+    def users(*classes: str) -> Users:
+        bridge = User(
+            "bridge",
+            token=quick_hash("token"),
+            permissions=Permissions(
+                publish=Rules(tuple(map(Rule.parse, ("bridges", *classes)))),
+                subscribe=Rules((Rule.parse("bridges"),)),
+                admin=((Right.CONFIGURE, "bridges"),),
+            ),
+        )
+        return Users((User("all", token=quick_hash("all")), bridge), Passwords(b"by chance"))
+
+    async with serving(users=users(f"{name} other.#")) as server, wired_to(nats) as wire:
+        address = server.addresses[0]
+        await stream(wire, name, f"{name}.>", retention=kind)
+        begun = lanes(
+            [
+                Bridge(
+                    name,
+                    nats.url,
+                    str(address),
+                    (Copied(name, stream=name),),
+                    far_access=Access(token="token"),
+                )
+            ]
+        )[0]
+        async with copying(begun):
+            await interested(wire, name)
+            await say(wire, name, 0, 100)
+            await until(lambda: begun.statistics().losses > 2)
+            assert "has nothing to do with class 'dead." in begun.statistics().problem
+            assert await stored(wire, name) == 100
+            server.engine.adopt_users(users(name, f"dead.{name}"))
+            await until(lambda: begun.statistics().at == 101)
+            found = begun.statistics()
+            assert (found.copied, found.missed) == (100 - found.refused, 0)
+            async with simplebus.connect(address, token="all") as bus:
+                # What was refused once is refused under its number.
+                got = await payloads(bus, f"dead.{name}", found.refused)
+                assert got + await payloads(bus, name, found.copied) == numbered(0, 100)
