@@ -10,6 +10,9 @@ Rule 1: whoever gets one of these knows that nothing of what was asked has happe
 from __future__ import annotations
 
 import enum
+import math
+
+import trio
 
 from simplebus.core.errors import BusError
 
@@ -49,27 +52,36 @@ def invalid(sentence: str) -> ModuleBusError:
     return ModuleBusError(sentence, Result.INVALIDARG)
 
 
-def failure_of(
+def parted(
     error: BaseException, *, in_thread: bool = False, hears_ctrl_c: bool = True
-) -> Exception | None:
-    """What a module has failed with, as one that can be told and kept; None for what is not its
-    own doing: that its task is cancelled, or Ctrl-C, unless that cannot have been raised where it
-    is. In a thread of its own, all is its doing."""
-    if isinstance(error, Exception):
-        return error
-    if isinstance(error, SystemExit):
-        told = f"it called sys.exit({error.code!r}), which does not end a gateway"
-    elif (
-        in_thread
-        or (isinstance(error, KeyboardInterrupt) and not hears_ctrl_c)
-        or (isinstance(error, BaseExceptionGroup) and not error.split(_ITS_OWN)[1])
-    ):
-        told = f"it raised {error!r}"
-    else:
-        return None
+) -> tuple[Exception | None, BaseException | None]:
+    """What a module has failed with, as one that can be told and kept; and what is not its own
+    doing: that its task is cancelled, or Ctrl-C, unless that cannot have been raised where it is.
+    In a thread of its own, all is its doing."""
+    theirs: tuple[type[BaseException], ...] = ()
+    if not in_thread:
+        theirs = (trio.Cancelled,) * is_cancelled() + (KeyboardInterrupt,) * hears_ctrl_c
+    own, rest = _split(error, theirs)
+    if own is None or isinstance(own, Exception):
+        return own, rest
+    told = f"it raised {own!r}"
+    if isinstance(own, SystemExit):
+        told = f"it called sys.exit({own.code!r}), which does not end a gateway"
     failure = RuntimeError(told)
-    failure.__cause__ = error
-    return failure
+    failure.__cause__ = own
+    return failure, rest
 
 
-_ITS_OWN = (Exception, SystemExit)
+def _split(
+    error: BaseException, theirs: tuple[type[BaseException], ...]
+) -> tuple[BaseException | None, BaseException | None]:
+    """What is none of theirs, and what is."""
+    if isinstance(error, BaseExceptionGroup):
+        rest, own = error.split(theirs)
+        return own, rest
+    return (None, error) if isinstance(error, theirs) else (error, None)
+
+
+def is_cancelled() -> bool:
+    """Whether this task was, while somebody else had a turn: so the call that it comes from was."""
+    return trio.lowlevel.in_trio_task() and trio.current_effective_deadline() == -math.inf

@@ -10,7 +10,8 @@ Rule 3: a call that does not return is waited for, and given up after the grace 
 awaited, soon after `run` has raised: its message is given again, whatever becomes of the call. What
 was given up publishes nothing.
 Rule 4: Ctrl-C is not raised in what is called from here: it comes to the program, which ends the
-gateway in order. Whoever raises what it raises has failed, as with anything else.
+gateway in order. Whoever raises what it raises has failed, as with anything else, whatever it is:
+only that a call is cancelled is not the module's own doing.
 
     CREATING ──► STARTING ──► RUNNING ──► ENDED
         ▲                        │ raised, in whichever state
@@ -22,7 +23,8 @@ from __future__ import annotations
 import enum
 import inspect
 import logging
-import math
+import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -33,7 +35,7 @@ from typing import Any
 import trio
 
 from simplebus.gateway.bus import ModuleBus
-from simplebus.gateway.errors import ModuleBusError, failure_of
+from simplebus.gateway.errors import ModuleBusError, is_cancelled, parted
 from simplebus.gateway.mailbox import Mailbox
 from simplebus.gateway.messages import ModuleMessage
 from simplebus.gateway.module import AsyncPort, BlockingPort
@@ -352,10 +354,11 @@ class Life:
             else:  # Its port tells it to end.
                 await self._run_beside(run)
         except BaseException as error:
-            failure = failure_of(error, hears_ctrl_c=False)
-            if failure is None:
-                raise
-            self._interrupt(failure)
+            failure, rest = _parted(error)
+            if failure is not None:
+                self._interrupt(failure)
+            if rest is not None:
+                raise rest from None
 
     async def _run_beside(self, run: Callable[[], Any]) -> None:
         """In a thread."""
@@ -406,11 +409,11 @@ class Life:
                 box.delivered += 1
                 message = batch.popleft()
                 await receive(message)
-                if (self._failure is not None or self._ending.is_set()) and _is_cancelled():
+                if (self._failure is not None or self._ending.is_set()) and is_cancelled():
                     self._take_back(box, message)  # It makes nothing of that.
                     break
         except BaseException as error:
-            if _is_cancelled():  # What it makes of that is its own business.
+            if is_cancelled():  # What it makes of that is its own business.
                 self._take_back(box, message)
             _raise_own(error)
             raise
@@ -457,21 +460,31 @@ def _run_in_thread(run: Callable[[], Any]) -> None:
     except Exception:
         raise
     except BaseException as error:
-        failure = failure_of(error, in_thread=True)
+        failure, _ = parted(error, in_thread=True)
         assert failure is not None
         raise failure from error
 
 
 def _raise_own(error: BaseException) -> None:
     """Raise what a module has failed with as an Exception, if it is its own doing."""
-    failure = failure_of(error, hears_ctrl_c=False)
-    if failure is not None and failure is not error:
-        raise failure
+    failure, rest = _parted(error)
+    if failure is None or failure is error:
+        return
+    raise failure if rest is None else BaseExceptionGroup(str(error), [failure, rest])
 
 
-def _is_cancelled() -> bool:
-    """Whether this task was, while somebody else had a turn: so the call that it comes from was."""
-    return trio.current_effective_deadline() == -math.inf
+def _parted(error: BaseException) -> tuple[Exception | None, BaseException | None]:
+    """The same in the task of a module. Ctrl-C is raised in tasks that it has begun itself: what
+    was in there has failed, and the program is told."""
+    if isinstance(error, BaseExceptionGroup) and error.subgroup(KeyboardInterrupt):
+        is_raised = getattr(signal.getsignal(signal.SIGINT), "__module__", "") == _RAISES
+        if is_raised and threading.current_thread() is threading.main_thread():
+            signal.raise_signal(signal.SIGINT)
+    return parted(error, hears_ctrl_c=False)
+
+
+_RAISES = "trio._core._ki"
+"""Where that is which raises KeyboardInterrupt for Ctrl-C; or else signals are heard otherwise."""
 
 
 def _nothing() -> None:

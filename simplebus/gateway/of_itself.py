@@ -16,7 +16,7 @@ from typing import Any
 
 import trio
 
-from simplebus.gateway.errors import failure_of
+from simplebus.gateway.errors import parted
 from simplebus.gateway.own_thread import OwnThread
 from simplebus.gateway.waiting import Waiter
 
@@ -100,9 +100,9 @@ def _asked(health: Method) -> dict[str, Plain]:
 
 def _failed(error: BaseException, *, hears_ctrl_c: bool = True) -> dict[str, Plain]:
     """What is told of one that raises. Raises what is not its own doing."""
-    failure = failure_of(error, hears_ctrl_c=hears_ctrl_c)
-    if failure is None:
-        raise error
+    failure, rest = parted(error, hears_ctrl_c=hears_ctrl_c)
+    if rest is not None:
+        raise rest
     return {"health": f"{type(failure).__name__}: {failure}"[:CHARACTERS_MAX]}
 
 

@@ -14,7 +14,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import TypeVar, TypeVarTuple
 
-from simplebus.gateway.errors import failure_of
+from simplebus.gateway.errors import parted
 from simplebus.gateway.waiting import TaskGate, Waiter, inside
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class OwnThread:
             try:
                 returned.append(call(*args))
             except BaseException as error:
-                failure = failure_of(error, in_thread=True)
+                failure, _ = parted(error, in_thread=True)
                 assert failure is not None
                 raised.append(failure)
             with lock:

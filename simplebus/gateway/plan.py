@@ -157,7 +157,9 @@ def find(module: str) -> Factory:
         found: Any = importlib.import_module(where)
     except ImportError as error:
         raise ConfigError(f"{where!r} cannot be imported: {error}") from error
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # Whatever it is.
         raise ConfigError(f"{where!r} fails when it is imported: {error!r}") from error
     for part in name.split("."):
         if not hasattr(found, part):
@@ -203,7 +205,9 @@ def parse_settings(factory: Factory, raw: Mapping[str, Any]) -> Any:
         if not (key := at.removesuffix("`")):
             raise _MistakeError((), what) from None
         raise _MistakeError((*re.split(r"[.\[]", key)[:1],), f"{key}: {what}") from None
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # Whatever it is.
         raise ConfigError(f"settings: {error or repr(error)}") from error
 
 

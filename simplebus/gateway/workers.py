@@ -17,7 +17,7 @@ from typing import Any
 
 import trio
 
-from simplebus.gateway.errors import failure_of, invalid
+from simplebus.gateway.errors import invalid, parted
 from simplebus.gateway.mailbox import Mailbox, named
 from simplebus.gateway.messages import ModuleMessage
 from simplebus.gateway.waiting import inside
@@ -51,11 +51,14 @@ def is_async(receive: Receive) -> bool:
 
 def _say_failed(box: Mailbox, error: BaseException, *, in_thread: bool) -> None:
     """Raises what is not the module's doing."""
-    failure = failure_of(error, in_thread=in_thread)
-    if failure is None:
-        raise error
-    box.failed += 1
-    log.error("module %s failed on a message; it goes on with the next", box.name, exc_info=failure)
+    failure, rest = parted(error, in_thread=in_thread)
+    if failure is not None:
+        box.failed += 1
+        log.error(
+            "module %s failed on a message; it goes on with the next", box.name, exc_info=failure
+        )
+    if rest is not None:
+        raise rest
 
 
 def deliver(box: Mailbox, receive: Receive) -> None:
@@ -103,12 +106,13 @@ async def _in_task(box: Mailbox, body: Body) -> None:
     try:
         await body(box)
     except BaseException as error:
-        failure = failure_of(error)
-        if failure is None:
-            raise
-        log.error(
-            "the worker of module %s failed; the module is removed", box.name, exc_info=failure
-        )
+        failure, rest = parted(error)
+        if failure is not None:
+            log.error(
+                "the worker of module %s failed; the module is removed", box.name, exc_info=failure
+            )
+        if rest is not None:
+            raise rest from None
 
 
 async def _in_nursery(box: Mailbox, body: Body) -> None:

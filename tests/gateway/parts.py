@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -15,15 +15,26 @@ from simplebus.gateway.module import BlockingModule, Module
 HAPPENED: list[tuple[str, ...]] = []
 
 
+class PanicError(BaseException):
+    """As what is written in other languages raises."""
+
+
+RAISED: dict[str, Callable[[], BaseException]] = {
+    "exits": lambda: SystemExit(3),
+    "interrupts": KeyboardInterrupt,
+    "panics": lambda: PanicError("no"),
+    "closes": GeneratorExit,
+    "panics in tasks": lambda: BaseExceptionGroup("two", [PanicError("no"), SystemExit(3)]),
+}
+
+
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fails: str = ""
     """Where it raises: in which method, or on which message."""
     times: int = 1
     """How often."""
-    exits: bool = False
-    """Whether what it raises is SystemExit, as by sys.exit(3);"""
-    interrupts: bool = False
-    """or what Ctrl-C raises."""
+    how: str = ""
+    """What it raises; a ValueError if this is empty."""
 
 
 class Recorder(Module):
@@ -40,10 +51,8 @@ class Recorder(Module):
         HAPPENED.append((self.bus.name, *what))
         if self.settings.fails in what and Recorder.failed < self.settings.times:
             Recorder.failed += 1
-            if self.settings.exits:
-                sys.exit(3)
-            if self.settings.interrupts:
-                raise KeyboardInterrupt
+            if self.settings.how:
+                raise RAISED[self.settings.how]()
             raise ValueError(f"on purpose in {' '.join(what)}")
 
     async def start(self) -> None:
@@ -68,6 +77,18 @@ class Unready(Recorder):
 
     async def start(self) -> None:
         await trio.sleep_forever()
+
+
+class PanicsAtLast(Recorder):
+    """When it is given up."""
+
+    async def receive(self, message: ModuleMessage) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.sleep_forever)
+            try:
+                await trio.sleep_forever()
+            finally:
+                raise PanicError("at last")
 
 
 class BlockingRecorder(BlockingModule):
@@ -148,3 +169,7 @@ def broken(bus: Any, settings: Any) -> Any:
 
 def twice(message: ModuleMessage) -> list[ModuleMessage]:
     return [message, message.replace(message.content + b"!")]
+
+
+def panics(message: ModuleMessage) -> ModuleMessage:
+    raise PanicError("no")

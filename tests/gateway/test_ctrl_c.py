@@ -19,11 +19,19 @@ PROGRAM = """
     from simplebus.gateway import open_gateway
 
 
+    async def press():
+        print("goes on", flush=True)
+        signal.raise_signal(signal.SIGINT)
+
+
     class Interrupted(Module):
         async def receive(self, message):
             if message.content == b"1" and {where!r} == "receive":
                 signal.raise_signal(signal.SIGINT)
                 print("goes on", flush=True)
+            if message.content == b"0" and {where!r} == "a task of its own":
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(press)
             print("heard", message.content.decode(), flush=True)
 
         async def run(self):
@@ -51,8 +59,8 @@ PROGRAM = """
 """
 
 
-@pytest.mark.parametrize("where", ["receive", "run"])
-def test_ctrl_c_ends_a_gateway_in_order_wherever_it_comes(where: str) -> None:
+def run(where: str) -> tuple[list[str], str]:
+    """What it prints, and its log."""
     found = subprocess.run(
         [sys.executable, "-c", dedent(PROGRAM).format(where=where)],
         capture_output=True,
@@ -61,7 +69,19 @@ def test_ctrl_c_ends_a_gateway_in_order_wherever_it_comes(where: str) -> None:
         env=environment(),
         text=True,
     )
-    lines = found.stdout.split("\n")[:-1]
-    assert found.stderr == ""
+    return found.stdout.split("\n")[:-1], found.stderr
+
+
+@pytest.mark.parametrize("where", ["receive", "run"])
+def test_ctrl_c_ends_a_gateway_in_order_wherever_it_comes(where: str) -> None:
+    lines, said = run(where)
+    assert said == ""
     assert sorted(lines[:-2]) == ["goes on", "heard 0", "heard 1", "heard 2"]
     assert lines[-2:] == ["destroyed", "interrupted"]
+
+
+def test_ctrl_c_in_a_task_that_a_module_has_begun_ends_the_gateway_in_order() -> None:
+    """It is raised there, and costs the module what it is at."""
+    lines, said = run("a task of its own")
+    assert "module 'a' failed" in said
+    assert lines == ["goes on", "destroyed", "heard 1", "heard 2", "destroyed", "interrupted"]

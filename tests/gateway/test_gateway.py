@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -141,7 +142,7 @@ async def test_one_with_a_thread_is_made_again_too(
 
 
 @KINDS
-@pytest.mark.parametrize("how", ["exits", "interrupts"])
+@pytest.mark.parametrize("how", parts.RAISED)
 @pytest.mark.parametrize("where", ["create", "start", "2", "run"])
 async def test_one_that_raises_what_ends_programs_has_failed_and_nothing_else_ends(
     kind: str, where: str, how: str, monkeypatch: pytest.MonkeyPatch
@@ -149,25 +150,81 @@ async def test_one_that_raises_what_ends_programs_has_failed_and_nothing_else_en
     if (kind, where) == ("BlockingRecorder", "run"):
         kind = "BlockingRunner"
     monkeypatch.setattr("simplebus.gateway.life.PAUSE_S", 0.0)
-    why = {"exits": "it called sys.exit(3)", "interrupts": "it raised KeyboardInterrupt()"}[how]
-    await fail_twice(kind, where, why=f"RuntimeError: {why}", **{how: True})
+    why = "it called sys.exit(3)" if how == "exits" else f"it raised {parts.RAISED[how]()!r}"
+    await fail_twice(kind, where, why=f"RuntimeError: {why}", how=how)
 
 
 @KINDS
 async def test_sys_exit_in_destroy_costs_nothing(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    plan = GatewayPlan((module("a", kind, fails="destroy", exits=True), module("b", kind)))
+    plan = GatewayPlan((module("a", kind, fails="destroy", how="exits"), module("b", kind)))
     async with open_gateway(plan):
         pass
     assert steps("destroy") == [("b", "destroy"), ("a", "destroy")]
     assert "'a' failed in destroy" in caplog.text
 
 
-async def fail_twice(
-    kind: str, where: str, *, why: str = "ValueError: on purpose", **how: bool
+async def test_ctrl_c_that_nobody_has_pressed_is_its_own_failure(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plan = GatewayPlan((module("a", kind, fails=where, times=2, **how),), (("*", "a"),))
+    def made() -> BaseException:
+        return BaseExceptionGroup("of a nursery", [KeyboardInterrupt()])
+
+    monkeypatch.setitem(parts.RAISED, "in a task", made)
+    monkeypatch.setattr("simplebus.gateway.life.PAUSE_S", 0.0)
+    with trio.open_signal_receiver(signal.SIGINT):  # As `simplebus gateway` hears it.
+        await fail_twice(
+            "Recorder", "2", why=f"RuntimeError: it raised {made()!r}", how="in a task"
+        )
+
+
+async def test_a_cancellation_that_it_has_kept_is_its_own_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a cache keeps what its loader has raised."""
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        try:
+            await trio.sleep_forever()
+        except trio.Cancelled as error:
+            kept = error
+            raise
+    monkeypatch.setitem(parts.RAISED, "kept", lambda: kept)
+    monkeypatch.setattr("simplebus.gateway.life.PAUSE_S", 0.0)
+    await fail_twice("Recorder", "2", why="RuntimeError: it raised Cancelled(", how="kept")
+
+
+async def test_what_it_raises_while_it_is_cancelled_ends_nothing_else(
+    caplog: pytest.LogCaptureFixture, autojump_clock: trio.testing.MockClock
+) -> None:
+    plan = GatewayPlan((module("a", "PanicsAtLast"), module("b")), (("*", "a"), ("*", "b")))
+    async with open_gateway(plan) as gateway:
+        for text in "12":
+            await gateway.publish(said(text))
+        await trio.testing.wait_all_tasks_blocked()
+        await gateway.apply(GatewayPlan((module("b"),), (("*", "b"),)))
+        await gateway.publish(said("3"))
+        await quiet(gateway)
+        assert heard("b") == ["1", "2", "3"]
+    assert "PanicError" in caplog.text
+
+
+async def test_a_function_that_panics_costs_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simplebus.gateway.life.PAUSE_S", 0.0)
+    plan = ModulePlan.of("a", "transform", {"function": f"{HERE}:panics"})
+    async with open_gateway(GatewayPlan((plan, module("b")), (("*", "a"), ("*", "b")))) as gateway:
+        for text in "12":
+            await gateway.publish(said(text))
+        await quiet(gateway)
+        assert heard("b") == ["1", "2"]
+        assert gateway.statistics().modules[0].failures == 2
+
+
+async def fail_twice(
+    kind: str, where: str, *, why: str = "ValueError: on purpose", how: str = ""
+) -> None:
+    plan = GatewayPlan((module("a", kind, fails=where, times=2, how=how),), (("*", "a"),))
     texts = ["1", "2", "2", "3", "4", "5"] if where == "2" else list("12345")
     async with open_gateway(plan) as gateway:
         for text in texts:
