@@ -12,7 +12,9 @@ from engine.nats_servers import NatsServer, nats_server
 
 from simplebus.bridge.lane import Lane
 from simplebus.bridge.nats_wire import NatsWire, nats_wired
+from simplebus.bridge.running import lanes as lanes_of
 from simplebus.bridge.running import run
+from simplebus.bridge.settings import Bridge
 from simplebus.testing.server import BusServer, bus_server
 
 PATIENCE_SECONDS = 60.0
@@ -61,3 +63,11 @@ async def copying(*lanes: Lane, up: bool = False) -> AsyncIterator[None]:
                 await until(lambda: all(each.statistics().is_up for each in lanes))
             yield
             nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def bridged(*bridges: Bridge, up: bool = False) -> AsyncIterator[list[Lane]]:
+    """The same of all lanes of these."""
+    made = lanes_of(bridges)
+    async with copying(*made, up=up):
+        yield made

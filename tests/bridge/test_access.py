@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,7 @@ from served import serving
 from typer.testing import CliRunner
 
 import simplebus
-from simplebus.bridge.lane import Lane
 from simplebus.bridge.nats_wire import nats_wired
-from simplebus.bridge.running import lanes, run
 from simplebus.bridge.serving import serve_with_bridges
 from simplebus.bridge.settings import Bridge, Copied
 from simplebus.cli import app
@@ -35,6 +33,7 @@ from simplebus.server.serve import ServeOptions, Serving, serve
 from simplebus.server.tls import TlsOptions
 
 from .buses import numbered, payloads
+from .nats_lanes import bridged, until
 
 PATIENCE_SECONDS = 60.0
 
@@ -84,21 +83,6 @@ def secure(server: Serving) -> str:
     return f"simplebuss://{server.addresses[0]}"
 
 
-@asynccontextmanager
-async def copying(bridge: Bridge) -> AsyncIterator[Lane]:
-    (lane,) = lanes([bridge])
-    with trio.fail_after(PATIENCE_SECONDS):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(run, [lane])
-            yield lane
-            nursery.cancel_scope.cancel()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - what is looked at has no event.
-        await trio.sleep(0.01)
-
-
 async def test_both_ends_speak_tls_and_know_the_bridge_by_what_it_shows(
     authority: Authority,
 ) -> None:
@@ -125,7 +109,7 @@ async def test_both_ends_speak_tls_and_know_the_bridge_by_what_it_shows(
             simplebus.connect(secure(far), access=known) as there,
         ):
             await here.publish_many(numbered(0, 100), class_id="orders")
-            async with copying(bridge) as lane:
+            async with bridged(bridge) as (lane,):
                 assert await payloads(there, "orders", 100) == numbered(0, 100)
                 await until(lambda: lane.statistics().copied == 100)
                 assert lane.statistics().losses == 0
@@ -146,7 +130,7 @@ async def test_an_end_that_refuses_the_bridge_is_told_about(
     async with guarded(authority) as near, serving() as far:
         far_url = f"simplebus://{far.addresses[0]}"
         bridge = Bridge("b", secure(near), far_url, (Copied("orders"),), near_access=access)
-        async with copying(bridge) as lane:
+        async with bridged(bridge) as (lane,):
             await until(lambda: lane.statistics().losses > 0)
             assert problem in lane.statistics().problem
 
@@ -238,7 +222,7 @@ async def test_a_nats_server_that_asks_for_certificates_is_one_of_the_ends(
             copied = (Copied("orders", start="earliest"),)
             tls_url = nats.url.replace("nats://", "tls://")
             bridge = Bridge("b", near.addresses[0], tls_url, copied, far_access=access)
-            async with copying(bridge):
+            async with bridged(bridge):
                 while not wire.messages:
                     await wire.changed()
                 assert wire.messages[0].payload(0) == b"hello"

@@ -24,7 +24,6 @@ from simplebus.memory import MemoryBus
 
 from . import buses
 from .buses import numbered, payloads
-from .nats_lanes import one_nats  # noqa: F401 - a fixture.
 
 PATIENCE_SECONDS = 60.0
 COUNT = 600

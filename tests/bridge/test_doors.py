@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,24 +31,10 @@ from simplebus.core.users import User, Users
 from simplebus.memory import MemoryBus
 
 from .buses import numbered, place
+from .nats_lanes import bridged
 from .test_processes import Killed, listening
 
 PATIENCE_SECONDS = 120.0
-
-
-@pytest.fixture(scope="module")
-def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
-    with nats_server(tmp_path_factory.mktemp("nats")) as server:
-        yield server
-
-
-@asynccontextmanager
-async def running(bridge: Bridge) -> AsyncIterator[Lane]:
-    (lane,) = lanes([bridge])
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(run, [lane])
-        yield lane
-        nursery.cancel_scope.cancel()
 
 
 async def all_of(bus: Bus) -> list[bytes]:
@@ -77,7 +61,7 @@ async def test_what_is_copied_to_a_door_is_there_once_and_in_order(nats: NatsSer
             near = f"simplebus://{up.addresses[0]}"
             copied = Copied("a", start="earliest", channels=("x.#",))
             for at, far in (0, one), (1000, other), (2000, one):
-                async with running(Bridge("b", near, address(far), (copied,))) as lane:
+                async with bridged(Bridge("b", near, address(far), (copied,))) as (lane,):
                     for first in range(at, at + 1000, 100):
                         payloads = numbered(first, first + 100)
                         await here.publish_many(payloads[:60], class_id="a", channel="x.y")
@@ -113,7 +97,7 @@ async def test_what_a_door_refuses_is_a_dead_letter_of_the_near_end(nats: NatsSe
             copied = Copied("a", start="earliest", channels=("x.#", "z"))
             near = f"simplebus://{up.addresses[0]}"
             bridge = Bridge("b", near, address(one), (copied,), far_access=far_access)
-            async with running(bridge) as lane:
+            async with bridged(bridge) as (lane,):
                 while lane.statistics().at < 300:  # noqa: ASYNC110 - it has no event.
                     await trio.sleep(0.01)
             assert (lane.statistics().copied, lane.statistics().refused) == (100, 100)
@@ -219,7 +203,7 @@ async def test_from_nats_to_a_door(nats: NatsServer, stream: str) -> None:
         with trio.fail_after(PATIENCE_SECONDS):
             copied = Copied("a", stream=stream, channels=(subject,))
             for first in range(0, 600, 200):
-                async with running(Bridge("b", nats.url, address(one), (copied,))) as lane:
+                async with bridged(Bridge("b", nats.url, address(one), (copied,))) as (lane,):
                     while not lane.statistics().is_up:  # noqa: ASYNC110 - it has no event.
                         await trio.sleep(0.01)
                     for number in range(first, first + 200):

@@ -23,14 +23,7 @@ from simplebus.testing.server import BusServer
 
 from . import buses
 from .buses import Silent, hold, numbered, payloads, running
-from .nats_lanes import (  # noqa: F401 - fixtures.
-    copying,
-    one_bus,
-    one_nats,
-    stream,
-    until,
-    wired,
-)
+from .nats_lanes import copying, stream, until, wired
 
 ROOM = 10
 FULL = Settings(limits=Limits(class_messages=ROOM))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,27 +16,15 @@ from simplebus.bridge.ends import Found
 from simplebus.bridge.lane import Lane
 from simplebus.bridge.nats_wire import nats_wired
 from simplebus.bridge.near_nats import NearCore, NearStream, consumer_name
-from simplebus.bridge.running import lanes, run
 from simplebus.bridge.settings import Bridge, Copied, lane_name
 from simplebus.core.errors import BusConnectionError
-from simplebus.testing.server import BusServer, bus_server
+from simplebus.testing.server import BusServer
 
 from .buses import numbered, payloads
+from .nats_lanes import bridged, until
 
 PATIENCE_SECONDS = 60.0
 HEARTBEAT_SECONDS = 0.2
-
-
-@pytest.fixture(scope="module")
-def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
-    with nats_server(tmp_path_factory.mktemp("nats")) as server:
-        yield server
-
-
-@pytest.fixture
-def server() -> Iterator[BusServer]:
-    with bus_server() as running:
-        yield running
 
 
 @asynccontextmanager
@@ -44,17 +32,9 @@ async def copying(
     near: str, far: str, class_: str, heartbeat: float = HEARTBEAT_SECONDS, **more: Any
 ) -> AsyncIterator[Lane]:
     copied = Copied(class_, start="earliest", **more)
-    (lane,) = lanes([Bridge(class_, near, far, (copied,), heartbeat=heartbeat)])
-    with trio.fail_after(PATIENCE_SECONDS):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(run, [lane])
-            yield lane
-            nursery.cancel_scope.cancel()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - what is looked at has no event.
-        await trio.sleep(0.01)
+    bridge = Bridge(class_, near, far, (copied,), heartbeat=heartbeat)
+    async with bridged(bridge) as (lane,):
+        yield lane
 
 
 async def stream(nats: NatsServer, name: str, **more: object) -> None:

@@ -2,41 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 import trio
-from engine.nats_servers import NatsServer, nats_server
+from engine.nats_servers import NatsServer
 
 import simplebus
 from simplebus.bridge.lane import Lane
-from simplebus.bridge.nats_wire import NatsWire, nats_wired
+from simplebus.bridge.nats_wire import NatsWire
 from simplebus.bridge.nats_words import KEY
 from simplebus.bridge.origin import PATH
-from simplebus.bridge.running import lanes, run
+from simplebus.bridge.running import lanes
 from simplebus.bridge.settings import Bridge, Copied
 from simplebus.core.requests import SubscribeRequest
 from simplebus.nats.client import writing
 from simplebus.testing.server import BusServer, bus_server
 
 from .buses import numbered, payloads
+from .nats_lanes import PATIENCE_SECONDS, copying, stored, stream, until, wired
 
-PATIENCE_SECONDS = 60.0
 NAMES = iter(range(1000))
-
-
-@pytest.fixture(scope="module")
-def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
-    with nats_server(tmp_path_factory.mktemp("nats")) as server:
-        yield server
-
-
-@pytest.fixture
-def server() -> Iterator[BusServer]:
-    with bus_server() as running:
-        yield running
 
 
 def lane(near: str, far: str, class_: str, *, path: bool = True, **more: Any) -> Lane:
@@ -44,33 +30,6 @@ def lane(near: str, far: str, class_: str, *, path: bool = True, **more: Any) ->
     bridge = Bridge(f"b{next(NAMES)}", near, far, (Copied(class_, **options),), path=path)
     (made,) = lanes([bridge])
     return made
-
-
-@asynccontextmanager
-async def copying(lane: Lane) -> AsyncIterator[None]:
-    with trio.fail_after(PATIENCE_SECONDS):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(run, [lane])
-            yield
-            nursery.cancel_scope.cancel()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - what is looked at has no event.
-        await trio.sleep(0.01)
-
-
-async def stream(wire: NatsWire, name: str, subject: str) -> None:
-    config = {"name": name, "subjects": [subject]}
-    await wire.link.ask(f"STREAM.CREATE.{name}", config)
-
-
-async def stored(wire: NatsWire, name: str) -> int:
-    return int((await wire.link.ask(f"STREAM.INFO.{name}"))["state"]["messages"])
-
-
-def wired(nats: NatsServer) -> Any:
-    return nats_wired(nats.url, "test", {})
 
 
 async def heard(wire: NatsWire, count: int) -> list[tuple[bytes, bytes, bytes]]:

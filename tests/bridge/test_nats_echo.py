@@ -2,49 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-
 import pytest
 import trio
-from engine.nats_servers import NatsServer, nats_server
+from engine.nats_servers import NatsServer
 
 import simplebus
-from simplebus.bridge.lane import Lane
 from simplebus.bridge.nats_ends import _SERVERS_MAX, _one_place
 from simplebus.bridge.nats_wire import nats_wired
-from simplebus.bridge.running import lanes, run
 from simplebus.bridge.settings import Bridge, Copied
-from simplebus.testing.server import BusServer, bus_server
+from simplebus.testing.server import BusServer
 
 from .buses import numbered
+from .nats_lanes import bridged
 
 PATIENCE_SECONDS = 60.0
-
-
-@pytest.fixture(scope="module")
-def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
-    with nats_server(tmp_path_factory.mktemp("nats")) as server:
-        yield server
-
-
-@pytest.fixture
-def server() -> Iterator[BusServer]:
-    with bus_server() as running:
-        yield running
-
-
-@asynccontextmanager
-async def copying(*bridges: Bridge) -> AsyncIterator[list[Lane]]:
-    """Until all lanes have both ends, and then on."""
-    made = lanes(bridges)
-    with trio.fail_after(PATIENCE_SECONDS):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(run, made)
-            while not all(each.statistics().is_up for each in made):  # noqa: ASYNC110
-                await trio.sleep(0.01)
-            yield made
-            nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("stream", ["", "ECHO"])
@@ -63,7 +34,7 @@ async def test_what_is_published_at_either_end_is_at_each_of_them_once(
         bridge = Bridge(f"both{stream}", server.address, nats.url, (copied,), both=True)
         async with (
             bus.subscribe(copied.class_) as messages,
-            copying(bridge) as (there, back),
+            bridged(bridge, up=True) as (there, back),
         ):
             wire.core.subscribe(subject)
             await wire.echoed()
@@ -93,7 +64,7 @@ async def test_where_the_path_is_left_out_it_may_come_back_under_another_name(
     into = Bridge("into", nats.url, server.address, (Copied("way", channels=("way.in",)),))
     renamed = Copied("way", rewrite=(("way.in", "way.out"),), start="earliest")
     out = Bridge("out", server.address, nats.url, (renamed,), path=False)
-    async with nats_wired(nats.url, "test", {}) as wire, copying(into, out):
+    async with nats_wired(nats.url, "test", {}) as wire, bridged(into, out, up=True):
         wire.core.subscribe("way.out")
         await wire.echoed()
         wire.core.publish("way.in", b"hello")

@@ -16,9 +16,8 @@ from simplebus.client.link import Place
 from simplebus.memory import MemoryBus
 from tests.bridge import buses
 from tests.bridge.buses import numbered
-from tests.bridge.nats_lanes import NatsServer, copying, one_nats, stored, stream, until, wired
 
-__all__ = ["one_nats"]
+from .nats_lanes import NatsServer, copying, stored, stream, until, wired
 
 
 class Moving:

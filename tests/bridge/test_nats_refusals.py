@@ -17,15 +17,11 @@ from .nats_lanes import (
     BusServer,
     NatsServer,
     copying,
-    one_bus,
-    one_nats,
     stored,
     stream,
     until,
     wired,
 )
-
-__all__ = ["one_bus", "one_nats"]
 
 MAY_NOT = """authorization { users = [
     { user: lane, password: p, permissions: { publish: { deny: ["no.>"] } } }

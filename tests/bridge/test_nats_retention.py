@@ -25,10 +25,8 @@ from simplebus.nats.client import writing
 from simplebus.testing.server import bus_server
 
 from .buses import numbered, payloads, read
-from .nats_lanes import BusServer, NatsServer, copying, one_bus, one_nats, stored, stream, until
+from .nats_lanes import BusServer, NatsServer, copying, stored, stream, until
 from .nats_lanes import wired as wired_to
-
-__all__ = ["one_bus", "one_nats"]
 
 KINDS = ["interest", "workqueue", "limits"]
 
