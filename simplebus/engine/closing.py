@@ -23,6 +23,7 @@ from simplebus.core.subscription import Subscription
 from simplebus.engine.burying import Mark
 from simplebus.engine.classes import RemoteClass
 from simplebus.engine.feed import Owed
+from simplebus.engine.going import TAKING_SECONDS
 from simplebus.engine.jobs import Jobs
 from simplebus.engine.link import Link
 from simplebus.engine.positions import Positions
@@ -55,9 +56,13 @@ class Gone:
     tries: int = 0
 
     @property
+    def is_named(self) -> bool:
+        return bool(self.position.durable or self.position.group)
+
+    @property
     def goes_on(self) -> bool:
         """Whether somebody may come back to it by its names."""
-        return bool(self.position.durable or self.position.group) and not self.forget
+        return self.is_named and not self.forget
 
 
 class Closing:
@@ -78,29 +83,29 @@ class Closing:
         self._jobs = jobs
         self._is_used = is_used
         self._when_buried = when_buried
+        self._going = positions.going
+
+    def answer(self, asked: bytes) -> bytes:
+        """What another door is told that asks what this one is about to leave."""
+        return self._going.answer(asked, trio.current_time())
 
     def end(self, gone: Gone) -> None:
         """Close it when all is done that was asked about its class before."""
+        if not gone.is_named:
+            self._going.put(gone.position, gone.cls.class_id, gone.name)
         self._jobs.do(gone.cls.class_id, partial(self.close, gone))
 
     async def close(self, gone: Gone) -> None:
         """Close it now, and later again if that fails."""
         class_id, position = gone.cls.class_id, gone.position
-        is_named = bool(position.durable or position.group)
-        if gone.tries and is_named and self._is_used(gone.cls, gone.name):
+        if gone.tries and gone.is_named and self._is_used(gone.cls, gone.name):
+            return
+        if self._going.is_being_taken(position, trio.current_time()):
+            self._jobs.do_later(class_id, partial(self.close, gone), TAKING_SECONDS)
             return
         try:
-            if gone.last is not None and not gone.tries:
-                await self._link.request(*gone.last)
-            owed = await self._owed(gone)
-            await self._positions.close(
-                gone.cls,
-                position,
-                gone.name,
-                forget=gone.forget,
-                leaving=gone.leaving,
-                owed=owed,
-            )
+            with self._going.leaving(position):
+                await self._leave(gone)
         except (BusConnectionError, JetStreamError) as error:
             is_final = gone.goes_on or (isinstance(error, JetStreamError) and error.is_final)
             more = "" if is_final else "; trying on"
@@ -109,6 +114,21 @@ class Closing:
                 again = replace(gone, tries=gone.tries + 1)
                 pause = min(_PAUSE_SECONDS * 2**gone.tries, _PAUSE_SECONDS_MAX)
                 self._jobs.do_later(class_id, partial(self.close, again), pause)
+                return
+        self._going.remove(position)
+
+    async def _leave(self, gone: Gone) -> None:
+        if gone.last is not None and not gone.tries:
+            await self._link.request(*gone.last)
+        owed = await self._owed(gone)
+        await self._positions.close(
+            gone.cls,
+            gone.position,
+            gone.name,
+            forget=gone.forget,
+            leaving=gone.leaving,
+            owed=owed,
+        )
 
     async def _owed(self, gone: Gone) -> Owed | None:
         """What is to go on. Dead letters that find no room are waited for a moment only."""

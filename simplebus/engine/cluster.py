@@ -109,6 +109,7 @@ class Cluster:
         self._counting = Counting(self.link, options.names, self.positions, self.listening)
         asked = self._is_used, self._when_buried
         self._closing = Closing(self.link, self.positions, self._jobs, *asked)
+        self.listening.say = self._closing.answer
         self._nursery: trio.Nursery | None = None
         self._worked_at = 0.0
         self._shut: set[int] = set()
@@ -315,11 +316,8 @@ class Cluster:
             self._feed(feed, messages)
         elif sid == self._chain_sid:
             self._heard(self.uplink.hear(messages, trio.current_time()))
-        elif sid in self.listening.alive_sids:
-            for row in range(messages.count):
-                if reply := messages.reply(row):
-                    self.link.core.publish(reply.decode("latin-1"), b"")
-        elif not self._naming.take(sid, messages):  # It was on its way when its position ended.
+        elif not (self.listening.answer(sid, messages) or self._naming.take(sid, messages)):
+            # It was on its way when its position ended.
             found = messages.pick(jetstream.deliveries(messages).good)
             self.link.core.write(jetstream.say_in_order(found, jetstream.NAK))
 

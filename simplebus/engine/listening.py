@@ -8,13 +8,14 @@ durable without a group it is one door that holds what was sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from simplebus.core.subscription import Subscription
 from simplebus.engine.feed import Feed
 from simplebus.engine.link import new_inbox
 from simplebus.engine.names import Names
 from simplebus.nats.client.core import ClientCore
+from simplebus.nats.client.events import Messages
 
 
 class Listening:
@@ -22,6 +23,8 @@ class Listening:
 
     def __init__(self, core: ClientCore, names: Names, door: str) -> None:
         """`door` is what others know it by."""
+        self.say: Callable[[bytes], bytes] = lambda asked: b""
+        """What is said to another door that asks for more than whether this one is there."""
         self._core = core
         self._names = names
         self._inbox = new_inbox()
@@ -30,7 +33,7 @@ class Listening:
         self._sids: dict[Subscription, int] = {}
         self.consumers: dict[Subscription, str] = {}
         """Their names."""
-        self.alive_sids = {core.subscribe(names.door(door))}
+        self._alive_sids = {core.subscribe(names.door(door))}
         """Whoever asks there is told that this door is here."""
 
     def __contains__(self, position: Subscription) -> bool:
@@ -46,6 +49,17 @@ class Listening:
         for feed in self._feeds.values():
             if feed.cls.class_id == class_id:
                 yield self.consumers[feed.position], feed
+
+    def answer(self, sid: int, messages: Messages) -> bool:
+        """If this is somebody who asks whether this door is here, or what it has: he is told.
+        Returns whether it was."""
+        if sid not in self._alive_sids:
+            return False
+        for row in range(messages.count):
+            if reply := messages.reply(row):
+                said = self.say(bytes(messages.payload(row)))
+                self._core.publish(reply.decode("latin-1"), said)
+        return True
 
     def inbox(self, position: Subscription) -> str:
         """Where its consumer is to send messages."""
@@ -63,13 +77,13 @@ class Listening:
         self.consumers[position] = name
         if (position.durable or position.group) and not feed.holder_sid:
             feed.holder_sid = core.subscribe(self._names.holder(feed.cls.class_id, name))
-            self.alive_sids.add(feed.holder_sid)
+            self._alive_sids.add(feed.holder_sid)
 
     def end(self, feed: Feed) -> str:
         """It has nothing more. Returns the consumer's name."""
         core, sid = self._core, self._sids.pop(feed.position)
         core.unsubscribe(sid)
         del self._feeds[sid]
-        self.alive_sids.discard(feed.holder_sid)
+        self._alive_sids.discard(feed.holder_sid)
         core.unsubscribe(feed.holder_sid)
         return self.consumers.pop(feed.position)

@@ -11,13 +11,17 @@ from collections.abc import Collection
 
 import trio
 
-from simplebus.core.errors import BusConnectionError
+from simplebus.core.errors import BusConnectionError, BusError
+from simplebus.engine.going import LEFT, WAIT
 from simplebus.engine.link import Link
 from simplebus.engine.names import Names
 from simplebus.nats.client import jetstream
+from simplebus.nats.client.jetstream import JetStreamError
 
 SILENT_SECONDS = 30.0
 """For how long."""
+_WAITS_MAX, _WAIT_SECONDS = 20, 0.05
+_WORDS = frozenset({b"", LEFT, WAIT})
 
 
 class Others:
@@ -29,50 +33,70 @@ class Others:
         self._silent_until: dict[str, float] = {}
         """Those that have said nothing."""
 
-    async def alive(self, doors: Collection[str]) -> set[str]:
-        """Which of these are there. Raises BusConnectionError."""
-        alive, lost = set[str](), list[BusConnectionError]()
+    async def alive(
+        self, doors: Collection[str], class_id: int | None = None
+    ) -> tuple[set[str], set[str]]:
+        """Which of these are there, and which consumers of a class, if one is asked for, they are
+        about to leave. Raises BusConnectionError, and JetStreamError where one is at it."""
+        alive, going, lost = set[str](), set[str](), list[BusError]()
 
         async def ask(door: str) -> None:
             try:
-                if await self.is_alive(door):
-                    alive.add(door)
-            except BusConnectionError as error:
+                said = await self._said(door, b"" if class_id is None else b"%d" % class_id)
+            except (BusConnectionError, JetStreamError) as error:
                 lost.append(error)
+                return
+            if said is not None:
+                alive.add(door)
+                word, *names = said.split(b" ")
+                if word == LEFT:
+                    going.update(name.decode() for name in names)
 
         async with trio.open_nursery() as nursery:
             for door in doors:
                 nursery.start_soon(ask, door)
         if lost:
             raise lost[0]
-        return alive
+        return alive, going
 
     async def is_alive(self, door: str) -> bool:
         """Whether this one is. Raises BusConnectionError."""
+        return await self._said(door) is not None
+
+    async def _said(self, door: str, asked: bytes = b"") -> bytes | None:
+        """What this one says; None if it is not there. Raises BusConnectionError."""
         now = trio.current_time()
         if now < self._silent_until.get(door, 0.0):
-            return True
+            return b""
         try:
-            return await self._is_answered(self._names.door(door))
+            for _ in range(_WAITS_MAX):
+                said = await self._answer(self._names.door(door), asked)
+                if said != WAIT:
+                    return said
+                await trio.sleep(_WAIT_SECONDS)
+            raise JetStreamError(0, "another door is about to leave what waits there")
         except BusConnectionError:
             if not self._link.is_ready:
                 raise
         now = trio.current_time()
         self._silent_until = {each: at for each, at in self._silent_until.items() if at > now}
         self._silent_until[door] = now + SILENT_SECONDS
-        return True
+        return b""
 
     async def is_held(self, class_id: int, name: str) -> bool:
         """Whether a door feeds somebody from the consumer of this name: it says so. A server may
         take one for alive that has just died. Raises BusConnectionError."""
         try:
-            return await self._is_answered(self._names.holder(class_id, name))
+            return await self._answer(self._names.holder(class_id, name)) is not None
         except BusConnectionError:
             if self._link.is_ready:  # It was asked, and is silent.
                 return False
             raise
 
-    async def _is_answered(self, subject: str) -> bool:
-        headers, said = await self._link.request(subject)
-        # A door says nothing more; a stream that somebody else made would say that it has it.
-        return jetstream.status(headers)[0] != jetstream.NO_RESPONDERS and not said
+    async def _answer(self, subject: str, asked: bytes = b"") -> bytes | None:
+        """What a door says there; None for nobody."""
+        headers, said = await self._link.request(subject, asked)
+        if jetstream.status(headers)[0] == jetstream.NO_RESPONDERS:
+            return None
+        # A stream that somebody else made would say that it has it.
+        return said if said.split(b" ")[0] in _WORDS else None

@@ -11,7 +11,7 @@ Rule 4: what waits for the first subscription of a class is held by a consumer t
 messages: `waiting`, or a plain one whose door is gone. A plain subscription goes on with that one,
 after it has claimed it, if it has a word for each message. Else, and others, and where there are
 several, a consumer is made from there on, and then they are removed; of two doors one removes them,
-and the other one begins anew.
+and the other one looks again. What a door is about to leave counts as left (`going`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import trio
 
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.requests import Start
@@ -30,6 +31,7 @@ from simplebus.core.subscription import Subscription
 from simplebus.engine import consumers
 from simplebus.engine.classes import RemoteClass
 from simplebus.engine.feed import Feed, Found, Owed
+from simplebus.engine.going import Going
 from simplebus.engine.growing import fit
 from simplebus.engine.judging import Judge
 from simplebus.engine.link import Link
@@ -66,6 +68,8 @@ class Positions:
         self._giving_back: dict[Subscription, str] = {}
         """And in what goes on what such ones leave, until that is done."""
         self._others = Others(link, options.names)
+        self.going = Going(lambda position: self._giving_back.get(position, ""))
+        """What this door is about to leave."""
         self._streams: set[int] = set()
         self._born: dict[int, str] = {}
         """When each class's stream was made."""
@@ -369,7 +373,7 @@ class Positions:
     ) -> Found:
         """Make a consumer; one that is for what waits takes that over, if there is any."""
         sole = not (position.durable or position.group)
-        left = await self.left(class_id) if start == "waiting" else []
+        left = await self.left(class_id, going=True) if start == "waiting" else []
         make = partial(make, is_sole=sole)
         if not left:
             await make(await self._starting(class_id, start))
@@ -385,10 +389,9 @@ class Positions:
         at = min(consumers.floor(info) for info in left)
         await make(consumers.from_sequence(at))
         taken = [await self._delete(class_id, str(info["name"])) for info in left]
-        if not any(taken):
+        if not any(taken):  # Somebody else has it, or what goes on in its stead.
             await self._delete(class_id, name)
-            await make(consumers.starting("new"))
-            return Found(name, False, sole)
+            return await self._begin(class_id, position, name, make, start)
         return Found(name, False, sole, max(consumers.sent_to(info) for info in left))
 
     async def _claim(self, class_id: int, name: str) -> bool:
@@ -411,12 +414,19 @@ class Positions:
         """All consumers of a class. Raises BusConnectionError and JetStreamError."""
         return await consumers_of(self._link, self._options.names.stream(class_id))
 
-    async def left(self, class_id: int) -> list[dict[str, Any]]:
-        """Plain consumers that no door holds. Raises as `all` does."""
-        plain = [i for i in await self.all(class_id) if consumers.kind_of(i) == "plain"]
+    async def left(self, class_id: int, *, going: bool = False) -> list[dict[str, Any]]:
+        """Plain consumers that no door holds; and those that doors are about to leave, to be taken
+        over, if nothing else is there. Raises as `all` does."""
+        there = [info for info in await self.all(class_id) if consumers.kind_of(info)]
+        plain = [info for info in there if consumers.kind_of(info) == "plain"]
         doors = {consumers.door_of(info) for info in plain} - {self._door, ""}
-        alive = await self._others.alive(doors) | {self._door}
-        return [info for info in plain if consumers.door_of(info) not in alive]
+        alive, names = await self._others.alive(doors, class_id if going else None)
+        if going:
+            names |= self.going.names(class_id, trio.current_time())
+        nobodys = [i for i in plain if consumers.door_of(i) not in alive | {self._door}]
+        names |= {str(info["name"]) for info in nobodys}
+        stay = [info for info in there if info["name"] not in names]
+        return nobodys if stay else [info for info in plain if info["name"] in names]
 
     async def close(
         self,
@@ -451,14 +461,16 @@ class Positions:
             if config is not None:
                 await self._update(class_id, name, config)
         if owed is not None:
+            if not await self._is_own(class_id, position, name):
+                return
             with contextlib.suppress(ConsumerRefusedError):  # Then it goes on with its floor.
                 name = await self._give_back(cls, position, name, owed)
-        if (position.durable or position.group) and not forget:
-            return
         if position.durable or position.group:
-            info = await self._info(class_id, name)
+            info = await self._info(class_id, name) if forget else None
+            if info is None:
+                return
             others = [i for i in await self.all(class_id) if consumers.kind_of(i)]
-            if info is not None and len(others) == 1:
+            if len(others) == 1:
                 start = consumers.from_sequence(consumers.floor(info))
                 await self._make(class_id, WAITING, "plain", start, door="")
             await self._delete(class_id, name)
@@ -466,7 +478,7 @@ class Positions:
         # It is nobody's before it is looked who else is there: of two that leave at once, neither
         # takes the other one for one that stays.
         info = await self._info(class_id, name)
-        if info is None:
+        if info is None or consumers.door_of(info) not in ("", self._door):
             return
         back = owed.sequences[owed.waits == 0.0] if owed is not None else np.empty(0, np.int64)
         config = consumers.left_by_its_door(with_note(info, back))
@@ -475,6 +487,12 @@ class Positions:
         stay = [i for i in await self.all(class_id) if consumers.kind_of(i)]
         if any(each["name"] not in nobodys for each in stay):
             await self._delete(class_id, name)
+
+    async def _is_own(self, class_id: int, position: Subscription, name: str) -> bool:
+        """Whether nobody else has taken over what a position leaves."""
+        names = {name, self._giving_back.get(position, name)}
+        infos = [await self._info(class_id, each) for each in names]
+        return any(info and consumers.door_of(info) in ("", self._door) for info in infos)
 
     async def _give_back(
         self, cls: RemoteClass, position: Subscription, name: str, owed: Owed
