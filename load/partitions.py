@@ -7,7 +7,7 @@ Rule 2: a publisher at the near bus goes on all the time. What ends well is told
 took: from the moment of mending until what was published then has come.
 Rule 3: what a far end may have twice or lose is counted, and never more than is promised.
 Rule 4: the line is bad behind the bridge, and then in front of it: what a bridge says to either end
-is late and lost. A round takes less than a minute for each kind, six minutes for all; no wait is
+is late and lost. A round takes about a minute for each kind, eight minutes for all; no wait is
 longer than QUIET_S.
 
     publisher ─► near bus ─► bridge ═══ line ═══► far bus, or NATS ─► reader

@@ -25,7 +25,7 @@ HELP = (
     "  simplebus bridge --from 127.0.0.1:8888 --to hq:8888 orders 7\n"
     "  simplebus bridge --from 127.0.0.1:8888 --to hq:8888 --both orders\n"
     "  simplebus bridge --from 127.0.0.1:8888 --to nats://hq:4222 orders\n"
-    "  simplebus bridge --from 127.0.0.1:8888 --to nats://a:4222,nats://b:4222 orders\n"
+    "  simplebus bridge --from 127.0.0.1:8888 --to nats://a,nats://b orders\n"
     "  simplebus bridge bridges.toml\n\n"
     "A message is acknowledged here when it is confirmed there. Between two buses it is stored "
     "there once, in its order, whatever breaks meanwhile; while one end is away, the other one "

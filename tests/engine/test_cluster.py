@@ -23,7 +23,7 @@ from .doors import address, door, options
 from .nats_servers import cluster
 from .test_link import linked
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
 CLASS = 7
 STREAM = "simplebus_7"
 
