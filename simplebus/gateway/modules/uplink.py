@@ -9,6 +9,8 @@ in order. Properties become headers. `channel` is every message's, unless it has
 `channel_property` names. With `data_dir` what was heard is kept there, also past a crash, and what
 does not fit into `max_memory` as well; without it, messages wait in memory, and when there is no
 room the uplink takes no more: then its queue is full, and `full` decides.
+What lies in `data_dir` is sent also by an uplink that is called otherwise, or takes what it hears
+to another class: the other end knows it by the name that it had first, and by its class.
 When the disk is full it takes no more either, until what is copied has made room. What cannot be
 kept otherwise, because the disk fails for example, is gone from the last moment on at which all
 was: the module fails, is made again, and the log says how many messages that were at most.
@@ -40,6 +42,7 @@ from simplebus.core.settings import FullPolicy, Settings
 from simplebus.gateway.messages import ModuleMessage
 from simplebus.gateway.module import AsyncPort, Module
 from simplebus.gateway.modules.intake import Intake
+from simplebus.gateway.modules.uplink_kept import kept
 from simplebus.gateway.modules.uplink_settings import UplinkSettings, UplinkTable, parse
 from simplebus.memory import MemoryBus
 
@@ -118,8 +121,9 @@ class Uplink(Module):
             intake = self._intake = Intake(
                 local, table.class_, bytes_max=table.max_memory // 4, log=self.bus.log
             )
-            lane = self.lane = self._lane(local.wire.core.bus_id)
-            nursery.start_soon(run_lanes, [lane])
+            lanes = self._lanes(local.wire.core.bus_id)
+            lane = self.lane = lanes[0]
+            nursery.start_soon(run_lanes, lanes)
             nursery.start_soon(self._keep, intake)
             self._is_open.set()
             await self.bus.wait_stopping()
@@ -143,21 +147,44 @@ class Uplink(Module):
             )
             raise
 
-    def _lane(self, identity: str) -> Lane:
-        table, access = self._table, self._access
+    def _lanes(self, identity: str) -> list[Lane]:
+        """That of what it hears, and those of what lies in its directory for other classes."""
+        table, log = self._table, self.bus.log
         name = table.name or f"{self.bus.name}-{identity}"
+        found = kept(self._memory.statistics(), table.class_, name)
+        for each in found:
+            if each.name != name:
+                log.info("it is called %r there, as it was when its directory began", each.name)
+            if each.class_ != found[0].class_:
+                log.warning(
+                    "%d messages that were heard for class %r are sent, too, to that one",
+                    each.waiting,
+                    each.class_,
+                )
+            for other, count in each.others.items():
+                log.warning(
+                    "%d messages of class %r are kept for %r, and nobody sends them: an uplink "
+                    "with this directory and this name does",
+                    count,
+                    each.class_,
+                    other,
+                )
+        return [self._lane(each.class_, each.name) for each in found]
+
+    def _lane(self, class_: int | str, name: str) -> Lane:
+        table, access = self._table, self._access
         terms = FarTerms(
-            name=lane_name(name, table.class_, back=False),
-            channel=record_channel(name, table.class_, back=False),
-            class_=table.class_,
+            name=lane_name(name, class_, back=False),
+            channel=record_channel(name, class_, back=False),
+            class_=class_,
             auth=access.auth,
         )
         here = self._memory.place
         if is_nats(table.to):
-            copied = Copied(table.class_, stream=table.stream)
+            copied = Copied(class_, stream=table.stream)
             shown = self.settings.nats_access
             open_ends = to_nats(here, table.to, terms, copied, shown=shown)
         else:
             place = SocketPlace(Address.parse(table.to), access)
-            open_ends = between(here, place, terms, class_=table.class_)
+            open_ends = between(here, place, terms, class_=class_)
         return Lane(terms.name, open_ends)

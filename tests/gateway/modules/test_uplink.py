@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,12 @@ async def say(gateway: Gateway, first: int, count: int) -> None:
         await gateway.publish(ModuleMessage(b"%d" % number, {"n": str(number), "at": "roof.x"}))
 
 
-async def read(port: int, count: int) -> list[Message[bytes]]:
+async def read(port: int, count: int, class_: str = "readings") -> list[Message[bytes]]:
     """The first messages that the bus has."""
     got: list[Message[bytes]] = []
     async with (
         simplebus.connect(f"simplebus://127.0.0.1:{port}") as bus,
-        bus.subscribe("readings", durable="test") as messages,
+        bus.subscribe(class_, durable="test") as messages,
     ):
         with trio.fail_after(PATIENCE_S):
             async for message in messages:
@@ -78,6 +79,36 @@ async def test_what_is_heard_while_the_bus_is_away_comes_later_and_once(tmp_path
             assert numbers(await read(port, 200)) == list(range(200))
             await say(gateway, 200, 50)
             assert numbers(await read(port, 50)) == list(range(200, 250))
+
+
+@pytest.mark.parametrize("met", [False, True])
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("uplink", {}), ("up", {"name": "roof"}), ("up", {"class": "readings2"})],
+)
+async def test_what_is_kept_is_sent_also_by_an_uplink_that_is_called_otherwise(
+    name: str, settings: dict[str, str], met: bool, tmp_path: Path
+) -> None:
+    """Whether or not it has `met` the other end before, which remembers it."""
+    kept, port, before = {"data_dir": str(tmp_path / "kept")}, free_port(), 0
+    far = {"data_dir": tmp_path / "far"}
+    if met:
+        async with serving(port=port, **far), open_gateway(plan(port, **kept)) as gateway:
+            await say(gateway, 0, 50)
+            assert numbers(await read(port, 50)) == list(range(50))
+        before = 50
+    async with open_gateway(plan(port, **kept)) as gateway:
+        await say(gateway, before, 100)
+    other = plan(port, **kept, **settings)
+    up = replace(other.modules[0], name=name)
+    async with open_gateway(GatewayPlan((up,), (("*", name),))) as gateway:
+        await say(gateway, before + 100, 100)
+        async with serving(port=port, **far):
+            is_another = "class" in settings
+            got = numbers(await read(port, 100 if is_another else 200))
+            if is_another:
+                got += numbers(await read(port, 100, settings["class"]))
+    assert got == list(range(before, before + 200))
 
 
 async def test_what_cannot_be_sent_is_left_out_and_told(caplog: pytest.LogCaptureFixture) -> None:
