@@ -15,8 +15,8 @@ before it was cut off, is gone: have files moved away, not copied and cut off.
 With `remember` the place is written down after its lines were said: after a crash some may be said
 again, and none is left out while the file that was read is still there, or beside it by a name that
 begins with its own; if it is not, the log says so. Where there is no room to write it down, nothing
-more is read until there is. What was said and what no module had kept yet is
-gone with the crash. Without it, a tail that failed and is made again begins where `start` says.
+more is read until there is. What was said and what no module had kept yet is gone with the crash.
+Without it, a tail that failed and is made again begins where `start` says.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ HELD_MAX = 8
 """Files open at a time; when there are so many, the first is done with at its end."""
 MARK_BYTES = 64
 """So much of what was read last is looked at again, to see whether it is the same file still."""
-DONE_MAX = 64
+DONE_MAX = 8
 """Of so many files that were read it is known that they were."""
 FULL_SECONDS = 1.0
 """How often it is tried to write down the place on a disk that is full."""
@@ -137,6 +137,11 @@ class _Source:
         self._file.close()
 
     @property
+    def is_deleted(self) -> bool:
+        """Whether it has no name any more."""
+        return os.fstat(self._file.fileno()).st_nlink == 0
+
+    @property
     def written_at(self) -> int:
         """When it was written to, in nanoseconds."""
         return os.fstat(self._file.fileno()).st_mtime_ns
@@ -187,7 +192,9 @@ class Follower:
         self._files: deque[_Source] = deque()
         self._quiet = 0
         """How often there was nothing new in the first, since there is another."""
-        self._done: deque[tuple[int, int]] = deque(maxlen=DONE_MAX)
+        self._done: deque[_Source] = deque()
+        """Those that were read to their end: open as long as they are not deleted, for then others
+        may have their inodes."""
         self._last: _Source | None = None
         """That of the lines that were given last."""
         self._given = place
@@ -198,7 +205,7 @@ class Follower:
 
     def close(self) -> None:
         """Close the files."""
-        for file in self._files:
+        for file in (*self._done, *self._files):
             file.close()
 
     @property
@@ -230,13 +237,17 @@ class Follower:
         if self._quiet < QUIET_POLLS and len(self._files) < HELD_MAX:
             return []
         self._quiet = 0
-        first.close()
-        self._done.append(first.key)
+        self._done.append(first)
+        if len(self._done) > DONE_MAX:
+            self._done.popleft().close()
         self._files.popleft()
         return [Line(first.rest, first.at)] if first.rest else []
 
     def _look(self) -> None:
         """Open what is at the path now, and whatever was there since the last that is open."""
+        for done in [done for done in self._done if done.is_deleted]:
+            self._done.remove(done)
+            done.close()
         try:
             key = _key(os.stat(self._path))
         except FileNotFoundError:
@@ -279,7 +290,7 @@ class Follower:
     def _open_new(self, key: tuple[int, int]) -> None:
         news = [(self._path, key)]
         if self._files:
-            known = {key, *self._done, *(file.key for file in self._files)}
+            known = {key, *(file.key for file in (*self._done, *self._files))}
             since = self._files[-1].written_at
             between = [
                 (stat.st_mtime_ns, path, _key(stat))

@@ -19,6 +19,7 @@ from simplebus.gateway.messages import ModuleMessage
 from simplebus.gateway.module import BlockingModule
 from simplebus.gateway.modules import tail
 from simplebus.gateway.modules.tail import (
+    DONE_MAX,
     HELD_MAX,
     LINE_BYTES_MAX,
     QUIET_POLLS,
@@ -144,11 +145,16 @@ def test_no_more_than_so_many_files_are_held(path: Path) -> None:
         move(path, number)
         path.touch()
         poll(follower, 1)
-        assert len(os.listdir("/proc/self/fd")) <= before + HELD_MAX
+        assert len(os.listdir("/proc/self/fd")) <= before + HELD_MAX + DONE_MAX
     add(path, b"new\n")
     assert said(follower) == [b"new"]
+    assert len(os.listdir("/proc/self/fd")) == before + 1 + DONE_MAX
+    for old in path.parent.glob("app.log.*"):
+        old.unlink()
+    poll(follower, 1)  # None keeps a disk from having its space back.
     assert len(os.listdir("/proc/self/fd")) == before + 1
     follower.close()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_file_that_is_cut_off_is_read_from_its_beginning(
@@ -354,9 +360,9 @@ async def test_on_a_full_disk_nothing_is_read_that_may_be_said_again(
         is_full = False
         await until(lambda: len(heard()) > 1)
         is_full, before = True, tries
-        add(path, b"three\n")
+        add(path, b"three\n")  # Read or not: it is not said which place finds no room.
         await until(lambda: tries > before)  # It ends while it waits.
-    assert heard() == ["one", "two", "three"]
+    assert heard()[:2] == ["one", "two"]
     assert caplog.text.count("nothing more is read until there is room") == 2
 
 
@@ -414,6 +420,53 @@ def test_the_place_before_a_line_leads_to_it_also_when_its_file_is_done_with(pat
     follower.close()
     assert said(again) == [b"rest", b"new"]
     again.close()
+
+
+@pytest.mark.parametrize("line", [b"%d\n", b"all lines are alike but %04d\n", b"\n"])
+def test_a_file_with_the_inode_of_one_that_was_deleted_is_read(path: Path, line: bytes) -> None:
+    """As many file systems have it: of two that are moved away between two polls, the one between
+    has it."""
+    number = 0
+
+    def write() -> None:
+        nonlocal number
+        add(path, line.replace(b"%d", b"%d" % number).replace(b"%04d", b"%04d" % number))
+        number += 1
+
+    def rotate() -> None:
+        one, two = (path.with_name(f"{path.name}.{n}") for n in (1, 2))
+        two.unlink(missing_ok=True)
+        if one.exists():
+            one.rename(two)
+        os.utime(path, ns=(0, number * 10**9))
+        path.rename(one)
+        write()
+
+    write()
+    follower = Follower(path, at_end=False)
+    count = len(said(follower))
+    for _ in range(10):
+        rotate()
+        count += len(said(follower))
+    for _ in range(5):
+        rotate()
+        write()
+        rotate()
+        count += len(said(follower))
+    assert count == number
+    follower.close()
+
+
+def test_what_is_done_with_is_known_though_somebody_writes_to_it_still(path: Path) -> None:
+    add(path, b"one\n")
+    follower = Follower(path, at_end=False)
+    assert said(follower) == [b"one"]
+    for text in b"two", b"three", b"four":
+        move(path, number := len(os.listdir(path.parent)))
+        add(path, text + b"\n")
+        assert said(follower) == [text]
+        add(path.with_name(f"{path.name}.{number}"), b"late\n")
+    follower.close()
 
 
 def test_a_line_as_long_as_a_piece_is_one_line(path: Path) -> None:
