@@ -48,8 +48,13 @@ _BATCHES_MAX = 6
 """So many are announced or under way: the far bus has something to do while others are made."""
 _MESSAGES_MAX = 24_576
 _RANGES_MAX = 16_384
-"""Of a batch. A record of batches with so many, and of that many messages each alone, still fits
-into a frame."""
+"""Of a batch; fewer where the far bus takes no frames that are long enough to tell them."""
+_RECORD_BYTES = 512
+"""What a record has beside its batches, and its frame beside it, at most;"""
+_BATCH_BYTES = 192
+"""and a batch beside its ranges."""
+_RANGES_PART = 4
+"""Those of a batch take so small a part of a record at most: it is to tell the next ones, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,17 +247,29 @@ class FarBus:
             self._rewriter.many(piece, copies)
         sequences = copies.numbers()
         parts = ranges(sequences)
-        if len(parts) > _RANGES_MAX:  # A record would be too long.
-            return self.make(found.until(parts[_RANGES_MAX][0]))
+        most = self._ranges_max(found.next)
+        if len(parts) > most:  # A record would be too long.
+            return self.make(found.until(parts[most][0]))
         made = Made(sequences, found.next, copies, copies.left, copies.refused, ranges=parts)
         made.mark = found.mark(int(sequences[-1])) if made.count else None
         return made
 
+    def _ranges_max(self, next: int) -> int:
+        """So many ranges of sequences below `next` may a batch have."""
+        space = (self._core.frame_bytes - _RECORD_BYTES) // _RANGES_PART
+        return max(1, min(_RANGES_MAX, space // _range_bytes(next)))
+
     def has_room(self, planned: Sequence[Made]) -> bool:
-        count = sum(made.count for made in planned)
-        count += sum(batch.count for batch in self._numbering.under_way)
-        batches = len(planned) + len(self._numbering.under_way)
-        return batches < _BATCHES_MAX and count < _MESSAGES_MAX
+        under_way = self._numbering.under_way
+        count = sum(made.count for made in planned) + sum(batch.count for batch in under_way)
+        told = [(len(batch.ranges), batch.next) for batch in under_way]
+        told += [(len(made.ranges), made.next) for made in planned]
+        if len(told) >= _BATCHES_MAX or count >= _MESSAGES_MAX:
+            return False
+        next = told[-1][1] if told else 0
+        told.append((self._ranges_max(next), next))  # As long as it may be.
+        size = sum(_BATCH_BYTES + count * _range_bytes(next) for count, next in told)
+        return _RECORD_BYTES + size <= self._core.frame_bytes
 
     def announce(self, planned: Sequence[Made]) -> None:
         before, self._plan = self._plan, []
@@ -340,6 +357,11 @@ class FarBus:
         while not waiter.is_done:
             check(self._wire)
             await self._done.wait()
+
+
+def _range_bytes(next: int) -> int:
+    """How much of a record a range of sequences below `next` takes."""
+    return len(f"[{next},{next}],")
 
 
 @dataclass(frozen=True, slots=True)

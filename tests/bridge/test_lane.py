@@ -494,6 +494,29 @@ def test_what_waits_for_a_full_bus_may_be_more_than_a_record_tells(
     run(main)
 
 
+@pytest.mark.parametrize("frame_bytes", [1024, 8192, 65_536])
+def test_a_record_fits_into_the_frames_that_the_far_bus_takes(frame_bytes: int) -> None:
+    """However many messages are left out between those that are copied."""
+
+    async def main() -> None:
+        near, far = MemoryBus(), MemoryBus(Settings(limits=Limits(frame_bytes=frame_bytes)))
+        async with near as here, far as there:
+            await hold(there)
+            for number in range(6000):
+                channel = "ab"[number % 2]
+                await here.publish(
+                    b"%d" % number, class_id="orders", channel=channel, confirm=False
+                )
+            await here.flush()
+            copying = lane(near, far, channels=("a",))
+            async with running(copying):
+                got = await payloads(there, "orders", 3000)
+                assert got == [b"%d" % number for number in range(0, 6000, 2)]
+            assert copying.statistics().losses == 0
+
+    run(main)
+
+
 def test_what_is_too_long_for_the_far_bus_is_a_dead_letter() -> None:
     async def main() -> None:
         near, far = MemoryBus(), MemoryBus(Settings(limits=Limits(frame_bytes=2000)))
