@@ -254,9 +254,10 @@ class NearBus:
         inbox = self._inbox
         assert inbox is not None
         left = self._core.unsubscribe(inbox, processed=False)
-        self._wire.closed(inbox)
         self._kept, self._kept_at = at, time
+        # Both are said in one breath: who has no subscription is not waited for by a bus that ends.
         await self._subscribe(Start(sequence=at), seek=True)
+        self._wire.closed(inbox)
         await self._wire.answered(left)
 
     def _has_taken(self) -> bool:

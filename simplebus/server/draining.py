@@ -25,6 +25,8 @@ from simplebus.server.signals import STOPPING, say_ignored
 # How long is read on from who goes on publishing, and how often that is looked at.
 _FINISH_SECONDS_MAX = 0.5
 _LOOK_SECONDS = 0.005
+# Who leaves a subscription for the next one, as bridges do all the time, has that by then.
+_SURE_SECONDS = 0.05
 
 log = logging.getLogger("simplebus.server")
 
@@ -65,6 +67,11 @@ async def drain(
             if door is not None:
                 await door.finish_publishers()
             await engine.drained()
+            while engine.connections:
+                await trio.sleep(_SURE_SECONDS)
+                if engine.is_drained:
+                    break
+                await engine.drained()
             if engine.cluster is not None:
                 await engine.cluster.finish()
             if door is not None:
@@ -77,10 +84,13 @@ async def drain(
 async def finish_publishers(engine: Engine) -> None:
     """Stop reading from peers that only publish, each as soon as what it has sent is read."""
     last = trio.current_time() + _FINISH_SECONDS_MAX
+    since: dict[int, float] = {}
     while publishers := [c for c in engine.connections.values() if not c.session.subscriptions]:
-        is_late = trio.current_time() > last
+        now = trio.current_time()
+        since = {c.session.session_id: since.get(c.session.session_id, now) for c in publishers}
         for connection in publishers:
-            if is_late or not connection.has_unread():
+            is_sure = now - since[connection.session.session_id] >= _SURE_SECONDS
+            if now > last or (is_sure and not connection.has_unread()):
                 connection.cut()
         await trio.sleep(_LOOK_SECONDS)
 

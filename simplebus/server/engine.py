@@ -256,10 +256,17 @@ class Engine:
             log.warning("%d %s", count, what)
         self._said = counts
 
+    @property
+    def is_drained(self) -> bool:
+        """Whether nothing that is stored would be lost to a subscriber who is connected."""
+        if self.keeping is not None:
+            return True
+        return not any(cls.is_awaited for cls in self.broker.classes.values())
+
     async def drained(self) -> None:
         """Wait until all that is stored for subscribers is acknowledged, unless it is kept past the
         process."""
-        while self.keeping is None and any(cls.is_awaited for cls in self.broker.classes.values()):
+        while not self.is_drained:
             self._settled = trio.Event()
             await self._settled.wait()
 
