@@ -114,6 +114,8 @@ class Behind:
                     self._learn(*await near.behind(at if is_same else kept))
             except (BusError, OSError):
                 return
+            except Exception:  # As in `watch`.
+                log.exception("how much waits for a lane cannot be found out")
 
     def _learn(self, count: int, age: float) -> None:
         self._beyond = count

@@ -147,6 +147,8 @@ class Lane:
             nursery.cancel_scope.cancel()
 
     async def _run(self) -> None:
+        # From then on the near end keeps what comes, whether the far one is there yet or not.
+        await self._behind.look(self._memory, self._at)
         turns = 0
         while True:
             before = self._batches

@@ -587,6 +587,40 @@ def test_a_lane_waits_for_a_bus_that_is_not_there(caplog: pytest.LogCaptureFixtu
     run(main)
 
 
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_what_comes_before_the_far_end_is_there_for_the_first_time_is_kept(
+    is_silent: bool,
+) -> None:
+    """Though somebody else has it meanwhile."""
+
+    class Gone:
+        is_there = False
+
+        async def open(self) -> Any:
+            if not self.is_there:
+                await trio.sleep(5 if is_silent else 0)
+                raise BusConnectionError("cannot connect to the moon")
+            return await place(far).open()
+
+    far = MemoryBus()
+
+    async def main() -> None:
+        near, moon = MemoryBus(), Gone()
+        async with near as here, far as there:
+            await hold(here, there)
+            copying = lane(near, far, far_place=moon)
+            async with running(copying):
+                await trio.sleep(0.01)
+                await here.publish_many(numbered(0, 5), class_id="orders")
+                assert await payloads(here, "orders", 5) == numbered(0, 5)
+                await trio.sleep(60)
+                moon.is_there = True
+                assert await payloads(there, "orders", 5) == numbered(0, 5)
+            assert copying.statistics().missed == 0
+
+    run(main)
+
+
 @pytest.mark.parametrize("which", ["near", "far"])
 def test_a_bus_that_crashes_loses_nothing_and_nothing_comes_twice(
     which: str, tmp_path: Path
