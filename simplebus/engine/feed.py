@@ -325,9 +325,10 @@ class Feed:
             del messages_
         for block in self._blocks:
             known = np.isin(sequences, block.sequences) & fresh
-            for row in np.flatnonzero(known).tolist():
-                at = int(np.flatnonzero(block.sequences == sequences[row])[0])
-                block.messages = _with_reply(block.messages, at, messages, row)
+            if known.any():
+                rows, order = np.flatnonzero(known), np.argsort(block.sequences)
+                at = order[np.searchsorted(block.sequences[order], sequences[rows])]
+                block.messages = _with_replies(block.messages, at, messages, rows)
             fresh &= ~known
         return fresh, again
 
@@ -563,12 +564,13 @@ def _good_envelopes(batch: FrameBatch, good: Flags) -> tuple[FrameBatch, Flags]:
     return _kept(batch, good, np.fromiter(map(bool, each), np.bool_, batch.count))
 
 
-def _with_reply(messages: Messages, at: int, other: Messages, row: int) -> Messages:
-    """The same, but that one of them has the ack subject that another one has."""
-    raw = messages.raw
-    reply = other.reply(row)
+def _with_replies(messages: Messages, at: Integers, other: Messages, rows: Integers) -> Messages:
+    """The same, but that some of them have the ack subjects that others have."""
+    replies = [other.reply(row) for row in rows.tolist()]
+    ends = len(messages.raw) + np.cumsum([len(reply) for reply in replies])
     changed = messages.pick(slice(None))
-    changed.raw = raw + reply + bytes(len(frames.DELIMITER) * 8)
+    changed.raw = b"".join([messages.raw, *replies, bytes(len(frames.DELIMITER) * 8)])
     changed.replies, changed.reply_ends = changed.replies.copy(), changed.reply_ends.copy()
-    changed.replies[at], changed.reply_ends[at] = len(raw), len(raw) + len(reply)
+    changed.replies[at] = np.concatenate([[len(messages.raw)], ends[:-1]])
+    changed.reply_ends[at] = ends
     return changed

@@ -157,6 +157,21 @@ def test_one_that_comes_again_while_it_is_here_is_not_fed_twice() -> None:
     assert replies[1].startswith(b"$JS.ACK.S.c.2.6.")  # By its latest subject.
 
 
+def test_many_that_come_again_are_copied_once() -> None:
+    door, count = Door(), 500
+    door.take(*(message(n, bytes(1000)) for n in range(1, count + 1)))
+    door.taken()
+    before = sum(len(messages.raw) for messages in door.feed.left())
+    numbers = random.Random(1).sample(range(1, count + 1), count)
+    door.take(*(message(n, b"x", attempt=2, tail="7") for n in numbers))
+    [messages] = door.feed.left()
+    replies = [messages.reply(row) for row in range(count)]
+    assert [int(reply.split(b".")[5]) for reply in replies] == list(range(1, count + 1))
+    assert all(reply.startswith(b"$JS.ACK.S.c.2.") for reply in replies)
+    assert len(messages.raw) < before + sum(map(len, replies)) + 100
+    assert door.feed.statistics().repeated == count
+
+
 def test_one_that_was_acknowledged_and_comes_again_is_acknowledged_again() -> None:
     door = Door()
     door.take(message(5), message(6))
