@@ -376,15 +376,15 @@ class Cluster:
                 self._touched[feed] = None
 
     async def _open_stream(self, class_id: int) -> None:
-        while True:
-            cls = self._broker.classes[class_id]
-            try:
-                await self.link.wait_ready()
-                await self.positions.open_stream(class_id, cls.name)
-                break
-            except (BusConnectionError, JetStreamError) as error:
-                self.refusals.note(class_id, str(error), trio.current_time())
-                await trio.sleep(_PAUSE_SECONDS)
+        """Have one for what waits. If there is none, the next turn asks again; others are asked for
+        what they want to know in between."""
+        try:
+            await self.link.wait_ready()
+            await self.positions.open_stream(class_id, self._broker.classes[class_id].name)
+        except (BusConnectionError, JetStreamError) as error:
+            self.refusals.note(class_id, str(error), trio.current_time())
+            await trio.sleep(_PAUSE_SECONDS)
+            return
         self.uplink.open_classes.add(class_id)
         self._settle()
 

@@ -9,6 +9,7 @@ import pytest
 import trio
 
 import simplebus
+from simplebus.core.errors import RefusedError
 from simplebus.engine import refusals
 from simplebus.engine.refusals import CALM_SECONDS, Refusals
 from simplebus.monitor.facts import Facts
@@ -107,6 +108,33 @@ async def test_a_stream_that_cannot_be_made_is_such_a_one(
                     await until(lambda: len(tries) > 3)
                 await ask(f"STREAM.DELETE.{body['name']}")
     assert len([text for text in caplog.messages if "its stream" in text]) == 1
+
+
+async def test_who_asks_about_a_class_without_a_stream_is_answered(
+    jetstream_server: NatsServer,
+) -> None:
+    cluster = options(jetstream_server.url)
+    async with (
+        door(cluster) as up,
+        simplebus.connect(address(up)) as bus,
+        simplebus.connect(address(up)) as other,
+        trio.open_nursery() as nursery,
+    ):
+        ask, name = cluster_of(up).link.ask, f"other_{cluster.names.prefix}"
+        body = {"name": name, "subjects": [cluster.names.subject(8)], "storage": "memory"}
+        with trio.fail_after(PATIENCE_SECONDS):
+            await ask(f"STREAM.CREATE.{name}", body)
+            nursery.start_soon(partial(bus.publish, b"taken", class_id=8))
+            await until(lambda: bool(cluster_of(up).refusals(8)))
+            for _ in range(3):
+                with pytest.raises(RefusedError, match="subjects overlap"):
+                    await other.fetch(8)
+                with trio.move_on_after(0.1):
+                    async with simplebus.connect(address(up)) as late, late.subscribe(8):
+                        raise AssertionError
+            await until(lambda: not cluster_of(up).feeds)
+            await ask(f"STREAM.DELETE.{name}")
+            await until(lambda: cluster_of(up).uplink.is_empty and not cluster_of(up).is_busy)
 
 
 def told_by(up: Serving) -> Facts:
