@@ -40,6 +40,10 @@ class Found:
     """How many were gone before they could be copied."""
     now: float = 0.0
     """To what time ages are counted, in seconds since 1970; 0 where they are not known."""
+    odd: int = 0
+    """How many are otherwise here than at the near end, as a bus has no place for something,"""
+    oddity: str = ""
+    """and what that is, of the first of them."""
 
     @property
     def age(self) -> float:

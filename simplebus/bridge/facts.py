@@ -51,6 +51,7 @@ def _count(counted: Counted, lane: LaneStatistics) -> None:
         ("bridge_batches", "Batches of them.", lane.batches),
         ("bridge_refused_messages", "Refused by the far end: dead letters.", lane.refused),
         ("bridge_missed_messages", "Gone before they could be copied.", lane.missed),
+        ("bridge_odd_messages", "Of NATS, copied otherwise than they are there.", lane.odd),
         ("bridge_losses", "How often an end was lost.", lane.losses),
         ("bridge_doubts", "How often an end was not what it had been.", lane.doubts),
     ):

@@ -59,6 +59,8 @@ class LaneStatistics:
     """Messages that the far end has refused for good: they are dead letters."""
     missed: int
     """Messages that were gone from the near end before they could be copied."""
+    odd: int
+    """Messages of NATS that a bus cannot have quite as they are: the log says what it has."""
     lag: int | None
     """Messages of the near end that are not confirmed by the far one; None where that is not known.
     Of a lane that reads some channels, those of others count until they are looked at."""
@@ -113,7 +115,7 @@ class Lane:
         self._said = ""
         """The problem that was told last, since things went well."""
         self._copied = self._batches = self._refused = self._missed = self._losses = 0
-        self._doubts = 0
+        self._doubts = self._odd = 0
         self._left: Counter[Left] = Counter()
         self._at = self._head = 0
         self._memory = ""
@@ -132,6 +134,7 @@ class Lane:
             left={reason.value: count for reason, count in self._left.items()},
             refused=self._refused,
             missed=self._missed,
+            odd=self._odd,
             lag=self._behind.count,
             lag_seconds=self._behind.seconds,
             at=self._at,
@@ -296,6 +299,9 @@ class Lane:
         self._head = max(found.head, found.next)
         if found.missed:
             self._miss(found.missed, found.first)
+        if found.odd and not self._odd:
+            log.warning("%s: %s; so it is counted, and told once", self.name, found.oddity)
+        self._odd += found.odd
 
     def _miss(self, count: int, first: int) -> None:
         self._missed += count

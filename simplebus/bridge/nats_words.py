@@ -16,6 +16,8 @@ import re
 from simplebus.bridge.origin import Headers
 from simplebus.nats.envelopes import BLOCK
 
+SUBJECT = "bus-subject"
+"""The header that says a subject which can be no channel."""
 KEY = "bus-key"
 KEY_HEX = "bus-key-hex"
 _HEADER = "nats-"

@@ -1,7 +1,7 @@
 """A NATS server as the near end of a lane.
 
-Rule 1: a subject becomes the channel; headers stay headers but for the server's own
-(`nats_words`), and the one that says a key.
+Rule 1: a subject becomes the channel, or a header if it can be none; headers stay headers but for
+the server's own (`nats_words`), and the one that says a key.
 Rule 2: from JetStream, a message is read by its sequence in the stream and acknowledged when it is
 confirmed at the far end, which knows how far the lane is. NATS without JetStream keeps nothing:
 what is published while the lane is away is gone, and what finds no room is counted as missed.
@@ -25,10 +25,12 @@ import numpy as np
 from simplebus.bridge import letters
 from simplebus.bridge.ends import Found, Refusal
 from simplebus.bridge.nats_wire import NatsWire
-from simplebus.bridge.nats_words import heard, is_reserved, without_key
+from simplebus.bridge.nats_words import SUBJECT, heard, is_reserved, without_key
+from simplebus.bridge.origin import Headers
 from simplebus.bridge.progress import Mark
 from simplebus.bridge.rewriting import Piece
 from simplebus.core import frames
+from simplebus.core.channels import check_name
 from simplebus.core.envelope import Envelope, encode, stuff, unstuff
 from simplebus.core.errors import BusConnectionError, LocalProtocolError
 from simplebus.core.frames import DELIMITER, Integers
@@ -78,11 +80,19 @@ class Framer:
     """Makes a bus's frames of NATS messages."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[bytes, bytes], bytes] = {}
+        self._known: dict[tuple[bytes, bytes], tuple[bytes, str]] = {}
+        self._odd = 0
+        self._oddity = ""
+
+    def odd(self) -> tuple[int, str]:
+        """How many of the messages since the last call a bus has otherwise, and what of the
+        first one."""
+        odd, self._odd = self._odd, 0
+        return odd, self._oddity
 
     def piece(self, messages: Messages, sequences: Integers) -> Piece:
-        """Messages with these sequences. What cannot be an envelope goes as it is, without its
-        headers or without its subject."""
+        """Messages with these sequences. A subject that can be no channel becomes a header, and
+        headers for which there is no room stay behind."""
         made = [self._frame(messages, row) for row in range(messages.count)]
         bounds = np.zeros(len(made) + 1, np.int64)
         np.cumsum(np.fromiter(map(len, made), np.int64, len(made)), out=bounds[1:])
@@ -90,25 +100,37 @@ class Framer:
 
     def _frame(self, messages: Messages, row: int) -> bytes:
         about = messages.subject(row), messages.headers(row)
-        front = self._known.get(about)
-        if front is None:
+        known = self._known.get(about)
+        if known is None:
             if len(self._known) >= _KNOWN_MAX:
                 self._known.clear()
-            front = self._known[about] = _front(*about)
+            known = self._known[about] = _front(*about)
+        front, oddity = known
+        if oddity:
+            self._oddity = self._oddity if self._odd else oddity
+            self._odd += 1
         return _HEADER + stuff(front + messages.payload(row)) + DELIMITER
 
 
-def _front(subject: bytes, block: bytes) -> bytes:
-    """What stands in front of the payload of a message, as it is before stuffing."""
+def _front(subject: bytes, block: bytes) -> tuple[bytes, str]:
+    """What stands in front of the payload of a message, as it is before stuffing; and what of it is
+    odd, empty for nothing."""
     headers, key = without_key(heard(headers_of(block)))
-    channel = subject.decode("utf-8", "replace")
-    whole = Envelope(channel, key, headers)
-    for envelope in (whole, Envelope(channel, key), Envelope(channel), Envelope()):
+    channel = shown = subject.decode("utf-8", "backslashreplace")
+    instead: Headers = ()
+    oddity = ""
+    try:
+        check_name(subject.decode())
+    except ValueError:
+        oddity = f"the subject {shown!r} is no channel of a bus, but the header {SUBJECT}"
+        channel, instead = "", ((SUBJECT, shown),)
+    whole = Envelope(channel, key, (*instead, *headers))
+    for envelope in (whole, whole._replace(headers=instead), Envelope(channel, b"", instead)):
         try:
-            return unstuff(encode(envelope, b""))
-        except (ValueError, LocalProtocolError):
-            continue
-    raise AssertionError("an envelope without anything is always good")
+            return unstuff(encode(envelope, b"")), oddity
+        except LocalProtocolError as error:
+            oddity = f"of a message on {shown!r}, what has no room stays behind: {error}"
+    raise AssertionError("a channel alone is always good")
 
 
 class NearCore:
@@ -177,7 +199,9 @@ class NearCore:
             self._out.add(messages, sequences)
             self._next += messages.count
         head = self._next + sum(messages.count for messages in self._held)
-        return Found(pieces, at, self._next, head, missed)
+        found = Found(pieces, at, self._next, head, missed)
+        found.odd, found.oddity = self._framer.odd()
+        return found
 
     async def look(self, sequence: int) -> Mark | None:
         return None  # It keeps nothing.
@@ -417,7 +441,9 @@ class NearStream:
         self._queue.clear()
         self._given = max(at, self._cursor)
         missed, self._missed = self._missed, 0
-        return Found(pieces, at, self._given, self._given + self._pending, missed)
+        found = Found(pieces, at, self._given, self._given + self._pending, missed)
+        found.odd, found.oddity = self._framer.odd()
+        return found
 
     async def behind(self, at: int) -> tuple[int, float]:
         """While nothing was asked for: of the lane's consumer all that is not acknowledged."""
@@ -534,6 +560,7 @@ async def _bury(
             told = jetstream.deliveries(messages)
             times = np.where(told.good, told.times / 1e9, 0.0).tolist()
             piece = framer.piece(messages, sequences)
+            framer.odd()  # It was told when they were found.
             for row, sequence in enumerate(sequences.tolist()):
                 frame = bytes(piece.part(row, row + 1).raw)
                 written.add(frame, why[sequence], accepted=times[row], now=time.time())

@@ -11,7 +11,7 @@ from engine.nats_servers import NatsServer
 import simplebus
 from simplebus.bridge.lane import Lane
 from simplebus.bridge.nats_wire import NatsWire
-from simplebus.bridge.nats_words import KEY
+from simplebus.bridge.nats_words import KEY, SUBJECT
 from simplebus.bridge.origin import PATH
 from simplebus.bridge.running import lanes
 from simplebus.bridge.settings import Bridge, Copied
@@ -285,6 +285,39 @@ async def test_what_nats_publishes_comes_into_a_class(server: BusServer, nats: N
         assert wire.core.info is not None
         here = f"nats.{wire.core.info.server_id[:16]}"
         assert got[100].headers == (("h", "1"), (PATH, here))
+
+
+async def test_what_a_bus_has_otherwise_is_kept_as_far_as_it_can_be_and_told(
+    server: BusServer, nats: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    headers = writing.block((b"tenant", b"7"), (KEY.encode(), b"k"))
+    long = writing.block((b"long", b"x" * 70_000), (KEY.encode(), b"k"))
+    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+        copied = lane(nats.url, server.address, "odd", channels=("odd.>",))
+        async with copying(copied, up=True):
+            for subject, block in (
+                (b"odd.#", headers),
+                (b"odd.a#", headers),
+                (b"odd.caf\xe9", headers),
+                (b"odd.b", long),
+                (b"odd.#", b""),
+            ):
+                wire.core.write(writing.pub(subject, b"", headers=block))
+            wire.link.flush()
+            async with bus.subscribe("odd") as messages:
+                got = [await messages.get(PATIENCE_SECONDS) for _ in range(5)]
+            await until(lambda: copied.statistics().copied == 5)
+    kept = ("tenant", "7")
+    assert [(m.channel, m.key, m.headers[:-1]) for m in got] == [
+        ("", b"k", ((SUBJECT, "odd.#"), kept)),
+        ("odd.a#", b"k", (kept,)),
+        ("", b"k", ((SUBJECT, "odd.caf\\xe9"), kept)),
+        ("odd.b", b"k", ()),
+        ("", b"", ((SUBJECT, "odd.#"),)),
+    ]
+    assert copied.statistics().odd == 4
+    assert caplog.text.count("the subject 'odd.#' is no channel") == 1
+    assert caplog.text.count("told once") == 1
 
 
 async def test_another_nats_server_is_no_circle(server: BusServer, nats: NatsServer) -> None:
