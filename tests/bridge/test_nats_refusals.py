@@ -80,3 +80,20 @@ async def test_what_is_denied_is_refused_however_its_subject_is_shown(
             assert (found.copied, found.refused, found.losses) == (1, 6, 0)
             letters = await bus.fetch(f"dead.{class_}")
             assert [each.channel for each in letters] == channels[:-1]
+
+
+async def test_a_subject_that_is_full_holds_up_no_other(
+    server: BusServer, nats: NatsServer
+) -> None:
+    per_subject = {"discard": "new", "discard_new_per_subject": True, "max_msgs_per_subject": 2}
+    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+        await stream(wire, "EACH", "each.>", **per_subject)
+        for channel in "each.a", "each.a", "each.a", "each.b":
+            await bus.publish(b"", class_id="each", channel=channel)
+        copied = Copied("each", stream="EACH", start="earliest")
+        (lane,) = lanes([Bridge("each", server.address, nats.url, (copied,))])
+        async with copying(lane):
+            await until(lambda: lane.statistics().at == 4)
+        assert (lane.statistics().copied, lane.statistics().refused) == (3, 1)
+        (letter,) = await bus.fetch("dead.each")
+        assert "maximum messages per subject" in dict(letter.headers)["dead-error"]
