@@ -163,7 +163,7 @@ class NearBus:
         ages = _ages(reply, now)
         batches = asked.request.batches
         pieces = [part for batch in batches for part in _unpurged(batch, reply, ages)]
-        missed = max(0, reply.first - at)
+        missed = self._missed(at, reply)
         self.head = max(self.head, reply.head)  # It may have been said long ago.
         return Found(pieces, at, max(at, reply.next), self.head, missed, now)
 
@@ -181,8 +181,13 @@ class NearBus:
             for whole in _of_one_type(batch, first, ages[first - reply.first :]):
                 pieces += _left_of(whole, reply.purged)
             first += batch.count
-        missed = max(0, reply.first - at)
+        missed = self._missed(at, reply)
         return Found(pieces, at, max(at, reply.next), reply.head, missed, reply.now)
+
+    def _missed(self, at: int, reply: FetchReply) -> int:
+        """How many were gone. Of a lane of some channels nobody knows whether they were for it:
+        the bus lets go of what is for nobody, and what it drops else, it counts itself."""
+        return 0 if self._channels else max(0, reply.first - at)
 
     async def look(self, sequence: int) -> Mark | None:
         asked = self._core.fetch(self.class_id, sequence, 1, times=True, make=False)

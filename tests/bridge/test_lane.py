@@ -31,6 +31,7 @@ from simplebus.bridge.far import FarBus, FarTerms
 from simplebus.bridge.near import NearBus
 from simplebus.bridge.origin import PATH
 from simplebus.bridge.progress import Batch, Record
+from simplebus.bridge.wires import near_wired
 from simplebus.core.errors import BusConnectionError, LocalProtocolError
 from simplebus.core.limits import Limits
 from simplebus.core.settings import ClassSettings, FullPolicy, Settings
@@ -490,6 +491,29 @@ def test_what_waits_for_a_full_bus_may_be_more_than_a_record_tells(
                         got.add(int(message.payload))
                     await trio.sleep(5)
             assert sorted(got) == list(range(0, 40, 2))
+
+    run(main)
+
+
+@pytest.mark.parametrize(("channels", "missed"), [((), 5), (("a",), 0)])
+def test_what_may_never_have_been_for_a_lane_is_not_missed_by_it(
+    channels: tuple[str, ...], missed: int
+) -> None:
+    """What is for nobody, the bus has let go of."""
+
+    async def main() -> None:
+        near = MemoryBus()
+        async with near as here:
+            await hold(here)
+            for number in range(10):
+                await here.publish(b"%d" % number, class_id="orders", channel="b")
+            async with here.subscribe("orders", durable="test") as messages:
+                for message in await messages.take(5):
+                    message.ack()
+            async with near_wired(place(near), "a", to="x", heartbeat=10, auth=None) as wire:
+                end = NearBus(wire, class_="orders", durable="a", channels=channels)
+                await end.open()
+                assert (await end.find(0)).missed == missed
 
     run(main)
 
