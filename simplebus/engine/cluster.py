@@ -439,6 +439,7 @@ class Cluster:
             await self._closing.close(Gone(cls, position, found.name))
             return True
         self.uplink.open_classes.add(cls.class_id)
+        self._trimming.acked.add(cls.class_id)  # It may have moved.
         feed = self.feeds[position]
         feed.sole = Sole(found.sent_to) if found.is_sole else None
         feed.born = self.positions.born(cls.class_id)
@@ -511,9 +512,9 @@ class Cluster:
         self._touched.pop(feed, None)
         last: tuple[str, bytes] | None = None
         self._burials.settle(feed)
+        self._trimming.acked.add(cls.class_id)  # It may be what others are done with.
         for messages in feed.acked():
             self.link.core.write(jetstream.say(messages))
-            self._trimming.acked.add(cls.class_id)
             last = messages.reply(-1).decode("latin-1"), jetstream.ACK
         tick_seconds = self._broker.settings.tick_seconds
         pauses = position.left().pauses(self._broker.clock, tick_seconds)

@@ -34,7 +34,8 @@ class Trimming:
         self._jobs = jobs
         self._listening = listening
         self.acked: set[int] = set()
-        """Classes of which messages were acknowledged since they were trimmed."""
+        """Classes of which messages were acknowledged, or positions came, moved or went, since they
+        were trimmed."""
         self._trimmed_at = 0.0
 
     def beat(self, now: float) -> None:

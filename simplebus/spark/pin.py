@@ -17,6 +17,7 @@ from time import monotonic, sleep
 from simplebus.core.client.inbox import Inbox
 from simplebus.core.errors import BusConnectionError, Reason, RefusedError
 from simplebus.core.requests import Start, SubscribeReply, SubscribeRequest
+from simplebus.engine.names import CLUSTER
 from simplebus.spark.bus import SourceBus
 
 # A query that was killed a moment ago may still hold its name, until the bus has noticed.
@@ -93,11 +94,22 @@ class Pin:
                 sleep(_PAUSE_SECONDS)
         reply = inbox.request.reply
         assert isinstance(reply, SubscribeReply)
-        at = to if isinstance(to, int) else reply.cursor
+        begins = self._begins(class_, to, reply)
+        at = to if isinstance(to, int) else begins
         self._held[class_] = _Hold(inbox, at, self._core.session_id)
         if former is not None and not self._name:
             self._let_go(former)
-        return reply.cursor
+        return begins
+
+    def _begins(self, class_: str, to: int | str, reply: SubscribeReply) -> int:
+        """Where a position is that was taken just now. Before a cluster a subscription has numbers
+        of its own, and what is kept lies before what is there when it is had."""
+        if not self._core.bus_id.startswith(CLUSTER):
+            return reply.cursor
+        held = self._bus.memory([class_]).classes[class_]
+        if isinstance(to, int):
+            return max(to, held.floor)
+        return held.floor if to == "earliest" else held.head
 
     def _request(self, to: int | str) -> SubscribeRequest:
         return SubscribeRequest(
