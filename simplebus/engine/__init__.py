@@ -5,6 +5,7 @@
     uplink  lanes  refusals         lots of the ledger become publications; PubAcks become confirms
     classes  feed                   a position's own ring, filled from its consumer; acks go back
     sole                            a consumer that is one door's alone: acks of all up to a message
+    awaited                         what was given back to a consumer, and does not come
     link                            a connection to one of several servers (trio)
     positions  listening  others    streams and consumers, made and found; other doors (trio)
     jobs  closing  trimming         what is asked of them one after the other, and later (trio)

@@ -47,7 +47,6 @@ from simplebus.engine.positions import ConsumerRefusedError, Positions
 from simplebus.engine.refusals import Refusals
 from simplebus.engine.returning import Leaving
 from simplebus.engine.settings import EngineOptions
-from simplebus.engine.sole import Sole
 from simplebus.engine.stored import Stored, found_of
 from simplebus.engine.trimming import Trimming
 from simplebus.engine.uplink import Uplink
@@ -210,9 +209,9 @@ class Cluster:
             core.write(jetstream.say(messages))
             self._trimming.acked.add(feed.cls.class_id)
             feed.said_last = messages.reply(-1)
-        if said := feed.fill():
-            core.write(said)
         now = trio.current_time()
+        if said := feed.fill() + feed.awaited.late(now, is_owed=feed.asked > 0):
+            core.write(said)
         may_ask = now >= feed.rests_until and not (self._is_closing or feed.is_renewing)
         if may_ask and (count := feed.wanted()):
             feed.asked += count
@@ -441,10 +440,8 @@ class Cluster:
         self.uplink.open_classes.add(cls.class_id)
         self._trimming.acked.add(cls.class_id)  # It may have moved.
         feed = self.feeds[position]
-        feed.sole = Sole(found.sent_to) if found.is_sole else None
+        feed.begin(found)
         feed.born = self.positions.born(cls.class_id)
-        feed.sent_before, feed.count_before = found.sent_before, found.sent_count
-        feed.remembered.raise_floor(found.floor)
         self.listening.begin(feed, found.name)
         cls.begun[position] = found.was_there
         feed.is_open = True

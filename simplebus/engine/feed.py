@@ -17,7 +17,7 @@ several share one, of each message.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from simplebus.core.limits import GROUP_IN_FLIGHT_MESSAGES
 from simplebus.core.store import Store
 from simplebus.core.subscription import Subscription
 from simplebus.engine import consumers, content
+from simplebus.engine.awaited import Awaited
 from simplebus.engine.burying import Burying
 from simplebus.engine.classes import FEED_MESSAGES_MAX, RemoteClass
 from simplebus.engine.remembered import Remembered
@@ -90,6 +91,9 @@ class Found:
     """All of the stream before it is acknowledged; 0 where that is not known."""
     is_of_new_stream: bool = False
     """Whether the stream is another one than the one before."""
+    awaited: dict[int, bytes] = field(default_factory=dict)
+    """What was given back to it and is to come to this door, by message of the stream: by which it
+    is told of that one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +149,7 @@ class Feed:
         self.sole: Sole | None = None
         """Of a consumer that is this door's alone."""
         self.burying = Burying()
+        self.awaited = Awaited({})
         self.sent_before = 0
         """The last message of the stream that its consumer had sent when it was found."""
         self.count_before = self._count_here = self._last_count = 0
@@ -225,12 +230,20 @@ class Feed:
         highest = self.remembered.highest
         return highest + 1 if highest else 0
 
+    def begin(self, found: Found) -> None:
+        """Its consumer is there."""
+        self.sole = Sole(found.sent_to) if found.is_sole else None
+        self.sent_before, self.count_before = found.sent_before, found.sent_count
+        self.remembered.raise_floor(found.floor)
+        self.awaited = Awaited(found.awaited)
+
     def begin_anew(self, found: Found) -> None:
         """It has another consumer. What is here of the same stream comes again, with other ack
         subjects; of another stream, its sequences are those of other messages."""
         self.sole = Sole(found.sent_to) if found.is_sole and found.is_of_new_stream else self.sole
         if self.sole is not None:
             self.sole.begin_anew()
+        self.awaited = Awaited({})
         if found.is_of_new_stream:
             self._blocks.clear()
             self._waiting.clear()
@@ -291,6 +304,7 @@ class Feed:
         if self.is_behind:
             return b""
         messages, sequences, attempts = told.messages, told.sequences, told.attempts
+        self.awaited.came(sequences)
         if self.sole is not None:
             fresh = self.sole.admit(told, messages)
             self.repeated += messages.count - int(np.count_nonzero(fresh))

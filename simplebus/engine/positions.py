@@ -250,16 +250,18 @@ class Positions:
         self, class_id: int, info: dict[str, Any], *, was_there: bool, may_be_nobodys: bool = False
     ) -> Found:
         """Go on with a consumer that others had; if they are gone, with what they had first."""
+        again, is_nobodys = dict[int, bytes](), False
         if info.get("num_ack_pending"):
             stream, name = self._options.names.stream(class_id), str(info["name"])
             is_nobodys = may_be_nobodys and not await self._others.is_held(class_id, name)
-            await give_again(self._link, stream, info, is_nobodys=is_nobodys)
+            again = await give_again(self._link, stream, info, is_nobodys=is_nobodys)
         return Found(
             str(info["name"]),
             was_there,
             sent_before=consumers.sent_to(info),
             sent_count=consumers.sent_count(info),
             floor=consumers.floor(info),
+            awaited=again if is_nobodys or not was_there else {},  # Else others may have it.
         )
 
     async def _move(
@@ -558,11 +560,10 @@ class Positions:
         try:
             await self._link.ask(f"CONSUMER.CREATE.{stream}.{name}", body, seconds=_STREAM_SECONDS)
         except JetStreamError as error:  # Another door was first, or the answer was lost.
-            if error.code in consumers.EXISTS:
-                return
-            if error.is_final:
+            if error.is_final and error.code not in consumers.EXISTS:
                 raise ConsumerRefusedError(error.code, error.sentence) from None
-            raise
+            if error.code not in consumers.EXISTS:
+                raise
 
     async def _update(self, class_id: int, name: str, config: dict[str, Any]) -> None:
         stream = self._options.names.stream(class_id)
@@ -570,10 +571,9 @@ class Positions:
         await self._link.ask(f"CONSUMER.CREATE.{stream}.{name}", body, seconds=_STREAM_SECONDS)
 
     async def _info(self, class_id: int, name: str) -> dict[str, Any] | None:
+        stream = self._options.names.stream(class_id)
         try:
-            return await self._link.ask(
-                f"CONSUMER.INFO.{self._options.names.stream(class_id)}.{name}"
-            )
+            return await self._link.ask(f"CONSUMER.INFO.{stream}.{name}")
         except JetStreamError as error:
             if error.code in jetstream.NOT_FOUND:
                 return None

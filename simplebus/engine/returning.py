@@ -172,14 +172,16 @@ def _say_each(link: Link, messages: Messages, owed: Owed) -> tuple[str, bytes]:
 
 async def give_again(
     link: Link, stream: str, info: dict[str, Any], *, is_nobodys: bool = False
-) -> None:
+) -> dict[int, bytes]:
     """Have what was given back to a consumer come first, whatever was purged since; of one that is
-    nobody's, all that it waits for. Raises BusConnectionError."""
+    nobody's, all that it waits for. Returns by which it is told of each of these. Raises
+    BusConnectionError."""
     sequences = awaited(info) if is_nobodys else noted(info)
-    subjects = [_subject(stream, info, sequence) for sequence in sequences]
+    subjects = {sequence: _subject(stream, info, sequence) for sequence in sequences}
     if subjects:
-        _say(link, subjects, jetstream.NAK)
-        await link.request(subjects[-1].decode(), jetstream.NAK)
+        _say(link, list(subjects.values()), jetstream.NAK)
+        await link.request(subjects[sequences[-1]].decode(), jetstream.NAK)
+    return subjects
 
 
 def _subject(stream: str, info: dict[str, Any], sequence: int) -> bytes:
