@@ -517,6 +517,7 @@ class Feed:
         window, head = self.position.window, self.position.ring.head
         floor = self.burying.floor(window.floor)
         waits = np.full(head - floor, -1.0)
+        waits[window.cursor - floor :] = 0.0  # What is here and was not sent yet.
         for a, b in window.unacked(floor, head):
             waits[a - floor : b - floor] = 0.0
         for begin, end, pause in pauses:

@@ -317,6 +317,21 @@ def test_who_goes_owes_what_is_being_buried_until_its_letter_is_stored(is_stored
     assert owed.waits.tolist() == [-1.0 if is_stored else 0.0, -1.0, 2.0]
 
 
+def test_who_goes_owes_what_its_subscriber_was_not_sent_yet() -> None:
+    door = Door()
+    door.feed.sole = Sole()
+    door.take(message(1), message(2), message(3))
+    door.taken()
+    door.ack(0, 1)
+    assert door.acked() == [1]
+    door.take(message(4), message(5))  # Nobody asks the outbox for these any more.
+    assert door.feed.position.window.cursor < door.feed.position.ring.head
+    owed = door.feed.owed([])
+    assert owed is not None
+    assert owed.sequences.tolist() == [2, 3, 4, 5]
+    assert owed.waits.tolist() == [0.0] * 4
+
+
 def test_who_goes_owes_nothing_when_all_is_buried() -> None:
     door = Door()
     door.feed.sole = Sole()
