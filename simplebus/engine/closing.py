@@ -22,10 +22,10 @@ from simplebus.core.errors import BusConnectionError
 from simplebus.core.subscription import Subscription
 from simplebus.engine.burying import Mark
 from simplebus.engine.classes import RemoteClass
-from simplebus.engine.feed import Owed
 from simplebus.engine.going import TAKING_SECONDS
 from simplebus.engine.jobs import Jobs
 from simplebus.engine.link import Link
+from simplebus.engine.owed import Owed
 from simplebus.engine.positions import Positions
 from simplebus.engine.returning import Leaving
 from simplebus.nats.client.jetstream import JetStreamError
@@ -92,7 +92,8 @@ class Closing:
     def end(self, gone: Gone) -> None:
         """Close it when all is done that was asked about its class before."""
         if not gone.is_named:
-            self._going.put(gone.position, gone.cls.class_id, gone.name)
+            now = trio.current_time()
+            self._going.put(gone.position, gone.cls.class_id, gone.name, now)
         self._jobs.do(gone.cls.class_id, partial(self.close, gone))
 
     async def close(self, gone: Gone) -> None:

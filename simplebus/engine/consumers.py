@@ -21,6 +21,7 @@ NO_ROOM = frozenset({10002, 10023, 10028, 10047, 10077})
 """A stream, or all that an account or a server may have, is full."""
 _KIND, _DOOR, _CHANNELS = "simplebus", "simplebus-door", "simplebus-channels"
 _OWNER, _TERMS = "simplebus-owner", "simplebus-terms"
+_SENT = "simplebus-sent"
 _IDENTITY = "simplebus-identity"
 PLAIN_SECONDS = 86_400.0
 """How long what a plain subscription has not acknowledged waits after its door has died."""
@@ -86,9 +87,11 @@ def consumer(
     terms: str = "",
     idle_seconds: float | None = None,
     is_sole: bool = False,
+    sent: int = 0,
 ) -> dict[str, Any]:
     """The configuration of a position: a "durable", a "group", or a "plain" one; or of a "hold",
-    which keeps what another one needs that is made anew. A durable that nobody uses is kept for
+    which keeps what another one needs that is made anew. Messages of the stream up to `sent` were
+    sent by one that it takes over from. A durable that nobody uses is kept for
     `idle_seconds`, None for ever. One that no other door can have acknowledges all up to a message
     at once: one word for each costs a server as much as all the rest."""
     made: dict[str, Any] = {
@@ -104,6 +107,8 @@ def consumer(
     }
     if owner:
         made["metadata"][_OWNER] = owner
+    if sent:
+        made["metadata"][_SENT] = str(sent)
     if terms:
         made["metadata"][_TERMS] = terms
     if kind == "plain" and name != WAITING:
@@ -215,6 +220,12 @@ def is_sole(info: dict[str, Any]) -> bool:
 def sent_to(info: dict[str, Any]) -> int:
     """The last message of the stream that it has sent to anybody."""
     return int(info.get("delivered", {}).get("stream_seq", 0))
+
+
+def sent_before(info: dict[str, Any]) -> int:
+    """The same, those counted that it took over from."""
+    noted = str(info.get("config", {}).get("metadata", {}).get(_SENT, ""))
+    return max(sent_to(info), int(noted) if noted.isdecimal() and len(noted) < 20 else 0)
 
 
 def sent_count(info: dict[str, Any]) -> int:

@@ -17,7 +17,7 @@ several share one, of each message.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ from simplebus.engine import consumers, content
 from simplebus.engine.awaited import Awaited
 from simplebus.engine.burying import Burying
 from simplebus.engine.classes import FEED_MESSAGES_MAX, RemoteClass
+from simplebus.engine.owed import BURIED, Owed
 from simplebus.engine.remembered import Remembered
 from simplebus.engine.sole import Sole
 from simplebus.nats.client import jetstream
@@ -49,10 +50,6 @@ REFUSALS_MAX, REST_SECONDS = 4, 0.25
 """A consumer that has refused more requests in a row is asked after a pause."""
 REFILL_PART = 2
 """More is asked for when what was asked for is less than this part of the room."""
-
-
-_BURIED = float("inf")
-"""As a pause: its dead letter is on its way."""
 
 
 @dataclass(slots=True)
@@ -97,24 +94,6 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Owed:
-    """What a door that goes gives back of a consumer that was its alone."""
-
-    sequences: Integers
-    """Messages of the stream, ascending: shape (n,)."""
-    waits: Times
-    """For how many seconds none of them is to be sent; less than 0 for one that is done with."""
-    highest: int
-    """The last one that was sent to this door."""
-
-    def when_buried(self, is_stored: bool) -> Owed | None:
-        """The same when it is known whether the dead letters are stored of what is being buried:
-        who comes next has it otherwise. None for nothing."""
-        waits = np.where(self.waits == _BURIED, -1.0 if is_stored else 0.0, self.waits)
-        return replace(self, waits=waits) if (waits >= 0.0).any() else None
-
-
-@dataclass(frozen=True, slots=True)
 class FeedStatistics:
     """A snapshot."""
 
@@ -151,7 +130,9 @@ class Feed:
         self.burying = Burying()
         self.awaited = Awaited({})
         self.sent_before = 0
-        """The last message of the stream that its consumer had sent when it was found."""
+        """The last message of the stream that its consumer had sent when it was found,"""
+        self._taken_to = 0
+        """or that one had from which this one was taken over."""
         self.count_before = self._count_here = self._last_count = 0
         """How many its consumer had sent when it was found, how many came since, and how many it
         had sent with the last of them."""
@@ -200,6 +181,11 @@ class Feed:
         return (count, self._sent_to) if is_all else None
 
     @property
+    def _again_to(self) -> int:
+        """What lies before or at it was sent before, if it is not new to the consumer alone."""
+        return max(self._sent_to, self._taken_to)
+
+    @property
     def _sent_to(self) -> int:
         """The last message of the stream that its consumer has sent, to here or before."""
         return max(self.remembered.highest, self.sent_before)
@@ -234,6 +220,7 @@ class Feed:
         """Its consumer is there."""
         self.sole = Sole(found.sent_to) if found.is_sole else None
         self.sent_before, self.count_before = found.sent_before, found.sent_count
+        self._taken_to = found.sent_to
         self.remembered.raise_floor(found.floor)
         self.awaited = Awaited(found.awaited)
 
@@ -247,7 +234,7 @@ class Feed:
         if found.is_of_new_stream:
             self._blocks.clear()
             self._waiting.clear()
-            self._waiting_count = self._done_sequence = self.sent_before = 0
+            self._waiting_count = self._done_sequence = self.sent_before = self._taken_to = 0
             self.remembered = Remembered()
             self.is_behind = False
         self.count_before = self._count_here = self._last_count = 0
@@ -312,8 +299,8 @@ class Feed:
             if not fresh.all():
                 messages = messages.pick(fresh)
                 sequences, attempts = sequences[fresh], attempts[fresh]
-        elif (attempts > 1).any() or (sequences <= self._sent_to).any():
-            attempts = np.where(sequences <= self._sent_to, np.maximum(attempts, 2), attempts)
+        elif (attempts > 1).any() or (sequences <= self._again_to).any():
+            attempts = np.where(sequences <= self._again_to, np.maximum(attempts, 2), attempts)
             fresh, again = self._sort_out(messages, sequences)
             if again.any():
                 said.append(jetstream.say(messages.pick(again)))
@@ -523,7 +510,7 @@ class Feed:
         for begin, end, pause in pauses:
             some = waits[max(0, begin - floor) : max(0, end - floor)]
             some[some >= 0.0] = max(0.0, pause)
-        waits[self.burying.flags(floor, head)] = _BURIED
+        waits[self.burying.flags(floor, head)] = BURIED
         found = self._picked(np.arange(floor, head))
         sequences = [block.sequences[rows] for block, rows in found]
         spans = [waits[block.first + rows - floor] for block, rows in found]
@@ -534,7 +521,8 @@ class Feed:
         all_sequences, all_waits = np.concatenate(sequences), np.concatenate(spans)
         if not (all_waits >= 0.0).any():
             return None
-        return Owed(all_sequences, all_waits, self.sole.highest)
+        sent_to = max(self.sole.highest, self.sole.sent_to)
+        return Owed(all_sequences, all_waits, self.sole.highest, sent_to)
 
     def _picked(self, at: Integers) -> list[tuple[_Block, Integers]]:
         """Where these messages of the ring are, which ascend."""

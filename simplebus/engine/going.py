@@ -1,9 +1,9 @@
 """Consumers that this door is about to leave, as others ask it: see `positions`, rule 4.
 
-Rule 1: what waits to be left, because the cluster was away for example, is named to who asks: he
-may take it over, and is left alone with that for a while.
-Rule 2: while it is being left, who asks is told to ask again: he would take it for one that stays,
-and so would this door what he has begun.
+Rule 1: while something is being left, or is to be in a moment, who asks is told to ask again: he
+would take it for one that stays, and so would this door what he has begun.
+Rule 2: what cannot be left yet, because the cluster was away for example, is named to him: he may
+take it over, and is left alone with that for a while. Some of it may have been acknowledged here.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from simplebus.core.subscription import Subscription
 
 TAKING_SECONDS = 10.0
 """So long who was told of them may take to have them."""
+MOMENT_SECONDS = 2.0
+"""So long what is to be left may wait for what was asked before."""
 LEFT, WAIT = b"left", b"wait"
 _NAMES_MAX = 4096
 
@@ -29,16 +31,19 @@ class Going:
         self._names: dict[Subscription, tuple[int, str]] = {}
         """Of each position that has ended, its class and its consumer."""
         self._told_at: dict[Subscription, float] = {}
-        self._under_way: set[Subscription] = set()
+        self._busy_until: dict[Subscription, float] = {}
+        """Until when who asks for it is to wait."""
 
-    def put(self, position: Subscription, class_id: int, name: str) -> None:
+    def put(self, position: Subscription, class_id: int, name: str, now: float) -> None:
         """A plain subscription has ended."""
-        self._names.setdefault(position, (class_id, name))
+        self._names[position] = class_id, name
+        self._busy_until[position] = now + MOMENT_SECONDS
 
     def remove(self, position: Subscription) -> None:
         """It is left."""
         self._names.pop(position, None)
         self._told_at.pop(position, None)
+        self._busy_until.pop(position, None)
 
     def is_being_taken(self, position: Subscription, now: float) -> bool:
         """Whether somebody was told of it a moment ago."""
@@ -46,12 +51,12 @@ class Going:
 
     @contextmanager
     def leaving(self, position: Subscription) -> Iterator[None]:
-        """A block in which it is left."""
-        self._under_way.add(position)
+        """A block in which it is left, or that is tried."""
+        self._busy_until[position] = float("inf")
         try:
             yield
         finally:
-            self._under_way.discard(position)
+            del self._busy_until[position]
 
     def names(self, class_id: int, now: float) -> set[str]:
         """Those of a class, for somebody who takes them over."""
@@ -68,7 +73,8 @@ class Going:
         if not (asked.isdigit() and len(asked) <= len("65535")):
             return b""
         class_id = int(asked)
-        if any(self._names.get(position, (None,))[0] == class_id for position in self._under_way):
+        there = (position for position, (its, _) in self._names.items() if its == class_id)
+        if any(now < self._busy_until.get(position, now) for position in there):
             return WAIT
         names = self.names(class_id, now)
         return b" ".join([LEFT, *(name.encode() for name in sorted(names))]) if names else b""

@@ -10,16 +10,18 @@ door; when nobody does, who may change it says it anew.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
+from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import BACKOFF_MAX, DELIVERIES_MAX
 from simplebus.core.requests import Seconds
 from simplebus.core.rights import seen_by
 from simplebus.core.session import Session
 from simplebus.core.subscription import Subscription
+from simplebus.engine import consumers
 from simplebus.engine.classes import RemoteClass
 
 if TYPE_CHECKING:
@@ -97,3 +99,14 @@ def let_answer(broker: Broker, sessions: list[Session]) -> None:
     for session in sessions:
         session.outbox.go_on()
         broker.make_ready(session.outbox)
+
+
+def check_same(position: Subscription, patterns: tuple[str, ...], info: dict[str, Any]) -> None:
+    """Raise RemoteProtocolError (subscription_mismatch) for one that is there for others."""
+    there = consumers.channels_of(info)
+    if there != set(patterns):
+        raise RemoteProtocolError(
+            Reason.SUBSCRIPTION_MISMATCH,
+            f"{position.durable or position.group!r} exists for the channels {sorted(there)}, and "
+            f"was asked for with {list(patterns)}",
+        )

@@ -20,7 +20,7 @@ from simplebus.nats.client.jetstream import JetStreamError
 
 SILENT_SECONDS = 30.0
 """For how long."""
-_WAITS_MAX, _WAIT_SECONDS = 20, 0.05
+_WAITS_MAX, _WAIT_SECONDS, _WAIT_SECONDS_MAX = 25, 0.002, 0.05
 _WORDS = frozenset({b"", LEFT, WAIT})
 
 
@@ -69,11 +69,11 @@ class Others:
         if now < self._silent_until.get(door, 0.0):
             return b""
         try:
-            for _ in range(_WAITS_MAX):
+            for waits in range(_WAITS_MAX):
                 said = await self._answer(self._names.door(door), asked)
                 if said != WAIT:
                     return said
-                await trio.sleep(_WAIT_SECONDS)
+                await trio.sleep(min(_WAIT_SECONDS * 2**waits, _WAIT_SECONDS_MAX))
             raise JetStreamError(0, "another door is about to leave what waits there")
         except BusConnectionError:
             if not self._link.is_ready:

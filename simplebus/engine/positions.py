@@ -22,7 +22,6 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import trio
 
 from simplebus.core.errors import Reason, RemoteProtocolError
@@ -30,14 +29,15 @@ from simplebus.core.requests import Start
 from simplebus.core.subscription import Subscription
 from simplebus.engine import consumers
 from simplebus.engine.classes import RemoteClass
-from simplebus.engine.feed import Feed, Found, Owed
+from simplebus.engine.feed import Feed, Found
 from simplebus.engine.going import Going
 from simplebus.engine.growing import fit
-from simplebus.engine.judging import Judge
+from simplebus.engine.judging import Judge, check_same
 from simplebus.engine.link import Link
 from simplebus.engine.listing import consumers_of, streams
 from simplebus.engine.names import WAITING, called, consumer, is_of_durable
 from simplebus.engine.others import Others
+from simplebus.engine.owed import Owed
 from simplebus.engine.returning import Leaving, give_again, give_back, pass_on, with_note
 from simplebus.engine.settings import EngineOptions
 from simplebus.nats.client import jetstream
@@ -164,7 +164,7 @@ class Positions:
         if name:
             info = await self._info(class_id, name)
             if info is not None:
-                _check_same(position, patterns, info)
+                check_same(position, patterns, info)
                 owner = consumers.owner_of(info)
                 may_change = self._judge.check(cls, position, owner, moves=seeks)
                 await self._agree(class_id, position, info, may_change=may_change)
@@ -191,7 +191,7 @@ class Positions:
         found = await self._begin(class_id, position, name, make, start)
         self._unsure.pop(position, None)
         if kind != "plain" and (info := await self._info(class_id, name)) is not None:
-            _check_same(position, patterns, info)  # Another door may have been first.
+            check_same(position, patterns, info)  # Another door may have been first.
         return found
 
     def _said(self, position: Subscription) -> dict[str, Any]:
@@ -258,6 +258,7 @@ class Positions:
         return Found(
             str(info["name"]),
             was_there,
+            sent_to=consumers.sent_before(info),
             sent_before=consumers.sent_to(info),
             sent_count=consumers.sent_count(info),
             floor=consumers.floor(info),
@@ -345,7 +346,8 @@ class Positions:
                 needed = min(at, needed) if needed else at
             former, name = name, self._fresh_name(position)
             start = consumers.from_sequence(needed) if needed else start
-            await self._make(class_id, name, kind, start, channels=patterns, is_sole=True)
+            more: dict[str, Any] = {"channels": patterns, "sent": feed.sole.sent_to}
+            await self._make(class_id, name, kind, start, is_sole=True, **more)
             await self._delete(class_id, former)
         elif info is None:
             # What other doors have of a group is not known here: all that is stored comes again.
@@ -380,21 +382,30 @@ class Positions:
         if not left:
             await make(await self._starting(class_id, start))
             return Found(name, False, sole)
-        if len(left) == 1 and sole and not consumers.is_sole(left[0]):
+        if len(left) == 1 and sole and await self._may_go_on(left[0]):
             found = str(left[0]["name"])
-            if found != WAITING and await self._claim(class_id, found):
-                self._unsure[position] = found
-                await self._update(
-                    class_id, found, consumers.held_by(left[0]["config"], self._door)
-                )
-                return await self._again(class_id, left[0], was_there=False)
+            if not await self._claim(class_id, found):
+                raise JetStreamError(0, "another door takes up what waits")
+            await self._delete(class_id, name)  # It may have been made before.
+            self._unsure[position] = found
+            await self._update(class_id, found, consumers.held_by(left[0]["config"], self._door))
+            return await self._again(class_id, left[0], was_there=False)
         at = min(consumers.floor(info) for info in left)
-        await make(consumers.from_sequence(at))
+        sent = max(consumers.sent_before(info) for info in left)
+        await make(consumers.from_sequence(at), sent=sent)
         taken = [await self._delete(class_id, str(info["name"])) for info in left]
         if not any(taken):  # Somebody else has it, or what goes on in its stead.
             await self._delete(class_id, name)
             return await self._begin(class_id, position, name, make, start)
-        return Found(name, False, sole, max(consumers.sent_to(info) for info in left))
+        return Found(name, False, sole, sent)
+
+    async def _may_go_on(self, info: dict[str, Any]) -> bool:
+        """Whether a plain subscription can go on with what is left itself: not with what a door is
+        about to leave, which says something of it still."""
+        if consumers.is_sole(info) or info["name"] == WAITING:
+            return False
+        door = consumers.door_of(info)
+        return not door or (door != self._door and not await self._others.is_alive(door))
 
     async def _claim(self, class_id: int, name: str) -> bool:
         """Whether this door may take up a consumer that nobody holds: of several, one may. Which
@@ -419,15 +430,18 @@ class Positions:
     async def left(self, class_id: int, *, going: bool = False) -> list[dict[str, Any]]:
         """Plain consumers that no door holds; and those that doors are about to leave, to be taken
         over, if nothing else is there. Raises as `all` does."""
-        there = [info for info in await self.all(class_id) if consumers.kind_of(info)]
-        plain = [info for info in there if consumers.kind_of(info) == "plain"]
+        plain = [i for i in await self.all(class_id) if consumers.kind_of(i) == "plain"]
         doors = {consumers.door_of(info) for info in plain} - {self._door, ""}
         alive, names = await self._others.alive(doors, class_id if going else None)
         if going:
             names |= self.going.names(class_id, trio.current_time())
-        nobodys = [i for i in plain if consumers.door_of(i) not in alive | {self._door}]
+        gone = doors - alive | {""}
+        # What doors have left until they answered is there by now.
+        there = [info for info in await self.all(class_id) if consumers.kind_of(info)]
+        plain = [info for info in there if consumers.kind_of(info) == "plain"]
+        nobodys = [info for info in plain if consumers.door_of(info) in gone]
         names |= {str(info["name"]) for info in nobodys}
-        stay = [info for info in there if info["name"] not in names]
+        stay = {str(info["name"]) for info in there} - names - set(self._unsure.values())
         return nobodys if stay else [info for info in plain if info["name"] in names]
 
     async def close(
@@ -457,17 +471,18 @@ class Positions:
         owed: Owed | None,
     ) -> None:
         class_id = cls.class_id
+        is_plain = not (position.durable or position.group)
+        if is_plain and not await self._is_own(class_id, position, name):
+            return
         if leaving is not None and not forget:
             stream = self._options.names.stream(class_id)
             config = await give_back(self._link, stream, name, leaving)
             if config is not None:
                 await self._update(class_id, name, config)
         if owed is not None:
-            if not await self._is_own(class_id, position, name):
-                return
             with contextlib.suppress(ConsumerRefusedError):  # Then it goes on with its floor.
                 name = await self._give_back(cls, position, name, owed)
-        if position.durable or position.group:
+        if not is_plain:
             info = await self._info(class_id, name) if forget else None
             if info is None:
                 return
@@ -482,9 +497,12 @@ class Positions:
         info = await self._info(class_id, name)
         if info is None or consumers.door_of(info) not in ("", self._door):
             return
-        back = owed.sequences[owed.waits == 0.0] if owed is not None else np.empty(0, np.int64)
-        config = consumers.left_by_its_door(with_note(info, back))
-        await self._update(class_id, name, config)
+        config = info["config"]
+        if owed is not None:
+            config = with_note(info, owed.sequences[owed.waits == 0.0])
+        await self._update(class_id, name, consumers.left_by_its_door(config))
+        if not consumers.is_sole(info):  # Whoever comes next may claim it at once.
+            await self._delete(class_id, consumers.claim(name, self._door)["name"])
         nobodys = {str(each["name"]) for each in await self.left(class_id)}
         stay = [i for i in await self.all(class_id) if consumers.kind_of(i)]
         if any(each["name"] not in nobodys for each in stay):
@@ -506,9 +524,8 @@ class Positions:
         fresh = self._giving_back.setdefault(position, self._new_name())
         patterns = tuple(position.wanted.patterns) if position.wanted else ()
         first = int(owed.sequences[owed.waits >= 0.0][0])
-        await self._make(
-            class_id, fresh, "plain", consumers.from_sequence(first), channels=patterns
-        )
+        begin = consumers.from_sequence(first)
+        await self._make(class_id, fresh, "plain", begin, channels=patterns, sent=owed.sent_to)
         await self._delete(class_id, name)
         await pass_on(self._link, stream, fresh, owed)
         return fresh
@@ -537,25 +554,11 @@ class Positions:
         start: dict[str, Any],
         *,
         door: str | None = None,
-        channels: tuple[str, ...] = (),
-        owner: str = "",
-        terms: str = "",
-        idle_seconds: float | None = None,
-        is_sole: bool = False,
+        **more: Any,
     ) -> None:
         stream = self._options.names.stream(class_id)
-        config = consumers.consumer(
-            self._options,
-            name,
-            kind=kind,
-            door=self._door if door is None else door,
-            start=start,
-            channels=channels,
-            owner=owner,
-            terms=terms,
-            idle_seconds=idle_seconds,
-            is_sole=is_sole,
-        )
+        whose = self._door if door is None else door
+        config = consumers.consumer(self._options, name, kind=kind, door=whose, start=start, **more)
         body = {"stream_name": stream, "config": config, "action": "create"}
         try:
             await self._link.ask(f"CONSUMER.CREATE.{stream}.{name}", body, seconds=_STREAM_SECONDS)
@@ -588,13 +591,3 @@ class Positions:
                 return False
             raise
         return True
-
-
-def _check_same(position: Subscription, patterns: tuple[str, ...], info: dict[str, Any]) -> None:
-    there = consumers.channels_of(info)
-    if there != set(patterns):
-        raise RemoteProtocolError(
-            Reason.SUBSCRIPTION_MISMATCH,
-            f"{position.durable or position.group!r} exists for the channels {sorted(there)}, and "
-            f"was asked for with {list(patterns)}",
-        )

@@ -27,8 +27,8 @@ import numpy as np
 
 from simplebus.core.frames import Integers
 from simplebus.engine import consumers
-from simplebus.engine.feed import Owed
 from simplebus.engine.link import Link
+from simplebus.engine.owed import Owed
 from simplebus.nats.client import jetstream, writing
 from simplebus.nats.client.events import Messages
 
