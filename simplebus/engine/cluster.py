@@ -352,12 +352,12 @@ class Cluster:
         self, cls: RemoteClass, position: Subscription, start: str | Start, seeks: bool
     ) -> None:
         cls.touched = self._touch
-        self.feeds[position] = Feed(cls, position, self._broker.store)
-        self.uplink.hold(cls.class_id)
+        feed = self.feeds[position] = Feed(cls, position, self._broker.store)
+        feed.hold = self.uplink.hold(cls.class_id)
         find = partial(self.positions.open, cls, position, start, seeks=seeks)
         if start == "earliest" or isinstance(start, Start):  # Not what everybody has had.
-            self._do(cls.class_id, partial(self._trimming.trim_all, cls.class_id))
-        self._do(cls.class_id, partial(self._open_feed, cls, position, find))
+            self._do(cls.class_id, partial(self._trimming.trim_all, cls.class_id), feed)
+        self._do(cls.class_id, partial(self._open_feed, cls, position, find, feed.hold), feed)
 
     def _is_used(self, cls: RemoteClass, name: str) -> bool:
         there = [position for position, feed in self.feeds.items() if feed.cls is cls]
@@ -392,8 +392,7 @@ class Cluster:
         cls: RemoteClass,
         position: Subscription,
         find: Find,
-        *,
-        holds: bool = True,
+        hold: int | None,
         tries: int = 0,
     ) -> None:
         """Find or make the consumer of a position, and have it feed it. What is published behind it
@@ -402,11 +401,11 @@ class Cluster:
         try:
             is_done = await self._find_consumer(cls, position, find, tries)
         finally:  # Whatever goes wrong.
-            if holds and (is_done or self.link.is_ready):
-                holds = False
-                self.uplink.let_go(cls.class_id)
+            if hold is not None and (is_done or self.link.is_ready):
+                self.uplink.let_go(cls.class_id, hold)
+                hold = None
         if not is_done:
-            again = partial(self._open_feed, cls, position, find, holds=holds, tries=tries + 1)
+            again = partial(self._open_feed, cls, position, find, hold, tries + 1)
             self._jobs.do_later(cls.class_id, again, _PAUSE_SECONDS)
         self._settle()
 
@@ -504,9 +503,13 @@ class Cluster:
     def _end(self, cls: RemoteClass, position: Subscription, forget: bool) -> None:
         """Give back what is here; whoever comes for it next, at whichever door, goes on."""
         feed = self.feeds.pop(position, None)
-        if feed is None or position not in self.listening:
+        if feed is None:
             return
         self._touched.pop(feed, None)
+        if position not in self.listening:
+            if self._jobs.drop(cls.class_id, feed):  # Else they would pile up in an outage.
+                self.uplink.let_go(cls.class_id, feed.hold)
+            return
         last: tuple[str, bytes] | None = None
         self._burials.settle(feed)
         self._trimming.acked.add(cls.class_id)  # It may be what others are done with.

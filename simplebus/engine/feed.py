@@ -115,6 +115,8 @@ class Feed:
         self.cls = cls
         self.position = position
         self._store = store
+        self.hold = 0
+        """What holds up publishers until it was tried to have its consumer."""
         self.is_open = False
         """Whether its consumer is there."""
         self.asked = 0

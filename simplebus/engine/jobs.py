@@ -27,8 +27,8 @@ class Jobs:
     def __init__(self, tell: Callable[[], None]) -> None:
         """`tell` is called whenever nothing is left to be asked about a class."""
         self._tell = tell
-        self._jobs: dict[int, deque[Job]] = {}
-        """Of each class; the first one is under way."""
+        self._jobs: dict[int, deque[tuple[Job, object]]] = {}
+        """Of each class, and for whom; the first one is under way."""
         self._nursery: trio.Nursery | None = None
         self._later = 0
 
@@ -46,12 +46,23 @@ class Jobs:
         """Those about which something is asked."""
         return self._jobs.keys()
 
-    def do(self, class_id: int, job: Job) -> None:
+    def do(self, class_id: int, job: Job, whose: object = None) -> None:
         """Have something asked about a class, when all that came up before is done."""
         jobs = self._jobs.setdefault(class_id, deque())
-        jobs.append(job)
+        jobs.append((job, whose))
         if len(jobs) == 1 and self._nursery is not None:
             self._nursery.start_soon(self._work_off, class_id, jobs)
+
+    def drop(self, class_id: int, whose: object) -> bool:
+        """Somebody is gone: what is not under way is not asked for him. Returns whether anything
+        was to be."""
+        jobs = self._jobs.get(class_id, deque())
+        kept = [each for at, each in enumerate(jobs) if at == 0 or each[1] is not whose]
+        is_dropped = len(kept) < len(jobs)
+        if is_dropped:
+            jobs.clear()
+            jobs.extend(kept)
+        return is_dropped
 
     def do_later(self, class_id: int, job: Job, seconds: float) -> None:
         """Have something asked about a class when so much time has passed."""
@@ -64,10 +75,10 @@ class Jobs:
         self._later -= 1
         self.do(class_id, job)
 
-    async def _work_off(self, class_id: int, jobs: deque[Job]) -> None:
+    async def _work_off(self, class_id: int, jobs: deque[tuple[Job, object]]) -> None:
         while jobs:
             try:
-                await jobs[0]()
+                await jobs[0][0]()
             except Exception:
                 log.exception("class %d: what was asked of its stream went wrong", class_id)
             jobs.popleft()

@@ -115,7 +115,8 @@ class Uplink:
         """Those that have a stream."""
         self._homeless: set[int] = set()
         self._refusing: set[int] = set()
-        self._held: dict[int, deque[int]] = {}
+        self._holds = 0
+        self._held: dict[int, dict[int, int]] = {}
         """By class: the last lots before what is held, the first ones first."""
         self.stored = self.duplicates = self.refused = 0
         self.last_error: JetStreamError | None = None
@@ -126,15 +127,17 @@ class Uplink:
         """Where answers to chains come: `hear` takes them."""
         return f"{self._inbox.decode()}.>"
 
-    def hold(self, class_id: int) -> None:
+    def hold(self, class_id: int) -> int:
         """What is put of this class from now on is not begun to be published until `let_go` is
-        called as often as this was up to now. What was put before goes on."""
-        self._held.setdefault(class_id, deque()).append(self._last_lot)
+        called with what this returns. What was put before goes on."""
+        self._holds += 1
+        self._held.setdefault(class_id, {})[self._holds] = self._last_lot
+        return self._holds
 
-    def let_go(self, class_id: int) -> None:
-        """What was held first of a class is over."""
+    def let_go(self, class_id: int, hold: int) -> None:
+        """That is over."""
         held = self._held[class_id]
-        held.popleft()
+        del held[hold]
         if not held:
             del self._held[class_id]
 
@@ -212,7 +215,8 @@ class Uplink:
 
     def _begin_some(self, lane: Lane, now: float) -> None:
         held = self._held.get(lane.class_id)
-        while lane.ready and lane.has_room and (held is None or lane.ready[0].lot <= held[0]):
+        last = self._last_lot if held is None else next(iter(held.values()))
+        while lane.ready and lane.has_room and lane.ready[0].lot <= last:
             if (lot := lane.split_first()) is not None:
                 self._lots[lot] += 1
             piece = lane.ready.popleft()

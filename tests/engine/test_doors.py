@@ -57,7 +57,7 @@ async def test_what_a_cluster_keeps_in_memory_is_confirmed_when_the_cluster_has_
             confirmed.set()
 
         uplink = cluster_of(up).uplink
-        uplink.hold(7)
+        hold = uplink.hold(7)
         with trio.fail_after(PATIENCE_SECONDS):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(publish)
@@ -65,7 +65,7 @@ async def test_what_a_cluster_keeps_in_memory_is_confirmed_when_the_cluster_has_
                 await bus.explain()  # What was said before it has been answered,
                 await trio.testing.wait_all_tasks_blocked()  # and who waited for that has heard it.
                 assert not confirmed.is_set()
-                uplink.let_go(7)
+                uplink.let_go(7, hold)
 
 
 async def test_what_is_confirmed_at_one_door_is_delivered_at_another(

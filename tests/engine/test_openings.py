@@ -3,6 +3,7 @@ and nothing is left behind."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -41,13 +42,77 @@ async def is_quiet(up: Serving) -> None:
     await until(lambda: not (cluster_of(up).feeds or cluster_of(up).is_busy))
 
 
+def test_who_goes_before_his_turn_holds_up_what_came_before_the_next_one_alone() -> None:
+    stream = Stream()
+    stream.uplink.open_classes.add(7)
+    holds: list[int] = []
+    for lot in (1, 2, 3):
+        holds.append(stream.uplink.hold(7))
+        stream.uplink.put(Lot(lot, [entry(frame(b"%d" % lot, lot))]))
+    stream.uplink.let_go(7, holds[1])
+    stream.uplink.go_on(0.0)
+    assert stream.take() == []
+    stream.uplink.let_go(7, holds[0])
+    stream.uplink.go_on(0.0)
+    assert stream.answer(stream.take(), 0.0) == 2
+    stream.uplink.let_go(7, holds[2])
+    stream.uplink.go_on(0.0)
+    assert stream.answer(stream.take(), 0.0) == 3
+    assert stream.uplink.is_empty
+
+
+async def test_what_was_to_be_asked_for_who_is_gone_is_not() -> None:
+    done: list[str] = []
+    go_on = trio.Event()
+
+    async def job(name: str) -> None:
+        done.append(name)
+        await go_on.wait()
+
+    async with trio.open_nursery() as nursery:
+        jobs = Jobs(lambda: done.append("all"))
+        jobs.begin(nursery)
+        for name, whose in (("a", "ada"), ("b", "bob"), ("c", "ada"), ("d", "bob"), ("e", None)):
+            jobs.do(7, partial(job, name), whose)
+        await trio.testing.wait_all_tasks_blocked()
+        assert jobs.drop(7, "ada")  # What is under way goes on.
+        assert not jobs.drop(7, "ada")
+        assert not jobs.drop(8, "bob")
+        go_on.set()
+    assert done == ["a", "b", "d", "e", "all"]
+
+
+async def test_who_comes_and_goes_while_the_cluster_is_away_leaves_nothing(tmp_path: Path) -> None:
+    with nats_server(tmp_path) as server:
+        async with door(replace(options(server.url), storage="file")) as up:
+            cluster = cluster_of(up)
+            async with simplebus.connect(at(up), name="one") as bus:
+                with trio.fail_after(PATIENCE_SECONDS):
+                    await bus.publish(b"before", class_id=7)
+                    server.stop()
+                    await until(lambda: not cluster.link.is_ready)
+                    for _ in range(20):
+                        with trio.move_on_after(0.05):
+                            async with simplebus.connect(at(up)) as other, other.subscribe(7):
+                                await trio.sleep_forever()
+                    await until(lambda: not cluster.feeds)
+                    assert len(cluster._jobs._jobs.get(7, ())) <= 2
+                    assert len(cluster.uplink._held.get(7, ())) <= 1
+                    server.start()
+                    await bus.publish(b"after", class_id=7)
+                    async with bus.subscribe(7) as messages:
+                        got = [(await messages.get()).payload for _ in range(2)]
+                    assert got == [b"before", b"after"]
+
+
 def test_what_is_published_waits_for_positions_that_came_before_it_alone() -> None:
     """Whoever comes and goes all the time holds up nobody for longer than what he was before."""
     stream = Stream()
     stream.uplink.open_classes.add(7)
     stream.uplink.put(Lot(1, [entry(frame(b"1", 0))]))
+    holds: list[int] = []
     for lot in range(2, 6):
-        stream.uplink.hold(7)
+        holds.append(stream.uplink.hold(7))
         stream.uplink.put(Lot(lot, [entry(frame(b"%d" % lot, lot))]))
     for lot in range(1, 6):
         stream.uplink.go_on(0.0)
@@ -55,8 +120,8 @@ def test_what_is_published_waits_for_positions_that_came_before_it_alone() -> No
         stored = [payload for _, payload, _ in stream.stored]
         assert stored == [b"%d" % each for each in range(1, lot + 1)]
         if lot < 5:
-            stream.uplink.hold(7)
-            stream.uplink.let_go(7)
+            holds.append(stream.uplink.hold(7))
+            stream.uplink.let_go(7, holds.pop(0))
     assert stream.uplink.is_empty
 
 

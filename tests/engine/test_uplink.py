@@ -191,7 +191,7 @@ def test_lots_are_told_in_their_order() -> None:
 def test_a_class_that_is_held_waits_and_nothing_overtakes() -> None:
     stream = Stream()
     stream.uplink.open_classes |= {7, 8}
-    stream.uplink.hold(7)
+    hold = stream.uplink.hold(7)
     stream.uplink.put(
         Lot(1, [entry(frame(b"a", 0)), entry(frame(b"b", 0, class_id=8), class_id=8)])
     )
@@ -200,7 +200,7 @@ def test_a_class_that_is_held_waits_and_nothing_overtakes() -> None:
     assert stream.answer(stream.take(), 0.0) is None
     assert [payload for _, payload, _ in stream.stored] == [b"b"]
     assert stream.uplink.take_reached_in() == {8: 2}  # Another class waits for none.
-    stream.uplink.let_go(7)
+    stream.uplink.let_go(7, hold)
     stream.uplink.go_on(0.0)
     assert stream.answer(stream.take(), 0.0) == 2
     assert [payload for _, payload, _ in stream.stored] == [b"b", b"a", b"c"]
@@ -235,14 +235,14 @@ def test_what_is_refused_of_one_class_has_no_other_published_again() -> None:
 def test_of_a_class_of_which_much_waits_nothing_more_is_to_be_accepted() -> None:
     stream = Stream()
     stream.uplink.open_classes |= {7, 8}
-    stream.uplink.hold(7)
+    hold = stream.uplink.hold(7)
     size = WAITING_BYTES_MAX // 32
     big = [frame(bytes(size), 0, class_id=class_id) for class_id in (7, 8)]
     for lot in range(1, 33):
         assert stream.uplink.full == set()
         stream.uplink.put(Lot(lot, [entry(big[0]), entry(big[1], class_id=8)][: 1 + lot % 2]))
     assert stream.uplink.full == {7}
-    stream.uplink.let_go(7)
+    stream.uplink.let_go(7, hold)
     stream.uplink.go_on(0.0)
     assert stream.answer(stream.take(), 0.0) is not None
     assert stream.uplink.full == set()
