@@ -18,6 +18,8 @@ PROGRAM = """
     from simplebus.gateway import GatewayPlan, Module, ModuleMessage, ModulePlan
     from simplebus.gateway import open_gateway
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # A job in the background ignores it.
+
 
     async def press():
         print("goes on", flush=True)
