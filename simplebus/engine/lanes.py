@@ -99,14 +99,16 @@ class Piece:
         self.batch = self.batch.take(rows) if rows.size else self.batch.slice(0, 0)
         self.ids, self.left = self.ids[rows], rows.size
 
-    def doubt(self) -> None:
-        """The stream is to say what of it is stored, but for what is known to be."""
+    def doubt(self) -> int:
+        """The stream is to say what of it is stored, but for what is known to be. Returns how many
+        are not."""
         if self.missing is None:
             self.missing = np.ones(self.batch.count, np.bool_)
             if self.tells_how_far:
                 self.missing[: self.batch.count - self.left] = False
         self.is_told = False
         self.stored.clear()
+        return int(np.count_nonzero(self.missing))
 
     def questions(self) -> Integers:
         """Of which rows a stream is to say whether it has them."""
@@ -116,10 +118,13 @@ class Piece:
         rows = content.milestones(self.batch.count)
         return rows[self.missing[rows]]
 
-    def note_stored(self, rows: int | slice) -> None:
-        """It was said of these that they are stored, each by itself, or up to some."""
+    def note_stored(self, rows: int | slice) -> int:
+        """It was said of these that they are stored, each by itself, or up to some. Returns of how
+        many that was not known."""
         assert self.missing is not None, "of others it is counted how many are stored"
+        fresh = int(np.count_nonzero(self.missing[rows]))
         self.missing[rows] = False
+        return fresh
 
     def settle(self) -> None:
         """The stream has said what it has. Leave what it has not, or all if it has all."""
@@ -154,6 +159,8 @@ class Lane:
     doubted: dict[int, Piece] = field(default_factory=dict)
     """Those that were begun and of which the stream is to say what it has: nothing is begun until
     it has said all."""
+    unknown: int = 0
+    """How many messages of what is doubted are not known to be stored."""
     asked: dict[int, tuple[Piece, int]] = field(default_factory=dict)
     """What the stream was asked for, by number: whether this message of a piece is stored."""
     rows: dict[int, tuple[Piece, int]] = field(default_factory=dict)
@@ -250,13 +257,12 @@ class Lane:
         for piece in self.begun.values():
             if not piece.is_told:
                 self.count_under_way(piece, -1)
-            piece.doubt()
+        self.unknown = sum(piece.doubt() for piece in self.begun.values())
         self.doubted, self.begun = self.begun, {}
 
-    @property
-    def is_known(self) -> bool:
-        """Whether all that is doubted is stored."""
-        return not any(np.any(piece.missing) for piece in self.doubted.values())
+    def note_stored(self, piece: Piece, rows: int | slice) -> None:
+        """It was said of these of one that is doubted that they are stored."""
+        self.unknown -= piece.note_stored(rows)
 
     def settle(self) -> int:
         """The stream has said what it has of all that was doubted: the rest is the first that is to

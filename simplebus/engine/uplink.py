@@ -294,15 +294,16 @@ class Uplink:
             lane.again_at = now + PAUSE_SECONDS
             return
         if error is None:
-            piece.note_stored(slice(row + 1) if piece.tells_how_far else row)
-        if not lane.asked:
+            lane.note_stored(piece, slice(row + 1) if piece.tells_how_far else row)
+        # Of what is known by another answer this one may be lost, and it is not asked again.
+        if not (lane.asked and lane.unknown):
             self._settle(lane)
 
     def _note_stored(self, lane: Lane, piece: Piece, rows: int | slice) -> None:
         """It was said of these, which are doubted, that they are stored, though not when the stream
         was asked for them."""
-        piece.note_stored(rows)
-        if lane.is_known:
+        lane.note_stored(piece, rows)
+        if not lane.unknown:
             self._settle(lane)
 
     def _settle(self, lane: Lane) -> None:

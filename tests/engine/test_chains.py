@@ -27,6 +27,8 @@ from .test_link import linked
 from .test_uplink import FULL, Stream, entry, frame
 
 CHAIN_SID = 2
+TURNS_MAX = 1000
+"""More than enough for a few lots, whatever is lost on the way."""
 UNKNOWN = b'{"error":{"code":400,"err_code":10208,"description":"batch publish ID unknown"}}'
 
 
@@ -257,6 +259,37 @@ def test_where_no_proof_comes_all_is_asked_for() -> None:
     assert stream.payloads() == expected
 
 
+@pytest.mark.parametrize("lost", range(3))
+def test_a_milestone_whose_answer_is_lost_is_waited_for_no_longer_than_the_last_one(
+    lost: int,
+) -> None:
+    stream = opened()
+    expected = stream.put(1, 100)
+    stream.uplink.go_on(0.0)
+    stream.take()
+    stream.uplink.go_on(PATIENCE_SECONDS)
+    answers = stream.take()
+    assert len(answers) == 4
+    del answers[lost]
+    assert stream.answer(answers, PATIENCE_SECONDS) == 1
+    assert stream.payloads() == expected
+    assert stream.uplink.is_empty
+
+
+def test_a_proof_that_comes_late_says_as_much_as_an_answer_that_is_lost() -> None:
+    stream = opened()
+    stream.put(1, 100, "pub")
+    stream.put(2, 100, "pub2")
+    stream.uplink.go_on(0.0)
+    stream.answer(stream.take(), 0.0)
+    proof = stream.take()[0]  # Of the first one.
+    stream.uplink.go_on(PATIENCE_SECONDS)
+    asked = stream.take()
+    assert len(asked) == 200
+    assert stream.answer([proof, *asked[1:]], PATIENCE_SECONDS) == 2
+    assert stream.uplink.is_empty
+
+
 @pytest.mark.parametrize("name", ["", "pub"])
 def test_what_of_a_name_is_published_again_goes_one_by_one(name: str) -> None:
     stream = opened()
@@ -429,8 +462,10 @@ def test_whatever_is_lost_refused_or_cut_all_is_stored(seed: int) -> None:
     stream.loses = lambda: chance.random() < 0.003
     expected: list[bytes] = []
     named: set[bytes] = set()
-    now, lots, reached, troubles = 0.0, 0, 0, 0
+    now, lots, reached, troubles, turns = 0.0, 0, 0, 0, 0
     while reached < 4:
+        turns += 1
+        assert turns < TURNS_MAX, "it hangs"
         if lots < 4 and chance.random() < 0.5:
             lots += 1
             name = chance.choice(["", "pub"])
