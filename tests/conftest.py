@@ -106,11 +106,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """Three at least: many tests wait for processes that they have started more than they compute,
-    and those that share a Spark session run one behind the other."""
-    return max(3, os.cpu_count() or 1)
-
-
 def pytest_report_header() -> str:
     return f"hypothesis: {settings().max_examples} examples each"
