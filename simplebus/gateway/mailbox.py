@@ -199,7 +199,7 @@ class Mailbox(Waiter):
         """All that waits. The lock is held."""
         batch, self.queue, self.room, self.is_poked = self.queue, deque(), self.places, False
         self.is_busy = True  # Also of a worker that comes back from a rest.
-        self._board.let_in()
+        self._board.let_in(self)
         return batch
 
     def _look(self, gate_type: type[Gate]) -> tuple[Gate | None, deque[ModuleMessage] | None]:

@@ -3,7 +3,9 @@
 Rule 1: nothing here waits, and no module's code runs here.
 Rule 2: a message goes into all mailboxes of its route at once, or it waits outside. So all modules
 hear all messages in one order.
-Rule 3: what waits outside comes in when a worker takes its queue: those that came first, first.
+Rule 3: what waits outside comes in once each mailbox that was full has had room, those that came
+first, first: not only when all have at once, which may never be. So a queue is longer than its
+places by what comes in late: one message of each publisher that waits, at most.
 """
 
 from __future__ import annotations
@@ -24,18 +26,17 @@ G = TypeVar("G", ThreadGate, TaskGate)
 class Outside:
     """A message that waits for room, and its publisher."""
 
-    __slots__ = ("boxes", "gate", "message")
+    __slots__ = ("awaited", "boxes", "gate", "message", "missing")
 
     def __init__(self, message: ModuleMessage, boxes: tuple[Mailbox, ...], gate: Gate) -> None:
         self.message = message
         self.boxes = boxes
         """Who is to hear it. Those that are removed meanwhile are not."""
         self.gate = gate
-
-    @property
-    def awaited(self) -> tuple[Mailbox, ...]:
-        """Whom it waits for: any of them may be full when others are not any more."""
-        return tuple(box for box in self.boxes if box.blocks)
+        self.awaited = tuple(box for box in boxes if box.room <= 0 and box.blocks)
+        """Whom it waits for,"""
+        self.missing = set(self.awaited)
+        """and those of them that have not had room since."""
 
 
 class Switchboard:
@@ -93,7 +94,7 @@ class Switchboard:
             other.sources.pop(id(box.module), None)
         self.reroute()
         box.close()
-        self.let_in()
+        self.let_in(box)
 
     def ended(self, box: Mailbox, lost: int) -> None:
         """A worker has ended, with so many messages in its hands. Takes the lock."""
@@ -198,14 +199,17 @@ class Switchboard:
         for box in boxes:
             if box.room <= 0 and box.blocks:
                 return False
+        self._put(message, boxes)
+        return True
+
+    def _put(self, message: ModuleMessage, boxes: tuple[Mailbox, ...]) -> None:
         for box in boxes:
-            if box.room > 0 or box.make_room():
+            if box.room > 0 or box.blocks or box.make_room():
                 box.queue.append(message)
                 box.room -= message.places
                 if box.wake is not None:
                     box.rouse()
         self.published += 1
-        return True
 
     def wait_outside(
         self, message: ModuleMessage, boxes: tuple[Mailbox, ...], gate: Gate
@@ -223,15 +227,18 @@ class Switchboard:
                 return True
         return False
 
-    def let_in(self) -> None:
-        """There is room, perhaps."""
+    def let_in(self, box: Mailbox) -> None:
+        """There is room in it, or it is closed."""
         if self._outside:
             left: deque[Outside] = deque()
             for outside in self._outside:
-                if self.takes(outside.message, outside.boxes):
-                    outside.gate.open()
-                else:
+                if box.room > 0 or box.is_closed:
+                    outside.missing.discard(box)
+                if outside.missing:
                     left.append(outside)
+                else:
+                    self._put(outside.message, outside.boxes)
+                    outside.gate.open()
             self._outside = left
 
     def all_boxes(self) -> tuple[Mailbox, ...]:

@@ -1,4 +1,5 @@
-"""Giving a message to the only one who hears it is as giving it to all, who are one."""
+"""Giving a message to the only one who hears it is as giving it to all, who are one; and what finds
+no room comes in."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from simplebus.gateway.errors import ModuleBusError
 from simplebus.gateway.mailbox import Full, Mailbox
 from simplebus.gateway.messages import PLACE_BYTES, ModuleMessage
 from simplebus.gateway.switchboard import Switchboard
+from simplebus.gateway.waiting import ThreadGate
 
 NAMES = ["a", "b", "c"]  # Modules, of which none, one or all hear what is said.
 SOURCES = [None, *NAMES, "nobody"]
@@ -90,3 +92,24 @@ def test_the_short_way_leads_where_the_long_one_does(
     for step in [("add", "a", None, 6), *steps]:
         assert quick.step(*step) == slow.step(*step)
         assert quick.state() == slow.state()
+
+
+def test_what_waits_for_two_who_never_have_room_at_once_comes_in() -> None:
+    board, other = Switchboard("bus"), ModuleMessage(b"other")
+    one, two = (Mailbox(board, name, 1, Full.BLOCK) for name in "ab")
+    for box, source in (one, "to one"), (two, "to two"):
+        board.attach(box)
+        box.hears_all = False
+        board.attach(Mailbox(board, source, 1, Full.BLOCK))
+        board.link(source, box.module)
+        assert board.give(other, source)
+    message = ModuleMessage(b"to both")
+    assert not board.takes(message, (one, two))
+    board.wait_outside(message, (one, two), ThreadGate())
+    assert list(one._grab()) == [other]
+    assert board.give(other, "to one"), "it has room while the other has none"
+    assert board.waiting == 1
+    assert list(two._grab()) == [other]
+    assert board.waiting == 0
+    assert list(one._grab()) == [other, message]
+    assert list(two._grab()) == [message]
