@@ -4,6 +4,7 @@
     content                         frames as messages of a stream, and the way back
     uplink  lanes  refusals         lots of the ledger become publications; PubAcks become confirms
     classes  feed                   a position's own ring, filled from its consumer; acks go back
+    dating                          when what it was fed was accepted, by the door's clock
     sole                            a consumer that is one door's alone: acks of all up to a message
     awaited                         what was given back to a consumer, and does not come
     link                            a connection to one of several servers (trio)

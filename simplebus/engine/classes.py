@@ -7,7 +7,7 @@ Rule 2: what the cluster cannot do is refused with a sentence, never left out.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from simplebus.core.acks import AckWindow
@@ -21,9 +21,11 @@ from simplebus.core.requests import FetchRequest, Start, SubscribeRequest
 from simplebus.core.ring import Ring
 from simplebus.core.settings import FullPolicy, Keep
 from simplebus.core.subscription import Subscription
+from simplebus.engine.dating import StreamClock
 
 if TYPE_CHECKING:
     from simplebus.core.store import Store
+    from simplebus.engine.feed import Feed
     from simplebus.engine.stored import Stored
 
 FEED_MESSAGES_MAX = 128 * 1024
@@ -57,7 +59,7 @@ class RemoteClass(MessageClass):
         end: End,
         ask: Ask,
         struck: Callable[[RemoteClass, int, int], None],
-        accepted_at: Callable[[Subscription, int], float],
+        feeds: Mapping[Subscription, Feed],
         coming: Callable[[RemoteClass, Subscription, Callable[[], None]], bool],
         buried: Callable[[Subscription, Ranges, int], None],
         count: Callable[[int, Callable[[Counted], None]], None],
@@ -65,15 +67,16 @@ class RemoteClass(MessageClass):
         frame_bytes: int,
     ) -> None:
         """`struck` is called with messages of the stream that are purged, first..last-1;
-        `accepted_at` says when the stream took a message that a position holds; `coming` is what
+        `feeds` are those of all positions here; `coming` is what
         `has_come` does, `buried` what `has_buried` does, `count` what `count` does, and
         `refused` says what `refused` is."""
         super().__init__(ring, keep, policy)
         self.times = _NoTimes()
+        self.clock = StreamClock()
         self.elsewhere = self
         self._ask = ask
         self._struck = struck
-        self._accepted_at = accepted_at
+        self._feeds = feeds
         self._coming = coming
         self._buried = buried
         self._count = count
@@ -109,7 +112,9 @@ class RemoteClass(MessageClass):
         self.touched(self)
 
     def accepted_at(self, position: Subscription, sequence: int) -> float:
-        return self._accepted_at(position, sequence)
+        """When the stream took it, by its own clock."""
+        feed = self._feeds.get(position)
+        return 0.0 if feed is None else feed.accepted_at(sequence)
 
     def has_buried(self, position: Subscription, ranges: Ranges, dead: int) -> None:
         self._buried(position, ranges, dead)

@@ -78,6 +78,7 @@ class Cluster:
         assert broker.ledger is not None, "a door's broker has a ledger"
         self._ledger: Ledger = broker.ledger
         self._settle: Callable[[], None] = lambda: None
+        self._read_clock = trio.current_time
         self.link = Link(
             list(options.servers),
             self._handle,
@@ -124,7 +125,7 @@ class Cluster:
             end=self._end,
             ask=self._ask,
             struck=self._struck,
-            accepted_at=self._accepted_at,
+            feeds=self.feeds,
             coming=self._coming,
             buried=self._buried,
             count=self._count,
@@ -155,9 +156,9 @@ class Cluster:
                 await trio.sleep(_BEAT_SECONDS)
                 self._beat()
 
-    def drive(self, settle: Callable[[], None]) -> None:
-        """`settle` is to be called when something has changed."""
-        self._settle = settle
+    def drive(self, settle: Callable[[], None], read_clock: Callable[[], float]) -> None:
+        """`settle` is to be called when something has changed, and `read_clock` before it does."""
+        self._settle, self._read_clock = settle, read_clock
 
     # Turns ---------------------------------------------------------------------------------------
 
@@ -212,6 +213,9 @@ class Cluster:
         now = trio.current_time()
         if said := feed.fill() + feed.awaited.late(now, is_owed=feed.asked > 0):
             core.write(said)
+        if feed.cls.clock.take_wanted() and self._nursery is not None:
+            asked = feed.cls, self._broker.clock, self._read_clock, self._settle
+            self._nursery.start_soon(self.stored.ask_time, *asked)
         may_ask = now >= feed.rests_until and not (self._is_closing or feed.is_renewing)
         if may_ask and (count := feed.wanted()):
             feed.asked += count
@@ -256,7 +260,7 @@ class Cluster:
     # What comes ----------------------------------------------------------------------------------
 
     def _handle(self, event: Event) -> None:
-        now = trio.current_time()
+        now = self._read_clock()
         match event:
             case Replies():
                 self._heard(self.uplink.take(event, now))
@@ -567,10 +571,6 @@ class Cluster:
         asked = self.link, self.options.names, consumer, feed, tell, self._settle
         self._nursery.start_soon(when_all_has_come, *asked)
         return False
-
-    def _accepted_at(self, position: Subscription, sequence: int) -> float:
-        feed = self.feeds.get(position)
-        return 0.0 if feed is None else feed.accepted_at(sequence)
 
     def _struck(self, cls: RemoteClass, first: int, last: int) -> None:
         """Messages first..last-1 are purged: nobody here is to have them either."""

@@ -18,12 +18,12 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from simplebus.core import envelope, frames
-from simplebus.core.columns import Rows, Times
+from simplebus.core.columns import Rows
 from simplebus.core.frames import Flags, FrameBatch, Integers
 from simplebus.core.group import Group
 from simplebus.core.limits import GROUP_IN_FLIGHT_MESSAGES
@@ -66,8 +66,17 @@ class _Block:
         return self.first + self.messages.count
 
 
-_Waiting = tuple[Messages, Integers, Integers]
-"""Messages, their sequences in the stream, and how often they were sent."""
+class _Waiting(NamedTuple):
+    """Messages that came and found no room yet."""
+
+    messages: Messages
+    sequences: Integers
+    attempts: Integers
+    came_at: float
+
+    def pick(self, rows: Integers | Flags | slice) -> _Waiting:
+        some = self.messages.pick(rows), self.sequences[rows], self.attempts[rows]
+        return _Waiting(*some, self.came_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +181,8 @@ class Feed:
     @property
     def is_busy(self) -> bool:
         """Whether it has messages that its subscriber is sent or has, but for those that pause."""
-        return bool(self._waiting) or self.outstanding > self.position.paused
+        has_no_room = bool(self._waiting) and not self.cls.clock.is_unsure
+        return has_no_room or self.outstanding > self.position.paused
 
     @property
     def known(self) -> tuple[int, int] | None:
@@ -194,6 +204,8 @@ class Feed:
 
     def has_all(self, info: dict[str, Any]) -> bool:
         """Whether all that its consumer has sent, of which this is told, has come to here."""
+        if self._waiting:
+            return False
         if self.sole is not None:
             return self.sole.taken >= consumers.sent_count(info)
         return self._sent_to >= consumers.sent_to(info)
@@ -214,7 +226,7 @@ class Feed:
             if block.last > floor:
                 return int(block.sequences[max(0, floor - block.first)])
         if self._waiting:
-            return int(self._waiting[0][1][0])
+            return int(self._waiting[0].sequences[0])
         highest = self.remembered.highest
         return highest + 1 if highest else 0
 
@@ -313,7 +325,8 @@ class Feed:
             messages, sequences, attempts = messages.pick(at), sequences[at], attempts[at]
         if messages.count:
             self.remembered.take(jetstream.deliveries(messages))
-            self._waiting.append((messages, sequences, attempts))
+            now = self._store.clock.now
+            self._waiting.append(_Waiting(messages, sequences, attempts, now))
             self._waiting_count += messages.count
             said.append(self.fill())
         return b"".join(said)
@@ -323,9 +336,8 @@ class Feed:
         ack subject from now on, by which it is acknowledged."""
         again = self.remembered.are_done(sequences)
         fresh = ~again
-        for messages_, sequences_, _ in self._waiting:
-            fresh &= ~np.isin(sequences, sequences_)
-            del messages_
+        for some in self._waiting:
+            fresh &= ~np.isin(sequences, some.sequences)
         for block in self._blocks:
             known = np.isin(sequences, block.sequences) & fresh
             if known.any():
@@ -340,42 +352,35 @@ class Feed:
         can be no message of the bus."""
         said: list[bytes] = []
         while self._waiting:
-            messages, sequences, attempts = self._waiting.popleft()
-            self._waiting_count -= messages.count
-            end, is_envelope = _run_end(messages, attempts)
+            some = self._waiting.popleft()
+            self._waiting_count -= some.messages.count
+            end, is_envelope = _run_end(some.messages, some.attempts)
             rest = None
-            if end < messages.count:
-                rest = messages.pick(slice(end, None)), sequences[end:], attempts[end:]
-                messages = messages.pick(slice(0, end))
-                sequences, attempts = sequences[:end], attempts[:end]
-            taken, good = self._append(messages, sequences, attempts, is_envelope)
+            if end < some.messages.count:
+                some, rest = some.pick(slice(0, end)), some.pick(slice(end, None))
+            taken, good = self._append(some, is_envelope)
             bad = np.flatnonzero(~good)
             if bad.size:
                 self.odd += bad.size
                 if self.sole is None:  # Else that would be said of all before them.
-                    said.append(jetstream.say(messages.pick(bad), jetstream.TERMINATE))
+                    said.append(jetstream.say(some.messages.pick(bad), jetstream.TERMINATE))
             if rest is not None:
                 self._put_back(rest)
             kept = np.flatnonzero(good)[taken:]
             if kept.size:
-                self._put_back((messages.pick(kept), sequences[kept], attempts[kept]))
+                self._put_back(some.pick(kept))
                 break
         return b"".join(said)
 
     def _put_back(self, some: _Waiting) -> None:
         self._waiting.appendleft(some)
-        self._waiting_count += some[0].count
+        self._waiting_count += some.messages.count
 
-    def _append(
-        self,
-        messages: Messages,
-        sequences: Integers,
-        attempts: Integers,
-        is_envelope: bool,
-    ) -> tuple[int, Flags]:
+    def _append(self, some: _Waiting, is_envelope: bool) -> tuple[int, Flags]:
         """Messages that are alike. Returns how many of the good ones found room, and which can be
         messages of the bus."""
         position, ring, cls = self.position, self.position.ring, self.cls
+        messages, sequences, attempts, came_at = some
         batch, good = content.framed(cls.class_id, messages, is_envelope=is_envelope)
         most = self._store.settings.limits.frame_bytes
         if (batch.lengths > most).any():
@@ -387,8 +392,7 @@ class Feed:
         else:
             batch, good = _good_envelopes(batch, good)
             if batch.count:
-                accepted = jetstream.deliveries(messages.pick(good)).times / 1e9
-                rows = self._rows(batch, accepted)
+                rows = self._rows(batch, messages.pick(good), came_at)
                 taken = ring.append(batch, timer, rows) if rows is not None else 0
         if taken:
             rows_taken = slice(0, taken) if good.all() else np.flatnonzero(good)[:taken]
@@ -397,8 +401,15 @@ class Feed:
                 position.arrive_again(first, int(attempts[0]) - 1)
         return taken, good
 
-    def _rows(self, batch: FrameBatch, accepted: Times) -> Rows | None:
-        return self._store.rows_of(self.cls, envelope.scan(batch), accepted)
+    def _rows(self, batch: FrameBatch, messages: Messages, came_at: float) -> Rows | None:
+        """What is known of them; None where there is no memory for it, or the stream is to be asked
+        what time it is."""
+        read = envelope.scan(batch)
+        if read.expires is None and read.not_before is None:
+            return self._store.rows_of(self.cls, read, came_at)
+        stored = jetstream.deliveries(messages).times / 1e9
+        accepted = self.cls.clock.dates(stored, came_at)
+        return None if accepted is None else self._store.rows_of(self.cls, read, accepted)
 
     # What goes back ------------------------------------------------------------------------------
 
@@ -465,12 +476,11 @@ class Feed:
                 self.position.purge(block.first + int(a), block.first + int(b))
         waiting, self._waiting = self._waiting, deque()
         self._waiting_count = 0
-        for messages, sequences, attempts in waiting:
-            kept = (sequences < first) | (sequences >= last)
+        for some in waiting:
+            kept = (some.sequences < first) | (some.sequences >= last)
             if kept.any():
-                rest = messages.pick(kept), sequences[kept], attempts[kept]
-                self._waiting.append(rest)
-                self._waiting_count += rest[0].count
+                self._waiting.append(some.pick(kept))
+                self._waiting_count += int(np.count_nonzero(kept))
 
     def left(self) -> list[Messages]:
         """What is here and not acknowledged."""
@@ -481,7 +491,7 @@ class Feed:
         known = min(self._said.size, kept.size)
         kept[:known] = ~self._said[:known]
         found = [b.messages.pick(rows) for b, rows in self._picked(np.flatnonzero(kept) + first)]
-        return found + [messages for messages, _, _ in self._waiting]
+        return found + [some.messages for some in self._waiting]
 
     def given_back(self, pauses: list[tuple[int, int, float]]) -> list[tuple[Messages, float]]:
         """What is here and not acknowledged, and how long it is not to be sent to anybody: of
@@ -497,7 +507,7 @@ class Feed:
         for pause in np.unique(waits).tolist():
             at = np.flatnonzero(kept & (waits == pause)) + first
             found += [(b.messages.pick(rows), pause) for b, rows in self._picked(at)]
-        return found + [(messages, 0.0) for messages, _, _ in self._waiting]
+        return found + [(some.messages, 0.0) for some in self._waiting]
 
     def owed(self, pauses: list[tuple[int, int, float]]) -> Owed | None:
         """What is here and not acknowledged of a consumer that is this door's alone, or is being
@@ -516,8 +526,8 @@ class Feed:
         found = self._picked(np.arange(floor, head))
         sequences = [block.sequences[rows] for block, rows in found]
         spans = [waits[block.first + rows - floor] for block, rows in found]
-        sequences += [each for _, each, _ in self._waiting]
-        spans += [np.zeros(each.size) for _, each, _ in self._waiting]
+        sequences += [each.sequences for each in self._waiting]
+        spans += [np.zeros(each.sequences.size) for each in self._waiting]
         if not sequences:
             return None
         all_sequences, all_waits = np.concatenate(sequences), np.concatenate(spans)

@@ -22,6 +22,7 @@ from simplebus.core.errors import BusConnectionError, Reason, RemoteProtocolErro
 from simplebus.core.frames import FrameBatch
 from simplebus.core.limits import FETCH_BYTES_MAX
 from simplebus.core.requests import FetchRequest, Start
+from simplebus.core.terms import Clock
 from simplebus.engine import consumers, content
 from simplebus.engine.classes import RemoteClass
 from simplebus.engine.link import Link
@@ -38,6 +39,9 @@ STRIKE_MESSAGES_MAX = 10_000
 PATIENCE_SECONDS = 10.0
 _TRIES = 4
 _PAUSE_SECONDS = 0.05
+_REST_SECONDS = 0.25
+
+Tell = Callable[[], None]
 
 
 class Stored:
@@ -70,6 +74,22 @@ class Stored:
         head = int(state.get("last_seq", 0))
         now = datetime.fromisoformat(info["ts"]).timestamp()
         return min(max(0, int(state.get("first_seq", 1)) - 1), head), head, now
+
+    async def ask_time(
+        self, cls: RemoteClass, clock: Clock, read_clock: Callable[[], object], tell: Tell
+    ) -> None:
+        """Have the class know what time it is by its stream's clock. `read_clock` sets the door's
+        `clock`; `tell` is called when the class knows it, or is to ask again."""
+        read_clock()
+        asked_at, info = clock.now, None
+        try:
+            info = await self._link.ask(f"STREAM.INFO.{self._options.names.stream(cls.class_id)}")
+        except (BusConnectionError, JetStreamError):
+            await trio.sleep(_REST_SECONDS)
+        read_clock()
+        cls.clock.heard(asked_at, clock.now, info)
+        cls.touched(cls)
+        tell()
 
     async def _read(
         self, class_id: int, wish: FetchRequest, first: int, frame_bytes: int

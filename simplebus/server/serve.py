@@ -168,7 +168,7 @@ def _engine(settings: Settings, options: ServeOptions, identity: str) -> Iterato
         ledger = Ledger(options.cluster.level, elsewhere=True)
         engine = Engine(settings, identity=identity, ledger=ledger)
         engine.cluster = Cluster(engine.broker, options.cluster)
-        engine.cluster.drive(engine.settle)
+        engine.cluster.drive(engine.settle, engine.read_clock)
         yield engine
         return
     if options.data_dir is None:

@@ -286,6 +286,21 @@ async def test_a_dead_letter_is_read_at_another_door(jetstream_server: NatsServe
             assert dict(letter.headers)["dead-error"] == "no such customer"
 
 
+@pytest.mark.parametrize("step", [-3600.0, 3600.0])
+async def test_a_message_expires_when_it_is_old_whatever_the_clocks_say(
+    jetstream_server: NatsServer, step: float
+) -> None:
+    async with door(options(jetstream_server.url)) as up, simplebus.connect(at(up)) as bus:
+        up.engine._epoch += step  # Of the two clocks one is set.
+        async with bus.subscribe(7, durable="d") as messages:
+            for payload, seconds in ((b"at once", 0.0), (b"soon", 30.0), (b"later", 4000.0)):
+                await bus.publish(payload, class_id=7, expires=seconds)
+            for payload in (b"soon", b"later"):
+                message = await messages.get(PATIENCE_SECONDS)
+                assert message.payload == payload
+                message.ack()
+
+
 async def test_classes_have_their_names_at_every_door(jetstream_server: NatsServer) -> None:
     cluster = options(jetstream_server.url)
     async with door(cluster) as one, door(cluster) as other:
