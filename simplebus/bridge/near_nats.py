@@ -56,7 +56,7 @@ _HEADER = frames.HEADER.pack(frames.ENVELOPE, 0, 0, 0)
 _RESERVED = np.frombuffer(b"$_", np.uint8)
 """What subjects begin with that may be the server's own."""
 _TO = "simplebus-bridge-to"
-"""What a consumer says of where its lane leads."""
+"""What a consumer says of where its lane leads; empty while the lane was never there."""
 _HEARTBEAT, _NO_MESSAGES, _TIMED_OUT = 100, 404, 408
 
 
@@ -279,51 +279,53 @@ class NearStream:
         self._over = ""
         """Why the consumer sends nothing any more; empty while it does."""
         self.is_new = False
-        """Whether nothing is known of where the lane was;"""
-        self._first = 0
-        """and how many messages it would begin with then, those of other subjects among them."""
+        """Whether nothing is known here of where the lane was."""
         wire.on_messages = self._take
         self._sid = wire.core.subscribe(self._inbox)
 
     async def open(self) -> int:
-        """Begin. Returns the sequence at which a lane begins that was never there."""
+        """Begin: from then on a consumer is there, whether the far end is or not. Returns the
+        sequence at which a lane begins that was never there."""
         link = self._wire.link
         info = await link.ask(f"STREAM.INFO.{self._stream}")
         self.memory = f"{self._stream} {info.get('created', '')}"
         self._retention = info["config"].get("retention", "limits")
         state = info["state"]
         self.head = int(state["last_seq"]) + 1
-        floor = await self._floor(self._name)
+        known = await self._known(self._name)
         if self._retention == "interest":  # It may have ended while it had two.
-            other = await self._floor(self._other)
-            if other is not None and (floor is None or other > floor):
-                self._name, self._other, floor = self._other, self._name, other
-        if floor is not None:
-            self._through = floor + 1
-            return floor + 1
-        self.is_new = True
-        first, last = int(state["first_seq"]), int(state["last_seq"])
-        self._first = int(state["messages"])
-        if self._retention == "workqueue":  # What is not acknowledged stays for ever.
-            return first
-        self._first = {"new": 0, "last": min(1, self._first)}.get(self._start, self._first)
-        return {"new": last + 1, "last": max(first, last)}.get(self._start, first)
+            other = await self._known(self._other)
+            if other is not None and (known is None or other > known):
+                self._name, self._other, known = self._other, self._name, other
+        if known is None:
+            first, last = int(state["first_seq"]), int(state["last_seq"])
+            at = {"new": last + 1, "last": max(first, last)}.get(self._start, first)
+            if self._retention == "workqueue":  # What is not acknowledged stays for ever.
+                at = first
+            await self._create(at, to="")
+            known = at, False
+        at, has_begun = known
+        self.is_new = not has_begun
+        if has_begun:
+            self._through = at
+        return at
 
-    async def _floor(self, name: str) -> int | None:
-        """Up to where a consumer's messages are acknowledged; None where it is not there."""
+    async def _known(self, name: str) -> tuple[int, bool] | None:
+        """From where on a consumer's messages are not acknowledged, and whether a lane has ever
+        begun with it; None where it is not there."""
         try:
             known = await self._wire.link.ask(f"CONSUMER.INFO.{self._stream}.{name}")
         except JetStreamError as error:
             if error.code not in jetstream.NOT_FOUND:
                 raise
             return None
-        to = (known["config"].get("metadata") or {}).get(_TO, self._to)
-        if to != self._to and known.get("num_waiting"):
+        to = (known["config"].get("metadata") or {}).get(_TO)
+        if to and to != self._to and known.get("num_waiting"):
             raise BusConnectionError(
                 f"{name!r} of stream {self._stream!r} leads to another far end than {self._to}: "
                 "each bridge has to have a name of its own there"
             )
-        return int(known["ack_floor"]["stream_seq"])
+        return int(known["ack_floor"]["stream_seq"]) + 1, to != ""
 
     async def _seek(self, at: int) -> None:
         """Have a new consumer begin there: what the one before was sent would come late. What is
@@ -339,25 +341,7 @@ class NearStream:
             self._name, self._other = self._other, self._name
         await self._delete(self._name)
         self._through = at if self._through is None else min(at, self._through)
-        config: dict[str, Any] = {
-            "durable_name": self._name,
-            "deliver_policy": "by_start_sequence",
-            "opt_start_seq": max(1, self._through),
-            "ack_policy": "explicit",
-            "max_ack_pending": _ACKS_PENDING,
-            "max_deliver": -1,
-            "replay_policy": "instant",
-            "metadata": {_TO: self._to},
-        }
-        if self._retention == "workqueue":  # It takes no other, and has what is not acknowledged.
-            config["deliver_policy"] = "all"
-            del config["opt_start_seq"]
-        if self._subjects:
-            config["filter_subjects"] = self._subjects
-        said = await link.ask(
-            f"CONSUMER.DURABLE.CREATE.{self._stream}.{self._name}",
-            {"stream_name": self._stream, "config": config},
-        )
+        said = await self._create(self._through, to=self._to)
         if before:
             await self._delete(before)
         self._queue.clear()
@@ -369,6 +353,28 @@ class NearStream:
         self._cursor = max(1, at, first)
         self._asked, self._pending = 0, int(said.get("num_pending", 0))
         self._pull()
+
+    async def _create(self, at: int, *, to: str) -> dict[str, Any]:
+        """Make the consumer, which begins there."""
+        config: dict[str, Any] = {
+            "durable_name": self._name,
+            "deliver_policy": "by_start_sequence",
+            "opt_start_seq": max(1, at),
+            "ack_policy": "explicit",
+            "max_ack_pending": _ACKS_PENDING,
+            "max_deliver": -1,
+            "replay_policy": "instant",
+            "metadata": {_TO: to},
+        }
+        if self._retention == "workqueue":  # It takes no other, and has what is not acknowledged.
+            config["deliver_policy"] = "all"
+            del config["opt_start_seq"]
+        if self._subjects:
+            config["filter_subjects"] = self._subjects
+        return await self._wire.link.ask(
+            f"CONSUMER.DURABLE.CREATE.{self._stream}.{self._name}",
+            {"stream_name": self._stream, "config": config},
+        )
 
     async def _delete(self, name: str) -> None:
         """The consumer of this name, if there is one."""
@@ -447,8 +453,6 @@ class NearStream:
 
     async def behind(self, at: int) -> tuple[int, float]:
         """While nothing was asked for: of the lane's consumer all that is not acknowledged."""
-        if self._given < 0 and self.is_new:
-            return self._first, 0.0
         known = await self._wire.link.ask(f"CONSUMER.INFO.{self._stream}.{self._name}")
         count = int(known["num_pending"])
         if self._given < 0:

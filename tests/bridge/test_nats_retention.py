@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -9,9 +11,10 @@ from engine.nats_servers import nats_server
 from served import serving
 
 import simplebus
+from load.ports import free_port
 from simplebus.bridge.lane import Lane
 from simplebus.bridge.nats_wire import NatsWire
-from simplebus.bridge.near_nats import NearStream
+from simplebus.bridge.near_nats import NearStream, consumer_name
 from simplebus.bridge.running import lanes
 from simplebus.bridge.settings import Bridge, Copied
 from simplebus.client.access import Access
@@ -110,6 +113,51 @@ async def test_what_was_copied_and_not_acknowledged_is_not_copied_again_and_goes
             await until(lambda: begun.statistics().at == 311)
         found = begun.statistics()
         assert (found.copied, found.missed) == (10, 0)
+
+
+@asynccontextmanager
+async def waiting(wire: NatsWire, nats: NatsServer, name: str) -> AsyncIterator[None]:
+    """A bridge whose far end is away has its consumer, and waits."""
+    copied = Copied(name, stream=name, start="new")
+    nowhere = f"127.0.0.1:{free_port()}"
+    async with copying(*lanes([Bridge(name, nats.url, nowhere, (copied,))])):
+        await interested(wire, name)
+        yield
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_comes_while_the_far_end_was_never_there_is_copied(
+    kind: str, server: BusServer, nats: NatsServer
+) -> None:
+    name = f"FIRST-{kind}"
+    async with wired_to(nats) as wire, simplebus.connect(server.address) as bus:
+        await stream(wire, name, f"{name}.>", retention=kind)
+        async with waiting(wire, nats, name):
+            await say(wire, name, 0, 10)
+        begun = lane(nats, server, name, start="new")
+        async with copying(begun):
+            assert await payloads(bus, name, 10) == numbered(0, 10)
+        assert begun.statistics().missed == 0
+        assert await consumers(wire, name) == 1
+
+
+async def test_a_consumer_made_while_the_far_end_is_away_says_nothing_of_where_the_lane_was(
+    server: BusServer, nats: NatsServer
+) -> None:
+    """That the far bus knows, once it is there."""
+    async with wired_to(nats) as wire, simplebus.connect(server.address) as bus:
+        await stream(wire, "AGAIN", "AGAIN.>")
+        begun = lane(nats, server, "AGAIN")
+        async with copying(begun):
+            await say(wire, "AGAIN", 0, 10)
+            assert await payloads(bus, "AGAIN", 10) == numbered(0, 10)
+            await until(lambda: begun.statistics().at == 11)
+        await wire.link.ask(f"CONSUMER.DELETE.AGAIN.{consumer_name('bridge AGAIN there AGAIN')}")
+        await say(wire, "AGAIN", 10, 20)
+        async with waiting(wire, nats, "AGAIN"):
+            await say(wire, "AGAIN", 20, 30)
+        async with copying(lane(nats, server, "AGAIN", start="new")):
+            assert await payloads(bus, "AGAIN", 20) == numbered(10, 30)
 
 
 async def test_a_bridge_that_ended_while_it_had_two_consumers_goes_on(
