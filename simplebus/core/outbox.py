@@ -86,6 +86,12 @@ class Outbox:
         return len(self._rest) + len(self._replies) + OWED_BYTES * len(self._owed)
 
     @property
+    def has_bytes(self) -> bool:
+        """Whether the peer is to be sent something besides messages. An answer that is owed may
+        have to wait for long, and is nothing to be sent until then."""
+        return bool(self._rest or self._replies)
+
+    @property
     def idle(self) -> bool:
         """Whether nothing waits to be sent."""
         owes = self._owed and not self._waits

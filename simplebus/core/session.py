@@ -262,7 +262,7 @@ class Session:
         if not seconds:
             return None
         self._mute_ticks = self._mute_ticks + 1 if mute else 0
-        if not self.outbox.pending_bytes and (self._mute_ticks + 1) * tick_seconds >= seconds:
+        if not self.outbox.has_bytes and (self._mute_ticks + 1) * tick_seconds >= seconds:
             self.outbox.reply(frames.encode(frames.HEARTBEAT))
         self._quiet_ticks = self._quiet_ticks + 1 if quiet else 0
         most = seconds * HEARTBEATS_MISSED_MAX

@@ -166,6 +166,19 @@ def test_the_shorter_heartbeat_counts_and_silence_ends_the_session() -> None:
     assert (session, error.reason) == (peer.session, Reason.HEARTBEAT_TIMEOUT)
 
 
+def test_a_peer_whose_answer_is_not_known_yet_hears_that_the_bus_is_there() -> None:
+    """It waits for a cluster, for one: it would take the bus for dead, and go."""
+    bus = Bus()
+    peer = newcomer(bus)
+    peer.say(hello(1, heartbeat=5))
+    peer.session.outbox.owe(lambda: False)
+    peer.told()
+    for _ in range(3):
+        bus.tick(5)
+        peer.say(heartbeat())
+        assert {said.kind for said in peer.told()} == {"heartbeat"}
+
+
 # Subscriptions -----------------------------------------------------------------------------------
 
 
