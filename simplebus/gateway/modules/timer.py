@@ -3,7 +3,8 @@
     module = "timer"
     settings = { every = 60, content = "collect", properties = { kind = "order" } }
 
-Each message says in the property `tick` which it is, from 0. Ticks that are missed are left out.
+Each message says in the property `tick` which it is, from 0. Ticks that are missed are left out, as
+when nobody has room; with `count` it goes on until it has said so many messages all the same.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class TimerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     content: str = ""
     properties: dict[str, str] = {}
     count: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """How often; for ever if it is not set."""
+    """How many messages it says; for ever if it is not set."""
 
     def __post_init__(self) -> None:
         ModuleMessage(self.content.encode(), self.properties)  # It is checked in there.
@@ -39,10 +40,11 @@ class Timer(Module):
     async def run(self) -> None:
         """Say it again and again."""
         settings: TimerSettings = self.settings
-        begun, tick = trio.current_time(), 0
-        while settings.count is None or tick < settings.count:
+        begun, tick, said = trio.current_time(), 0, 0
+        while settings.count is None or said < settings.count:
             await trio.sleep_until(begun + (tick + 1) * settings.every)
             await self.bus.publish(
                 settings.content.encode(), {**settings.properties, "tick": str(tick)}
             )
+            said += 1
             tick = max(tick + 1, int((trio.current_time() - begun) / settings.every))

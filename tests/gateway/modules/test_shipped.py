@@ -75,6 +75,30 @@ async def test_the_timer_keeps_its_beat(autojump_clock: trio.testing.MockClock) 
     ]
 
 
+async def test_a_timer_says_as_many_as_it_was_told_also_when_it_misses_some(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    heard: list[str] = []
+
+    class Slow(parts.Recorder):
+        async def receive(self, message: ModuleMessage) -> None:
+            heard.append(message.properties["tick"])
+            await trio.sleep(3.5)
+
+    plan = GatewayPlan(
+        (
+            ModulePlan.of("timer", "timer", {"every": 1, "count": 5}),
+            ModulePlan("all", "", parts.Settings(), places=1, factory=Slow),
+        ),
+        (("timer", "all"),),
+    )
+    async with open_gateway(plan):
+        await trio.sleep(60)
+    assert len(heard) == 5
+    assert heard[:2] == ["0", "1"]
+    assert int(heard[-1]) > 4, "some were missed"
+
+
 def test_a_transform_renames_removes_and_sets() -> None:
     message = ModuleMessage(b"x", {"a": "1", "b": "2", "c": "3"})
     settings = TransformSettings(
