@@ -451,13 +451,7 @@ def serve(
     ports = {"tcp": options.port, "nats": options.nats_port, "http": options.http_port}
     sockets = activation.for_doors(activation.inherited(os.environ), ports)
     changes_later = reload if config or users else None
-    options = replace(
-        options,
-        inherited=sockets,
-        reload=changes_later,
-        names_stalls=True,
-        ends_process=True,
-    )
+    options = replace(options, inherited=sockets, reload=changes_later, owns_process=True)
     try:
         run = partial(serve_until_stopped, plan.settings, options, announce=_announce)
         if plan.bridges:

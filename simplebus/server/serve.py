@@ -92,10 +92,10 @@ class ServeOptions:
     """What a Confirm promises then."""
     drain_seconds: float = 10.0
     """How long SIGTERM waits for what is under way."""
-    names_stalls: bool = False
-    """Log where the event loop is when it stands still for long."""
-    ends_process: bool = False
-    """Its process ends with it: a signal that comes behind its end changes nothing."""
+    owns_process: bool = False
+    """Its process is there for it alone, and ends with it: it is logged where the event loop is
+    when it stands still for long, a signal that comes behind its end changes nothing, and what
+    exists when it is up is never looked through for garbage."""
     verbose: bool = False
     """Print rates once a second."""
     inherited: Mapping[str, list[socket.socket]] = field(default_factory=dict)
@@ -215,8 +215,8 @@ async def _serve(
     memory.allow_many_sockets()
     # Signals are caught before anything is announced: who reads that we are ready may stop us.
     stalls = Stalls()
-    with stalls.watched() if options.names_stalls else contextlib.nullcontext():
-        heard = listen(for_good=options.ends_process)
+    with stalls.watched() if options.owns_process else contextlib.nullcontext():
+        heard = listen(for_good=options.owns_process)
         async with heard as signals, trio.open_nursery() as engines:
             engines.start_soon(stalls.run)
             await engines.start(engine.run)
@@ -288,8 +288,9 @@ async def _keep_open(
         for scope, sock in zip(nats_listening, nats_sockets, strict=True):
             assert nats_door is not None
             doors.start_soon(_accept_in, scope, sock, nats_door)
-        gc.collect()
-        gc.freeze()  # What exists now lives for ever: no collection needs to look at it.
+        if options.owns_process:
+            gc.collect()
+            gc.freeze()  # What exists now lives for ever: no collection needs to look at it.
         if up.watch is not None:
             up.watch.is_ready = True
         announce(ready_line(up))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import socket
 
@@ -250,3 +251,10 @@ async def test_the_line_of_rates_counts_what_came_through_the_nats_door() -> Non
         assert (await peer.line()).startswith(b"MSG a")
         line = nats_rates(before, front.statistics())
         assert line == "NATS: received: 1. Sent: 2. Clients: 1. Slow: 0."
+
+
+async def test_what_else_a_process_holds_is_looked_through_for_garbage_still() -> None:
+    """Who starts servers in a program of its own, as tests do, is not to grow with each."""
+    before = gc.get_freeze_count()
+    async with serving():
+        assert gc.get_freeze_count() == before
