@@ -18,7 +18,8 @@ from simplebus.client.wire import Wire
 from simplebus.core import dead_letters, envelope, frames
 from simplebus.core.dead_letters import Dead, Death
 from simplebus.core.envelope import Envelope
-from simplebus.core.errors import BusError, Reason
+from simplebus.core.errors import BusError, Reason, RefusedError
+from simplebus.core.explained import ClassQuestion, ClassSaid
 from simplebus.core.frames import DELIMITER
 from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES
 from simplebus.core.requests import Auth, NamedClass
@@ -34,18 +35,33 @@ class Letters:
         """`class_` is the one that they are letters of."""
         self._wire = wire
         self._core = wire.core
+        self._class = class_
         self._of = str(class_)
         self._lane = lane
         self._class_id = -1
         self._first = wire.core.published
 
     async def open(self) -> None:
+        self._of = await self._called()
         name = dead_letters.class_name(self._of)
         if self._core.class_id(name) is None:
             await self._wire.answered(self._core.name_classes(NamedClass(name=name)))
         class_id = self._core.class_id(name)
         assert class_id is not None
         self._class_id, self._first = class_id, self._core.published
+
+    async def _called(self) -> str:
+        """What the bus calls the class, by which it calls that of its dead letters: its name, if it
+        has one and says it; else its id."""
+        if isinstance(self._class, str):
+            return self._class
+        asked = self._core.inquire(ClassQuestion(self._class))
+        try:
+            said = (await self._wire.answered(asked)).reply
+        except RefusedError:  # There is none yet, or whoever asks has not the right to.
+            return str(self._class)
+        assert isinstance(said, ClassSaid)
+        return said.name or str(self._class)
 
     def add(self, frame: bytes, refusal: Refusal, *, accepted: float, now: float) -> None:
         """Write of the message in this frame, accepted at this time, in seconds since 1970; 0

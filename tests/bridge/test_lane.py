@@ -34,6 +34,7 @@ from simplebus.bridge.progress import Batch, Record
 from simplebus.bridge.wires import near_wired
 from simplebus.core.errors import BusConnectionError, LocalProtocolError
 from simplebus.core.limits import Limits
+from simplebus.core.requests import NamedClass
 from simplebus.core.settings import ClassSettings, FullPolicy, Settings
 from simplebus.memory import MemoryBus
 
@@ -327,6 +328,26 @@ FULL = Settings(
     limits=Limits(class_messages=3),
     classes={"orders": ClassSettings(full_policy=FullPolicy.DROP_NEWEST)},
 )
+
+
+def test_dead_letters_of_a_class_by_id_lie_where_the_bus_has_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("simplebus.bridge.lane._LATER", set())
+
+    async def main() -> None:
+        near, far = MemoryBus(), MemoryBus(FULL)
+        async with near as here, far:
+            await here.publish_many(numbered(0, 4), class_id=7)
+            for name in ("7", "bills"):
+                async with running(lane(near, far, class_=7, to="orders")):
+                    (letter,) = await read(here, f"dead.{name}", 1)
+                    assert dict(letter.headers)["dead-class"] == name
+                named = here.wire.core.name_classes(NamedClass(id=7, name="bills"))
+                await here.wire.answered(named)
+                await here.publish(b"4", class_id=7)
+
+    run(main)
 
 
 def test_what_the_far_bus_refuses_is_a_dead_letter_with_its_reason(
