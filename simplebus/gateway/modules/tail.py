@@ -25,9 +25,11 @@ import errno
 import logging
 import os
 import re
+import stat
 import zlib
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, BinaryIO, Literal
@@ -54,6 +56,13 @@ DONE_MAX = 8
 FULL_SECONDS = 1.0
 """How often it is tried to write down the place on a disk that is full."""
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+_KINDS = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFDIR: "a directory",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
 ROTATED = re.compile(r"[-._]\d[-._:T\d]*")
 """What a name has more once a file is moved away."""
 
@@ -74,6 +83,8 @@ class TailSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for path in self.path, self.remember:
             if "\0" in path:
                 raise ValueError(f"no file can be called {path!r}")
+            with suppress(OSError):  # What cannot be looked at now may be there later.
+                _checked(path)
 
 
 class _Place(msgspec.Struct, frozen=True):
@@ -99,9 +110,9 @@ class _Source:
     """A file that is open, and how far it is read."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
-        stat = os.fstat(file.fileno())
-        self.key = (stat.st_dev, stat.st_ino)
-        self.size = stat.st_size
+        found = os.fstat(file.fileno())
+        self.key = _key(found)
+        self.size = found.st_size
         """When it was opened."""
         self.read = 0
         """How far it is read,"""
@@ -223,7 +234,7 @@ class Follower:
 
     def lines(self) -> list[Line]:
         """Lines that are new, some of them if there are many; none if there is nothing new.
-        Raises OSError, except for a file that is not there."""
+        Raises OSError, except for a file that is not there, and ValueError for what is no file."""
         self._look()
         if not self._files:
             return []
@@ -249,7 +260,7 @@ class Follower:
             self._done.remove(done)
             done.close()
         try:
-            key = _key(os.stat(self._path))
+            key = _key(_checked(self._path))
         except FileNotFoundError:
             key = None  # It may come again.
         try:
@@ -268,8 +279,8 @@ class Follower:
         if key == wanted:
             source = _open(self._path, wanted)
         else:
-            for path, stat in self._beside():
-                if _key(stat) == wanted and stat.st_size >= place.offset:
+            for path, found in self._beside():
+                if _key(found) == wanted and found.st_size >= place.offset:
                     source = _open(path, wanted)
                     break
             else:
@@ -293,9 +304,9 @@ class Follower:
             known = {key, *(file.key for file in (*self._done, *self._files))}
             since = self._files[-1].written_at
             between = [
-                (stat.st_mtime_ns, path, _key(stat))
-                for path, stat in self._beside()
-                if stat.st_mtime_ns > since and _key(stat) not in known
+                (found.st_mtime_ns, path, _key(found))
+                for path, found in self._beside()
+                if found.st_mtime_ns > since and _key(found) not in known
                 if ROTATED.fullmatch(path.name.removeprefix(self._path.name))
             ]
             news = [(path, key) for _, path, key in sorted(between)] + news
@@ -319,16 +330,29 @@ class Follower:
 
 def _open(path: Path, key: tuple[int, int]) -> _Source:
     """Raises FileNotFoundError if it is another one by now."""
-    file = open(path, "rb", buffering=0)  # noqa: SIM115 - kept open.
+    file = open(path, "rb", buffering=0, opener=_opened)  # noqa: SIM115 - kept open.
     source = _Source(path, file)
-    if source.key != key:
+    if source.key != key or not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise FileNotFoundError(f"{path} is another file by now")
     return source
 
 
-def _key(stat: os.stat_result) -> tuple[int, int]:
-    return (stat.st_dev, stat.st_ino)
+def _opened(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # It may be a pipe by now: nobody waits for that.
+
+
+def _checked(path: str | Path) -> os.stat_result:
+    """Raises ValueError for what has no place from which to go on, as a pipe, or no lines."""
+    found = os.stat(path)
+    kind = stat.S_IFMT(found.st_mode)
+    if kind != stat.S_IFREG:
+        raise ValueError(f"expected a regular file, and {path} is {_KINDS.get(kind, 'none')}")
+    return found
+
+
+def _key(found: os.stat_result) -> tuple[int, int]:
+    return (found.st_dev, found.st_ino)
 
 
 def _say_cut(path: Path, read: int) -> None:

@@ -487,3 +487,28 @@ def test_a_place_that_is_damaged_is_told_and_does_not_count(
     assert said(follower) == [b"one"]
     follower.close()
     assert "the place that was remembered is damaged" in caplog.text
+
+
+@pytest.mark.parametrize("when", ["before it is looked at", "then"])
+def test_a_pipe_is_refused_and_nobody_waits_for_its_writer(
+    path: Path, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follower = Follower(path, at_end=False)
+    if when == "then":
+        add(path, b"one\n")
+        opened = os.open
+
+        def open_later(path: str, flags: int) -> int:
+            os.remove(path)
+            os.mkfifo(path)
+            return opened(path, flags)
+
+        monkeypatch.setattr(tail.os, "open", open_later)
+        assert follower.lines() == []
+    else:
+        os.mkfifo(path)
+    with pytest.raises(ValueError, match=f"expected a regular file, and {path} is a pipe"):
+        follower.lines()
+    with pytest.raises(ValueError, match="is a pipe"):
+        tail.TailSettings(str(path))
+    follower.close()
