@@ -313,15 +313,19 @@ class Feed:
             if not fresh.all():
                 messages = messages.pick(fresh)
                 sequences, attempts = sequences[fresh], attempts[fresh]
-        elif (attempts > 1).any() or (sequences <= self._again_to).any():
+        elif (
+            (attempts > 1).any()
+            or (sequences <= self._again_to).any()
+            or (sequences[1:] <= sequences[:-1]).any()
+        ):
             attempts = np.where(sequences <= self._again_to, np.maximum(attempts, 2), attempts)
             fresh, again = self._sort_out(messages, sequences)
             if again.any():
                 said.append(jetstream.say(messages.pick(again)))
-            if not fresh.all():
-                self.repeated += messages.count - int(np.count_nonzero(fresh))
             at = np.flatnonzero(fresh)
             at = at[np.argsort(sequences[at], kind="stable")]
+            at = at[np.diff(sequences[at], append=0) != 0]  # Of each, the one that came last.
+            self.repeated += messages.count - at.size
             messages, sequences, attempts = messages.pick(at), sequences[at], attempts[at]
         if messages.count:
             self.remembered.take(jetstream.deliveries(messages))

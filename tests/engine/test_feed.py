@@ -111,8 +111,9 @@ def message(
     head: bytes = b"",
     tail: str = "0",
     stored: int = 1_000_000_000,
+    count: int = 0,
 ) -> bytes:
-    told = attempt, sequence, sequence, stored, tail.encode()
+    told = attempt, sequence, count or sequence, stored, tail.encode()
     reply = b"$JS.ACK.S.c.%d.%d.%d.%d.%b" % told
     payload = payload or b"%d" % sequence
     sizes = b"%d %d" % (len(head), len(head) + len(payload)) if head else b"%d" % len(payload)
@@ -196,6 +197,21 @@ def test_what_a_server_has_forgotten_and_sends_as_if_it_was_new_is_not_fed_twice
     door.feed.remembered.raise_floor(8)  # So the consumer says: nothing else is remembered of it.
     assert door.take(message(7, tail="10")).startswith(b"PUB $JS.ACK.S.c.1.7.7.")
     assert door.taken() == []
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_one_that_comes_twice_at_once_is_fed_once(attempt: int) -> None:
+    """A door that was held up for longer than the ack wait reads both together."""
+    door = Door()
+    again = (message(n, attempt=attempt, tail="9") for n in (5, 6))
+    door.take(*(message(n) for n in (5, 6, 7)), *again)
+    assert [payload for _, payload in door.taken()][:2] == [b"5", b"6"]
+    door.broker.answers.wake(door.feed.position)
+    assert door.feed.position.ring.head == 3
+    assert door.feed.statistics().repeated == 2
+    door.ack(0, 3)
+    replies = [m.reply(row) for m in door.feed.acked() for row in range(m.count)]
+    assert [reply.endswith(b".9") for reply in replies] == [True, True, False]  # By its latest.
 
 
 def test_one_that_this_door_never_had_is_marked_when_it_comes_behind_younger_ones() -> None:
