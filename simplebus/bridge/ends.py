@@ -14,7 +14,7 @@ import numpy as np
 
 from simplebus.bridge.progress import Mark
 from simplebus.bridge.rewriting import Left, Piece
-from simplebus.core.errors import BusError
+from simplebus.core.errors import BusConnectionError, BusError
 from simplebus.core.frames import Integers
 
 STREAM_FULL = "jetstream_full"
@@ -23,6 +23,10 @@ STREAM_FULL = "jetstream_full"
 
 class HopelessError(BusError):
     """A lane can never work as it is set up. It says what is to be changed."""
+
+
+class DisplacedError(BusConnectionError):
+    """Another one has come under the name of this lane, and has taken over its connection."""
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ becomes a dead letter of the near end, and only then the lane goes on.
 from __future__ import annotations
 
 import logging
+import math
 import random
 import time
 from collections import Counter, deque
@@ -22,7 +23,16 @@ import numpy as np
 import trio
 
 from simplebus.bridge.behind import Alone, Behind
-from simplebus.bridge.ends import STREAM_FULL, Far, Found, HopelessError, Made, Near, Refusal
+from simplebus.bridge.ends import (
+    STREAM_FULL,
+    DisplacedError,
+    Far,
+    Found,
+    HopelessError,
+    Made,
+    Near,
+    Refusal,
+)
 from simplebus.bridge.rewriting import Left
 from simplebus.core.errors import BusError, RefusedError
 
@@ -30,6 +40,9 @@ log = logging.getLogger("simplebus.bridge")
 
 PAUSE_SECONDS_MIN = 0.05
 PAUSE_SECONDS_MAX = 5.0
+ASIDE_SECONDS_MAX = 60.0
+"""So long the lane leaves its ends to another one of its name: two would take them from one another
+all the time. At first it is a twelfth of that."""
 _LATER = {
     "disk_full",
     "disk_failed",
@@ -123,6 +136,10 @@ class Lane:
         self._cursor = 0
         """What is looked at next: from `at` to here it is under way."""
         self._behind = Behind(way.alone)
+        self._aside = 0.0
+        """How long it leaves its ends to another one of its name;"""
+        self._displaced_at = -math.inf
+        """since then."""
 
     def statistics(self) -> LaneStatistics:
         return LaneStatistics(
@@ -154,7 +171,7 @@ class Lane:
         await self._behind.look(self._memory, self._at)
         turns = 0
         while True:
-            before = self._batches
+            before, aside = self._batches, 0.0
             try:
                 async with self._way.open(self._behind.begin) as ends:
                     self._begin(ends)
@@ -165,6 +182,9 @@ class Lane:
                 log.error("%s: %s", self.name, self._problem)
                 self._behind.forget()
                 return
+            except DisplacedError as error:
+                self._stand_aside(error)
+                aside = self._aside
             except (BusError, OSError) as error:
                 self._lose(error)
             except (
@@ -177,10 +197,21 @@ class Lane:
                 self._behind.end()
             turns = 0 if self._batches > before else turns + 1
             pause = min(PAUSE_SECONDS_MIN * 2.0 ** min(turns, 16), PAUSE_SECONDS_MAX)
-            again = trio.current_time() + pause * (1 - self._chance() / 2)
+            again = trio.current_time() + max(pause, aside) * (1 - self._chance() / 2)
             if turns > 1:
                 await self._behind.look(self._memory, self._at)
             await trio.sleep_until(again)
+
+    def _stand_aside(self, error: DisplacedError) -> None:
+        """Another one has come. That is told once, though both come again, ever more slowly."""
+        self._losses += 1
+        self._problem, now = str(error), trio.current_time()
+        if now - self._displaced_at > 3 * ASIDE_SECONDS_MAX:  # Both have waited in between.
+            self._aside = ASIDE_SECONDS_MAX / 12
+            log.error("%s: %s", self.name, self._problem)
+        else:
+            self._aside = min(2 * self._aside, ASIDE_SECONDS_MAX)
+        self._displaced_at = now
 
     def _begin(self, ends: Ends) -> None:
         refused = [each.sequence for each in ends.refusals]

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
+from simplebus.bridge.ends import DisplacedError
 from simplebus.client.link import Place
 from simplebus.client.retry import Schedule
 from simplebus.client.wire import Wire
@@ -141,6 +142,12 @@ def check(wire: Wire) -> None:
 
 def _lost(wire: Wire) -> BusConnectionError:
     """What became of the connection."""
+    why = wire.end.__cause__ if wire.end is not None else None
     found = BusConnectionError(str(wire.end))
-    found.__cause__ = wire.end.__cause__ if wire.end is not None else None
+    if isinstance(why, RemoteProtocolError) and why.reason == Reason.TAKEN_OVER:
+        found = DisplacedError(
+            f"another bridge has come under this name, and this one stands aside for a while: "
+            f"where two run that are set up alike, end one, or name them apart ({wire.end})"
+        )
+    found.__cause__ = why
     return found

@@ -126,6 +126,35 @@ def test_bridges_of_one_name_from_two_buses_do_not_disturb_each_other() -> None:
     run(main)
 
 
+def test_of_two_bridges_that_are_one_each_says_so_once_and_one_copies(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """They would take their ends from one another all the time."""
+
+    async def main() -> None:
+        near, far = MemoryBus(), MemoryBus()
+        both = [lane(near, far), lane(near, far)]
+        async with near as here, far as there:
+            await hold(there)
+            async with running(both[0]):
+                await up(both[0])
+                async with running(both[1]):
+                    for first in range(0, 400, 10):
+                        await here.publish_many(numbered(first, first + 10), class_id="orders")
+                        await trio.sleep(10)
+                    assert await payloads(there, "orders", 400) == numbered(0, 400)
+                await here.publish(b"last", class_id="orders")
+                assert await payloads(there, "orders", 1) == [b"last"]
+                await trio.sleep(1)
+            found = [each.statistics() for each in both]
+            assert sum(each.copied for each in found) == 401
+            assert sum(each.losses for each in found) < 30
+
+    run(main)
+    told = [each for each in caplog.messages if "another bridge has come under this name" in each]
+    assert len(told) == 2
+
+
 def test_bridges_of_one_name_from_one_bus_to_two_are_told_apart() -> None:
     """They would read at one position, each what the other one has not."""
 

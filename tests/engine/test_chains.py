@@ -639,3 +639,13 @@ async def test_a_server_keeps_what_is_in_two_chains_of_a_name_once(
         assert [uplink.is_empty for uplink in uplinks.values()] == [True, True]
         info = await link.ask("STREAM.INFO.TWICE")
         assert info["state"]["messages"] == 150
+
+
+def test_an_answer_with_a_number_that_is_too_long_for_any_is_passed_over() -> None:
+    stream = opened()
+    stream.put(1, 100)
+    stream.uplink.go_on(0.0)
+    answers = stream.take()
+    odd = b"MSG _INBOX.r.r%b.500.fail.1.1.$FI %d 2\r\n{}\r\n" % (b"1" * 5000, CHAIN_SID)
+    assert stream.answer([odd], 0.0) is None
+    assert stream.answer(answers, 0.0) == 1

@@ -458,3 +458,10 @@ def test_what_a_server_complains_of_is_told() -> None:
     core = greeted()
     (said,) = core.receive(b"-ERR 'Authorization Violation'\r\n", 0.0)
     assert said == Complaint("Authorization Violation")
+
+
+def test_so_many_pending_as_no_number_says_is_not_known() -> None:
+    said = b"NATS/1.0 408 Request Timeout\r\nNats-Pending-Messages: %b\r\n\r\n"
+    assert jetstream.pending(said % b"17") == 17
+    for odd in (b"1" * 5000, b"-1", b"", b"x"):
+        assert jetstream.pending(said % odd) == 1 << 31
