@@ -54,6 +54,7 @@ from simplebus.nats.limits import ACK_BYTES
 from simplebus.nats.listening import Listening
 from simplebus.nats.routes import Routes
 from simplebus.nats.session import NatsSession
+from simplebus.nats.subjects import quoted
 from simplebus.nats.subscription import Subscription
 from simplebus.nats.tap import Deliver, Tap
 
@@ -202,8 +203,8 @@ class Classes:
     @staticmethod
     def _tell(session: NatsSession, what: str, subject: bytes, why: str) -> None:
         """Tell a client what is refused. Clients stay connected after no other error than this."""
-        says = f'Permissions Violation for {what} to "{subject.decode("latin-1")}" ({why})'
-        session.send(error_line(says.replace("'", "`").replace("\r", " ").replace("\n", " ")))
+        why = why.replace("'", "`").replace("\r", " ").replace("\n", " ")
+        session.send(error_line(f"Permissions Violation for {what} to {quoted(subject)} ({why})"))
 
     # Subscribing ---------------------------------------------------------------------------------
 

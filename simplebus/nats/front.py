@@ -439,10 +439,10 @@ class Front:
         if session.options.pedantic and not subjects.is_literal(message.subject):
             session.send(error_line("Invalid Publish Subject"))
         if session.grants and not self._may_publish(session, message.subject):
-            self._deny(session, f'Publish to "{subjects.text(message.subject)}"')
+            self._deny(session, f"Publish to {subjects.quoted(message.subject)}")
             return
         if message.reply and subjects.is_reserved(message.reply):
-            self._deny(session, f'Publish with Reply of "{subjects.text(message.reply)}"')
+            self._deny(session, f"Publish with Reply of {subjects.quoted(message.reply)}")
             return
         self._ok(session)
         taken = False
@@ -530,8 +530,8 @@ class Front:
         asks_class = self.classes is not None and self.classes.are_asked_for(event.subject)
         judges = None if asks_class else grants  # Of a class it is judged what it is.
         if judges and not judges.may_subscribe(event.subject, event.queue):
-            queue = f' using queue "{subjects.text(event.queue)}"' if event.queue else ""
-            self._deny(session, f'Subscription to "{subjects.text(event.subject)}"{queue}')
+            queue = f" using queue {subjects.quoted(event.queue)}" if event.queue else ""
+            self._deny(session, f"Subscription to {subjects.quoted(event.subject)}{queue}")
             return
         if limits.max_subs and len(session.subscriptions) >= limits.max_subs:
             session.send(_TOO_MANY)
@@ -541,7 +541,7 @@ class Front:
                 session.send(error_line("Invalid Subject"))
                 return
             if subjects.is_too_deep(event.subject):
-                what = f'Subscription to "{subjects.text(event.subject)}", too many tokens'
+                what = f"Subscription to {subjects.quoted(event.subject)}, too many tokens"
                 self._deny(session, what)
                 return
             if asks_class:

@@ -13,6 +13,9 @@ from simplebus.core.limits import PATTERN_SEGMENTS_MAX
 ONE, SOME = b"*", b">"
 _RESERVED = (b"_R_.", b"_GR_.", b"$JS.ACK.")
 _ESCAPE = "\x00"
+_ESCAPES = {"\\": r"\\", '"': r"\""} | dict(
+    zip("\a\b\f\n\r\t\v", map("\\{}".format, "abfnrtv"), strict=True)
+)
 
 
 def is_legal(subject: bytes) -> bool:
@@ -46,8 +49,28 @@ def is_reserved(reply: bytes) -> bool:
 
 
 def text(subject: bytes) -> str:
-    """As it is shown in an error line, from which a client reads it."""
+    """As it is inside."""
     return subject.decode("latin-1")
+
+
+def quoted(subject: bytes) -> str:
+    """As it is shown in an error line, from which a client reads it: as Go quotes text, which is
+    UTF-8 but for what is escaped."""
+    shown = "".join(map(_shown, subject.decode(errors="surrogateescape")))
+    return f'"{shown}"'.encode().decode("latin-1")
+
+
+def _shown(character: str) -> str:
+    code = ord(character)
+    if (found := _ESCAPES.get(character)) is not None:
+        return found
+    if character.isprintable():
+        return character
+    if 0xDC80 <= code <= 0xDCFF:  # A byte that is no UTF-8.
+        return f"\\x{code - 0xDC00:02x}"
+    if code < 0x80:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def key(subject: bytes) -> str:

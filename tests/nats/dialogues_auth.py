@@ -85,6 +85,12 @@ def each(verb: bytes, subjects: bytes) -> bytes:
 
 _SUBSCRIBE_ALLOW = ("foo.*", "bar.>", "*.*.*", "one.two", "q.* grp.*", "qq v1", "q2 >")
 _SUBSCRIBE_DENY = ("foo.bar", "bar.x.>", "bar.*.z", "q.d grp.x", "bar.q dq", "*.deny")
+_ODD = (
+    "quo\"te back\\slash apo'strophe café 日本 \u00ad \u200b \u2028 \ufeff \ufffd".encode()
+    + " \U0001f600 \U000e0001 \U0010ffff a\u0080 a\u00a0b ".encode()
+    + b"\xe9 a\xff.\xc3 \xed\xa0\x80 \xf0\x9f\x98 a\x00\x01\x07\x08\x0c\x1b\x7f"
+)
+"""What the reference server shows with escapes, and what not."""
 
 
 def _listed(items: tuple[str, ...]) -> str:
@@ -238,6 +244,11 @@ authorization {{
         ),
         "publishing of odd subjects, pedantic": raw(
             hello("publisher", pedantic=True) + each(b"PUB", b"foo.* > bar..a bar.*")
+        ),
+        "what is denied is shown with escapes": raw(
+            hello("publisher") + each(b"PUB", _ODD),
+            hello("subscriber") + each(b"SUB", b",".join(_ODD.split())),
+            each(b"SUB", b"foo.bar q\"\\q,foo.bar \xe9'\x01"),
         ),
         "many that are denied": raw(hello("publisher") + pub(*[b"foo.bar"] * 20)),
         "many of which some are denied": raw(

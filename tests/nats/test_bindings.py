@@ -127,7 +127,7 @@ def test_a_subject_that_is_no_channel_is_refused_counted_and_told() -> None:
     client.say(pubs(("a.*", b"x")))
     assert doors.broker.refused == {Reason.BAD_CHANNEL: 2}
     first, second = client.lines()
-    assert first.startswith(b'-ERR \'Permissions Violation for Publish to "caf\xe9" (')
+    assert first.startswith(b'-ERR \'Permissions Violation for Publish to "caf\\xe9" (')
     assert b"wildcard" in second
     assert second.count(b"'") == 2
     client.say(b"PUB caf\xe9 1\r\nx\r\n" * 30 + b"PUB fine 1\r\nx\r\n" * 30)
