@@ -39,7 +39,7 @@ from simplebus.gateway.errors import ModuleBusError, is_cancelled, parted
 from simplebus.gateway.mailbox import Mailbox
 from simplebus.gateway.messages import ModuleMessage
 from simplebus.gateway.module import AsyncPort, BlockingPort
-from simplebus.gateway.of_itself import OfItself, Plain
+from simplebus.gateway.of_itself import OfItself, Plain, plain_text
 from simplebus.gateway.own_thread import OwnThread
 from simplebus.gateway.plan import ModulePlan, find
 from simplebus.gateway.waiting import inside
@@ -256,7 +256,7 @@ class Life:
     async def _fail(self, box: Mailbox, error: Exception, pause: float) -> None:
         self.state = State.FAILED
         self.failures += 1
-        self.error = f"{type(error).__name__}: {error}"
+        self.error = plain_text(f"{type(error).__name__}: {error}")
         log.error(
             "module %r failed and is made again in %g s", self.plan.name, pause, exc_info=error
         )

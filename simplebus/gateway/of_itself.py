@@ -103,13 +103,12 @@ def _failed(error: BaseException, *, hears_ctrl_c: bool = True) -> dict[str, Pla
     failure, rest = parted(error, hears_ctrl_c=hears_ctrl_c)
     if rest is not None:
         raise rest
-    return {"health": f"{type(failure).__name__}: {failure}"[:CHARACTERS_MAX]}
+    return {"health": plain_text(f"{type(failure).__name__}: {failure}")}
 
 
 def _plain(said: Mapping[Any, Any]) -> dict[str, Plain]:
     return {
-        str(name)[:CHARACTERS_MAX]: _value(value)
-        for name, value in islice(said.items(), VALUES_MAX)
+        plain_text(str(name)): _value(value) for name, value in islice(said.items(), VALUES_MAX)
     }
 
 
@@ -118,4 +117,10 @@ def _value(value: Any) -> Plain:
         isinstance(value, int) and value.bit_length() <= _INTEGER_BITS_MAX
     ):
         return value
-    return str(value)[:CHARACTERS_MAX]
+    return plain_text(str(value))
+
+
+def plain_text(text: str) -> str:
+    """The beginning of a text, as one that can be written everywhere: a file's name, for example,
+    may hold what is no UTF-8."""
+    return text[:CHARACTERS_MAX].encode(errors="backslashreplace").decode()

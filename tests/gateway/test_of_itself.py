@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 import trio.testing
 
 from gateway.listening import assert_no_threads_left, said
+from simplebus.gateway import ModuleMessage
 from simplebus.gateway.gateway import Gateway, open_gateway
 from simplebus.gateway.module import BlockingModule, Module
 from simplebus.gateway.of_itself import ANSWER_S, CHARACTERS_MAX, VALUES_MAX
@@ -136,3 +140,27 @@ async def test_one_that_does_not_answer_is_told_so_and_holds_nobody_up(
             await until(lambda: bool(told(gateway)) and asked[-1] > before)
     finally:
         go.set()
+
+
+async def test_texts_that_are_no_unicode_and_long_ones_are_told_so_that_all_can_be_written(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "simplebus.gateway")  # Nor could a report of it be.
+    name = os.fsdecode(b"caf\xe9")  # As the system lists a file with such a name.
+
+    class Fails(Quick):
+        says = staticmethod(lambda: {name: name})
+
+        async def receive(self, message: ModuleMessage) -> None:
+            raise ValueError(name + 2 * CHARACTERS_MAX * "x")
+
+    plan = GatewayPlan((ModulePlan("a", "x", factory=Fails),), (("*", "a"),))
+    async with open_gateway(plan) as gateway:
+        assert told(gateway) == {"caf\\udce9": "caf\\udce9"}
+        msgspec.json.encode(gateway.health())
+        await gateway.publish(said("x"))
+        await until(lambda: gateway.statistics().modules[0].failures > 0)
+        msgspec.json.encode(gateway.health())
+        error = gateway.statistics().modules[0].error
+        assert error.startswith("ValueError: caf\\udce9x")
+        assert len(error) < 2 * CHARACTERS_MAX
