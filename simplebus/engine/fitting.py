@@ -85,7 +85,7 @@ async def _check_streams(link: Link, options: EngineOptions) -> None:
     keeps less than is confirmed. Where that is not to be known now, each class's is looked at when
     it is used."""
     try:
-        configs = await streams(link)
+        configs, _ = await streams(link)
     except (BusConnectionError, JetStreamError) as error:
         log.warning("the streams of the cluster: %s", error)
         return

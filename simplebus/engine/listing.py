@@ -11,15 +11,18 @@ from simplebus.engine.link import Link
 from simplebus.nats.client.jetstream import JetStreamError
 
 
-async def streams(link: Link) -> list[dict[str, Any]]:
-    """How each stream of a cluster is configured. Raises BusConnectionError and JetStreamError."""
+async def streams(link: Link) -> tuple[list[dict[str, Any]], list[str]]:
+    """How each stream of a cluster is configured; and the names of those of which that was not
+    told, as they have no leader now. Raises BusConnectionError and JetStreamError."""
     found: list[dict[str, Any]] = []
+    untold: list[str] = []
     while True:
-        said = await link.ask("STREAM.LIST", {"offset": len(found)})
-        some = said.get("streams") or []
+        said = await link.ask("STREAM.LIST", {"offset": len(found) + len(untold)})
+        some, missing = said.get("streams") or [], said.get("missing") or []
         found += some
-        if not some or len(found) >= int(said.get("total", 0)):
-            return [each.get("config", {}) for each in found]
+        untold += missing
+        if not (some or missing) or len(found) + len(untold) >= int(said.get("total", 0)):
+            return [each.get("config", {}) for each in found], untold
 
 
 async def consumers_of(link: Link, stream: str) -> list[dict[str, Any]]:

@@ -39,6 +39,8 @@ _STREAM_SECONDS = 10.0
 _PAUSE_SECONDS, _PAUSE_SECONDS_MAX = 0.25, 30.0
 PATIENCE_SECONDS = 5.0
 """So long a door that comes waits for another one to tell it names."""
+UNTOLD_SECONDS = 20.0
+"""So long it waits for streams that have no leader, to hear what their classes are called."""
 _WRITTEN_AT_ONCE = 64
 _TOLD_AT_ONCE = 4
 """Names in a message: few, so that it is never too long."""
@@ -83,11 +85,20 @@ class Naming:
         self._write_at, self._pause = 0.0, _PAUSE_SECONDS
 
     async def learn(self, positions: Positions) -> None:
-        """Ask the streams, and the other doors, until it is known."""
+        """Ask the streams, and the other doors, until it is known. A stream without a leader is
+        waited for a while: others are not to stay closed for that one."""
+        until = trio.current_time() + UNTOLD_SECONDS
         while True:
             try:
-                found = await positions.classes()
-                break
+                found, untold = await positions.classes()
+                if not untold:
+                    break
+                is_over = trio.current_time() >= until
+                shown, what = ", ".join(untold[:8]), "going on without" if is_over else "trying on"
+                log.warning("what their classes are called, is not told by %s; %s", shown, what)
+                if is_over:
+                    break
+                await trio.sleep(_PAUSE_SECONDS)
             except (BusConnectionError, JetStreamError) as error:
                 log.warning("the streams of the cluster: %s; trying on", error)
                 await trio.sleep(_PAUSE_SECONDS)

@@ -80,14 +80,17 @@ class Positions:
         self._with_chains: set[int] = set()
         """Classes whose streams take chains of messages."""
 
-    async def classes(self) -> list[tuple[int, str]]:
-        """Id and name of each class that has a stream."""
+    async def classes(self) -> tuple[list[tuple[int, str]], list[str]]:
+        """Id and name of each class that has a stream; and the streams of classes that did not say
+        their names."""
+        class_of = self._options.names.class_of
         found: list[tuple[int, str]] = []
-        for config in await streams(self._link):
-            class_id = self._options.names.class_of(str(config.get("name", "")))
+        configs, untold = await streams(self._link)
+        for config in configs:
+            class_id = class_of(str(config.get("name", "")))
             if class_id is not None:
                 found.append((class_id, str(config.get("description") or "")))
-        return found
+        return found, [stream for stream in untold if class_of(stream) is not None]
 
     async def open_stream(self, class_id: int, name: str) -> None:
         """Have a class's stream."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -18,8 +19,9 @@ from simplebus.core.requests import NamedClass
 from simplebus.engine import naming
 from simplebus.engine.content import HEADERS_BYTES_MAX
 from simplebus.engine.jobs import Job
+from simplebus.engine.listing import streams
 from simplebus.engine.names import Names as Subjects
-from simplebus.engine.naming import Naming
+from simplebus.engine.naming import UNTOLD_SECONDS, Naming
 from simplebus.nats.client.jetstream import JetStreamError
 from simplebus.server.serve import Serving
 
@@ -42,6 +44,7 @@ class Names(dict[str, int]):
         self.said: list[tuple[str, bytes]] = []
         self.sids: dict[str, int] = {}
         self.jobs: list[Job] = []
+        self.asked = self.untold = 0
         self.naming = Naming(self, SUBJECTS, "d1", self, self.take, do=self.do)  # type: ignore[arg-type]
 
     def take(self, named: list[Any]) -> None:
@@ -72,9 +75,10 @@ class Names(dict[str, int]):
             raise JetStreamError(10052, "no")
         return {"config": {}}
 
-    async def classes(self) -> list[tuple[int, str]]:
-        """There are no streams."""
-        return []
+    async def classes(self) -> tuple[list[tuple[int, str]], list[str]]:
+        """There are no streams, but for one that cannot be asked so often."""
+        self.asked += 1
+        return ([], ["bus_7"]) if self.asked <= self.untold else ([(7, "orders")] * self.untold, [])
 
     async def learn(self) -> None:
         """Nobody is there to be asked."""
@@ -129,6 +133,40 @@ async def test_who_asks_is_told_all_and_that_it_was_all() -> None:
         asked = arrived(b"MSG bus.door.names 9 their.inbox 2\r\n%b\r\n" % who)
         assert ours.naming.take(ours.sids["bus.door.names"], asked)
     assert ours.said == [("their.inbox", b'{"orders":7,"bills":9}'), ("their.inbox", b"{}")]
+
+
+@pytest.mark.parametrize(("untold", "names"), [(3, {"orders": 7}), (1 << 20, {})])
+async def test_a_stream_without_a_leader_is_waited_for_but_not_for_long(
+    untold: int, names: dict[str, int], autojump_clock: trio.testing.MockClock
+) -> None:
+    door = Names()
+    door.untold = untold
+    await door.learn()
+    assert door == names
+    assert trio.current_time() <= UNTOLD_SECONDS + 1
+
+
+class Listed:
+    """A cluster of so many streams, of which the servers tell three at once; some have no
+    leader."""
+
+    def __init__(self, count: int, *leaderless: int) -> None:
+        self.names = [f"t_{number}" for number in range(count)]
+        self.missing = [self.names[number] for number in leaderless]
+
+    async def ask(self, subject: str, body: dict[str, Any]) -> dict[str, Any]:
+        some = self.names[body["offset"] :][:3]
+        told = [{"config": {"name": name}} for name in some if name not in self.missing]
+        missing = [name for name in some if name in self.missing]
+        return {"total": len(self.names), "streams": told, "missing": missing or None}
+
+
+@pytest.mark.parametrize("leaderless", [(), (0,), (2, 3), (4, 5, 6), range(8)])
+async def test_all_streams_are_listed_but_those_without_a_leader(leaderless: Iterable[int]) -> None:
+    link = Listed(8, *leaderless)
+    configs, untold = await streams(link)  # type: ignore[arg-type]
+    assert untold == link.missing
+    assert [each["name"] for each in configs] == [n for n in link.names if n not in untold]
 
 
 async def test_others_that_are_silent_hold_no_door_up_for_long(
@@ -189,7 +227,7 @@ async def test_a_door_that_comes_knows_names_that_no_stream_says(
             await bus.publish(b"one", class_id="orders")
             await until(lambda: 7 in cluster_of(late).uplink.open_classes)
             streams = await cluster_of(up).positions.classes()
-    assert streams == [(7, "orders")]
+    assert streams == ([(7, "orders")], [])
 
 
 async def test_a_class_that_is_named_late_is_called_so_when_all_doors_are_gone(
@@ -199,11 +237,11 @@ async def test_a_class_that_is_named_late_is_called_so_when_all_doors_are_gone(
     async with door(cluster) as up, simplebus.connect(address(up)) as bus:
         await bus.publish(b"one", class_id=7)
         positions = cluster_of(up).positions
-        assert await positions.classes() == [(7, "")]
+        assert await positions.classes() == ([(7, "")], [])
         await name_orders(up)
         await bus.publish(b"two", class_id="orders")
         with trio.fail_after(PATIENCE_SECONDS):
-            while await positions.classes() != [(7, "orders")]:  # noqa: ASYNC110
+            while await positions.classes() != ([(7, "orders")], []):  # noqa: ASYNC110
                 await trio.sleep(0.01)
     async with (
         door(cluster) as up,
