@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from simplebus.bridge.ends import STREAM_FULL, Found, Made, Near, Refusal
+from simplebus.bridge.ends import STREAM_FULL, Found, HopelessError, Made, Near, Refusal
 from simplebus.bridge.far import FarTerms
 from simplebus.bridge.looked import Looked
 from simplebus.bridge.nats_wire import NatsWire
@@ -297,7 +297,7 @@ class FarNats:
             return
         while body.missing.any():
             if not (wire.replies or wire.complaints):
-                await wire.owed(f"a PubAck of stream {self._stream!r}")
+                await self._pub_acks()
             for each in wire.replies:
                 for sent in self._sent:
                     self._take(each, sent)
@@ -305,6 +305,22 @@ class FarNats:
             self._hear_complaints()
         if body.unheard:
             await self._sort_unheard(made)
+
+    async def _pub_acks(self) -> None:
+        """Wait for some. Raises BusConnectionError where none comes, and HopelessError where none
+        ever will."""
+        try:
+            await self._wire.owed(f"a PubAck of stream {self._stream!r}")
+        except BusConnectionError:
+            if not self._wire.lost:
+                info = await self._wire.link.ask(f"STREAM.INFO.{self._stream}")
+                if info["config"].get("no_ack"):
+                    raise HopelessError(
+                        f"stream {self._stream!r} does not say what it has stored, and a bridge "
+                        "has to know: take 'no_ack' from the stream, or have the lane lead to "
+                        "NATS without a stream"
+                    ) from None
+            raise
 
     async def _sort_unheard(self, made: Made) -> None:
         """Refuse what the stream does not take though it is there. Raises BusConnectionError where

@@ -323,7 +323,7 @@ class Lane:
                 return made
             self._left.update(made.left)
             await self._sort_out(near, _too_long(made))
-            if made.next >= found.head:
+            if made.next >= found.head or found.next == found.first:
                 return None
 
     def _note(self, found: Found) -> None:

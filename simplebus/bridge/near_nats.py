@@ -24,21 +24,16 @@ import numpy as np
 
 from simplebus.bridge import letters
 from simplebus.bridge.ends import Found, Refusal
+from simplebus.bridge.nats_framer import Framer
 from simplebus.bridge.nats_wire import NatsWire
-from simplebus.bridge.nats_words import SUBJECT, heard, is_reserved, without_key
-from simplebus.bridge.origin import Headers
+from simplebus.bridge.nats_words import is_reserved
 from simplebus.bridge.progress import Mark
-from simplebus.bridge.rewriting import Piece
-from simplebus.core import frames
-from simplebus.core.channels import check_name
-from simplebus.core.envelope import Envelope, encode, stuff, unstuff
-from simplebus.core.errors import BusConnectionError, LocalProtocolError
-from simplebus.core.frames import DELIMITER, Integers
+from simplebus.core.errors import BusConnectionError
+from simplebus.core.frames import Integers
 from simplebus.engine.link import new_inbox
 from simplebus.nats.client import jetstream
 from simplebus.nats.client.events import Messages
 from simplebus.nats.client.jetstream import JetStreamError
-from simplebus.nats.envelopes import headers_of
 
 log = logging.getLogger("simplebus.bridge")
 
@@ -47,12 +42,12 @@ HELD_BYTES_MAX = 64 * 1024 * 1024
 _PULL_MESSAGES = 8192
 _PULL_SECONDS = 30.0
 _ACKS_PENDING = 65_536
+_TOO_MANY_ACKS = 10121
+"""The stream, or the server, lets fewer wait for their acks."""
 _FOUND_MESSAGES = 65_536
 """With so many no further piece is found at once."""
-_KNOWN_MAX = 4096
 _ID_CHARACTERS = 16
 _ODD = re.compile(r"[^A-Za-z0-9_-]")
-_HEADER = frames.HEADER.pack(frames.ENVELOPE, 0, 0, 0)
 _RESERVED = np.frombuffer(b"$_", np.uint8)
 """What subjects begin with that may be the server's own."""
 _TO = "simplebus-bridge-to"
@@ -74,63 +69,6 @@ def _other_name(name: str) -> str:
     """A second one, that is no other lane's."""
     first, _, rest = name.partition("-")
     return f"{first}2-{rest}"
-
-
-class Framer:
-    """Makes a bus's frames of NATS messages."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[bytes, bytes], tuple[bytes, str]] = {}
-        self._odd = 0
-        self._oddity = ""
-
-    def odd(self) -> tuple[int, str]:
-        """How many of the messages since the last call a bus has otherwise, and what of the
-        first one."""
-        odd, self._odd = self._odd, 0
-        return odd, self._oddity
-
-    def piece(self, messages: Messages, sequences: Integers) -> Piece:
-        """Messages with these sequences. A subject that can be no channel becomes a header, and
-        headers for which there is no room stay behind."""
-        made = [self._frame(messages, row) for row in range(messages.count)]
-        bounds = np.zeros(len(made) + 1, np.int64)
-        np.cumsum(np.fromiter(map(len, made), np.int64, len(made)), out=bounds[1:])
-        return Piece(b"".join(made), bounds, sequences)
-
-    def _frame(self, messages: Messages, row: int) -> bytes:
-        about = messages.subject(row), messages.headers(row)
-        known = self._known.get(about)
-        if known is None:
-            if len(self._known) >= _KNOWN_MAX:
-                self._known.clear()
-            known = self._known[about] = _front(*about)
-        front, oddity = known
-        if oddity:
-            self._oddity = self._oddity if self._odd else oddity
-            self._odd += 1
-        return _HEADER + stuff(front + messages.payload(row)) + DELIMITER
-
-
-def _front(subject: bytes, block: bytes) -> tuple[bytes, str]:
-    """What stands in front of the payload of a message, as it is before stuffing; and what of it is
-    odd, empty for nothing."""
-    headers, key = without_key(heard(headers_of(block)))
-    channel = shown = subject.decode("utf-8", "backslashreplace")
-    instead: Headers = ()
-    oddity = ""
-    try:
-        check_name(subject.decode())
-    except ValueError:
-        oddity = f"the subject {shown!r} is no channel of a bus, but the header {SUBJECT}"
-        channel, instead = "", ((SUBJECT, shown),)
-    whole = Envelope(channel, key, (*instead, *headers))
-    for envelope in (whole, whole._replace(headers=instead), Envelope(channel, b"", instead)):
-        try:
-            return unstuff(encode(envelope, b"")), oddity
-        except LocalProtocolError as error:
-            oddity = f"of a message on {shown!r}, what has no room stays behind: {error}"
-    raise AssertionError("a channel alone is always good")
 
 
 class NearCore:
@@ -210,6 +148,7 @@ class NearCore:
         return self._next - at + sum(messages.count for messages in self._held), 0.0
 
     async def wait(self, at: int) -> int:
+        await self.keep(at, now=False)
         while not self._held:
             await self._wire.changed()
         return at
@@ -276,10 +215,14 @@ class NearStream:
         self._through: int | None = None
         """and the one from which on the consumer has them: the lane is not through with what lies
         between. None where nothing is known of it."""
+        self._acks_pending = _ACKS_PENDING
+        """So many may wait for their acks at the consumer."""
         self._over = ""
         """Why the consumer sends nothing any more; empty while it does."""
         self.is_new = False
         """Whether nothing is known here of where the lane was."""
+        self._unused_at = -1
+        """Where its consumer begins, which nobody has asked for anything; -1 for none."""
         wire.on_messages = self._take
         self._sid = wire.core.subscribe(self._inbox)
 
@@ -308,6 +251,8 @@ class NearStream:
         self.is_new = not has_begun
         if has_begun:
             self._through = at
+        else:
+            self._unused_at = at
         return at
 
     async def _known(self, name: str) -> tuple[int, bool] | None:
@@ -336,10 +281,12 @@ class NearStream:
         self._inbox = new_inbox()
         self._sid = self._core.subscribe(self._inbox)
         self._over = ""
-        if self._retention == "interest":
+        is_unused, self._unused_at = at == self._unused_at, -1
+        if self._retention == "interest" and not is_unused:
             before = self._name
             self._name, self._other = self._other, self._name
-        await self._delete(self._name)
+        if not is_unused:
+            await self._delete(self._name)
         self._through = at if self._through is None else min(at, self._through)
         said = await self._create(self._through, to=self._to)
         if before:
@@ -361,7 +308,7 @@ class NearStream:
             "deliver_policy": "by_start_sequence",
             "opt_start_seq": max(1, at),
             "ack_policy": "explicit",
-            "max_ack_pending": _ACKS_PENDING,
+            "max_ack_pending": self._acks_pending,
             "max_deliver": -1,
             "replay_policy": "instant",
             "metadata": {_TO: to},
@@ -371,10 +318,17 @@ class NearStream:
             del config["opt_start_seq"]
         if self._subjects:
             config["filter_subjects"] = self._subjects
-        return await self._wire.link.ask(
-            f"CONSUMER.DURABLE.CREATE.{self._stream}.{self._name}",
-            {"stream_name": self._stream, "config": config},
-        )
+        asked = f"CONSUMER.DURABLE.CREATE.{self._stream}.{self._name}"
+        about = {"stream_name": self._stream, "config": config}
+        try:
+            said = await self._wire.link.ask(asked, about)
+        except JetStreamError as error:
+            if error.code != _TOO_MANY_ACKS:
+                raise
+            del config["max_ack_pending"]  # Then it is as many as there may be.
+            said = await self._wire.link.ask(asked, about)
+        self._acks_pending = said["config"].get("max_ack_pending", self._acks_pending)
+        return said
 
     async def _delete(self, name: str) -> None:
         """The consumer of this name, if there is one."""
@@ -435,7 +389,8 @@ class NearStream:
         if at != self._given:
             await self._seek(at)
         self._pull()
-        while self._pending and not self._queue:
+        # Of one that sends no more before some are acknowledged nothing is waited for.
+        while self._pending and not self._queue and self._unacked.count < self._acks_pending:
             self._check()
             await self._wire.owed(self._sign)
             self._pull()
@@ -466,6 +421,7 @@ class NearStream:
         return found.mark(sequence)
 
     async def wait(self, at: int) -> int:
+        await self.keep(at, now=False)
         while not self._queue:
             self._check()
             self._pull()
@@ -520,12 +476,15 @@ class _Out:
 
     def __init__(self) -> None:
         self._parts: deque[tuple[Messages, Integers]] = deque()
+        self.count = 0
 
     def add(self, messages: Messages, sequences: Integers) -> None:
         self._parts.append((messages, sequences))
+        self.count += messages.count
 
     def clear(self) -> None:
         self._parts.clear()
+        self.count = 0
 
     def take(self, at: int) -> list[tuple[Messages, Integers]]:
         """Those below this sequence, which are not kept any longer."""
@@ -534,6 +493,7 @@ class _Out:
             through = sequences < at
             if through.any():
                 taken.append((messages.pick(through), sequences[through]))
+                self.count -= taken[-1][0].count
             if not through.all():
                 rest.append((messages.pick(~through), sequences[~through]))
         self._parts = rest

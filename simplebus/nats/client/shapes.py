@@ -36,6 +36,7 @@ class StreamConfig(TypedDict):
     max_msgs: NotRequired[int]
     max_bytes: NotRequired[int]
     duplicate_window: NotRequired[int]
+    no_ack: NotRequired[bool]
     metadata: NotRequired[dict[str, str] | None]
 
 
@@ -61,6 +62,7 @@ class ConsumerConfig(TypedDict, total=False):
     opt_start_seq: Count
     ack_policy: str
     inactive_threshold: int
+    max_ack_pending: int
     metadata: dict[str, str] | None
 
 
