@@ -466,6 +466,11 @@ def pending(headers: bytes) -> int:
     """How many messages of a request will not come, as the status that ends it says."""
     for line in headers.split(b"\r\n"):
         name, _, value = line.partition(b":")
-        if name == b"Nats-Pending-Messages" and value.strip().isdigit():
-            return int(value)
+        if name == b"Nats-Pending-Messages":
+            return number(value.strip(), 1 << 31)
     return 1 << 31
+
+
+def number(text: bytes, otherwise: int) -> int:
+    """What these digits say; `otherwise` where they are none, or more than any number has here."""
+    return int(text) if text.isdigit() and len(text) <= DIGITS_MAX else otherwise
