@@ -162,11 +162,11 @@ class Cluster:
 
     # Turns ---------------------------------------------------------------------------------------
 
-    def hand_over(self) -> None:
-        """At the end of a turn: publish what was accepted, say what was acknowledged, ask for
-        more."""
+    def hand_over(self) -> bool:
+        """At the end of a turn: publish what was accepted, say what was acknowledged, ask for more.
+        Returns whether what had waited here can be sent to somebody now."""
         if self._nursery is None:
-            return
+            return False
         ledger, now = self._ledger, trio.current_time()
         is_owed = not ledger.is_empty
         if is_owed and not self.uplink.is_crowded(now):
@@ -174,12 +174,11 @@ class Cluster:
         missing = self.uplink.go_on(now)
         for class_id in missing - self._jobs.classes:
             self._do(class_id, partial(self._open_stream, class_id))
-        if self._touched:
-            touched, self._touched = self._touched, {}
-            for feed in touched:
-                self._serve(feed)
+        touched, self._touched = self._touched, {}
+        is_more = [feed for feed in touched if self._serve(feed)]
         self._naming.tell(self.link, now)
         self.link.flush()
+        return bool(is_more)
 
     def _take_lot(self) -> None:
         ledger, store = self._ledger, self._broker.store
@@ -200,11 +199,12 @@ class Cluster:
         if lot is not None:
             self._reach(lot)
 
-    def _serve(self, feed: Feed) -> None:
-        """Say what of it was acknowledged, have it filled, and ask for more."""
-        if feed.position not in self.listening or not self.link.core.is_ready:
-            return
-        core = self.link.core
+    def _serve(self, feed: Feed) -> bool:
+        """Say what of it was acknowledged, have it filled, and ask for more. Returns whether what
+        had waited for room, or for what time it is, has come in."""
+        core, head = self.link.core, feed.position.ring.head
+        if feed.position not in self.listening or not core.is_ready:
+            return False
         self._burials.settle(feed)
         for messages in feed.acked():
             core.write(jetstream.say(messages))
@@ -232,6 +232,9 @@ class Cluster:
                 ),
                 reply=self.listening.inbox(feed.position),
             )
+        if feed.position.ring.head > head:
+            self._broker.answers.wake(feed.position)
+        return feed.position.ring.head > head
 
     def _buried(self, position: Subscription, ranges: Ranges, class_id: int) -> None:
         if (feed := self.feeds.get(position)) is not None:
@@ -373,10 +376,8 @@ class Cluster:
             await self._reached.wait()
 
     def _touch(self, cls: RemoteClass) -> None:
-        for position in cls.subscriptions:
-            feed = self.feeds.get(position)
-            if feed is not None:
-                self._touched[feed] = None
+        found = map(self.feeds.get, cls.subscriptions)
+        self._touched |= dict.fromkeys(feed for feed in found if feed is not None)
 
     async def _open_stream(self, class_id: int) -> None:
         """Have one for what waits. If there is none, the next turn asks again; others are asked for

@@ -441,8 +441,8 @@ class Engine:
                 connection.room()
         if self.keeping is not None:
             self.keeping.hand_over()
-        if self.cluster is not None:
-            self.cluster.hand_over()
+        if self.cluster is not None and self.cluster.hand_over():
+            self.settle()
 
     def _connection(self, session_id: int) -> Connection[Any] | Guest | None:
         """Whose a session of the broker is, at whichever door it came in."""

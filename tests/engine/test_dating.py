@@ -6,10 +6,15 @@ from datetime import UTC, datetime
 
 import numpy as np
 import pytest
+import trio
 
+import simplebus
 from simplebus.core.envelope import Envelope, encode
+from simplebus.engine import dating
 from simplebus.engine.dating import YOUNG_SECONDS, StreamClock
 
+from .doors import PATIENCE_SECONDS, address, door, options
+from .nats_servers import NatsServer
 from .test_feed import ENVELOPE, Door, message
 
 NOW = 2_000_000.0
@@ -103,3 +108,25 @@ def test_what_has_times_waits_at_a_door_until_it_is_known_what_time_it_is() -> N
     door.broker.wake_due()
     assert [payload for _, payload in door.taken()] == [b"5"]
     assert not clock.is_unsure
+
+
+async def test_what_waited_for_that_is_sent_as_soon_as_it_is_known(
+    jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else happens at the door."""
+    monkeypatch.setattr(dating, "YOUNG_SECONDS", -1.0)  # Each message is to be asked for.
+    payloads = [b"%d" % number for number in range(500)]
+    with trio.fail_after(PATIENCE_SECONDS):
+        async with (
+            door(options(jetstream_server.url)) as up,
+            simplebus.connect(address(up)) as bus,
+        ):
+            await bus.publish_many(payloads, class_id=1, expires=3600)
+            await bus.flush()
+            got: list[bytes] = []
+            async with bus.subscribe(1) as messages:
+                async for batch in messages.batches():
+                    got += batch.payloads
+                    if len(got) == len(payloads):
+                        break
+    assert got == payloads
