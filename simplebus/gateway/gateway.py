@@ -211,6 +211,9 @@ class Gateway:
         hearing = self._life(sink)
         if (source, sink) in self._links:
             raise ConfigError(f"{sink!r} hears {source!r} already")
+        for life in (heard, hearing):
+            if life is not None and life.is_leaving:
+                raise ConfigError(f"{life.plan.name!r} is being removed: it gets no links any more")
         self.bus.link(heard, hearing)
         self._links[source, sink] = None
 

@@ -182,6 +182,11 @@ class Life:
                     "cannot end before it does", self.plan.name,
                 )  # fmt: skip
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it ends, or has."""
+        return self._ending.is_set()
+
     def become(self, plan: ModulePlan) -> None:
         """Be made again, by another plan, between two messages; at once if it has failed."""
         self.plan = plan

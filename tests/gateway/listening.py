@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
 
-from simplebus.gateway import ModuleMessage
+from simplebus.gateway import ModuleBus, ModuleMessage
+from simplebus.gateway.mailbox import Mailbox
 
 SOON = 30
 """Seconds that nothing here takes, and after which a test has failed."""
@@ -96,3 +100,46 @@ def assert_no_threads_left() -> None:
         if thread.name.startswith("simplebus ") and thread.name not in _OTHERS:
             thread.join(SOON)
             assert not thread.is_alive(), thread
+
+
+class _Lock:
+    """Knows who holds it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.holder: int | None = None
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self.holder = threading.get_ident()
+
+    def __exit__(self, *_: object) -> None:
+        self.holder = None
+        self._lock.release()
+
+
+_UNDER_LOCK = ("attach", "find", "detach", "link", "unlink", "route", "takes", "let_in")
+
+
+@contextmanager
+def guarded_bus() -> Iterator[ModuleBus]:
+    """A bus that finds out who touches its modules and their queues without its lock: between two
+    steps of such a one another thread's could come, though that is rare."""
+    lock, unguarded = _Lock(), []
+
+    def watched(call: Callable[..., Any]) -> Callable[..., Any]:
+        def checked(*args: Any) -> Any:
+            if lock.holder != threading.get_ident():
+                unguarded.append(call.__qualname__)
+            return call(*args)
+
+        return checked
+
+    bus = ModuleBus()
+    board = bus._board
+    board.lock = lock  # type: ignore[assignment]
+    for name in _UNDER_LOCK:
+        setattr(board, name, watched(getattr(board, name)))
+    with patch.object(Mailbox, "_grab", watched(Mailbox._grab)), bus:
+        yield bus
+    assert unguarded == []

@@ -171,5 +171,9 @@ def twice(message: ModuleMessage) -> list[ModuleMessage]:
     return [message, message.replace(message.content + b"!")]
 
 
+def text_of(message: ModuleMessage) -> str:
+    return message.content.decode()
+
+
 def panics(message: ModuleMessage) -> ModuleMessage:
     raise PanicError("no")

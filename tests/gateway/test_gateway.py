@@ -18,6 +18,7 @@ from simplebus.config.mistakes import ConfigError
 from simplebus.gateway import ModuleMessage
 from simplebus.gateway.gateway import Gateway, open_gateway
 from simplebus.gateway.life import State
+from simplebus.gateway.module import Module
 from simplebus.gateway.plan import GatewayPlan, ModulePlan, parse
 
 HERE = "gateway.parts"
@@ -435,6 +436,28 @@ async def test_what_cannot_be_changed_is_told(call: object, why: str) -> None:
         with pytest.raises(ConfigError, match="does not hear 'a'"):
             gateway.unlink("a", "a")
         assert gateway.names == ("a",)
+
+
+async def test_one_that_is_being_removed_gets_no_links() -> None:
+    stuck, go_on = trio.Event(), trio.Event()
+
+    class Stuck(Module):
+        async def receive(self, message: ModuleMessage) -> None:
+            stuck.set()
+            await go_on.wait()
+
+    modules = ModulePlan("a", "x", factory=Stuck), module("b")
+    async with open_gateway(GatewayPlan(modules, (("*", "a"),))) as gateway:
+        await gateway.publish(ModuleMessage(b"x"))
+        await stuck.wait()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(gateway.remove, "a")
+            await trio.testing.wait_all_tasks_blocked()
+            for link in ("*", "a"), ("b", "a"), ("a", "b"):
+                with pytest.raises(ConfigError, match="'a' is being removed"):
+                    gateway.link(*link)
+            go_on.set()
+        assert gateway.names == ("b",)
 
 
 async def test_a_plan_is_applied_and_what_is_as_before_goes_on() -> None:

@@ -11,13 +11,13 @@ import weakref
 
 import pytest
 
-from gateway.listening import Held, Listener, assert_no_threads_left, in_thread, said
+from gateway.listening import Held, Listener, assert_no_threads_left, guarded_bus, in_thread, said
 from simplebus.gateway import ModuleBus, ModuleBusFullError, Result, plain
 
 
 @pytest.fixture
 def bus():
-    with ModuleBus() as bus:
+    with guarded_bus() as bus:
         yield bus
 
 

@@ -11,14 +11,22 @@ from collections import deque
 
 import pytest
 
-from gateway.listening import SOON, Held, Listener, assert_no_threads_left, in_thread, said
+from gateway.listening import (
+    SOON,
+    Held,
+    Listener,
+    assert_no_threads_left,
+    guarded_bus,
+    in_thread,
+    said,
+)
 from simplebus.gateway import ModuleBus, ModuleMessage
 from simplebus.gateway.mailbox import Mailbox
 
 
 @pytest.fixture
 def bus():
-    with ModuleBus() as bus:
+    with guarded_bus() as bus:
         yield bus
 
 

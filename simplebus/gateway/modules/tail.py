@@ -388,7 +388,7 @@ class Tail(BlockingModule):
         self._place = Path(settings.remember) if settings.remember else None
         place = b""
         if self._place is not None and self._place.exists():
-            place = self._place.read_bytes()
+            place = self._place.read_bytes() or b"{}"  # Emptied as the power failed: damaged.
         self._written = place
         self._is_full = False
         """Whether there was no room for the place."""

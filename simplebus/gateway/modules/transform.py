@@ -11,7 +11,8 @@ message, several, or None for none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import reprlib
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 import msgspec
@@ -65,6 +66,19 @@ class Transform(Module):
         said = changed(self.settings, message)
         if said is None:
             return
-        made = said if self._function is None else self._function(said)
-        for each in [made] if isinstance(made, ModuleMessage) else made or ():
+        for each in [said] if self._function is None else self._made(self._function(said)):
             await self.bus.publish(each)
+
+    def _made(self, made: object) -> list[ModuleMessage]:
+        """What its function has returned. Raises TypeError for what are no messages."""
+        if made is None:
+            return []
+        several = [made] if isinstance(made, ModuleMessage) else made
+        if isinstance(several, Iterable):
+            messages = list(several)
+            if all(isinstance(each, ModuleMessage) for each in messages):
+                return messages
+        raise TypeError(
+            f"expected {self.settings.function} to return a ModuleMessage, several, or None; got "
+            f"{reprlib.repr(made)}"
+        )

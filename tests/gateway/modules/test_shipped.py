@@ -112,6 +112,20 @@ def test_a_transform_renames_removes_and_sets() -> None:
     assert changed(TransformSettings(), message) == message
 
 
+async def test_a_function_that_returns_no_message_is_told_which_and_what(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    plan = ModulePlan.of("a", "transform", {"function": "gateway.parts:text_of"})
+    async with open_gateway(GatewayPlan((plan,), (("*", "a"),))) as gateway:
+        await gateway.publish(ModuleMessage(b"21.5"))
+        while not (error := gateway.statistics().modules[0].error):  # noqa: ASYNC110
+            await trio.sleep(0.1)
+    assert error == (
+        "TypeError: expected gateway.parts:text_of to return a ModuleMessage, several, or None; "
+        "got '21.5'"
+    )
+
+
 @pytest.mark.parametrize(
     ("module", "settings", "why"),
     [

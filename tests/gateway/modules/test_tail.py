@@ -317,6 +317,15 @@ async def test_the_module_says_lines_and_remembers_its_place(path: Path, tmp_pat
     assert os.listdir(tmp_path).count("place") == 1
 
 
+async def test_a_place_that_the_power_took_is_told(
+    path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "place").touch()
+    settings = {"path": str(path), "remember": str(tmp_path / "place")}
+    async with open_gateway(GatewayPlan((ModulePlan.of("file", "tail", settings),))):
+        assert "the place that was remembered is damaged" in caplog.text
+
+
 async def test_on_a_full_disk_nothing_is_read_that_may_be_said_again(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
