@@ -75,10 +75,12 @@ class BlockingBaseSubscription(Entry[T]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.leave(processed=kind is None)
+        request = self.leave(processed=kind is None)
         with suppress(BusConnectionError):  # Who needs the connection next will hear of it.
-            patience = CLOSE_SECONDS if kind is None else CLOSE_SECONDS_FAILED
-            self._wire.write(monotonic() + patience)
+            if kind is None:
+                self._wire.heard(request, monotonic() + CLOSE_SECONDS)
+            else:
+                self._wire.write(monotonic() + CLOSE_SECONDS_FAILED)
 
     def messages(self) -> BlockingLooped[Message[T]]:
         """Iterate over messages: what came with a value, and the value."""

@@ -328,6 +328,13 @@ class BlockingWire:
             raise request.error
         return request
 
+    def heard(self, request: Request, deadline: float) -> None:
+        """Write all that is queued, and wait until the bus has answered, with whatever: until the
+        deadline, and not for a connection that is to be made first."""
+        self.write(deadline)
+        if self._socket is not None:
+            self.wait_until(lambda: request.done or self._socket is None, deadline)
+
     def ask(self, question: Callable[[], Request]) -> Request:
         """Ask the bus, again if the connection is lost before the answer."""
         while True:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Generic, TypeVar
 
 from simplebus.client.target import Target
+from simplebus.core.client.asking import Request
 from simplebus.core.client.core import ClientCore
 from simplebus.core.client.inbox import Inbox
 from simplebus.core.client.messages import Batch, Message
@@ -74,6 +75,7 @@ class Entry(Generic[T]):
         self._entered = inbox
         return inbox
 
-    def leave(self, *, processed: bool) -> None:
-        """Unsubscribe. `processed` says what became of the last message."""
-        self._core.unsubscribe(self.inbox, processed=processed, forget=self._forget)
+    def leave(self, *, processed: bool) -> Request:
+        """Unsubscribe. `processed` says what became of the last message. Returns what the bus is to
+        answer."""
+        return self._core.unsubscribe(self.inbox, processed=processed, forget=self._forget)

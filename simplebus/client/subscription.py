@@ -25,6 +25,7 @@ from simplebus.client.loops import BatchLoop, Looped, MessageLoop, ValueLoop
 from simplebus.client.signal import Signal
 from simplebus.client.target import Target, nothing_came, undecodable
 from simplebus.core import arguments
+from simplebus.core.client.asking import Request
 from simplebus.core.client.messages import Batch, Message
 from simplebus.core.errors import LocalProtocolError
 from simplebus.core.limits import MESSAGES_PER_TURN
@@ -79,7 +80,9 @@ class BaseSubscription(Entry[T]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close(processed=kind is None)
+        request = self.close(processed=kind is None)
+        if kind is None:  # Whoever is told of it then finds nobody here.
+            await self._wire.heard(request)
 
     def messages(self) -> Looped[Message[T]]:
         """Iterate over messages: what came with a value, and the value."""
@@ -125,10 +128,12 @@ class BaseSubscription(Entry[T]):
         self._wire.check()
         self._wire.opened(self.enter(class_id), self._arrived)
 
-    def close(self, *, processed: bool) -> None:
-        """End. `processed` says what became of the last message."""
-        self.leave(processed=processed)
+    def close(self, *, processed: bool) -> Request:
+        """End. `processed` says what became of the last message. Returns what the bus is to
+        answer."""
+        request = self.leave(processed=processed)
         self._wire.closed(self.inbox)
+        return request
 
     async def refill(self, loop: object | None = None) -> None:
         """Return once there is something to hand out, to a loop or to who asks one by one. What

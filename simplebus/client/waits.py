@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 import anyio
 import anyio.lowlevel
@@ -20,6 +21,7 @@ from simplebus.client.writer import Writer
 from simplebus.core.client.asking import Request
 from simplebus.core.client.core import ClientCore
 from simplebus.core.errors import BusConnectionError, LocalProtocolError, RefusedError
+from simplebus.core.limits import CLOSE_SECONDS
 
 
 class Waits:
@@ -115,6 +117,14 @@ class Waits:
         if request.error is not None:
             raise request.error
         return request
+
+    async def heard(self, request: Request) -> None:
+        """Wait until the bus has answered, with whatever: not for long, and not for a connection
+        that is to be made first."""
+        if self.writer.link is None:
+            return
+        with suppress(RefusedError, BusConnectionError), anyio.move_on_after(CLOSE_SECONDS):
+            await self.answered(request)
 
     async def ask(self, question: Callable[[], Request]) -> Request:
         """Ask the bus, again if the connection is lost before the answer."""

@@ -44,6 +44,14 @@ def test_what_is_published_is_received_in_order_and_acknowledged(server: BusServ
     assert server.statistics().redelivered == 0
 
 
+def test_who_has_left_is_gone_when_another_connection_comes(server: BusServer) -> None:
+    connect = simplebus.connect_blocking
+    with connect(server.address) as one, connect(server.address) as other:
+        for bus in (one, other) * 20:
+            with bus.subscribe(1, durable="shop"):
+                pass  # A second one at the same time would be refused.
+
+
 def test_batches_hold_what_was_published(server: BusServer) -> None:
     payloads: list[bytes] = []
     with simplebus.connect_blocking(server.address) as bus:

@@ -55,6 +55,19 @@ def test_what_is_published_is_received_in_order_and_acknowledged(
     assert statistics.redelivered == 0
 
 
+def test_who_has_left_is_gone_when_another_connection_comes(run: Run, server: BusServer) -> None:
+    async def main() -> None:
+        async with (
+            simplebus.connect(server.address) as one,
+            simplebus.connect(server.address) as other,
+        ):
+            for bus in (one, other) * 20:
+                async with bus.subscribe(1, durable="shop"):
+                    pass  # A second one at the same time would be refused.
+
+    run(main)
+
+
 def test_batches_hold_what_was_published(run: Run, server: BusServer) -> None:
     async def main() -> None:
         payloads: list[bytes] = []

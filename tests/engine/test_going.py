@@ -76,7 +76,7 @@ async def test_what_could_not_be_left_yet_goes_to_who_comes_meanwhile(
             is_meant = subject.startswith("CONSUMER") and subject.split(".")[-1] in names
             return BusConnectionError("no answer") if is_meant else None
 
-        with trio.fail_after(PATIENCE_SECONDS):
+        with trio.fail_after(PATIENCE_SECONDS), asked_in_vain(left.link, fails) as failed:
             async with (
                 simplebus.connect(address(one)) as bus,
                 bus.subscribe(1, auto_ack=False) as messages,
@@ -84,16 +84,15 @@ async def test_what_could_not_be_left_yet_goes_to_who_comes_meanwhile(
                 await bus.publish_many(PAYLOADS, class_id=1)
                 (await messages.get()).ack()
                 names.update(left.listening.consumers.values())
-            with asked_in_vain(left.link, fails) as failed:
-                await until(lambda: failed.total() > 1)
-                up = other if at_which == "another" else one
-                if at_which == "the same":
-                    names.clear()  # It is tried again in a moment, but not before this.
-                async with simplebus.connect(address(up)) as bus, bus.subscribe(1) as messages:
-                    again = [await messages.get() for _ in PAYLOADS[1:]]
-                    assert [message.payload for message in again] == PAYLOADS[1:]
-                    await bus.publish(b"more", class_id=1)
-                    assert (await messages.get()).payload == b"more"
+            await until(lambda: failed.total() > 1)
+            up = other if at_which == "another" else one
+            if at_which == "the same":
+                names.clear()  # It is tried again in a moment, but not before this.
+            async with simplebus.connect(address(up)) as bus, bus.subscribe(1) as messages:
+                again = [await messages.get() for _ in PAYLOADS[1:]]
+                assert [message.payload for message in again] == PAYLOADS[1:]
+                await bus.publish(b"more", class_id=1)
+                assert (await messages.get()).payload == b"more"
 
 
 async def quiet(*up: Serving) -> None:
@@ -221,10 +220,10 @@ async def test_who_has_nothing_to_leave_any_more_is_done(
             async with there.subscribe(1, auto_ack=False) as messages:
                 await taken(messages, len(PAYLOADS))
             await quiet(one)
-            async with there.subscribe(1, auto_ack=False) as messages:
-                await taken(messages, len(PAYLOADS))
-                names.update(left.listening.consumers.values())
             with asked_in_vain(left.link, fails) as failed:
+                async with there.subscribe(1, auto_ack=False) as messages:
+                    await taken(messages, len(PAYLOADS))
+                    names.update(left.listening.consumers.values())
                 await until(lambda: failed.total() > 1)
                 async with here.subscribe(1):
                     await until(lambda: bool(cluster_of(other).listening.consumers))
