@@ -217,6 +217,8 @@ class NearStream:
         between. None where nothing is known of it."""
         self._acks_pending = _ACKS_PENDING
         """So many may wait for their acks at the consumer."""
+        self._is_kept = False
+        """Whether it is settled what was under way before: from then on the lane goes on."""
         self._over = ""
         """Why the consumer sends nothing any more; empty while it does."""
         self.is_new = False
@@ -389,8 +391,7 @@ class NearStream:
         if at != self._given:
             await self._seek(at)
         self._pull()
-        # Of one that sends no more before some are acknowledged nothing is waited for.
-        while self._pending and not self._queue and self._unacked.count < self._acks_pending:
+        while not self._queue and not self._waits_for_acks() and self._pending:
             self._check()
             await self._wire.owed(self._sign)
             self._pull()
@@ -405,6 +406,18 @@ class NearStream:
         found = Found(pieces, at, self._given, self._given + self._pending, missed)
         found.odd, found.oddity = self._framer.odd()
         return found
+
+    def _waits_for_acks(self) -> bool:
+        """Whether the consumer sends no more before some are acknowledged. Raises
+        BusConnectionError where the lane has to see more first: what it does not see is gone."""
+        waits = self._unacked.count >= self._acks_pending
+        if waits and not self._is_kept:
+            raise BusConnectionError(
+                f"stream {self._stream!r}, or its server, lets {self._acks_pending} messages wait "
+                "for their acks, and more than that are to be sent again: let more wait for them "
+                "('max_ack_pending')"
+            )
+        return waits
 
     async def behind(self, at: int) -> tuple[int, float]:
         """While nothing was asked for: of the lane's consumer all that is not acknowledged."""
@@ -442,6 +455,7 @@ class NearStream:
             )
 
     async def keep(self, at: int, *, now: bool) -> None:
+        self._is_kept = True
         self._through = at if self._through is None else max(at, self._through)
         for messages, _ in self._unacked.take(at):
             self._core.write(jetstream.say(messages))

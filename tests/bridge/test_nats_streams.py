@@ -6,16 +6,18 @@ import tracemalloc
 from typing import Any
 
 import numpy as np
+import pytest
 
 import simplebus
 from simplebus.bridge.lane import Lane
 from simplebus.bridge.letters import letters_at
 from simplebus.bridge.nats_framer import Framer
 from simplebus.bridge.nats_wire import NatsWire
-from simplebus.bridge.near_nats import NearCore
+from simplebus.bridge.near_nats import NearCore, NearStream
 from simplebus.bridge.origin import PATH
 from simplebus.bridge.running import lanes
 from simplebus.bridge.settings import Bridge, Copied
+from simplebus.core.errors import BusConnectionError
 from simplebus.nats.client import writing
 
 from .buses import numbered, payloads
@@ -46,6 +48,34 @@ async def test_a_stream_that_lets_few_messages_wait_for_their_acks_is_copied(
             assert await payloads(bus, "FEW", 300) == numbered(0, 300)
         found = copies.statistics()
         assert (found.copied, found.missed, found.losses) == (300, 0, 0)
+
+
+async def test_what_is_to_be_sent_again_is_not_taken_for_gone_where_fewer_may_wait(
+    nats: NatsServer,
+) -> None:
+    async with wired(nats) as own, wired(nats) as wire:
+        await stream(wire, "FEWER", "fewer.>", **FEW)
+        publish(wire, "fewer.x", 30)
+        await wire.echoed()
+        near = NearStream(
+            own,
+            "FEWER",
+            durable="a lane of FEWER",
+            to="far",
+            subjects=(),
+            start="waiting",
+            heartbeat=60.0,
+            letters=letters_at(None, 7, "l", heartbeat=9, auth=None),  # type: ignore[arg-type]
+        )
+        at = await near.open()
+        while at < 11:
+            at = (await near.find(at)).next
+        with pytest.raises(BusConnectionError, match="lets 10 messages wait for their acks"):
+            await near.find(at)
+        await near.keep(6, now=True)  # All that was under way before is settled.
+        while at < 16:
+            at = (await near.find(at)).next
+        assert (await near.find(at)).next == at == 16
 
 
 async def test_what_is_left_out_is_acknowledged_too(server: BusServer, nats: NatsServer) -> None:
