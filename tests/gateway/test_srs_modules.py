@@ -11,7 +11,15 @@ import weakref
 
 import pytest
 
-from gateway.listening import Held, Listener, assert_no_threads_left, guarded_bus, in_thread, said
+from gateway.listening import (
+    SOON,
+    Held,
+    Listener,
+    assert_no_threads_left,
+    guarded_bus,
+    in_thread,
+    said,
+)
 from simplebus.gateway import ModuleBus, ModuleBusFullError, Result, plain
 
 
@@ -285,12 +293,17 @@ def test_13_104_remove_waits_for_the_thread(bus: ModuleBus) -> None:
 
 
 def test_13_057_nothing_of_the_module_is_kept(bus: ModuleBus) -> None:
-    module = Listener()
+    module, other = Listener(), Listener()
     bus.add_module(module)
+    bus.add_module(other, hears_all=False)
+    bus.link(module, other)
     bus.publish(said("one"), source=module)
+    bus.publish(said("two"))
+    module.wait(1)
+    (thread,) = (each for each in threading.enumerate() if each.ident in module.threads)
     gone = weakref.ref(module)
     bus.remove_module(module)
-    assert_no_threads_left()
+    thread.join(SOON)
     del module
     gc.collect()
     assert gone() is None
