@@ -3,7 +3,8 @@
 Rule 1: a stream says when it took a message by the clock of its server, and doors have clocks of
 their own: how old a message is, the server's clock alone can tell, which may be set meanwhile.
 Rule 2: what came as young as a message is that was just stored needs no question: both clocks say
-the same. Anything else waits until the stream was asked what time it is, after it came.
+the same. Anything else waits until the stream was asked what time it is: after it came, or so
+shortly before that what comes behind a long wait is not asked for again and again.
 Rule 3: what was stored before a server's clock was set is older or younger by as much, as it is to
 the server.
 """
@@ -18,6 +19,10 @@ from simplebus.core.columns import Times
 YOUNG_SECONDS = 0.5
 """What seems to have been on its way for so long, or to come so much before its time, needs no
 question."""
+
+
+TRUST_SECONDS = 0.1
+"""For so long it is known what time it is to the stream, once it has said so."""
 
 
 class StreamClock:
@@ -44,7 +49,7 @@ class StreamClock:
         found: Times = stored - self._ahead
         ages = came_at - found
         is_young = ages.min() >= -YOUNG_SECONDS and ages.max() <= YOUNG_SECONDS
-        if not (is_young or self._asked_at >= came_at):
+        if not (is_young or self._asked_at >= came_at - TRUST_SECONDS):
             self._is_wanted = not self._is_asked
             return None
         return found

@@ -11,7 +11,7 @@ import trio
 import simplebus
 from simplebus.core.envelope import Envelope, encode
 from simplebus.engine import dating
-from simplebus.engine.dating import YOUNG_SECONDS, StreamClock
+from simplebus.engine.dating import TRUST_SECONDS, YOUNG_SECONDS, StreamClock
 
 from .doors import PATIENCE_SECONDS, address, door, options
 from .nats_servers import NatsServer
@@ -60,6 +60,7 @@ def test_it_is_asked_once_at_a_time_and_again_of_what_comes_later() -> None:
     assert date(clock, NOW - 80, NOW + 1) is None  # Came when it had been asked.
     clock.heard(NOW, NOW + 2, said_at(NOW + 1))
     assert (date(clock, NOW - 90), date(clock, NOW - 80)) == (NOW - 90, NOW - 80)
+    assert date(clock, NOW - 80, NOW + TRUST_SECONDS) is not None
     assert date(clock, NOW - 80, NOW + 1) is None
     assert clock.take_wanted()
     clock.heard(NOW + 3, NOW + 4, None)  # It did not answer.
