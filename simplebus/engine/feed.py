@@ -228,7 +228,7 @@ class Feed:
         if self._waiting:
             return int(self._waiting[0].sequences[0])
         highest = self.remembered.highest
-        return highest + 1 if highest else 0
+        return highest + 1 if highest else self.remembered.needed
 
     def begin(self, found: Found) -> None:
         """Its consumer is there."""
@@ -251,6 +251,7 @@ class Feed:
             self._waiting_count = self._done_sequence = self.sent_before = self._taken_to = 0
             self.remembered = Remembered()
             self.is_behind = False
+        self.remembered.raise_floor(found.floor)
         self.count_before = self._count_here = self._last_count = 0
 
     def statistics(self) -> FeedStatistics:

@@ -343,6 +343,7 @@ class Positions:
         needed = 0 if is_new else feed.needed
         kind = "durable" if position.durable else "group" if position.group else "plain"
         start = consumers.starting("earliest" if is_new or kind != "plain" else "new")
+        floor = 0
         if feed.sole is not None:
             if info is not None and not is_new:
                 at = consumers.floor(info)
@@ -350,32 +351,27 @@ class Positions:
             former, name = name, self._fresh_name(position)
             start = consumers.from_sequence(needed) if needed else start
             more: dict[str, Any] = {"channels": patterns, "sent": feed.sole.sent_to}
-            await self._make(class_id, name, kind, start, is_sole=True, **more)
+            floor = await self._make(class_id, name, kind, start, is_sole=True, **more)
             await self._delete(class_id, former)
         elif info is None:
             # What other doors have of a group is not known here: all that is stored comes again.
             start = consumers.from_sequence(needed) if needed and not position.group else start
-            await self._make(
-                class_id,
-                name,
-                kind,
-                start,
-                channels=patterns,
-                **self._said(position),
-            )
+            said = self._said(position)
+            floor = await self._make(class_id, name, kind, start, channels=patterns, **said)
         if is_new:  # Nothing there is for whoever comes first.
             await self._delete(class_id, WAITING)
         self._unsure.pop(position, None)
         feed.born = self.born(class_id)
         sent_to = highest if is_behind else 0
-        return Found(name, True, feed.sole is not None, sent_to, is_of_new_stream=is_new)
+        is_sole = feed.sole is not None
+        return Found(name, True, is_sole, sent_to, floor=floor, is_of_new_stream=is_new)
 
     async def _begin(
         self,
         class_id: int,
         position: Subscription,
         name: str,
-        make: Callable[..., Awaitable[None]],
+        make: Callable[..., Awaitable[int]],
         start: str | Start,
     ) -> Found:
         """Make a consumer; one that is for what waits takes that over, if there is any."""
@@ -383,8 +379,8 @@ class Positions:
         left = await self.left(class_id, going=True) if start == "waiting" else []
         make = partial(make, is_sole=sole)
         if not left:
-            await make(await self._starting(class_id, start))
-            return Found(name, False, sole)
+            floor = await make(await self._starting(class_id, start))
+            return Found(name, False, sole, floor=floor)
         if len(left) == 1 and sole and await self._may_go_on(left[0]):
             found = str(left[0]["name"])
             if not await self._claim(class_id, found):
@@ -395,12 +391,12 @@ class Positions:
             return await self._again(class_id, left[0], was_there=False)
         at = min(consumers.floor(info) for info in left)
         sent = max(consumers.sent_before(info) for info in left)
-        await make(consumers.from_sequence(at), sent=sent)
+        floor = await make(consumers.from_sequence(at), sent=sent)
         taken = [await self._delete(class_id, str(info["name"])) for info in left]
         if not any(taken):  # Somebody else has it, or what goes on in its stead.
             await self._delete(class_id, name)
             return await self._begin(class_id, position, name, make, start)
-        return Found(name, False, sole, sent)
+        return Found(name, False, sole, sent, floor=floor)
 
     async def _may_go_on(self, info: dict[str, Any]) -> bool:
         """Whether a plain subscription can go on with what is left itself: not with what a door is
@@ -558,18 +554,21 @@ class Positions:
         *,
         door: str | None = None,
         **more: Any,
-    ) -> None:
+    ) -> int:
+        """Returns from which message of the stream on it has not acknowledged any."""
         stream = self._options.names.stream(class_id)
         whose = self._door if door is None else door
         config = consumers.consumer(self._options, name, kind=kind, door=whose, start=start, **more)
         body = {"stream_name": stream, "config": config, "action": "create"}
+        subject, info = f"CONSUMER.CREATE.{stream}.{name}", None
         try:
-            await self._link.ask(f"CONSUMER.CREATE.{stream}.{name}", body, seconds=_STREAM_SECONDS)
+            info = await self._link.ask(subject, body, seconds=_STREAM_SECONDS)
         except JetStreamError as error:  # Another door was first, or the answer was lost.
             if error.is_final and error.code not in consumers.EXISTS:
                 raise ConsumerRefusedError(error.code, error.sentence) from None
             if error.code not in consumers.EXISTS:
                 raise
+        return consumers.floor(info) if info is not None else 0
 
     async def _update(self, class_id: int, name: str, config: dict[str, Any]) -> None:
         stream = self._options.names.stream(class_id)

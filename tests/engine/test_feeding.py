@@ -112,7 +112,7 @@ class Fed(Door):
         """Messages of the stream that the subscriber was sent, by their numbers."""
         self.done: set[int] = set()
         """Which of them it has acknowledged."""
-        self.feed.begin(Found("c", False, is_sole))
+        self.feed.begin(Found("c", False, is_sole, floor=self.start))
 
     def publish(self, count: int) -> None:
         for _ in range(count):
@@ -161,15 +161,12 @@ class Fed(Door):
         needed = feed.needed
         if consumer is not None:
             needed = min(consumer.state.floor, needed) if needed else consumer.state.floor
-        self.start = needed or self.first
+        assert needed, "it would begin with what is new"
+        self.start = needed
         self.consumer = Consumer(self.stream, self.start, is_sole=self.is_sole)
         self.coming.clear()
         feed.asked = 0
         feed.begin_anew(Found("c", True, self.is_sole))
-
-    @property
-    def first(self) -> int:
-        return self.stream[0] if self.stream else self.last + 1
 
     def lose(self) -> None:
         """The connection is lost, and another one made."""

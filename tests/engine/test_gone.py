@@ -51,6 +51,46 @@ async def test_what_is_deleted_is_made_again(
     assert ("the stream of class 1 is a new one" in caplog.text) == (what == "STREAM")
 
 
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_is_confirmed_while_a_consumer_is_gone_that_has_sent_nothing_is_delivered(
+    jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any]
+) -> None:
+    async with (
+        door(options(jetstream_server.url)) as up,
+        simplebus.connect(address(up)) as bus,
+    ):
+        cluster = cluster_of(up)
+        stream = cluster.options.names.stream(1)
+        async with bus.subscribe(1) as messages:  # So that nothing waits for whoever is first.
+            await bus.publish(b"before", class_id=1)
+            await messages.get()
+        begins: dict[str, Any] = {**kind, "start": "new"}
+        renew, is_published = cluster.positions.renew, trio.Event()
+
+        async def late(*given: Any) -> Any:
+            await is_published.wait()
+            return await renew(*given)
+
+        monkeypatch.setattr(cluster.positions, "renew", late)
+        with trio.fail_after(PATIENCE_SECONDS):
+            async with bus.subscribe(1, **begins) as messages:
+                await until(lambda: bool(cluster.listening.consumers))
+                for is_last in (False, True):
+                    (name,) = cluster.listening.consumers.values()
+                    is_published = trio.Event()
+                    (feed,) = cluster.feeds.values()
+                    await cluster.link.ask(f"CONSUMER.DELETE.{stream}.{name}")
+                    await until(lambda feed=feed: feed.is_renewing)  # type: ignore[misc]
+                    if is_last:
+                        await bus.publish_many([b"0", b"1", b"2"], class_id=1)
+                    is_published.set()
+                    await until(lambda feed=feed: not feed.is_renewing)  # type: ignore[misc]
+                got = [(await messages.get()).payload for _ in range(3)]
+                while got[0] == b"before":  # A group has all again that is stored.
+                    got = [*got[1:], (await messages.get()).payload]
+                assert got == [b"0", b"1", b"2"]
+
+
 async def test_what_a_deleted_consumer_was_to_send_later_comes_when_it_is_made_again(
     jetstream_server: NatsServer,
 ) -> None:
