@@ -26,7 +26,7 @@ from .test_chains import CHAIN_SID, IN_FLIGHT, UNKNOWN, ChainStream
 from .test_uplink import FULL, entry, frame
 
 CLASSES = 7, 8
-WILD_TURNS, CALM_TURNS = 80, 300
+WILD_TURNS, CALM_TURNS = 80, 2000
 NO_LEADER = b'{"error":{"code":503,"err_code":10008,"description":"temporarily unavailable"}}'
 
 
