@@ -182,7 +182,8 @@ class _Source:
         for text in whole:
             lines += _pieces(text, at)
             at += len(text) + 1
-        while len(rest) > LINE_BYTES_MAX:  # Of what is as long, the end may come next.
+        # Of what is as long, the end may come next.
+        while len(rest.removesuffix(b"\r")) > LINE_BYTES_MAX:
             lines.append(Line(rest[:LINE_BYTES_MAX], at))
             rest, at = rest[LINE_BYTES_MAX:], at + LINE_BYTES_MAX
         self.rest = rest
@@ -363,11 +364,10 @@ def _say_cut(path: Path, read: int) -> None:
 
 
 def _pieces(text: bytes, at: int) -> list[Line]:
-    if len(text) <= LINE_BYTES_MAX:
-        return [Line(text.removesuffix(b"\r"), at)]
+    text = text.removesuffix(b"\r")
     return [
         Line(text[begin : begin + LINE_BYTES_MAX], at + begin)
-        for begin in range(0, len(text), LINE_BYTES_MAX)
+        for begin in range(0, len(text) or 1, LINE_BYTES_MAX)
     ]
 
 

@@ -478,12 +478,17 @@ def test_what_is_done_with_is_known_though_somebody_writes_to_it_still(path: Pat
     follower.close()
 
 
-def test_a_line_as_long_as_a_piece_is_one_line(path: Path) -> None:
-    add(path, b"x" * LINE_BYTES_MAX)
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_a_line_as_long_as_a_piece_is_one_line(path: Path, end: bytes) -> None:
+    add(path, b"x" * LINE_BYTES_MAX + end[:-1])
     follower = Follower(path, at_end=False)
     assert said(follower) == []
-    add(path, b"\ny\n")
+    add(path, b"\ny" + end)
     assert said(follower) == [b"x" * LINE_BYTES_MAX, b"y"]
+    add(path, b"z" * 5)
+    assert said(follower) == []
+    add(path, b"z" * (LINE_BYTES_MAX - 4) + end)
+    assert said(follower) == [b"z" * LINE_BYTES_MAX, b"z"]
     follower.close()
 
 
