@@ -182,6 +182,9 @@ class Lane:
     """When all that was begun is doubted, or the stream asked again, whatever comes."""
     refusal: JetStreamError | None = None
     """Why its stream took nothing last; None when it did, and is not taken for one without room."""
+    mark: int = 0
+    """By which the connection tells whether the server has taken what the stream was asked last; 0
+    where it was asked on a former one."""
     heard_at: float = 0.0
     """When an answer came last, or the first one that is awaited was asked for."""
     under_way: int = 0

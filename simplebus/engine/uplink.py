@@ -5,7 +5,8 @@ there in their order, and of each class what lots have of it: a class waits for 
 Rule 2: where something has no PubAck in time, or was refused, or its connection was lost, the
 stream is asked what it has of all that was begun; what it has not is published again, in order,
 until it has it: publishers wait meanwhile, and nothing else is begun. It is asked at once, for it
-forgets ids after a while. A stream knows a message by its id, which is made of its publisher's
+forgets ids after a while; and again when the server has taken what it was asked, which may be on
+its way for long. A stream knows a message by its id, which is made of its publisher's
 name, program and number; of a publisher without a name, of this door's. What was on its way still
 when the stream said that it has not got it, it knows when that comes again.
 Rule 3: messages that are written together have one subject for their PubAcks, which are counted, by
@@ -228,6 +229,8 @@ class Uplink:
     def _look_for_late_ones(self, lane: Lane, now: float) -> None:
         """Ask what the stream has when answers have been awaited for too long, and what it has not
         said of that."""
+        if lane.doubted and not self._core.has_passed(lane.mark):
+            return  # It is on its way, slowly: to ask again would only make that longer.
         is_late = now >= min(lane.again_at, lane.heard_at + PATIENCE_SECONDS)
         if lane.begun:
             first = next(iter(lane.begun.values()))
@@ -264,6 +267,7 @@ class Uplink:
             lane.asked.update((first + at, (piece, row)) for at, row in enumerate(rows.tolist()))
             if rows.size:
                 self._write_questions(piece, rows, first)
+        lane.mark = self._core.mark()
 
     def _write_questions(self, piece: Piece, rows: Integers, first: int) -> None:
         """Have the stream say whether it has these messages, in answers with numbers from `first`
@@ -346,7 +350,7 @@ class Uplink:
         """There is another connection: what had no answer on the former one is asked for on this
         one."""
         for lane in self._lanes.values():
-            lane.again_at = now if lane.begun or lane.doubted else float("inf")
+            lane.again_at, lane.mark = now if lane.begun or lane.doubted else float("inf"), 0
             for numbers in (lane.asked, lane.proofs, lane.rows):
                 self._forget(numbers)
 

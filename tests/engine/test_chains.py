@@ -441,6 +441,23 @@ def test_a_stream_that_does_not_say_is_asked_again() -> None:
     assert stream.payloads() == expected
 
 
+def test_a_stream_is_not_asked_again_while_what_it_was_asked_is_on_its_way() -> None:
+    """A connection that is slow for what is to be sent would never come to an end of questions."""
+    stream = opened()
+    expected = stream.put(1, 100)
+    stream.uplink.go_on(0.0)
+    stream.uplink.go_on(PATIENCE_SECONDS)
+    for times in range(2, 20):
+        stream.uplink.go_on(times * PATIENCE_SECONDS)
+    raw = stream.core.take_output()
+    assert b"".join(raw).count(b"Nats-Rollup") == content.milestones(100).size
+    stream.connect(100.0)  # All of it is lost.
+    stream.uplink.begin_anew(100.0)
+    stream.uplink.go_on(100.0)
+    assert stream.answer_all(100.0) == 1
+    assert stream.payloads() == expected
+
+
 def test_where_nobody_is_the_stream_is_looked_for() -> None:
     stream = opened()
     stream.put(1, 100)

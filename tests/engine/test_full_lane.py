@@ -44,7 +44,7 @@ class SlowStream(ChainStream):
 
     def read(self) -> None:
         """What was published is on its way."""
-        raw = bytearray(b"".join(self.core.take_output()))
+        raw = self.said()
         reader, at = Reader(NatsLimits()), 0
         reader.headers = True
         while at < len(raw):

@@ -23,6 +23,7 @@ from simplebus.engine.lanes import (
 )
 from simplebus.engine.uplink import PATIENCE_SECONDS, PAUSE_SECONDS, Uplink
 from simplebus.nats.client.core import ClientCore, Replies
+from simplebus.nats.client.writing import PING
 from simplebus.nats.events import Pub
 from simplebus.nats.limits import NatsLimits
 from simplebus.nats.lines import Reader
@@ -73,7 +74,7 @@ class Stream:
 
     def take(self) -> list[bytes]:
         """Deal with what was published. Returns the answers."""
-        raw = bytearray(b"".join(self.core.take_output()))
+        raw = self.said()
         reader = Reader(NatsLimits())
         reader.headers = True
         at, answers = 0, []
@@ -86,6 +87,13 @@ class Stream:
                 answers.append(head + answer + b"\r\n")
             message.body.release()
         return answers
+
+    def said(self) -> bytearray:
+        """What was published. A PING is answered at once, as all before it is taken."""
+        output = self.core.take_output()
+        for _ in range(output.count(PING)):
+            list(self.core.receive(b"PONG\r\n", 0.0))
+        return bytearray(b"".join(each for each in output if each != PING))
 
     def sid_of(self, message: Pub) -> int:
         """Which subscription has its answer."""

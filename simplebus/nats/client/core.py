@@ -88,6 +88,8 @@ class ClientCore:
         self.is_ready = False
         self._pings = 0
         """How many are unanswered."""
+        self._pinged = self._ponged = 0
+        """How many there were on this connection, and how many of these were answered."""
         self._heard_at = 0.0
         self._pinged_at = 0.0
 
@@ -100,7 +102,7 @@ class ClientCore:
         self.output_bytes = 0
         self.info = None
         self.is_ready = False
-        self._pings = 0
+        self._pings = self._pinged = self._ponged = 0
         self._heard_at = self._pinged_at = now
 
     def lose(self) -> None:
@@ -128,7 +130,8 @@ class ClientCore:
         said = [b"CONNECT " + msgspec.json.encode(options) + b"\r\n"]
         said.append(writing.sub(self._inbox + b"*", _INBOX_SID))
         said += [writing.sub(s, sid, queue) for sid, (s, queue) in self._subscriptions.items()]
-        self._write(b"".join([*said, writing.PING]))
+        self._write(b"".join(said))
+        self._ping()
         self._pings += 1
 
     def receive(self, data: bytes | bytearray | memoryview, now: float) -> Iterator[Said]:
@@ -146,6 +149,7 @@ class ClientCore:
                     self._write(writing.PONG)
                 case Pong():
                     self._pings = 0
+                    self._ponged += 1
                     if not self.is_ready and self.info is not None:
                         self.is_ready = True
                         yield Ready(self.info)
@@ -169,7 +173,17 @@ class ClientCore:
         self._pings += 1
         self._pinged_at = now
         if self.info is not None:
-            self._write(writing.PING)
+            self._ping()
+
+    def mark(self) -> int:
+        """Ask the server to say when it has taken all that was said up to now. Returns what
+        `has_passed` is asked with."""
+        self._ping()
+        return self._pinged
+
+    def has_passed(self, mark: int) -> bool:
+        """Whether it has taken all that was said before this, on the connection that there is."""
+        return self._ponged >= mark
 
     def take_output(self) -> list[bytes | memoryview]:
         """What is to be sent, in order."""
@@ -235,6 +249,10 @@ class ClientCore:
         return self._inbox, writing.digits(np.arange(first, first + count), NUMBER_DIGITS)
 
     # Within --------------------------------------------------------------------------------------
+
+    def _ping(self) -> None:
+        self._pinged += 1
+        self._write(writing.PING)
 
     def _write(self, said: bytes | memoryview) -> None:
         self._output.append(said)
