@@ -92,10 +92,10 @@ async def test_a_trace_goes_from_door_to_door_as_it_is(both: Both) -> None:
     ):
         heard = await client.subscribe("ask.trace")
         await client.publish("ask.trace", b"from nats", headers=trace)
-        await client.flush()
+        (first,) = await take(heard, 1)  # Its flush may overtake that it has subscribed.
         await bus.publish(b"from the sdk", class_id="asked", channel="ask.trace", headers=trace)
         assert [dict((await kept.get(10)).headers) for _ in range(2)] == [trace, trace]
-        assert [message.headers for message in await take(heard, 2)] == [trace, trace]
+        assert [message.headers for message in (first, *await take(heard, 1))] == [trace, trace]
 
 
 @on_asyncio
