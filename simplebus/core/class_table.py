@@ -16,6 +16,7 @@ from simplebus.core.budget import MemoryBudget, MemoryShare
 from simplebus.core.classes import MessageClass
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.histogram import Histogram
+from simplebus.core.last_values import RECORDS
 from simplebus.core.ledger import Ledger
 from simplebus.core.limits import (
     CLASS_ID_MAX,
@@ -175,6 +176,8 @@ class ClassTable:
         own = settings.of_class(cls.class_id, cls.name)
         cls.is_to_keep(settings.keep if own.keep is None else own.keep)
         cls.policy = own.full_policy or settings.full_policy
+        if cls.policy is FullPolicy.SPILL and cls.name == RECORDS:
+            cls.policy = FullPolicy.BLOCK
         ring = cls.ring
         ring.messages_max = min(own.messages_max or limits.class_messages, limits.class_messages)
         ring.bytes_max = min(own.bytes_max or limits.class_bytes, limits.class_bytes)

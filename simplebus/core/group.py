@@ -339,8 +339,6 @@ class Group(Subscription):
             picked, last = self._cut(*self._look(many, most), space)
             many = min(4 * many, REDELIVERY_MESSAGES)  # None of these is for it: look further.
             self._reach(last)
-            self._entered += picking.total(picked.send)
-            self._entered += picking.total(picking.before(picked.later, last))
             self._leave_out(picked, last, attempts=0)
             if picked.send:
                 return [Span(a, b, 0) for a, b in picked.send]

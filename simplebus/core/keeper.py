@@ -291,7 +291,7 @@ def _progress(position: Subscription) -> object:
     return (
         window.floor,
         window.cursor,
-        position.acknowledged,
+        window.in_flight,
         position.redelivered,
         position.refused,
         position.terms,

@@ -273,8 +273,6 @@ class KeyGroup(Group):
         many = min(max(len(self.members) * room, _LOOKED_MIN), REDELIVERY_MESSAGES)
         picked, last = self._look(many, self._space)
         self._reach(last)
-        self._entered += picking.total(picked.send)
-        self._entered += picking.total(picking.before(picked.later, last))
         self._leave_out(picked, last, attempts=0)
         for begin, end in picked.send:
             self._enter(begin, end, 0)
@@ -547,7 +545,7 @@ class KeyGroup(Group):
         """Leave out these, which were never sent. Returns how many they are."""
         for sequence in sequences:
             self.window.ack_range(sequence, sequence + 1)
-        self._dropped_in_flight += len(sequences)
+        self._left_out += len(sequences)
         self._left(sequences)
         self._released()
         return len(sequences)

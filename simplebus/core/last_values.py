@@ -30,6 +30,9 @@ from simplebus.core.limits import (
 )
 from simplebus.core.ring import Ring
 
+RECORDS = "bridges"
+"""The class in which bridges write down where they are, on every bus: it keeps its last values, and
+so never spills."""
 # So few are looked at one after the other: arrays have a price of their own.
 _FEW = 8
 # Fields that can stand before an empty payload are never longer, stuffed or not.

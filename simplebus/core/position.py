@@ -124,8 +124,10 @@ class Position(ABC):
         """Messages from the cursor to here are for it, and nothing is special about them."""
         self._ahead: Ahead | None = None
         """What waits ahead of the cursor; counted from when it matters first."""
-        self._entered = window.in_flight
-        self._dropped_in_flight = 0
+        self._passed = window.in_flight
+        """Messages that the cursor has passed, or that waited behind it from the start."""
+        self._left_out = 0
+        """Those of them that are done with, and that nobody has acknowledged."""
         self._wheel = Wheel()
         self._refused = Wheel()
         self._later: list[tuple[float, int, Span]] = []
@@ -149,7 +151,7 @@ class Position(ABC):
     @property
     def acknowledged(self) -> int:
         """Messages acknowledged."""
-        return self._entered - self._dropped_in_flight - self.window.in_flight
+        return self._passed - self._left_out - self.window.in_flight
 
     @property
     def is_connected(self) -> bool:
@@ -437,8 +439,8 @@ class Position(ABC):
         self._all_wanted_until = 0
 
     def bring_back(self) -> None:
-        """More is in the ring than there was."""
-        self._again += self._away
+        """More is in the ring than there was. What was away goes on in front of the rest."""
+        self._again.extendleft(reversed(self._away))
         self._away.clear()
         if self._again:
             self.outbox.wake(self)

@@ -146,7 +146,6 @@ class Subscription(Position):
         last = self._copy(picked.send, last, pieces, tick)
         self._reach(last)
         later = picking.before(picked.later, last)
-        self._entered += pieces.count + picking.total(later)
         self.delivered += pieces.count
         self._leave_out(picked, last, attempts=0)
         if pieces.count:
@@ -169,8 +168,7 @@ class Subscription(Position):
         """Of messages before `last`: pass over those that are not for it, or came too late, and put
         off those that open later, which were sent so often."""
         others = picking.before(picked.others, last)
-        for begin, end in others:
-            self._done(begin, end)
+        self._forgo(others)
         if others:
             self._released()
         self._count(Reason.EXPIRED, picking.total(picking.before(picked.expired, last)))
@@ -228,7 +226,6 @@ class Subscription(Position):
                 last += 1
         if first < last:
             self._reach(last)
-            self._entered += last - first
             self.delivered += last - first
             self._expect(first, last, 1, tick)
         return rest
@@ -237,6 +234,7 @@ class Subscription(Position):
         """The cursor moves on."""
         if self._ahead is not None:
             self._ahead.reach(cursor)
+        self._passed += cursor - self.window.cursor
         self.window.cursor = cursor
 
     def _expect(self, first: int, last: int, attempts: int, tick: int) -> None:
@@ -277,7 +275,7 @@ class Subscription(Position):
         if first < min(last, cursor):
             self._done(first, min(last, cursor))
             lost = before - window.in_flight
-            self._dropped_in_flight += lost
+            self._left_out += lost
             self.dropped += lost
         if cursor < last:
             wanted = None if self.is_behind else self.wanted  # It is looked at when it is read.
@@ -290,6 +288,7 @@ class Subscription(Position):
         off until now; the others are not."""
         at = self.window.cursor
         self._reach(end)
+        self._left_out += end - at - picking.total(kept)
         for begin, last in kept:
             if at < begin:
                 self.window.ack_range(at, begin)
@@ -297,7 +296,6 @@ class Subscription(Position):
             self._wait(self._again[-1])
             at = last
         self.window.ack_range(at, end)
-        self._entered += picking.total(kept)
 
     def arrive_again(self, first: int, attempts: int) -> None:
         """What lies in the ring from `first` on was sent so often, by somebody else."""
@@ -307,7 +305,6 @@ class Subscription(Position):
             if begin < last:
                 self._again.append(Span(begin, last, count))
                 self._wait(self._again[-1])
-        self._entered += head - at
 
     def _skip(self, floor: int) -> int:
         """Have nothing to do with what is below floor. Returns how many of them were in flight, or
@@ -315,13 +312,13 @@ class Subscription(Position):
         unsent = max(0, floor - self.window.cursor)
         if unsent:
             self._reach(floor)
-        lost = self.window.skip_to(floor) - unsent
-        self._dropped_in_flight += lost
+        lost = self.window.skip_to(floor)
+        self._left_out += lost
         for waiting in (self._unsent, self._resend, self.unburied):
             waiting.remove(0, floor)
         if self._again:
             self.outbox.wake(self)
-        return lost
+        return lost - unsent
 
     def pending(self) -> int:
         """Messages stored for it and not acknowledged, as far as they are counted."""
@@ -378,6 +375,7 @@ class Subscription(Position):
         number, last = picking.first_wanted(self.ring, first, last, self.wanted, count)
         self._reach(last)
         self.window.ack_range(first, last)
+        self._left_out += last - first
         self._released()
         return number
 
@@ -407,15 +405,14 @@ class Subscription(Position):
     def pass_over(self, first: int, last: int, reason: Reason) -> None:
         """Messages first..last-1 cannot be had: it is not sent them, now or ever. What is before
         them, and was not sent, still is."""
-        window = self.window
-        cursor = window.cursor
-        ranges = window.unacked(first, last)
+        cursor = self.window.cursor
+        ranges = self.window.unacked(first, last)
+        self._forgo(ranges)
+        lost = picking.total(ranges)
         if cursor < last:
-            ranges.append((max(cursor, first), last))
             self._pass_over([(cursor, first)] * (cursor < first), last)
-        for begin, end in ranges:
-            self._done(begin, end)
-        self._count(reason, picking.total(ranges))
+            lost += last - max(cursor, first)
+        self._count(reason, lost)
         self._released()
 
     def expire(self, most: int) -> bool:
@@ -519,18 +516,15 @@ class Subscription(Position):
             return
         self.looked += self.looked_max
         self._count(reason, picking.total(ranges))
-        cursor, end = self.window.cursor, ranges[-1][1]
-        self._reach(max(cursor, end))
+        self._reach(max(self.window.cursor, ranges[-1][1]))
         # Behind what waits for room, everything does.
         until = ranges[0][0] if self.unburied else self._bury(ranges, reason, attempts)
         if until is not None:
             left = picking.behind(ranges, until)
-            self._entered += picking.total(picking.behind(left, cursor))
             self._set_aside(left)
             self.unburied.add(left, reason, attempts)
             ranges = picking.before(ranges, until)
-        for first, last in ranges:
-            self._done(first, last)
+        self._forgo(ranges)
         self._released()
 
     def _set_aside(self, ranges: Ranges) -> None:
@@ -560,12 +554,17 @@ class Subscription(Position):
             end = ring.piece(ranges[0][0], ranges[-1][1], REDELIVERY_BYTES)[1]
             ranges = picking.before(ranges, end)
             until = self._bury(ranges, reason, attempts)
-            for first, last in ranges if until is None else picking.before(ranges, until):
-                self._done(first, last)
+            self._forgo(ranges if until is None else picking.before(ranges, until))
             self._released()
             if until is not None:
                 return False
         return True
+
+    def _forgo(self, ranges: Ranges) -> None:
+        """The cursor has passed these, and nobody will acknowledge them."""
+        self._left_out += picking.total(ranges)
+        for first, last in ranges:
+            self._done(first, last)
 
     def _done(self, first: int, last: int) -> None:
         """Nothing is left to be done about first..last-1."""

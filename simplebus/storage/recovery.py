@@ -212,6 +212,7 @@ class _Reader:
 
     def _leave_on_disk(self, cls: MessageClass, spill: Spill, segments: Segments) -> None:
         """Do not read the segments in front that need not be in memory, and tell nothing new."""
+        segments.leave_out_old()  # Who reads one back later goes by its name alone.
         starts = segments.starts()
         most = min(cls.ring.bytes_max // 2, self._share)
         held = 0

@@ -1,7 +1,8 @@
 """What is whole in the files of a journal: of a class's segments, and of what is kept beside them.
 
 Rule 1: a class goes on up to its first record that is not whole, and what lies behind that is said
-and left out; nothing here writes into a file.
+and left out; nothing here writes into a file. One whose messages nobody needs is passed; but where
+nothing is behind such a one, that is no end, and is said as well.
 Rule 2: nothing here knows a broker: what is made of the records is their readers' business.
 """
 
@@ -118,7 +119,7 @@ class Segments:
         self.first = self.firsts[0] if self.firsts else None
         """The first message that there is a file for."""
         self.has_said = False
-        """Whether anything was said of them."""
+        """Whether what is missing at their end was said."""
         self.head = self.firsts[0] if self.firsts else 0
         """The sequence behind the last message, when all records were read."""
         self._folder = folder
@@ -131,6 +132,15 @@ class Segments:
 
     def _starts(self, since: int) -> Iterator[Start]:
         return (_start(self._folder / file_name(first)) for first in self.firsts[since:])
+
+    def leave_out_old(self) -> None:
+        """Leave out, as `headers` does, those that are back, without reading any: lots ascend."""
+        latest = 0
+        for first, start in zip(list(self.firsts), self.starts(), strict=True):
+            if start.header is not None and start.header.lot < latest:
+                self._leave_out(self.firsts.index(first))
+            elif start.header is not None:
+                latest = start.header.lot
 
     def begin_at(self, number: int) -> None:
         """Leave out so many segments in front."""
@@ -150,6 +160,7 @@ class Segments:
             path = self._folder / file_name(first)
             data = self._files.read(path)
             position, lot = 0, 0
+            is_torn = False
             while True:
                 if following is not None and self.head >= following:
                     if not self._is_old(following, data, position, lot):
@@ -159,17 +170,25 @@ class Segments:
                     continue
                 record = self._next(data, position, wanted)
                 if isinstance(record, Record):
+                    if following is None and not is_torn and not wanted(record):
+                        is_torn = not records.is_whole(data, record)
                     yield data, record
                     self.head, position, lot = record.last, record.end, record.lot
                     continue
-                if not record.problem:
+                problem = record.problem
+                if not problem and is_torn:  # A power cut may have left nothing of what was here.
+                    problem = "nothing, behind a record that is not whole"
+                if not problem:
                     break
                 behind = self._behind(data, position, following)
                 end = behind[-1].last if behind else self.head
                 goes_on = bool(behind) and self._may_go_on(behind[0])
                 if goes_on:
                     end = behind[0].first
-                self._say(_sentence(path, len(data), position, record.problem, self.head, end))
+                self._say(
+                    _sentence(path, len(data), position, problem, self.head, end),
+                    is_all=bool(record.problem or behind),
+                )
                 if not goes_on:
                     if position == 0:  # The next segment will have its name.
                         self._found.given_up.append(path)
@@ -177,7 +196,7 @@ class Segments:
                         self.lost += end - self.head
                     break
                 self.lost += end - self.head
-                self.head, position = end, behind[0].at
+                self.head, position, is_torn = end, behind[0].at, False
             if following is not None and self.head < following:
                 starts = (start.header for start in self._starts(at + 1))
                 header = next((each for each in starts if each is not None), None)
@@ -252,8 +271,9 @@ class Segments:
         )
         self._found.given_up += paths
 
-    def _say(self, sentence: str) -> None:
-        self.has_said = True
+    def _say(self, sentence: str, *, is_all: bool = True) -> None:
+        """`is_all`: there is no more to say, should messages be missing at the end."""
+        self.has_said |= is_all
         self._found.dropped.append(sentence)
 
 

@@ -39,6 +39,7 @@ class World:
         self.published: list[bytes] = []
         self.heard: Counter[tuple[str, int]] = Counter()
         self.acked: set[tuple[str, int]] = set()
+        self.old_acked: set[int] = set()
         self.old = self.bus.peer(connect(1), subscribe1(1))
         self.writer = peer2(self.bus)
         self.plain = peer2(self.bus, subscribe(1, 5, max_deliveries=1, start="new"))
@@ -62,6 +63,7 @@ class World:
         self.bus.broker.wake_due()  # A group goes on giving up in another turn.
         for message in self.old.hear():
             self.old.say(ack(1, message.message_id, message.message_id + 1))
+            self.old_acked.add(message.message_id)
         self.decide(self.plain, decisions)
         self.decide(self.named, decisions)
         self.bus.tick()
@@ -112,8 +114,9 @@ class World:
             assert payload == self.published[int(at)]
             found[name, int(at), reason, int(attempts)] += 1
         assert found == expected
-        dropped = self.bus.statistics(1).dropped
-        assert sum(dropped.values()) == found.total()
+        statistics = self.bus.statistics(1)
+        assert sum(statistics.dropped.values()) == found.total()
+        assert statistics.acknowledged == len(self.acked) + len(self.old_acked)
 
 
 @given(steps)

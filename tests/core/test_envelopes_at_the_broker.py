@@ -172,6 +172,32 @@ def test_what_is_in_flight_may_be_acknowledged_though_it_has_expired() -> None:
     assert bus.statistics(1).ring.messages == 0
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [{}, {"max_in_flight": 5}, {"durable": "d"}, {"group": "g"}, {"group": "g", "by_key": True}],
+    ids=str,
+)
+def test_what_expires_before_it_comes_again_is_not_acknowledged(kind: dict[str, object]) -> None:
+    bus = Bus()
+    at(bus, 50.0)
+    reader = peer2(bus, subscribe(1, 5, **kind))
+    peer2(bus, enveloped(1, 0, *[timed(b"x", expires_ms=1000)] * 5))
+    assert reader.ids() == [0, 1, 2, 3, 4]
+    reader.say(ack(5, 1, 3), nack(5, 3, 4, 2000), nack(5, 0, 1), nack(5, 4, 5, 500))
+    at(bus, 50.6)
+    bus.broker.wake_due()
+    assert reader.ids() == [4]
+    reader.say(ack(5, 4, 5))
+    at(bus, 53.0)
+    bus.tick(bus.broker.settings.ack_timeout)
+    bus.broker.wake_due()
+    assert reader.ids() == []
+    statistics = bus.statistics(1)
+    assert (statistics.in_flight, statistics.ring.messages) == (0, 0)
+    assert statistics.dropped == {Reason.EXPIRED: 2}
+    assert statistics.acknowledged == 3
+
+
 def test_what_has_expired_makes_no_subscription_too_slow() -> None:
     bus = Bus()
     at(bus, 50.0)

@@ -78,6 +78,7 @@ def test_it_waits_for_room_and_is_not_sent_again(kind: dict[str, Any], how: str)
     peer.say(ack(5, 7, 8))
     assert [make_room(bus) for _ in range(4)] == [["0", "2"], ["3", "4"], ["5", "6"], []]
     assert bus.statistics(1).dropped == {reason: 6}, "each is counted once"
+    assert bus.statistics(1).acknowledged == 2
     assert bus.statistics(1).ring.messages == 0
     assert only(bus).waits == "nothing"
     assert not bus.broker.store.unburied

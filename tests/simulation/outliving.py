@@ -143,6 +143,8 @@ class Outliving:
                 content_of(cls, sequence) if sequence >= cls.ring.floor else b""
                 for sequence in range(len(log), head)
             ]
+        if cls is not None and self.ever_lossy:  # What is gone may still be known to be needed by
+            log += [b""] * (cls.ring.floor - len(log))  # nobody: sequences go on behind it.
         self.demand(head <= len(log), "nothing is made up", f"class {class_id}: {head}")
         if cls is not None:
             for sequence in range(cls.ring.floor, head):

@@ -167,6 +167,42 @@ def test_what_lies_behind_damage_in_a_file_is_said_counted_and_shown(tmp_path: P
     bus.crash()
 
 
+@pytest.mark.parametrize("left", [0, 1])
+def test_zeros_behind_damage_that_nobody_needs_are_no_end(tmp_path: Path, left: int) -> None:
+    """A power cut may leave pages of zeros in the middle of a file."""
+    bus = KeptBus(tmp_path)
+    reader = peer2(bus, subscribe(1, 5, durable="billing"))
+    for number in range(4):
+        peer2(bus, publish(1, 0, b"%d" % number))
+        bus.sync()
+        if number == 1:  # The other two are known to no file but theirs.
+            reader.ids()
+            reader.say(ack(5, 0, 2))
+            bus.broker.clock.now += 1
+            bus.sync()
+    bus.crash()
+    (path,) = segments(tmp_path)
+    data = bytearray(path.read_bytes())
+    bounds = ends(data)
+    torn, whole = bounds[2] - 1, bounds[4 - left]
+    data[torn:whole] = bytes(whole - torn)
+    path.write_bytes(data)
+    inspection = Inspection(tmp_path)
+    assert [each.payload for each in inspection.messages(1, first=2, count=9)] == [b"3"][:left]
+    bus = KeptBus(tmp_path)
+    assert (payloads(bus), bus.broker.classes[1].ring.head) == ([], 2)
+    for (sentence,) in inspection.problems, bus.found.dropped:
+        assert f"from byte {bounds[2]} on: nothing, behind a record that is not whole" in sentence
+    assert sentence.endswith("so the messages from 2 to 4 are left out") == bool(left)
+    assert bus.statistics(1).dropped.get(Reason.DAMAGED, 0) == 2 * left
+    peer2(bus, publish(1, 0, b"more"))
+    bus.sync()
+    bus.crash()
+    bus = KeptBus(tmp_path)
+    assert (payloads(bus), bus.found.dropped) == ([b"more"], [])
+    bus.crash()
+
+
 def test_a_segment_that_is_missing_is_a_hole(tmp_path: Path) -> None:
     sent = made(tmp_path, segment_bytes=1)
     segments(tmp_path)[3].unlink()

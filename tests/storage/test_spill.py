@@ -143,6 +143,22 @@ def test_who_leaves_while_it_is_behind_goes_on_where_it_was(tmp_path: Path) -> N
     assert {each.attempt for each in got if each.message_id < 50} == {2}
 
 
+def test_who_was_away_is_sent_in_the_order_of_memory_what_comes_again(tmp_path: Path) -> None:
+    bus = SpilledBus(tmp_path)
+    reader = peer2(bus, subscribe(1, 5, durable="d"))
+    fill(bus, peer2(bus), 4)
+    assert [each.message_id for each in hear(bus, reader)] == [0, 1, 2, 3]
+    reader.say(nack(5, 1, 2, 0))
+    assert [each.message_id for each in hear(bus, reader)] == [1]
+    reader.leave()  # What it was sent once comes again at once, the other one after a pause.
+    fill(bus, peer2(bus), 1000)
+    reader = peer2(bus, subscribe(1, 5, durable="d"))
+    assert reader.got() == []  # The disk is slow.
+    for _ in range(30):
+        later(bus, 1.0)
+    assert [each.message_id for each in hear(bus, reader)][:6] == [0, 2, 3, 1, 4, 5]
+
+
 def test_a_subscription_that_ends_while_it_is_behind_leaves_nothing(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
     peer2(bus, subscribe(1, 5, durable="d")).leave()

@@ -197,15 +197,27 @@ class Life:
                 break
         else:
             raise AssertionError("something is left")
-        assert here[0].dropped == here[1].dropped
+        counts = [
+            {
+                each.durable: (each.acknowledged, sum(each.undelivered.values()))
+                for each in one.subscriptions
+                if each.durable
+            }
+            for one in here
+        ]
+        assert counts[0] == counts[1]
         assert here[0].acknowledged == here[1].acknowledged
+        # Who goes for good may not have been read yet what came too late for him. What expires when
+        # it has used up its deliveries is counted for what is noticed first.
+        dropped = [sum(one.dropped.values()) for one in here]
+        assert dropped[0] >= dropped[1]
         kept = self.sides[1].bus
         assert isinstance(kept, SpilledBus)
         self.reads = kept.reads
         kept.crash()
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, 1, 111, 147, 1017, 21549])
 def test_it_is_heard_as_if_all_were_in_memory(tmp_path: Path, seed: int) -> None:
     life = Life(tmp_path / "journal", seed)
     for _ in range(110):
