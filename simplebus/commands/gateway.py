@@ -73,8 +73,8 @@ def gateway(
             min=0.0,
             metavar="SECONDS",
             envvar="SIMPLEBUS_DRAIN_TIMEOUT",
-            help="How long what was said is heard out when the gateway ends; and how long a module "
-            "that ends may stay in its call.",
+            help="How long what was said is heard out when the gateway ends; and how long modules "
+            "that end may stay in their calls.",
         ),
     ] = DRAIN_SECONDS,
     http: http_flags.At = None,

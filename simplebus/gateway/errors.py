@@ -72,6 +72,15 @@ def parted(
     return failure, rest
 
 
+def described(error: BaseException) -> str:
+    """What a module has failed with, as one line of a report: what an error says of itself may fail
+    as well."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return f"{type(error).__name__}, which cannot say what it is"
+
+
 def _split(
     error: BaseException, theirs: tuple[type[BaseException], ...]
 ) -> tuple[BaseException | None, BaseException | None]:

@@ -29,6 +29,10 @@ log = logging.getLogger("simplebus.gateway")
 DRAIN_S = 10.0
 """How long a gateway that ends has its modules hear out what was said."""
 
+IN_ORDER_S = 1.0
+"""Modules end in the opposite order as long as that takes no longer, and then all that are left at
+once: each has its grace, and however many do not end, all do in little more than one."""
+
 SLOW_S = 10.0
 """After so long it is told which module is waited for."""
 
@@ -75,7 +79,8 @@ async def open_gateway(
     plan: GatewayPlan | None = None, *, drain: float = DRAIN_S, grace: float = GRACE_S
 ) -> AsyncIterator[Gateway]:
     """A gateway with these modules, all started, for as long as the block lasts. Leaving it has
-    them hear out what was said, for so many seconds, and ends them in the opposite order."""
+    them hear out what was said, for `drain` seconds, and ends them in the opposite order. Whoever
+    does not end is given up after `grace` seconds; all who do not, at once."""
     raised: Exception | None = None
     async with ModuleBus() as bus, trio.open_nursery() as nursery:
         gateway = Gateway(bus, nursery, grace=grace)
@@ -234,12 +239,11 @@ class Gateway:
         async with self._changing:
             before = self.names
             wanted = {each.name: each for each in plan.modules}
-            for name in reversed(before):
-                life = self._lives[name]
-                new = wanted.get(name)
-                if new is None or not _fits(life, new):
-                    await self._remove(life)
-                elif new != life.plan:
+            lives = self._lives.values()
+            stay = [each for each in lives if _may_become(each, wanted.get(each.plan.name))]
+            await self._remove_all([each for each in lives if each not in stay])
+            for life in reversed(stay):
+                if (new := wanted[life.plan.name]) != life.plan:
                     life.become(new)
             for link in [link for link in self._links if link not in plan.links]:
                 self.unlink(*link)
@@ -315,6 +319,17 @@ class Gateway:
             self._awaited.is_unwanted = True
             self._waiting.cancel()
 
+    async def _remove_all(self, lives: list[Life]) -> None:
+        """In the opposite order, which nobody who does not end holds up for long."""
+        async with trio.open_nursery() as nursery:
+            with trio.move_on_after(IN_ORDER_S):
+                while lives:
+                    nursery.start_soon(self._remove, life := lives.pop())
+                    if Life.within.get() is not life:  # It would wait for itself.
+                        await life.wait_ended()
+            while lives:
+                nursery.start_soon(self._remove, lives.pop())
+
     async def _remove(self, life: Life) -> None:
         name = life.plan.name
         for link in [link for link in self._links if name in link]:
@@ -345,8 +360,12 @@ class Gateway:
                 await self.bus.wait_quiet_async()
             if scope.cancelled_caught:
                 log.warning("not all was heard out in %g s: %s", drain, self.statistics())
-            for life in reversed(list(self._lives.values())):
-                await self._remove(life)
+            await self._remove_all(list(self._lives.values()))
+
+
+def _may_become(life: Life, plan: ModulePlan | None) -> bool:
+    """Whether it stays where this plan is wanted of its name; None for none."""
+    return plan is not None and _fits(life, plan)
 
 
 def _fits(life: Life, plan: ModulePlan) -> bool:

@@ -35,7 +35,7 @@ from typing import Any
 import trio
 
 from simplebus.gateway.bus import ModuleBus
-from simplebus.gateway.errors import ModuleBusError, is_cancelled, parted
+from simplebus.gateway.errors import ModuleBusError, described, is_cancelled, parted
 from simplebus.gateway.mailbox import Mailbox
 from simplebus.gateway.messages import ModuleMessage
 from simplebus.gateway.module import AsyncPort, BlockingPort
@@ -182,6 +182,10 @@ class Life:
                     "cannot end before it does", self.plan.name,
                 )  # fmt: skip
 
+    async def wait_ended(self) -> None:
+        """Return when it has."""
+        await self._ended.wait()
+
     @property
     def is_leaving(self) -> bool:
         """Whether it ends, or has."""
@@ -261,7 +265,7 @@ class Life:
     async def _fail(self, box: Mailbox, error: Exception, pause: float) -> None:
         self.state = State.FAILED
         self.failures += 1
-        self.error = plain_text(f"{type(error).__name__}: {error}")
+        self.error = plain_text(described(error))
         log.error(
             "module %r failed and is made again in %g s", self.plan.name, pause, exc_info=error
         )

@@ -16,7 +16,7 @@ from typing import Any
 
 import trio
 
-from simplebus.gateway.errors import parted
+from simplebus.gateway.errors import described, parted
 from simplebus.gateway.own_thread import OwnThread
 from simplebus.gateway.waiting import Waiter
 
@@ -103,7 +103,8 @@ def _failed(error: BaseException, *, hears_ctrl_c: bool = True) -> dict[str, Pla
     failure, rest = parted(error, hears_ctrl_c=hears_ctrl_c)
     if rest is not None:
         raise rest
-    return {"health": plain_text(f"{type(failure).__name__}: {failure}")}
+    assert failure is not None
+    return {"health": plain_text(described(failure))}
 
 
 def _plain(said: Mapping[Any, Any]) -> dict[str, Plain]:

@@ -13,8 +13,8 @@ import trio.testing
 from gateway import parts
 from gateway.listening import SOON, assert_no_threads_left, said
 from simplebus.gateway import ModuleBus, ModuleBusError, ModuleMessage
-from simplebus.gateway.gateway import open_gateway
-from simplebus.gateway.life import State
+from simplebus.gateway.gateway import IN_ORDER_S, open_gateway
+from simplebus.gateway.life import GRACE_S, State
 from simplebus.gateway.module import BlockingModule, BlockingPort, Module
 from simplebus.gateway.plan import GatewayPlan, ModulePlan
 
@@ -278,3 +278,72 @@ async def test_one_that_shields_itself_holds_up_no_other_change(
         go.set()
         await refused.wait()
     assert "module 'a' shields itself from being given up" in caplog.text
+
+
+@pytest.mark.parametrize("where", ["receive", "destroy"])
+@pytest.mark.parametrize("how", ["the gateway ends", "another plan is applied"])
+async def test_many_that_do_not_end_are_given_up_in_the_time_of_one(
+    how: str,
+    where: str,
+    autojump_clock: trio.testing.MockClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Who only takes long has its whole grace all the same, whoever goes before it."""
+    ended: list[str] = []
+
+    class Stuck(Module):
+        async def receive(self, message: ModuleMessage) -> None:
+            if where == "receive":
+                await trio.sleep_forever()
+
+        async def destroy(self) -> None:
+            if where == "destroy":
+                await trio.sleep_forever()
+
+    class Slow(Module):
+        async def destroy(self) -> None:
+            await trio.sleep(GRACE_S - 1)
+            ended.append(self.bus.name)
+
+    def plans(factory: Callable[..., object], *names: str) -> list[ModulePlan]:
+        return [ModulePlan(each, "x", parts.Settings(), factory=factory) for each in names]
+
+    modules = [
+        *plans(Slow, "slow-1", "slow-2"),
+        *plans(Stuck, "a", "b", "c", "d", "e"),
+        *plans(Slow, "slow-3"),
+    ]
+    hear = tuple(("*", each.name) for each in modules)
+    async with open_gateway(GatewayPlan(tuple(modules), hear), drain=0) as gateway:
+        await gateway.publish(said("one"))
+        await trio.testing.wait_all_tasks_blocked()
+        begun = trio.current_time()
+        if how == "another plan is applied":
+            await gateway.apply(GatewayPlan())
+            assert gateway.names == ()
+            assert trio.current_time() - begun <= IN_ORDER_S + GRACE_S
+    assert trio.current_time() - begun <= IN_ORDER_S + GRACE_S
+    assert sorted(ended) == ["slow-1", "slow-2", "slow-3"]
+    assert caplog.text.count(": given up") == 5
+
+
+async def test_one_that_has_itself_and_others_removed_does_not_wait_for_itself(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    took: list[float] = []
+
+    class Ends(parts.Recorder):
+        async def receive(self, message: ModuleMessage) -> None:
+            begun = trio.current_time()
+            await gateway.apply(GatewayPlan())
+            took.append(trio.current_time() - begun)
+
+    own = ModulePlan("a", "x", parts.Settings(), factory=Ends)
+    others = [ModulePlan.of(name, "gateway.parts:Recorder") for name in "bc"]
+    plan = GatewayPlan((others[0], own, others[1]), (("*", "a"),))
+    async with open_gateway(plan) as gateway:
+        await gateway.publish(said("one"))
+        await trio.sleep(GRACE_S)
+        assert gateway.names == ()
+        gone = [what[0] for what in parts.HAPPENED if what[1] == "destroy"]
+    assert (took, gone) == ([0.0], ["c", "b", "a"])

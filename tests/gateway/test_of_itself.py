@@ -164,3 +164,27 @@ async def test_texts_that_are_no_unicode_and_long_ones_are_told_so_that_all_can_
         error = gateway.statistics().modules[0].error
         assert error.startswith("ValueError: caf\\udce9x")
         assert len(error) < 2 * CHARACTERS_MAX
+
+
+async def test_an_error_that_cannot_say_what_it_is_ends_no_gateway(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    class MuteError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    def fails() -> dict[str, int]:
+        raise MuteError
+
+    class Fails(Quick):
+        says = staticmethod(fails)
+
+        async def receive(self, message: ModuleMessage) -> None:
+            raise MuteError
+
+    plan = GatewayPlan((ModulePlan("a", "x", factory=Fails),), (("*", "a"),))
+    async with open_gateway(plan) as gateway:
+        assert told(gateway) == {"health": "MuteError, which cannot say what it is"}
+        await gateway.publish(said("x"))
+        await until(lambda: gateway.statistics().modules[0].failures > 0)
+        assert gateway.statistics().modules[0].error == "MuteError, which cannot say what it is"

@@ -17,18 +17,10 @@ from gateway.listening import (
     Held,
     Listener,
     assert_no_threads_left,
-    guarded_bus,
     in_thread,
     said,
 )
 from simplebus.gateway import ModuleBus, ModuleMessage, Result, plain
-
-
-@pytest.fixture
-def bus():
-    with guarded_bus() as bus:
-        yield bus
-
 
 # Create
 

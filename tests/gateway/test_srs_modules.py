@@ -16,17 +16,10 @@ from gateway.listening import (
     Held,
     Listener,
     assert_no_threads_left,
-    guarded_bus,
     in_thread,
     said,
 )
 from simplebus.gateway import ModuleBus, ModuleBusFullError, Result, plain
-
-
-@pytest.fixture
-def bus():
-    with guarded_bus() as bus:
-        yield bus
 
 
 def modules(bus: ModuleBus) -> list[object]:

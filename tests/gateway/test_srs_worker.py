@@ -16,18 +16,11 @@ from gateway.listening import (
     Held,
     Listener,
     assert_no_threads_left,
-    guarded_bus,
     in_thread,
     said,
 )
 from simplebus.gateway import ModuleBus, ModuleMessage
 from simplebus.gateway.mailbox import Mailbox
-
-
-@pytest.fixture
-def bus():
-    with guarded_bus() as bus:
-        yield bus
 
 
 def test_13_026_a_worker_calls_its_own_module(bus: ModuleBus) -> None:

@@ -33,7 +33,6 @@ from simplebus.gateway.plan import converted
 
 _WHO = ("user", "password", "token", "seed")
 _FILES = ("ca", "cert", "key")
-_STREAM = re.compile(r"[^\s.*>/\\]+")
 _UNNAMED = "-" + 64 * "m"
 """As long as what an uplink without a name is called there."""
 
@@ -163,8 +162,7 @@ def _check_class(table: UplinkTable) -> None:
 def _check_address(table: UplinkTable) -> bool:
     """Whether the address says who it is. Raises ValueError for what goes with no such address."""
     if is_nats(table.to):
-        if table.stream and not _STREAM.fullmatch(table.stream):
-            raise ValueError(f"stream: no stream can be called {table.stream!r}")
+        Copied(table.class_, stream=table.stream)
         names_somebody = addresses(table.to)[0].credentials is not None
         if names_somebody and any(getattr(table, name) for name in (*_WHO, "credentials")):
             raise ValueError("who it is stands in the address and beside it, expected either")
