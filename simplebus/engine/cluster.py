@@ -41,6 +41,7 @@ from simplebus.engine.jobs import Jobs, say_in_vain
 from simplebus.engine.judging import Judge, askers_of, let_answer
 from simplebus.engine.link import Event, Link, Lost
 from simplebus.engine.listening import Listening
+from simplebus.engine.moving import follow, signs_of
 from simplebus.engine.names import consumer
 from simplebus.engine.naming import Naming
 from simplebus.engine.positions import ConsumerRefusedError, Positions
@@ -147,10 +148,11 @@ class Cluster:
             self._nursery = nursery
             self._jobs.begin(nursery)
             await nursery.start(self.link.run)
+            where = self.link, self.options
+            nursery.start_soon(follow, *where, signs_of(self.uplink, self.feeds))
             await self.link.wait_ready()
             await self._naming.learn(self.positions)
-            identity = self._broker.answers.identity
-            nursery.start_soon(keep_identity, self.link, self.options, identity)
+            nursery.start_soon(keep_identity, *where, self._broker.answers.identity)
             task_status.started()
             while True:
                 await trio.sleep(_BEAT_SECONDS)
@@ -195,8 +197,7 @@ class Cluster:
 
     def _reach_empty(self) -> None:
         """A lot of nothing has reached the cluster when those before it have."""
-        lot = self.uplink.reached()
-        if lot is not None:
+        if (lot := self.uplink.reached()) is not None:
             self._reach(lot)
 
     def _serve(self, feed: Feed) -> bool:
@@ -215,7 +216,7 @@ class Cluster:
             core.write(said)
         if feed.cls.clock.take_wanted() and self._nursery is not None:
             asked = feed.cls, self._broker.clock, self._read_clock, self._settle
-            self._nursery.start_soon(self.stored.ask_time, *asked)
+            self._jobs.do_beside(feed.cls.class_id, partial(self.stored.ask_time, *asked))
         may_ask = now >= feed.rests_until and not (self._is_closing or feed.is_renewing)
         if may_ask and (count := feed.wanted()):
             feed.asked += count
@@ -548,8 +549,8 @@ class Cluster:
         self._do(cls.class_id, job)
 
     def _count(self, class_id: int, tell: Callable[[Counted], None]) -> None:
-        assert self._nursery is not None, "nobody asks before the door is open"
-        self._nursery.start_soon(self._counting.count, class_id, tell, lambda _: self._settle())
+        asked = class_id, tell, lambda _: self._settle()
+        self._jobs.do_beside(class_id, partial(self._counting.count, *asked))
 
     async def _has_stored(self, cls: RemoteClass) -> None:
         """Wait until what was accepted and has room is in the stream, and what is done with is not.
@@ -570,7 +571,7 @@ class Cluster:
         if feed is None or consumer is None or feed.is_busy or self._nursery is None:
             return True
         asked = self.link, self.options.names, consumer, feed, tell, self._settle
-        self._nursery.start_soon(when_all_has_come, *asked)
+        self._jobs.do_beside(cls.class_id, partial(when_all_has_come, *asked))
         return False
 
     def _struck(self, cls: RemoteClass, first: int, last: int) -> None:
@@ -594,7 +595,6 @@ class Cluster:
             await self._reached.wait()
         while not self._jobs.is_empty and self.link.is_ready:
             await self._reached.wait()
-        if self.link.is_ready:
-            with contextlib.suppress(BusConnectionError):
-                # What was said before is there when this is answered.
-                await self.link.request(self.options.names.door(self.door))
+        with contextlib.suppress(BusConnectionError):
+            # What was said before is there when this is answered.
+            await self.link.request(self.options.names.door(self.door))

@@ -10,6 +10,7 @@ is waited for a moment only.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import trio
@@ -22,6 +23,8 @@ from simplebus.engine.names import Names
 from simplebus.nats.client import jetstream
 from simplebus.nats.client.jetstream import JetStreamError
 
+log = logging.getLogger("simplebus.engine")
+
 PATIENCE_SECONDS = 5.0
 """Longer nobody waits: a cluster that does not answer keeps no client."""
 SHARED_SECONDS = 1.0
@@ -33,7 +36,10 @@ async def when_all_has_come(
 ) -> None:
     """Call each of `tell` when the consumer of a feed has sent what the stream has now, and it is
     here; or when there is no use in waiting."""
-    await _all_has_come(link, names, consumer, feed)
+    try:
+        await _all_has_come(link, names, consumer, feed)
+    except Exception:
+        log.exception("class %d: whether all has come could not be asked", feed.cls.class_id)
     for each in tell:
         each()
 

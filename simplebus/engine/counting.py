@@ -7,6 +7,7 @@ Rule 2: what is not known within some seconds is not known.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,8 @@ from simplebus.engine.others import Others
 from simplebus.engine.positions import Positions
 from simplebus.nats.client import jetstream
 from simplebus.nats.client.jetstream import JetStreamError
+
+log = logging.getLogger("simplebus.engine")
 
 PATIENCE_SECONDS = 6.0
 _NOTHING = Inventory(0, 0, 0, 0, 0, 0, 0, False, "")
@@ -49,6 +52,9 @@ class Counting:
                 counted = await self._counted(class_id)
             except (BusConnectionError, JetStreamError) as error:
                 counted = str(error)
+            except Exception:
+                log.exception("class %d: what lies in its stream could not be counted", class_id)
+                counted = "a fault of the door's own: its log says which"
         for each in tell:
             each(counted)
 

@@ -309,11 +309,9 @@ class Feed:
         self.awaited.came(sequences)
         if self.sole is not None:
             fresh = self.sole.admit(told, messages)
-            self.repeated += messages.count - int(np.count_nonzero(fresh))
             attempts = np.where(sequences <= self.sole.sent_to, np.maximum(attempts, 2), attempts)
             if not fresh.all():
-                messages = messages.pick(fresh)
-                sequences, attempts = sequences[fresh], attempts[fresh]
+                told, attempts = told.pick(fresh), attempts[fresh]
         elif (
             (attempts > 1).any()
             or (sequences <= self._again_to).any()
@@ -326,13 +324,13 @@ class Feed:
             at = np.flatnonzero(fresh)
             at = at[np.argsort(sequences[at], kind="stable")]
             at = at[np.diff(sequences[at], append=0) != 0]  # Of each, the one that came last.
-            self.repeated += messages.count - at.size
-            messages, sequences, attempts = messages.pick(at), sequences[at], attempts[at]
-        if messages.count:
-            self.remembered.take(jetstream.deliveries(messages))
+            told, attempts = told.pick(at), attempts[at]
+        self.repeated += messages.count - told.messages.count
+        if told.messages.count:
+            self.remembered.take(told)
             now = self._store.clock.now
-            self._waiting.append(_Waiting(messages, sequences, attempts, now))
-            self._waiting_count += messages.count
+            self._waiting.append(_Waiting(told.messages, told.sequences, attempts, now))
+            self._waiting_count += told.messages.count
             said.append(self.fill())
         return b"".join(said)
 

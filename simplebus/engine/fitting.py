@@ -20,6 +20,7 @@ from simplebus.engine.growing import weakness
 from simplebus.engine.identity import EngineError, identity_of
 from simplebus.engine.link import Link
 from simplebus.engine.listing import streams
+from simplebus.engine.moving import follow
 from simplebus.engine.settings import EngineOptions
 from simplebus.nats.client.jetstream import JetStreamError
 
@@ -68,6 +69,7 @@ async def _looked_at(options: EngineOptions) -> tuple[int, str]:
     identity = ""
     async with trio.open_nursery() as nursery:
         await nursery.start(link.run)
+        nursery.start_soon(follow, link, options)
         await link.wait_ready()
         try:
             await _check_streams(link, options)

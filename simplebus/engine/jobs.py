@@ -75,15 +75,24 @@ class Jobs:
         self._later -= 1
         self.do(class_id, job)
 
+    def do_beside(self, class_id: int, job: Job) -> None:
+        """Have something asked about a class that waits for nothing else, and for which nothing
+        waits."""
+        assert self._nursery is not None, "nobody asks before the door is open"
+        self._nursery.start_soon(self._try, class_id, job)
+
     async def _work_off(self, class_id: int, jobs: deque[tuple[Job, object]]) -> None:
         while jobs:
-            try:
-                await jobs[0][0]()
-            except Exception:
-                log.exception("class %d: what was asked of its stream went wrong", class_id)
+            await self._try(class_id, jobs[0][0])
             jobs.popleft()
         del self._jobs[class_id]
         self._tell()
+
+    async def _try(self, class_id: int, job: Job) -> None:
+        try:
+            await job()
+        except Exception:
+            log.exception("class %d: what was asked of its stream went wrong", class_id)
 
 
 def say_in_vain(class_id: int, error: Exception, tries: int) -> None:

@@ -38,6 +38,9 @@ OUTPUT_BYTES_MAX = 4 * 1024 * 1024
 """With more that waits to be sent, `room` waits."""
 CONNECT_SECONDS = 5.0
 REQUEST_SECONDS = 5.0
+REQUEST_SECONDS_MAX = 60.0
+"""What is asked behind much else is on its way for long before anybody can answer it: as long as it
+is, and something is heard of the server, it is waited for, up to this."""
 PING_SECONDS = 5.0
 """A server that is silent so long is asked whether it is there; three times as long, and it is not:
 one that loses its power or its network says no word."""
@@ -115,6 +118,18 @@ def new_inbox() -> str:
     return f"_INBOX.{secrets.token_hex(11)}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Something that is to be answered."""
+
+    mark: int
+    """By which it is known whether the server has it,"""
+    seconds: float
+    """how long it may take from then on,"""
+    most: float
+    """and until when it is waited for at most."""
+
+
 class _GoneError(Exception):
     """The connection has ended, for this reason."""
 
@@ -137,11 +152,12 @@ class Link:
         echo: bool = True,
         ping_seconds: float = PING_SECONDS,
         payload_bytes_least: int = 0,
+        is_quiet: bool = False,
     ) -> None:
         """`handle` is called with everything that happens; what answers `request` is not among
         it. `tls` says who is trusted; None for whom the system trusts. A server that takes no
         messages of `payload_bytes_least` is none to be connected to: it would end the connection
-        with each."""
+        with each. One that `is_quiet` leaves it to its user to tell what becomes of connections."""
         if not servers:
             raise ValueError("no NATS server was named, expected one at least")
         if credentials is None:
@@ -162,15 +178,25 @@ class Link:
         self._handle = handle
         self._tls = tls
         self._payload_bytes_least = payload_bytes_least
+        self._tell = log.debug if is_quiet else log.warning
+        self._tell_good = log.debug if is_quiet else log.info
         self._servers = list(servers)
         random.shuffle(self._servers)
         self._told: list[NatsAddress] = []
         """Servers that are known from the last one."""
+        self._next: NatsAddress | None = None
+        """Which one is to be tried first,"""
+        self._why_leave = ""
+        """and why,"""
+        self._leaves = trio.Event()
+        """once the one that it is connected to is to be left."""
         self._wakeup = trio.Event()
         self._emptied = trio.Event()
         self._changed = trio.Event()
         self._waiting: dict[int, trio.MemorySendChannel[tuple[bytes, bytes]]] = {}
         """Whose answers come one by one, by number."""
+        self._asked: dict[trio.CancelScope, _Asked] = {}
+        """What is asked: in which block it is waited for."""
         self._collecting: dict[int, trio.MemorySendChannel[Messages]] = {}
         """Who is sent several answers, by sid."""
 
@@ -197,13 +223,13 @@ class Link:
                 except _ENDS as error:
                     why = _why(error)
                     if self.connections > before:
-                        log.warning("the connection to NATS at %s is lost: %s", server, why)
+                        self._tell("the connection to NATS at %s is lost: %s", server, why)
                         pause, errors, has_complained = PAUSE_SECONDS_MIN, [], False
                         break
                     errors.append(f"{server}: {why}")
-            self.problem = "; ".join(errors)
+            self.problem = "; ".join(sorted(errors))  # In whatever order they were tried.
             if errors and not has_complained:
-                log.warning("no NATS server can be reached, trying on: %s", self.problem)
+                self._tell("no NATS server can be reached, trying on: %s", self.problem)
                 has_complained = True
             await trio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, PAUSE_SECONDS_MAX)
@@ -211,8 +237,18 @@ class Link:
     def _known(self) -> list[NatsAddress]:
         """Servers to be tried, the last one last."""
         known = [*self._servers, *(t for t in self._told if t not in self._servers)]
-        known.sort(key=lambda server: str(server) == self.server)
+        known.sort(key=lambda server: (server != self._next, str(server) == self.server))
         return known
+
+    def others(self) -> list[NatsAddress]:
+        """Servers that are known besides the one that it is connected to."""
+        return [server for server in self._known() if str(server) != self.server]
+
+    def go_to(self, server: NatsAddress, why: str) -> None:
+        """Leave the server that it is connected to, as if the connection were lost, and try this
+        one first."""
+        self._next, self._why_leave = server, why
+        self._leaves.set()
 
     async def wait_ready(self) -> None:
         """Wait until there is a connection."""
@@ -244,7 +280,7 @@ class Link:
         """Ask, and wait for the answer: its headers, and what it says.
 
         Raises BusConnectionError when there is no connection, it is lost meanwhile, or nothing was
-        answered in time.
+        answered in time, which begins when the server has what is asked.
         """
         if not self.core.is_ready:
             raise BusConnectionError("there is no connection to a NATS server")
@@ -292,9 +328,15 @@ class Link:
     @contextmanager
     def _answered(self, subject: str, seconds: float) -> Iterator[None]:
         """Wait for answers. Raises BusConnectionError where they do not come."""
+        mark, most = self.core.mark(), trio.current_time() + REQUEST_SECONDS_MAX
+        self.flush()
         try:
-            with trio.fail_after(seconds):
-                yield
+            with trio.fail_after(seconds) as scope:
+                self._asked[scope] = _Asked(mark, seconds, most)
+                try:
+                    yield
+                finally:
+                    del self._asked[scope]
         except trio.TooSlowError:
             raise BusConnectionError(
                 f"{subject} was not answered within {seconds:g} s by NATS at {self.server}"
@@ -318,7 +360,10 @@ class Link:
         """Be connected to this server until that ends."""
         core = self.core
         with _in_time("it did not let itself be connected to"):
-            socket = await trio.open_tcp_stream(server.host, server.port)
+            try:
+                socket = await trio.open_tcp_stream(server.host, server.port)
+            except UnicodeError as error:  # Servers name others as they like.
+                raise _GoneError(f"it can have no address: {error}") from None
         async with socket:
             stream: trio.abc.Stream = socket
             core.open(trio.current_time())
@@ -334,16 +379,18 @@ class Link:
                         raise _GoneError("it does not speak TLS, which was asked for")
                     stream = await self._encrypt(socket, server)
             core.greet()
+            self._leaves = trio.Event()
             ended: Exception | None = None
             try:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._write, stream)
                     nursery.start_soon(self._tick)
+                    nursery.start_soon(self._leave)
                     nursery.start_soon(self._read, stream, server)
             except* _ENDS as group:
                 ended = _first(group)
             finally:
-                self._lose(server)
+                self._lose(server, ended)
             if ended is not None:  # Raised in there, Python 3.11.2 would make a group of it again.
                 raise ended
 
@@ -353,7 +400,7 @@ class Link:
         await stream.do_handshake()
         return stream
 
-    def _lose(self, server: NatsAddress) -> None:
+    def _lose(self, server: NatsAddress, ended: Exception | None) -> None:
         was_ready = self.core.is_ready
         self.core.lose()
         for send in self._waiting.values():
@@ -365,7 +412,8 @@ class Link:
         self._emptied.set()
         self._emptied = trio.Event()
         if was_ready:
-            self._handle(Lost(f"the connection to NATS at {server} is lost"))
+            why = "" if ended is None else f": {_why(ended)}"
+            self._handle(Lost(f"the connection to NATS at {server} is lost{why}"))
 
     async def _read(self, stream: trio.abc.Stream, server: NatsAddress) -> None:
         complaint = ""
@@ -384,7 +432,7 @@ class Link:
                     case Complaint(says=complaint):
                         if not self.core.is_ready:
                             raise _GoneError(f"it refuses: {complaint}")
-                        log.error("NATS at %s says: %s", server, complaint)
+                        self._tell("NATS at %s says: %s", server, complaint)
                     case Replies():
                         self._answer(event)
                         continue
@@ -403,7 +451,8 @@ class Link:
         self.connections += 1
         self.server = str(server)
         self._hear_of(info)
-        log.info("connected to NATS at %s", server)
+        self._next = None
+        self._tell_good("connected to NATS at %s", server)
         self._changed.set()
         self._changed = trio.Event()
 
@@ -452,10 +501,19 @@ class Link:
                 continue
             await self._wakeup.wait()
 
+    async def _leave(self) -> None:
+        await self._leaves.wait()
+        raise _GoneError(self._why_leave)
+
     async def _tick(self) -> None:
         while True:
             await trio.sleep(_TICK_SECONDS)
-            self.core.tick(trio.current_time())
+            now = trio.current_time()
+            self.core.tick(now)
+            for scope, asked in self._asked.items():
+                is_alive = self.core.heard_at > now - asked.seconds
+                if is_alive and not self.core.has_passed(asked.mark):
+                    scope.deadline = min(now + asked.seconds, asked.most)
             self.flush()
 
 

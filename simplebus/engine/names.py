@@ -94,7 +94,7 @@ class Names:
 
     def door(self, door: str) -> str:
         """Where a door answers as long as it is there."""
-        return f"{self.prefix}.door.{door}"
+        return f"{self.prefix}.door.{token(door)}"
 
     @property
     def door_names(self) -> str:

@@ -50,7 +50,7 @@ class Others:
                 alive.add(door)
                 word, *names = said.split(b" ")
                 if word == LEFT:
-                    going.update(name.decode() for name in names)
+                    going.update(name.decode("latin-1") for name in names)
 
         async with trio.open_nursery() as nursery:
             for door in doors:

@@ -37,6 +37,8 @@ class Trimming:
         """Classes of which messages were acknowledged, or positions came, moved or went, since they
         were trimmed."""
         self._trimmed_at = 0.0
+        self._stay: set[int] = set()
+        """Classes of which what is done with could not be removed last: that is said once."""
 
     def beat(self, now: float) -> None:
         """While JetStream can be asked."""
@@ -51,8 +53,11 @@ class Trimming:
             floors = await self._positions.trim(class_id)
             for name, feed in self._listening.of(class_id):
                 feed.remembered.raise_floor(floors.get(name, 0))
+            self._stay.discard(class_id)
         except (BusConnectionError, JetStreamError) as error:
-            log.info("what is done with of class %d stays for now: %s", class_id, error)
+            if class_id not in self._stay:
+                log.info("what is done with of class %d stays for now: %s", class_id, error)
+            self._stay.add(class_id)
             self.acked.add(class_id)
 
     async def trim_all(self, class_id: int) -> None:

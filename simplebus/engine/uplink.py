@@ -54,7 +54,6 @@ PAUSE_SECONDS = 0.25
 PIECE_MESSAGES = 4096
 CHAIN_MESSAGES_MIN = 2 * content.MILESTONE_MESSAGES
 """Fewer go one by one: a chain costs a server something, too."""
-_NUMBER_DIGITS = 12
 _REPLY_TOKENS = 6
 """Behind what all replies of this door begin with: number, flow, mode, step, kind of step, $FI."""
 _NOT_SAID = JetStreamError(0, "it is not said whether a message is stored")
@@ -331,7 +330,8 @@ class Uplink:
         replies: Sequence[Column] = [self._core.reply_to(piece.number)]
         write = content.publications
         if piece.is_chain:
-            name = b"%b%0*d" % (self._run.encode(), _NUMBER_DIGITS, piece.number)
+            # It stands in each message and costs a server what it is long.
+            name = b"%b%d" % (self._run.encode(), piece.number)
             replies = jetstream.chain_reply(self._inbox, name, piece.batch.count)
             write = content.publications if piece.has_name else content.chain
         elif lane.window:

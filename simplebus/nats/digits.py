@@ -90,9 +90,10 @@ def numbers_alike(data: Bytes, begins: Integers, ends: Integers) -> tuple[Intege
     others = np.flatnonzero((last != last[0]) | (lengths != size))
     if others.size * 2 > lengths.size:
         return numbers(data, begins, ends)
-    first, is_good = numbers(data, begins[:1], ends[:1])
-    found = np.full(lengths.size, first[0])
-    good = np.full(lengths.size, is_good[0])
+    first = data[begins[0] : ends[0]].tobytes()
+    is_good = first.isdigit()
+    found = np.full(lengths.size, int(first) if is_good else 0, np.int64)
+    good = np.full(lengths.size, is_good)
     if others.size:
-        found[others], good[others] = numbers(data, begins[others], ends[others])
+        found[others], good[others] = numbers_alike(data, begins[others], ends[others])
     return found, good

@@ -19,16 +19,12 @@ from simplebus.nats.client import jetstream
 from simplebus.nats.client.core import Replies
 from simplebus.nats.client.events import Messages
 from simplebus.nats.events import Pub
-from simplebus.nats.limits import NatsLimits
-from simplebus.nats.lines import Reader
 
 from .nats_servers import NatsServer
 from .test_link import linked
-from .test_uplink import FULL, Stream, entry, frame
+from .test_uplink import FULL, Stream, entry, frame, publications, turns
 
 CHAIN_SID = 2
-TURNS_MAX = 1000
-"""More than enough for a few lots, whatever is lost on the way."""
 UNKNOWN = b'{"error":{"code":400,"err_code":10208,"description":"batch publish ID unknown"}}'
 
 
@@ -386,10 +382,11 @@ def test_in_a_stream_that_is_full_few_overtake(seed: int, refused: int) -> None:
     stream.uplink.go_on(0.0)
     stream.answer(stream.take(), 0.0)
     stream.refuses = lambda: chance.random() < 0.1
-    now, reached = PAUSE_SECONDS, None
-    while reached != 2:
+    now = PAUSE_SECONDS
+    for _ in turns():
         stream.uplink.go_on(now)
-        reached = stream.answer(stream.take(), now)
+        if stream.answer(stream.take(), now) == 2:
+            break
         now += chance.choice([0.0, PAUSE_SECONDS])
     stored = [expected.index(payload) for payload in stream.payloads()]
     assert sorted(stored) == list(range(400))
@@ -479,10 +476,10 @@ def test_whatever_is_lost_refused_or_cut_all_is_stored(seed: int) -> None:
     stream.loses = lambda: chance.random() < 0.003
     expected: list[bytes] = []
     named: set[bytes] = set()
-    now, lots, reached, troubles, turns = 0.0, 0, 0, 0, 0
-    while reached < 4:
-        turns += 1
-        assert turns < TURNS_MAX, "it hangs"
+    now, lots, reached, troubles = 0.0, 0, 0, 0
+    for _ in turns():
+        if reached == 4:
+            break
         if lots < 4 and chance.random() < 0.5:
             lots += 1
             name = chance.choice(["", "pub"])
@@ -528,29 +525,16 @@ def test_chains_are_written_at_once_as_they_would_be_one_by_one(
     replies = jetstream.chain_reply(b"_INBOX.r", b"r9", count)
     written = content.chain(b"s.7", batch, ids=(b":r:", np.arange(5, 5 + count)), replies=replies)
     kind = "\r\nSimplebus-Type: 5" if has_envelope else ""
-    for row, (message, each) in enumerate(zip(read(bytes(written)), whole, strict=True)):
+    found = publications(bytes(written))
+    for row, (message, each) in enumerate(zip(found, whole, strict=True)):
         step = "2" if row == count - 1 else "0" if row == 0 else "1"
         milestone = row % MILESTONE_MESSAGES == MILESTONE_MESSAGES - 1 or row == count - 1
         block = f"\r\nNats-Msg-Id: :r:{5 + row:010}{kind}" if milestone else kind
         block = f"NATS/1.0{block}\r\n\r\n" if block else ""
         reply = f"_INBOX.r.r9.500.fail.{row + 1:04}.{step}.$FI"
         inner = each[HEADER_BYTES:-DELIMITER_BYTES]
-        assert message == ("s.7", reply, block.encode() + inner)
-
-
-def read(raw: bytes) -> list[tuple[str, str, bytes]]:
-    """Subjects, reply subjects and bodies of what a client has written."""
-    reader = Reader(NatsLimits())
-    reader.headers = True
-    at, found = 0, []
-    buffer = bytearray(raw)
-    while at < len(raw):
-        at = reader.read(buffer, at, len(raw))
-        message = reader.take()
-        assert isinstance(message, Pub)
-        found.append((message.subject.decode(), message.reply.decode(), bytes(message.body)))
-        message.body.release()
-    return found
+        assert (message.subject, message.reply) == (b"s.7", reply.encode())
+        assert message.body == block.encode() + inner
 
 
 @pytest.mark.parametrize(

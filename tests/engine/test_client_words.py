@@ -20,7 +20,7 @@ from simplebus.nats.auth import is_signed
 from simplebus.nats.client import jetstream, writing
 from simplebus.nats.client.core import ClientCore, Ready, Replies
 from simplebus.nats.client.credentials import Credentials
-from simplebus.nats.client.events import Complaint, Info, Messages
+from simplebus.nats.client.events import Complaint, Info, Messages, Pong
 from simplebus.nats.client.parser import Parser
 
 SEED = "SUAAAAICAMCAKBQHBAEQUCYMBUHA6EARCIJRIFIWC4MBSGQ3DQOR4H776Y"
@@ -397,6 +397,18 @@ def test_a_connection_begins_with_who_and_what() -> None:
     assert isinstance(ready, Ready)
     core.publish("a", b"x")
     assert sent(core) == b"PUB a 1\r\nx\r\n"
+
+
+def test_a_mark_is_passed_when_the_server_has_taken_what_was_said_before() -> None:
+    core = greeted()
+    list(core.receive(b"PONG\r\n", 0.0))
+    sent(core)
+    core.publish("a", b"x")
+    first, second = core.mark(), core.mark()
+    assert sent(core) == b"PUB a 1\r\nx\r\nPING\r\nPING\r\n"
+    assert [core.has_passed(mark) for mark in (first, second)] == [False, False]
+    assert list(core.receive(b"PONG\r\n", 0.1)) == [Pong()]
+    assert [core.has_passed(mark) for mark in (first, second)] == [True, False]
 
 
 def test_answers_come_with_the_numbers_of_their_requests() -> None:

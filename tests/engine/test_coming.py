@@ -126,3 +126,12 @@ async def test_a_consumer_that_is_gone_has_nothing_more(autojump_clock: MockCloc
     case.link.error = JetStreamError(10014, "consumer not found")
     await case.wait()
     assert case.told_at == 0.0
+
+
+async def test_a_fault_of_the_doors_own_keeps_nobody_and_ends_nothing(
+    autojump_clock: MockClock,
+) -> None:
+    case = Case(is_sole=True)
+    case.link.error = ValueError("on purpose")
+    await case.wait()
+    assert case.told_at == 0.0

@@ -12,6 +12,7 @@ from simplebus.commands.explain import lines
 from simplebus.core.errors import BusConnectionError
 from simplebus.core.explained import ClassSaid
 from simplebus.engine import counting
+from simplebus.engine.going import LEFT
 
 from .doors import PATIENCE_SECONDS, address, door, options
 from .meddling import asked_in_vain
@@ -130,3 +131,31 @@ async def test_what_is_not_known_is_said_not_to_be(
             patch.setattr(link, "ask", silence)
             assert (await bus.explain(7)).unknown == "the cluster has not answered within 0.2 s"
         assert (await bus.explain(7)).backlog == 5
+
+
+async def test_whatever_goes_wrong_when_it_is_counted_ends_no_door(
+    jetstream_server: NatsServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An answer of no letters where another door should answer; and a fault of the door's own."""
+    cluster = options(jetstream_server.url)
+    async with (
+        door(cluster) as up,
+        door(cluster) as elsewhere,
+        simplebus.connect(address(up)) as bus,
+        simplebus.connect(address(elsewhere)) as other,
+        other.subscribe(7, auto_ack=False) as messages,
+    ):
+        with trio.fail_after(PATIENCE_SECONDS):
+            await bus.publish_many(NUMBERED, class_id=7)
+            await messages.get()
+            listening = cluster_of(elsewhere).listening
+            monkeypatch.setattr(listening, "say", lambda asked: LEFT + b" \xff\xfe")
+            await explained(bus, lambda said: said.stored == 5)
+            assert not caplog.records
+            with asked_in_vain(cluster_of(up).link, lambda subject: ValueError("on purpose")):
+                said = await bus.explain(7)
+            assert said.unknown == "a fault of the door's own: its log says which"
+            assert "what lies in its stream could not be counted" in caplog.text
+            assert (await bus.explain(7)).stored == 5

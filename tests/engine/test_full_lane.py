@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -18,13 +17,10 @@ from simplebus.engine.content import MILESTONE_MESSAGES
 from simplebus.engine.lanes import NAMES_MAX
 from simplebus.engine.uplink import PATIENCE_SECONDS, PAUSE_SECONDS
 from simplebus.nats.events import Pub
-from simplebus.nats.limits import NatsLimits
-from simplebus.nats.lines import Reader
 
 from .test_chains import ChainStream, opened
-from .test_uplink import entry, frame
+from .test_uplink import entry, frame, turns
 
-TURNS_MAX = 5000
 FORGETS_SECONDS = 120.0
 
 
@@ -44,15 +40,7 @@ class SlowStream(ChainStream):
 
     def read(self) -> None:
         """What was published is on its way."""
-        raw = self.said()
-        reader, at = Reader(NatsLimits()), 0
-        reader.headers = True
-        while at < len(raw):
-            at = reader.read(raw, at, len(raw))
-            message = reader.take()
-            assert isinstance(message, Pub)
-            self.written.append(replace(message, body=memoryview(bytes(message.body))))
-            message.body.release()
+        self.written += self.said()
 
     def work(self, most: int, now: float) -> None:
         """Deal with so many, and forget ids of long ago."""
@@ -61,9 +49,7 @@ class SlowStream(ChainStream):
         for _ in range(min(most, len(self.written))):
             message = self.written.popleft()
             before = len(self.stored)
-            for answer in self.hear(message):
-                head = b"MSG %b %d %d\r\n" % (message.reply, self.sid_of(message), len(answer))
-                self.answers.append(head + answer + b"\r\n")
+            self.answers += self.answers_to(message)
             self.room -= len(self.stored) - before
         self.known_at |= dict.fromkeys(self.ids.keys() - self.known_at.keys(), now)
 
@@ -104,7 +90,7 @@ def test_whatever_is_late_all_is_stored_and_nothing_waits_for_ever(
     uplink, total, put, lost = stream.uplink, chance.choice([50, 300]), 0, 0
     ends, confirmed = [0], 0
     """Up to which message each lot tells all, and how many were confirmed."""
-    for _ in range(TURNS_MAX):
+    for _ in turns():
         is_said_again = bool(name) and put > confirmed and chance.random() < 0.05
         if is_said_again or (put < total and chance.random() < 0.4):
             first, count = confirmed if is_said_again else put, chance.choice([1, 3, 10, 64, 200])
@@ -150,7 +136,9 @@ def test_a_full_stream_is_asked_which_single_messages_it_has_and_none_is_overtak
     rooms = iter([False] * 3)  # Somebody makes room while it is tried.
     stream.refuses = lambda: not next(rooms, True)
     now = PAUSE_SECONDS
-    while not stream.uplink.is_empty:
+    for _ in turns():
+        if stream.uplink.is_empty:
+            break
         stream.uplink.go_on(now)
         stream.answer(stream.take(), now)
         now += PAUSE_SECONDS
@@ -206,13 +194,17 @@ def test_what_waits_for_room_and_is_said_again_is_stored_once_whatever_the_strea
     rooms = iter([True] * 20)
     stream.refuses = lambda: not next(rooms, False)
     now = PAUSE_SECONDS
-    while stream.uplink.lots > 4:
+    for _ in turns():
+        if stream.uplink.lots <= 4:
+            break
         rooms = iter([True] * 20)
         assert stream.answer_all(now) in (None, 3)
         stream.ids.clear()
         now += PAUSE_SECONDS
     stream.refuses = lambda: False
-    while not stream.uplink.is_empty:
+    for _ in turns():
+        if stream.uplink.is_empty:
+            break
         stream.answer_all(now)
         now += PAUSE_SECONDS
     assert stream.payloads() == [*expected, b"more", expected[0]]
@@ -232,7 +224,9 @@ def test_what_is_stored_and_not_confirmed_is_not_stored_again_when_it_is_said_ag
     stream.ids.clear()
     stream.refuses = lambda: False
     now = PAUSE_SECONDS
-    while not stream.uplink.is_empty:
+    for _ in turns():
+        if stream.uplink.is_empty:
+            break
         now += PAUSE_SECONDS
         stream.answer_all(now)
     assert stream.payloads() == expected
@@ -343,7 +337,9 @@ def test_whoever_else_publishes_it_is_known_what_waits_and_what_is_stored_before
     stream.ids.clear()
     stream.refuses = lambda: False
     now = PAUSE_SECONDS
-    while not stream.uplink.is_empty:
+    for _ in turns():
+        if stream.uplink.is_empty:
+            break
         stream.answer_all(now)
         now += PAUSE_SECONDS
     assert sorted(n for n in numbers(stream) if n < 20) == list(range(20))

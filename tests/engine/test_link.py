@@ -146,6 +146,15 @@ async def test_another_server_is_found_when_one_is_killed(tmp_path: Path) -> Non
             assert (int(message.sids[0]), message.payload(0)) == (sid, b"again")
 
 
+async def test_a_name_that_can_be_no_servers_ends_nothing(
+    jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server may name others of its cluster as it likes."""
+    monkeypatch.setattr("simplebus.engine.link.random.shuffle", lambda servers: None)
+    async with linked("nats://a..b", jetstream_server.url) as (link, _):
+        assert jetstream_server.url.endswith(link.server)
+
+
 async def test_a_request_ends_when_the_connection_does(tmp_path: Path) -> None:
     with nats_server(tmp_path) as server:
         async with linked(server.url) as (link, _):

@@ -51,6 +51,15 @@ def test_names_of_streams_lead_back_to_their_classes() -> None:
         Names("a.b")
 
 
+@given(names)
+def test_whatever_a_consumer_says_whose_it_is_who_asks_that_door_says_one_subject(
+    door: str,
+) -> None:
+    """Who may make consumers may write anything there."""
+    assert Names("bus").door("0123456789ab") == "bus.door.0123456789ab"
+    assert re.fullmatch(r"bus\.door\.[A-Za-z0-9_=]*", Names("bus").door(door))
+
+
 @pytest.mark.parametrize(
     ("subject", "takes"),
     [

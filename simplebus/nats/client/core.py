@@ -49,7 +49,7 @@ class Replies:
     with `NATS/1.0 503`."""
 
 
-Said = Messages | Replies | Ready | Info | Complaint
+Said = Messages | Replies | Ready | Pong | Info | Complaint
 
 
 class ClientCore:
@@ -90,7 +90,8 @@ class ClientCore:
         """How many are unanswered."""
         self._pinged = self._ponged = 0
         """How many there were on this connection, and how many of these were answered."""
-        self._heard_at = 0.0
+        self.heard_at = 0.0
+        """When something came last."""
         self._pinged_at = 0.0
 
     # The connection ------------------------------------------------------------------------------
@@ -103,7 +104,7 @@ class ClientCore:
         self.info = None
         self.is_ready = False
         self._pings = self._pinged = self._ponged = 0
-        self._heard_at = self._pinged_at = now
+        self.heard_at = self._pinged_at = now
 
     def lose(self) -> None:
         """It is gone, and with it what was not taken to be sent."""
@@ -140,7 +141,7 @@ class ClientCore:
         When an Info comes and `is_greeted` is not said of it, begin TLS if that is wanted, and
         `greet`. Raises RemoteProtocolError after the events before the offence.
         """
-        self._heard_at = now
+        self.heard_at = now
         for event in self._parser.receive(data):
             match event:
                 case Messages():
@@ -153,6 +154,8 @@ class ClientCore:
                     if not self.is_ready and self.info is not None:
                         self.is_ready = True
                         yield Ready(self.info)
+                    else:
+                        yield event
                 case Info():
                     self.info = event
                     yield event
@@ -162,13 +165,13 @@ class ClientCore:
     def tick(self, now: float) -> None:
         """To be called every second or so. Raises RemoteProtocolError (heartbeat_timeout) when the
         server does not answer."""
-        if now - max(self._heard_at, self._pinged_at) < self._ping_seconds:
+        if now - max(self.heard_at, self._pinged_at) < self._ping_seconds:
             return
         if self._pings >= self._pings_max:
             raise RemoteProtocolError(
                 Reason.HEARTBEAT_TIMEOUT,
                 f"the NATS server has answered none of {self._pings} PINGs for "
-                f"{now - self._heard_at:.0f} s",
+                f"{now - self.heard_at:.0f} s",
             )
         self._pings += 1
         self._pinged_at = now

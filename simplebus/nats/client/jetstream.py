@@ -281,7 +281,7 @@ class Deliveries:
             self._rest = columns[3], columns[4]
         return self._rest
 
-    def pick(self, rows: Flags) -> Deliveries:
+    def pick(self, rows: Integers | Flags) -> Deliveries:
         """Some of them."""
         columns = self.attempts[rows], self.sequences[rows], self.counts[rows]
         return Deliveries(self.good[rows], *columns, self.messages.pick(rows))
@@ -427,6 +427,15 @@ def say_in_order(messages: Messages, word: bytes) -> bytes:
     raw, tail = messages.raw, b" %d\r\n%b\r\n" % (len(word), word)
     pairs = zip(messages.replies.tolist(), messages.reply_ends.tolist(), strict=True)
     return b"".join([part for a, b in pairs for part in (b"PUB ", raw[a:b], tail)])
+
+
+def of_consumer(reply: bytes, consumer: bytes) -> bytes:
+    """The ack subject of a message that has this one, as if another consumer had sent it, nobody
+    knows as which one."""
+    tokens = reply.split(b".")
+    at = 3 if len(tokens) == _ACK_TOKENS else 5
+    tokens[at], tokens[at + 3] = consumer, b"0"
+    return b".".join(tokens)
 
 
 def nak(delay_seconds: float) -> bytes:

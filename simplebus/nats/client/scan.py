@@ -18,7 +18,7 @@ import numpy as np
 
 from simplebus.core.frames import Bytes, Flags, Integers, Words, unaligned
 from simplebus.nats.client.events import Messages
-from simplebus.nats.digits import numbers, numbers_alike
+from simplebus.nats.digits import numbers_alike
 
 STRETCH_MESSAGES_MIN = 16
 """Fewer in a row are read one by one."""
@@ -93,7 +93,7 @@ class Scan:
         long = np.flatnonzero(is_long)
         if long.size:
             begins, ends = reply_ends[long] + 1, header_ends[long]
-            found, good = numbers(data, begins, ends)
+            found, good = numbers_alike(data, begins, ends)
             good &= (found <= sizes[long]) & (ends - begins <= _SIZE_DIGITS_MAX)
             plain[long] &= good
             headers[long] = np.where(plain[long], found, 0)

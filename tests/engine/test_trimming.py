@@ -1,0 +1,43 @@
+"""What everybody has acknowledged is removed, or tried again."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from simplebus.engine.trimming import Trimming
+from simplebus.nats.client.jetstream import JetStreamError
+
+
+class Positions:
+    """Of a cluster that may refuse."""
+
+    error: JetStreamError | None = None
+
+    async def trim(self, class_id: int) -> dict[str, int]:
+        if self.error is not None:
+            raise self.error
+        return {}
+
+    def of(self, class_id: int) -> list[Any]:
+        return []
+
+
+async def test_that_it_cannot_be_removed_is_said_once_until_it_could(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    there: Any = Positions()
+    nobody: Any = None
+    trimming = Trimming(nobody, there, nobody, there)
+    for turn in range(2):
+        there.error = JetStreamError(10008, "temporarily unavailable")
+        for _ in range(20):
+            trimming.acked.add(7)
+            await trimming.trim_all(7)
+        assert caplog.text.count("class 7 stays for now") == turn + 1
+        assert trimming.acked == {7}
+        there.error = None
+        await trimming.trim_all(7)
