@@ -9,11 +9,12 @@ from simplebus.monitor.counted import Counted
 from simplebus.monitor.facts import Column, Facts, Health, Note, Table, Tile
 
 _LAG = "Messages that are still to be copied: at the near end, and not confirmed by the far one."
+_UP = "Whether a lane has both ends, and the far one takes what it is sent."
 _OLDEST = "How long ago the first of them was accepted."
 
 
 def facts_of(lanes: Sequence[Lane], *, subtitle: str = "") -> Facts:
-    """A snapshot of all of them: not ready while one has lost an end."""
+    """A snapshot of all of them: not ready while one has lost an end, or is held up."""
     found = [lane.statistics() for lane in lanes]
     counted = Counted()
     for lane in found:
@@ -42,7 +43,7 @@ def _problem(lane: LaneStatistics) -> str:
 
 def _count(counted: Counted, lane: LaneStatistics) -> None:
     name = lane.name
-    counted.gauge("bridge_up", "Whether a lane has both ends.", lane.is_up, lane=name)
+    counted.gauge("bridge_up", _UP, lane.is_up, lane=name)
     if lane.lag is not None:
         counted.gauge("bridge_lag_messages", _LAG, lane.lag, lane=name)
         counted.gauge("bridge_lag_seconds", _OLDEST, lane.lag_seconds, lane=name)

@@ -24,7 +24,6 @@ from simplebus.bridge.ends import Found, HopelessError, Made, Near, Refusal
 from simplebus.bridge.origin import HOPS_MAX
 from simplebus.bridge.progress import Batch, Numbering, Record, RecordError, ranges
 from simplebus.bridge.rewriting import Copies, Rewriter
-from simplebus.bridge.settings import RECORDS
 from simplebus.bridge.wires import check, core_of, wired
 from simplebus.client.confirms import Waiter
 from simplebus.client.link import Place
@@ -34,6 +33,7 @@ from simplebus.core.client.core import ClientCore
 from simplebus.core.client.inbox import Inbox
 from simplebus.core.envelope import Envelope
 from simplebus.core.errors import BusError, Reason, RefusedError
+from simplebus.core.last_values import RECORDS
 from simplebus.core.limits import MESSAGE_ID_MASK, NAME_CHARACTERS_MAX
 from simplebus.core.requests import Auth, NamedClass, SubscribeRequest
 

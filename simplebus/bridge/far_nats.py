@@ -43,15 +43,19 @@ _LINE_BYTES_MAX = 4096
 _LINE_REST_BYTES_MAX = 128
 """What stands there behind a subject."""
 _BATCHES_MAX = 4
-"""So many are under way: the server has something to do while others are made."""
-_PASSING = frozenset({10002, 10008, 10009, 10023, 10028, 10047})
-"""The account or the server has no room, or the cluster no leader: that passes."""
+_MESSAGES_MAX = 24_576
+"""So much is under way: the server has something to do while others are made."""
+_PASSING = frozenset({10002, 10008, 10009, 10023, 10028, 10047, 10158})
+"""The account or the server has no room, or the cluster no leader, or is still about to store what
+it was sent before: that passes."""
+_ANOTHER_STREAM = 10060
+"""It is another one that takes the subject."""
 _FULL = frozenset({"maximum messages exceeded", "maximum bytes exceeded"})
 """What a stream says that discards what is new."""
 
 
 @dataclass(slots=True)
-class _Body:
+class Body:
     """What is said of some messages."""
 
     said: list[bytes | memoryview] = field(default_factory=list)
@@ -61,13 +65,13 @@ class _Body:
     """That of the first one's PubAck; the others' follow."""
     missing: Flags = field(default_factory=lambda: np.zeros(0, np.bool_))
     """Whose PubAck has not come, once they are sent."""
-    echo: int = 0
-    """The number of what comes back behind them, without JetStream,"""
-    is_through: bool = False
-    """and whether it has."""
+    mark: int = 0
+    """Without JetStream, what the core asks for behind them."""
     refusals: list[Refusal] = field(default_factory=list)
+    found: Found | None = None
+    """What they are made of, where parts of it may be made again."""
     unheard: list[int] = field(default_factory=list)
-    """Rows of those that no stream has answered."""
+    """Rows of those that no stream has answered, or another one."""
 
 
 class FarNats:
@@ -112,7 +116,7 @@ class FarNats:
         """What is not settled."""
 
     def make(self, found: Found) -> Made:
-        copies, body = Copies(), _Body()
+        copies, body = Copies(), Body()
         count = sum(piece.count for piece in found.pieces)
         if self._stream:
             body.number = self._core.take_numbers(count)
@@ -129,7 +133,7 @@ class FarNats:
 
     # Many at once --------------------------------------------------------------------------------
 
-    def _many(self, piece: Piece, copies: Copies, body: _Body, number: int) -> bool:
+    def _many(self, piece: Piece, copies: Copies, body: Body, number: int) -> bool:
         """The messages of a piece that are alike, and of one length. False where they are not."""
         if not piece.stride:
             return False
@@ -149,7 +153,7 @@ class FarNats:
         reply: list[writing.Column] = []
         if self._stream:
             headers = [*self._ids(block, piece.sequences, piece.checks()), b"\r\n\r\n"]
-            reply = list(self._core.replies_to(number, piece.count))
+            reply = self._replies(body, number, piece.count)
         size = sum(len(c) if isinstance(c, bytes) else c.shape[1] for c in headers)
         subject = dressed.channel.encode() or self._subject
         is_long = len(subject) + _LINE_REST_BYTES_MAX > _LINE_BYTES_MAX
@@ -176,13 +180,20 @@ class FarNats:
         """A block of headers without its end, and behind it the ids by which a stream knows its
         messages."""
         expected = b"Nats-Expected-Stream: %b\r\n" % self._stream.encode()
-        start = block[:-2] + expected + jetstream.MSG_ID + b": " + self._id
+        start = block[:-2] + expected + jetstream.MSG_ID + b": "
+        return [start, *self._message_ids(sequences, checks)]
+
+    def _message_ids(self, sequences: Integers, checks: Integers) -> list[writing.Column]:
         return [
-            start,
+            self._id,
             writing.digits(sequences, _SEQUENCE_DIGITS),
             b".",
             writing.digits(checks, _CHECK_DIGITS),
         ]
+
+    def _replies(self, body: Body, number: int, count: int) -> list[writing.Column]:
+        """Where PubAcks are to go of messages that are written from this number on."""
+        return list(self._core.replies_to(number, count))
 
     def _block(self, dressed: Envelope) -> bytes:
         """Its headers; empty for none."""
@@ -191,7 +202,7 @@ class FarNats:
 
     # One by one ----------------------------------------------------------------------------------
 
-    def _each(self, piece: Piece, copies: Copies, body: _Body, number: int) -> None:
+    def _each(self, piece: Piece, copies: Copies, body: Body, number: int) -> None:
         raw, bounds = bytes(piece.raw), piece.bounds.tolist()
         ages = np.broadcast_to(piece.ages, piece.count).tolist()
         kept: list[int] = []
@@ -206,7 +217,8 @@ class FarNats:
                     copies.leave(dressed)
                     continue
                 about = sequence, Mark.of(frame, 0.0).check if self._stream else 0
-                said = self._said(dressed, payload, about, number + len(kept))
+                replies = self._replies(body, number + len(kept), 1) if self._stream else []
+                said = self._said(dressed, payload, about, replies)
             except (ValueError, LocalProtocolError, RemoteProtocolError) as error:
                 copies.leave(Left.REFUSED)
                 copies.refused.append((sequence, str(error)))
@@ -218,16 +230,18 @@ class FarNats:
         copies.sequences.append(np.array(kept, np.int64))
 
     def _said(
-        self, dressed: Envelope, payload: bytes, about: tuple[int, int], number: int
+        self,
+        dressed: Envelope,
+        payload: bytes,
+        about: tuple[int, int],
+        replies: Sequence[writing.Column],
     ) -> bytes:
         """`about` is its sequence and its checksum. Raises ValueError for what is longer than the
         server accepts: it would close the connection."""
-        block, reply = self._block(dressed), b""
+        block, reply = self._block(dressed), _joined(replies)
         if self._stream:
             ids = self._ids(block, *(np.array([each]) for each in about))
-            parts = [part if isinstance(part, bytes) else part.tobytes() for part in ids]
-            block = b"".join([*parts, b"\r\n\r\n"])
-            reply = self._core.reply_to(number)
+            block = _joined([*ids, b"\r\n\r\n"])
         if len(block) + len(payload) > self._most:
             raise ValueError(
                 f"it would have {len(block) + len(payload)} bytes; {self._most} are accepted there"
@@ -246,7 +260,7 @@ class FarNats:
 
     @property
     def confirmed(self) -> int:
-        bodies = [_body(made) for made in self._sent]
+        bodies = [body_of(made) for made in self._sent]
         return sum(
             int(np.count_nonzero(~body.missing)) - len(body.refusals) - len(body.unheard)
             for body in bodies
@@ -258,7 +272,8 @@ class FarNats:
         return False
 
     def has_room(self, planned: Sequence[Made]) -> bool:
-        return len(planned) + len(self._sent) < _BATCHES_MAX
+        count = sum(made.count for made in (*planned, *self._sent))
+        return len(planned) + len(self._sent) < _BATCHES_MAX and count < _MESSAGES_MAX
 
     def announce(self, planned: Sequence[Made]) -> None:
         """Nobody there would remember it."""
@@ -267,13 +282,13 @@ class FarNats:
         return []
 
     def send(self, made: Made) -> None:
-        body = _body(made)
+        body = body_of(made)
         for said in body.said:
             self._core.write(said)
         if self._stream:
             body.missing = np.ones(made.count, np.bool_)
         else:
-            body.echo = self._wire.ask_echo()
+            body.mark = self._core.mark()
         self._wire.link.flush()
         self._looked.note(self._near, made)
         self._sent.append(made)
@@ -284,16 +299,14 @@ class FarNats:
             for made in self._sent:
                 await self._dealt_with(made)
             self._hear_complaints()
-        return _body(self._sent.popleft()).refusals
+        return body_of(self._sent.popleft()).refusals
 
     async def _dealt_with(self, made: Made) -> None:
         """Wait until the server has dealt with a batch; a stream: has stored or refused it. Raises
         BusConnectionError where nobody does: all is sent again then, and the stream knows it."""
-        body, wire = _body(made), self._wire
+        body, wire = body_of(made), self._wire
         if not self._stream:
-            if not body.is_through:
-                await wire.echoed(body.echo)
-                body.is_through = True
+            await wire.passed(body.mark)
             return
         while body.missing.any():
             if not (wire.replies or wire.complaints):
@@ -325,7 +338,7 @@ class FarNats:
     async def _sort_unheard(self, made: Made) -> None:
         """Refuse what the stream does not take though it is there. Raises BusConnectionError where
         it is not, or was not: all is sent again then, in its order."""
-        body, stream = _body(made), self._stream
+        body, stream = body_of(made), self._stream
         try:
             info = await self._wire.link.ask(f"STREAM.INFO.{stream}")
         except JetStreamError as error:
@@ -354,7 +367,7 @@ class FarNats:
 
     def _deny(self, made: Made, subject: bytes, complaint: str) -> None:
         """Nothing of a batch is taken that goes to this subject."""
-        body = _body(made)
+        body = body_of(made)
         for sequences in body.subjects.pop(subject, []):
             rows = np.searchsorted(made.sequences, sequences)
             if self._stream:  # What is stored already was not denied.
@@ -366,7 +379,7 @@ class FarNats:
 
     def _take(self, found: Replies, made: Made) -> None:
         """What of these are PubAcks of a batch."""
-        body = _body(made)
+        body = body_of(made)
         rows = found.numbers - body.number
         mine = (rows >= 0) & (rows < made.count)
         if not mine.any():
@@ -377,7 +390,7 @@ class FarNats:
         for row, error in acks.errors.items():
             if not mine[row]:
                 continue
-            if error.code == jetstream.NO_RESPONDERS:
+            if error.code in (jetstream.NO_RESPONDERS, _ANOTHER_STREAM):
                 body.unheard.append(int(rows[row]))
                 continue
             sequence = int(made.sequences[rows[row]])
@@ -387,6 +400,11 @@ class FarNats:
         body.missing[rows[mine]] = False
 
 
-def _body(made: Made) -> _Body:
-    assert isinstance(made.body, _Body)
+def body_of(made: Made) -> Body:
+    assert isinstance(made.body, Body)
     return made.body
+
+
+def _joined(columns: Sequence[writing.Column]) -> bytes:
+    """Of columns for one message, what it has."""
+    return b"".join(each if isinstance(each, bytes) else each.tobytes() for each in columns)

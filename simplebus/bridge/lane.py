@@ -43,6 +43,8 @@ PAUSE_SECONDS_MAX = 5.0
 ASIDE_SECONDS_MAX = 60.0
 """So long the lane leaves its ends to another one of its name: two would take them from one another
 all the time. At first it is a twelfth of that."""
+_DISPLACED_AGAIN_SECONDS = 10.0
+"""A lane that is displaced again so soon is one of two."""
 _LATER = {
     "disk_full",
     "disk_failed",
@@ -52,6 +54,9 @@ _LATER = {
 """Refusals that say nothing of the message: it is sent again."""
 _LATER_SECONDS = 1.0
 _GOODBYE_SECONDS = 1.0
+_LOOK_SECONDS = 1.0
+HELD_UP_SECONDS = 10.0
+"""A far end that has taken nothing of what is at hand for so long holds the lane up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +65,7 @@ class LaneStatistics:
 
     name: str
     is_up: bool
-    """Whether it has both ends."""
+    """Whether it has both ends, and the far one does not hold it up."""
     problem: str
     """Why not; empty where that is not known."""
     copied: int
@@ -127,6 +132,10 @@ class Lane:
         self._problem = ""
         self._said = ""
         """The problem that was told last, since things went well."""
+        self._held_up = ""
+        """How the far end holds the lane up; empty if it does not."""
+        self._why_later = ""
+        """Why what is at hand is to be sent again; empty if it is not."""
         self._copied = self._batches = self._refused = self._missed = self._losses = 0
         self._doubts = self._odd = 0
         self._left: Counter[Left] = Counter()
@@ -144,8 +153,8 @@ class Lane:
     def statistics(self) -> LaneStatistics:
         return LaneStatistics(
             name=self.name,
-            is_up=self._is_up,
-            problem=self._problem,
+            is_up=self._is_up and not self._held_up,
+            problem=self._problem or self._held_up,
             copied=self._copied,
             batches=self._batches,
             left={reason.value: count for reason, count in self._left.items()},
@@ -163,6 +172,7 @@ class Lane:
         """Copy until cancelled; or return where that can never work, and have said why."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._behind.watch)
+            nursery.start_soon(self._watch)
             await self._run()
             nursery.cancel_scope.cancel()
 
@@ -193,7 +203,7 @@ class Lane:
                 log.exception("%s: a fault of the bridge's own", self.name)
                 self._lose(error)
             finally:
-                self._is_up = False
+                self._is_up, self._why_later = False, ""
                 self._behind.end()
             turns = 0 if self._batches > before else turns + 1
             pause = min(PAUSE_SECONDS_MIN * 2.0 ** min(turns, 16), PAUSE_SECONDS_MAX)
@@ -203,15 +213,24 @@ class Lane:
             await trio.sleep_until(again)
 
     def _stand_aside(self, error: DisplacedError) -> None:
-        """Another one has come. That is told once, though both come again, ever more slowly."""
+        """Another one has come. That is told once, though both come again, ever more slowly. It may
+        have been this one, of which a bus that stood still hears late; but not twice in a row."""
+        now = trio.current_time()
+        # Two that wait for one another displace each other that seldom.
+        may_be_one = 3 * ASIDE_SECONDS_MAX if self._aside else _DISPLACED_AGAIN_SECONDS
+        is_again, self._displaced_at = now - self._displaced_at <= may_be_one, now
+        if not is_again:
+            self._aside = 0.0
+            self._lose(error)
+            return
         self._losses += 1
-        self._problem, now = str(error), trio.current_time()
-        if now - self._displaced_at > 3 * ASIDE_SECONDS_MAX:  # Both have waited in between.
-            self._aside = ASIDE_SECONDS_MAX / 12
+        self._problem = (
+            f"another bridge has come under this name, and this one stands aside for a while: "
+            f"where two run that are set up alike, end one, or name them apart ({error})"
+        )
+        if not self._aside:
             log.error("%s: %s", self.name, self._problem)
-        else:
-            self._aside = min(2 * self._aside, ASIDE_SECONDS_MAX)
-        self._displaced_at = now
+        self._aside = min(2 * self._aside or ASIDE_SECONDS_MAX / 12, ASIDE_SECONDS_MAX)
 
     def _begin(self, ends: Ends) -> None:
         refused = [each.sequence for each in ends.refusals]
@@ -231,6 +250,30 @@ class Lane:
         if self._said != self._problem:
             self._said = self._problem
             log.warning("%s: %s; trying again", self.name, self._problem)
+
+    async def _watch(self) -> None:
+        """See whether the far end takes what it is sent: one that is full may say nothing."""
+        before, looks = self._through_with, 0
+        while True:
+            await trio.sleep(_LOOK_SECONDS)
+            now = self._through_with
+            may_be = self._is_up and self._behind.at_hand > 0 and now == before
+            before, looks = now, looks + 1 if may_be else 0
+            was, self._held_up = self._held_up, ""
+            if looks * _LOOK_SECONDS >= HELD_UP_SECONDS:
+                self._held_up = f"the far end has taken nothing for {HELD_UP_SECONDS:g} s"
+                self._held_up += f": {self._why_later}" if self._why_later else ""
+            if self._held_up and not was:
+                log.warning("%s: %s", self.name, self._held_up)
+            elif was and not self._held_up and self._is_up:
+                log.warning("%s: the far end takes messages again", self.name)
+
+    @property
+    def _through_with(self) -> tuple[int, ...]:
+        """How much the lane is through with: as long as nothing is, it is the same."""
+        far = self._behind.far
+        confirmed = 0 if far is None or self._why_later else far.confirmed
+        return self._copied, self._refused, self._left.total(), confirmed
 
     # Copying -------------------------------------------------------------------------------------
 
@@ -348,12 +391,15 @@ class Lane:
     ) -> None:
         """Announce batches, again until it is safe to send the first one. While that cannot be said
         the near end is told how far the lane is: what the far bus remembers is too old."""
+        why_later = self._why_later
         while True:
             far.announce(planned)
             refusals = await far.announced()
             if not refusals:
+                self._why_later = why_later
                 return
             self._check_later(refusals)
+            self._why_later = refusals[0].sentence
             while under_way:
                 await self._settle(near, far, under_way)
             await near.keep(self._at, now=True)
@@ -410,6 +456,7 @@ class Lane:
             refusals[0].sentence,
         )
         while refusals:
+            self._why_later = refusals[0].sentence
             await trio.sleep(_LATER_SECONDS)
             wanted = np.array([each.sequence for each in refusals], np.int64)
             made = far.make(replace(found, pieces=found.only(wanted)))
@@ -422,6 +469,7 @@ class Lane:
             else:
                 refusals = await self._through(near, made, [])
             refusals += left
+        self._why_later = ""
 
     def _check_later(self, refusals: list[Refusal]) -> None:
         """Raise RefusedError for announcements that will never be taken."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import logging
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from simplebus.bridge.far import FarTerms, far_bus
+from simplebus.bridge.far_chains import FarChains
 from simplebus.bridge.far_door import far_door
 from simplebus.bridge.far_nats import FarNats
 from simplebus.bridge.lane import Begin, Ends, Way
@@ -14,14 +17,18 @@ from simplebus.bridge.letters import letters_at
 from simplebus.bridge.looked import Looked, life_of
 from simplebus.bridge.nats_wire import NatsWire, named, nats_wired
 from simplebus.bridge.near import NearBus, near_alone
-from simplebus.bridge.near_nats import NearCore, NearStream, check_lane, identity_of
+from simplebus.bridge.near_nats import NearCore, check_lane, identity_of
+from simplebus.bridge.near_stream import NearStream
 from simplebus.bridge.settings import Copied
-from simplebus.bridge.wires import near_wired, who_is_at
+from simplebus.bridge.wires import near_wired, who_is_at, wired
 from simplebus.client.access import Access
 from simplebus.client.link import Place
 from simplebus.client.wire import Wire
 from simplebus.core.requests import Auth
 from simplebus.nats.client.credentials import Credentials
+from simplebus.nats.client.jetstream import NOT_FOUND, JetStreamError
+
+log = logging.getLogger("simplebus.bridge")
 
 _SERVERS_MAX = 256
 """Of so many that were met at some addresses it is known that they are one place."""
@@ -98,10 +105,12 @@ def to_nats(
             begin(here, at := await here.open())
             async with shown.wired(servers, terms.name, heartbeat=beat) as nats:
                 doubts = 0
+                kind: Callable[..., FarNats] = FarNats
                 if copied.stream:
                     check_lane(nats)
                     doubts = await looked.again(here, terms.name)
-                there = FarNats(
+                    kind = await _kind_of(nats, copied.stream)
+                there = kind(
                     nats,
                     terms,
                     near=here,
@@ -111,6 +120,7 @@ def to_nats(
                     stream=copied.stream,
                     there=_one_place(servers, copied.stream, identity_of(nats, copied.stream)),
                 )
+                _tell(terms.name, nats)
                 yield Ends(here, there, at, [], doubts)
 
     return Way(open, near_alone(near, near_bus, heartbeat=beat, auth=auth))
@@ -155,16 +165,43 @@ def from_nats(
             _one_place(servers, copied.stream, here.identity)
             kept = first = await here.open()
             begin(here, first)
+            source = here.memory if copied.stream else servers
             if is_door:
-                async with far_door(far, terms.of(here.memory), here, first, Looked()) as door:
+                async with AsyncExitStack() as stack:
+                    if not copied.stream:  # Its numbers are of this life: a name is for all of it.
+                        await stack.enter_async_context(wired(far, terms.of(source).core()))
+                    numbered = terms.of(here.memory)
+                    door = await stack.enter_async_context(
+                        far_door(far, numbered, here, first, Looked())
+                    )
+                    _tell(terms.name, nats)
                     yield Ends(here, door, first, [])
                 return
-            source = here.memory if copied.stream else servers
             async with far_bus(far, terms.of(source)) as (there, record):
-                if isinstance(here, NearStream) and here.is_new:
-                    kept = 0  # Its consumer is gone: only the far bus knows where the lane was.
+                if isinstance(here, NearStream):
+                    await here.look_over()  # One that was displaced only now has copied on.
+                    if here.is_new:
+                        kept = 0  # Its consumer is gone: only the far bus knows where it was.
                 refusals = await there.resume(here, record, kept=kept)
                 at = first if there.at is None else max(kept, there.at)
+                _tell(terms.name, nats)
                 yield Ends(here, there, at, refusals, there.doubts)
 
     return Way(open, alone if copied.stream else None)
+
+
+async def _kind_of(nats: NatsWire, stream: str) -> Callable[..., FarNats]:
+    """How messages go to a stream. One that is not there is waited for by who sends."""
+    try:
+        config = (await nats.link.ask(f"STREAM.INFO.{stream}"))["config"]
+    except JetStreamError as error:
+        if error.code not in NOT_FOUND:
+            raise
+        return FarNats
+    if config.get("allow_batched") is True:
+        return partial(FarChains, subjects=config.get("subjects") or [])
+    return FarNats
+
+
+def _tell(lane: str, nats: NatsWire) -> None:
+    log.info("%s: connected to NATS at %s", lane, nats.link.server)

@@ -13,11 +13,12 @@ from contextlib import asynccontextmanager
 import numpy as np
 import trio
 
+from simplebus.bridge.nats_words import alike, is_barred, is_essential
 from simplebus.core.errors import BusConnectionError
 from simplebus.engine.link import CONNECT_SECONDS, Event, Link, Lost, NatsAddress
 from simplebus.nats.client.core import Ready, Replies
 from simplebus.nats.client.credentials import Credentials
-from simplebus.nats.client.events import Complaint, Messages
+from simplebus.nats.client.events import Complaint, Messages, Pong
 
 PATIENCE_HEARTBEATS = 3
 
@@ -37,9 +38,15 @@ class NatsWire:
         found = addresses(servers)
         who = Credentials(**credentials) if credentials else None
         self.link = Link(
-            found, self._hear, name=name, credentials=who, tls=tls, ping_seconds=heartbeat
+            found,
+            self._hear,
+            name=name,
+            credentials=who,
+            tls=tls,
+            ping_seconds=heartbeat,
+            is_quiet=True,  # Each try is a new one: a lane that tells of all says nothing else.
         )
-        self._patience = PATIENCE_HEARTBEATS * heartbeat
+        self.patience = PATIENCE_HEARTBEATS * heartbeat
         self.core = self.link.core
         self.messages: list[Messages] = []
         self.replies: list[Replies] = []
@@ -48,7 +55,7 @@ class NatsWire:
         self.lost = ""
         """Why there is no connection any more; empty while there is one."""
         self.on_lost: Callable[[], object] = lambda: None
-        self._changed = trio.Event()
+        self._changed, self._ponged = trio.Event(), trio.Event()
 
     def _hear(self, event: Event) -> None:
         match event:
@@ -61,18 +68,37 @@ class NatsWire:
             case Lost(why=why):
                 self.lost = why
                 self.on_lost()
+                self._wake_passed()
+            case Pong():  # Nothing that is owed: a server goes on to say that it is there.
+                self._wake_passed()
+                return
             case Ready():
                 return
         self._changed.set()
         self._changed = trio.Event()
 
+    def _wake_passed(self) -> None:
+        self._ponged.set()
+        self._ponged = trio.Event()
+
     def check(self) -> None:
         """Raise BusConnectionError when the connection is lost."""
         if self.lost:
-            raise BusConnectionError(f"{self.lost}{self._said()}")
+            raise BusConnectionError(self.lost)
 
-    def _said(self) -> str:
-        return f"; it had said: {self.complaints[-1]}" if self.complaints else ""
+    def check_rights(self, is_needed: Callable[[str], bool] = is_barred) -> None:
+        """The same, too, when the server has complained that something that is needed may not be
+        done: whoever says nothing else can do without none of it."""
+        self.check()
+        if barred := next(filter(is_needed, self.complaints), ""):
+            raise BusConnectionError(f"NATS at {self.link.server} refuses: {alike(barred)}")
+
+    def explained(self, error: BusConnectionError) -> BusConnectionError:
+        """The same error, with what the server has complained of."""
+        said = alike(self.complaints[-1]) if self.complaints else ""
+        if not said or said in str(error) or type(error) is not BusConnectionError:
+            return error
+        return BusConnectionError(f"{error}; it had said: {said}")
 
     async def changed(self) -> None:
         """Return when something has come. Raises BusConnectionError when the connection is lost."""
@@ -82,28 +108,34 @@ class NatsWire:
 
     async def owed(self, what: str) -> None:
         """The same, while something is owed: raises BusConnectionError, too, when nothing comes."""
-        with trio.move_on_after(self._patience) as waiting:
-            await self.changed()
+        self.check()
+        await self._waited_for(self._changed, what)
+
+    async def _waited_for(self, event: trio.Event, what: str) -> None:
+        with trio.move_on_after(self.patience) as waiting:
+            await event.wait()
         if waiting.cancelled_caught:
             raise BusConnectionError(
-                f"{what} did not come within {self._patience:g} s from NATS at {self.link.server}"
+                f"{what} did not come within {self.patience:g} s from NATS at {self.link.server}"
             )
+        self.check()
 
-    def ask_echo(self) -> int:
-        """Have a message to ourselves come back behind all that was said before. Returns its
-        number; `flush` the link."""
+    async def echoed(self) -> None:
+        """Return when the server has dealt with all that is said by now, and what it had sent us by
+        then is here: when a message of ours to ourselves has come back."""
         number = self.core.take_numbers(1)
         self.core.publish(self.core.reply_to(number).decode(), b"")
-        return number
-
-    async def echoed(self, number: int | None = None) -> None:
-        """Return when this has come back: the server has dealt with what was said before it; by
-        default with all that is said by now."""
-        if number is None:
-            number = self.ask_echo()
-            self.link.flush()
+        self.link.flush()
         while not self._take(number):
             await self.owed("our own message")
+            self.check_rights(is_essential)
+
+    async def passed(self, mark: int) -> None:
+        """Return when the server has dealt with what was said before this mark of the core's.
+        Raises BusConnectionError when the connection is lost: a mark is of one connection."""
+        self.check()
+        while not self.core.has_passed(mark):
+            await self._waited_for(self._ponged, "a PONG")
 
     def _take(self, number: int) -> bool:
         for at, each in enumerate(self.replies):
@@ -144,7 +176,7 @@ async def nats_wired(
             with trio.move_on_after(CONNECT_SECONDS):
                 await wire.link.wait_ready()
             if not wire.link.is_ready:
-                why = f": {wire.link.problem}" if wire.link.problem else ""
+                why = f": {alike(wire.link.problem)}" if wire.link.problem else ""
                 raise BusConnectionError(
                     f"no NATS server at {named(servers)} let itself be connected to within "
                     f"{CONNECT_SECONDS:g} s{why}"
@@ -152,6 +184,8 @@ async def nats_wired(
             with using:
                 yield wire
             wire.check()
+        except BusConnectionError as error:
+            failure = wire.explained(error)
         except Exception as error:
             failure = error  # Kept out of the nursery, which would wrap it.
         finally:

@@ -23,6 +23,8 @@ KEY_HEX = "bus-key-hex"
 _HEADER = "nats-"
 _INBOX = "_INBOX"
 _HEX = re.compile(r"(?:[0-9a-fA-F]{2})*")
+_BARRED = re.compile(r"Permissions Violation for (?:Publish|Subscription) to ")
+_NEW_EACH_TIME = re.compile(r'"(_INBOX\.|\$JS\.ACK\.)[^"]*"')
 _DENIED = re.compile(r'Permissions Violation for Publish to "((?:[^"\\]|\\.)*)"')
 
 
@@ -65,6 +67,22 @@ def without_key(headers: Headers) -> tuple[Headers, bytes]:
 def is_reserved(subject: str) -> bool:
     """Whether it is the server's, or somebody's inbox."""
     return subject.startswith("$") or subject.split(".", 1)[0] == _INBOX
+
+
+def alike(text: str) -> str:
+    """What is said of a subject, without what is another one each time: who says each thing once
+    compares that."""
+    return _NEW_EACH_TIME.sub(r'"\1>"', text)
+
+
+def is_barred(complaint: str) -> bool:
+    """Whether this says that its user may not do something;"""
+    return _BARRED.match(complaint) is not None
+
+
+def is_essential(complaint: str) -> bool:
+    """and that no bridge can do without that."""
+    return is_barred(complaint) and alike(complaint) != complaint
 
 
 def denied(complaint: str) -> bytes:

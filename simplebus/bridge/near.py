@@ -32,6 +32,7 @@ from simplebus.core.client.asking import Request
 from simplebus.core.client.inbox import Inbox
 from simplebus.core.client.messages import Batch
 from simplebus.core.envelope_columns import Seconds
+from simplebus.core.errors import Reason, RefusedError
 from simplebus.core.frames import FrameBatch
 from simplebus.core.limits import FETCH_BYTES_MAX, FETCH_MESSAGES_MAX
 from simplebus.core.requests import (
@@ -49,7 +50,10 @@ _KEEP_SECONDS = 0.1
 _SAFE_SECONDS = 0.001, 0.05
 """How long what is delivered may take until it is safe: looked at so soon, and then ever later."""
 _AGAIN_SECONDS = 86_400.0
-_GUESSES = 3
+_ANSWERS_MAX = 3
+"""So many answers are one find, where they are here: each find costs something, however little it
+brings."""
+_GUESSES = 2 * _ANSWERS_MAX
 _GUESSED_BYTES = FETCH_BYTES_MAX * 3 // 4
 """A guess is right while messages are not suddenly longer by a third."""
 
@@ -121,7 +125,16 @@ class NearBus:
             found = self._core.class_id(self._class)
             assert found is not None
             self.class_id = found
-        reply = await self._subscribe(self._start)
+        try:
+            reply = await self._subscribe(self._start)
+        except RefusedError as error:
+            if error.code != Reason.SUBSCRIPTION_MISMATCH:
+                raise
+            raise RefusedError(
+                error.code,
+                f"{error.sentence}: a bridge that is to copy other channels needs another name, or "
+                "a program has to forget that durable first",
+            ) from error
         self._kept = reply.floor
         asked = self._core.fetch(self.class_id, self._kept, 1, make=False)
         found_now = (await self._wire.answered(asked)).reply
@@ -155,17 +168,35 @@ class NearBus:
             self._asked.clear()
         if not self._asked:
             self._ask(at, FETCH_MESSAGES_MAX)
-        asked = self._asked.popleft()
-        reply = (await self._wire.answered(asked.request)).reply
-        assert isinstance(reply, FetchReply)
+        answers = [await self._answer(self._asked.popleft())]
+        while len(answers) < _ANSWERS_MAX and self._has_more(answers[-1]):
+            answers.append(await self._answer(self._asked.popleft()))
+        asked, reply = answers[-1]
         self._ask_ahead(asked, reply)
         now = reply.now + trio.current_time() - asked.answered_at
-        ages = _ages(reply, now)
-        batches = asked.request.batches
-        pieces = [part for batch in batches for part in _unpurged(batch, reply, ages)]
-        missed = self._missed(at, reply)
-        self.head = max(self.head, reply.head)  # It may have been said long ago.
-        return Found(pieces, at, max(at, reply.next), self.head, missed, now)
+        pieces: list[Piece] = []
+        missed, next = 0, at
+        for asked, reply in answers:
+            ages = _ages(reply, now)
+            for batch in asked.request.batches:
+                pieces += _unpurged(batch, reply, ages)
+            missed += self._missed(next, reply)
+            next = max(next, reply.next)
+            self.head = max(self.head, reply.head)  # It may have been said long ago.
+        return Found(pieces, at, next, self.head, missed, now)
+
+    async def _answer(self, asked: _Asked) -> tuple[_Asked, FetchReply]:
+        reply = (await self._wire.answered(asked.request)).reply
+        assert isinstance(reply, FetchReply)
+        return asked, reply
+
+    def _has_more(self, answer: tuple[_Asked, FetchReply]) -> bool:
+        """Whether what follows an answer is here, too: few large pieces cost less than many."""
+        return (
+            bool(self._asked)
+            and self._asked[0].request.reply is not None
+            and self._asked[0].first == answer[1].next
+        )
 
     async def _seen(self, within: Within, at: int) -> Found | None:
         """The same without asking; None where it takes longer. Others have their turn first."""

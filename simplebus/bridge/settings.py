@@ -15,14 +15,14 @@ from simplebus.bridge.channels import Renaming
 from simplebus.bridge.origin import HOPS_MAX
 from simplebus.client.access import Access
 from simplebus.core.channels import check_pattern
+from simplebus.core.last_values import RECORDS
 from simplebus.core.limits import HEARTBEAT_SECONDS_MAX, NAME_CHARACTERS_MAX
 from simplebus.core.requests import STARTS
 
-RECORDS = "bridges"
-"""The class in which a far bus keeps where lanes are."""
 HEARTBEAT_SECONDS_MIN = 0.1
 NATS_SCHEMES = ("nats://", "tls://")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_STREAM = re.compile(r"[^\s.*>/\\]{1,255}")
 _ODD = re.compile(r"[^A-Za-z0-9_-]")
 
 
@@ -52,6 +52,11 @@ class Copied:
         for pattern in self.channels:
             check_pattern(pattern)
         Renaming(self.rewrite)
+        if self.stream and not _STREAM.fullmatch(self.stream):
+            raise ValueError(
+                f"no stream can be called {self.stream!r}: a stream's name has at most 255 "
+                "characters, no white space, and none of . * > / \\"
+            )
         if self.start not in STARTS or self.start == "last_values":
             raise ValueError(f"start is one of waiting, new, earliest, last, got {self.start!r}")
 

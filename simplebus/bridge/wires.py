@@ -145,9 +145,6 @@ def _lost(wire: Wire) -> BusConnectionError:
     why = wire.end.__cause__ if wire.end is not None else None
     found = BusConnectionError(str(wire.end))
     if isinstance(why, RemoteProtocolError) and why.reason == Reason.TAKEN_OVER:
-        found = DisplacedError(
-            f"another bridge has come under this name, and this one stands aside for a while: "
-            f"where two run that are set up alike, end one, or name them apart ({wire.end})"
-        )
+        found = DisplacedError(str(wire.end))
     found.__cause__ = why
     return found

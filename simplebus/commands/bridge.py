@@ -218,7 +218,9 @@ def _read(path: Path) -> list[Bridge]:
         for key in raw:
             if key != "bridges":
                 raise ConfigError(unknown(key, ["bridges"], ""))
-        return made(raw.get("bridges", []), is_served=False)[0]
+        if not (raw_bridges := raw.get("bridges", [])):
+            raise ConfigError("there is no bridge in it: expected a table [[bridges]]")
+        return made(raw_bridges, is_served=False)[0]
     except ConfigError as error:
         lines = places(text)
         raise ConfigError(*(told(each, path, lines) for each in error.mistakes)) from None

@@ -155,6 +155,49 @@ def test_of_two_bridges_that_are_one_each_says_so_once_and_one_copies(
     assert len(told) == 2
 
 
+def test_a_lane_that_is_displaced_once_goes_on_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A bus that stood still for a while hears of a connection that was given up meanwhile, perhaps
+    after it has heard of the next one: then the other one was the lane itself."""
+
+    async def main() -> None:
+        near, far = MemoryBus(), MemoryBus()
+        copying = lane(near, far)
+        async with near as here, far as there, running(copying):
+            for number in range(0, 30, 10):
+                await here.publish_many(numbered(number, number + 10), class_id="orders")
+                await payloads(there, "orders", 10)
+                to = there.wire.core.bus_id
+                async with near_wired(place(near), "lane", to=to, heartbeat=9.0, auth=None):
+                    pass
+                lost_at = trio.current_time()
+                await up(copying)
+                assert trio.current_time() - lost_at < 1
+                await trio.sleep(20)
+            assert copying.statistics().losses == 3
+
+    run(main)
+    assert not [each for each in caplog.messages if "stands aside" in each]
+
+
+def test_a_lane_with_other_channels_than_before_says_what_is_to_be_done() -> None:
+    async def main() -> None:
+        near, far = MemoryBus(), MemoryBus()
+        async with near as here, far as there:
+            async with running(before := lane(near, far)):
+                await up(before)
+            async with running(after := lane(near, far, channels=("a.#",))):
+                while "another name, or" not in after.statistics().problem:  # noqa: ASYNC110
+                    await trio.sleep(0.1)
+                async with here.subscribe("orders", durable="lane") as messages:
+                    messages.forget()
+                await up(after)
+                await here.publish(b"0", class_id="orders", channel="b")
+                await here.publish(b"1", class_id="orders", channel="a.b")
+                assert await payloads(there, "orders", 1) == [b"1"]
+
+    run(main)
+
+
 def test_bridges_of_one_name_from_one_bus_to_two_are_told_apart() -> None:
     """They would read at one position, each what the other one has not."""
 

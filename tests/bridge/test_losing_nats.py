@@ -15,7 +15,8 @@ import simplebus
 from simplebus.bridge.ends import Found
 from simplebus.bridge.lane import Lane
 from simplebus.bridge.nats_wire import nats_wired
-from simplebus.bridge.near_nats import NearCore, NearStream, consumer_name
+from simplebus.bridge.near_nats import NearCore
+from simplebus.bridge.near_stream import NearStream, consumer_name
 from simplebus.bridge.settings import Bridge, Copied, lane_name
 from simplebus.core.errors import BusConnectionError
 from simplebus.testing.server import BusServer
@@ -54,6 +55,16 @@ async def test_a_stream_that_confirms_nothing_is_none_to_lead_to(
         async with copying(server.address, nats.url, "mute", **mute) as lane:
             await until(lambda: "take 'no_ack' from the stream" in lane.statistics().problem)
             assert lane.statistics().losses == 1
+
+
+async def test_a_server_that_is_there_and_owes_something_is_not_waited_for_longer(
+    nats: NatsServer,
+) -> None:
+    """It goes on to answer when it is asked whether it is there."""
+    async with nats_wired(nats.url, "owed", {}, heartbeat=0.5) as wire:
+        with trio.fail_after(PATIENCE_SECONDS / 6), pytest.raises(BusConnectionError) as refused:
+            await wire.owed("what nobody says")
+        assert str(refused.value).startswith("what nobody says did not come within 1.5 s")
 
 
 async def test_a_consumer_that_says_nothing_is_made_again(
@@ -128,7 +139,7 @@ def no_letters() -> Any:
 async def test_what_was_to_come_and_is_purged_is_not_waited_for(
     nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("simplebus.bridge.near_nats._PULL_MESSAGES", 8)
+    monkeypatch.setattr("simplebus.bridge.pulled.PULL_MESSAGES", 8)
     await stream(nats, "PURGED")
     async with nats_wired(nats.url, "test", {}) as wire, nats_wired(nats.url, "near", {}) as mine:
         for number in range(20):

@@ -245,6 +245,23 @@ async def test_a_stream_that_is_not_there_is_waited_for(
         assert await stored(wire, "LATE") == 1
 
 
+async def test_a_stream_is_waited_for_though_another_one_takes_its_subject(
+    server: BusServer, nats: NatsServer
+) -> None:
+    """Its name may be a slip. Where it is there, it will never have what the other one takes."""
+    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+        await stream(wire, "OTHER", "other.>")
+        await bus.publish(b"1", class_id="another", channel="other.x")
+        copied = lane(server.address, nats.url, "another", stream="ANOTHER")
+        async with copying(copied):
+            await until(lambda: "no stream 'ANOTHER'" in copied.statistics().problem)
+            await stream(wire, "ANOTHER", "class.another")
+            await until(lambda: copied.statistics().at == 1)
+        assert (copied.statistics().copied, copied.statistics().refused) == (0, 1)
+        (letter,) = await bus.fetch("dead.another")
+        assert "does not take the subject 'other.x'" in dict(letter.headers)["dead-error"]
+
+
 async def test_what_its_stream_does_not_take_is_refused_and_the_rest_goes_on(
     server: BusServer, nats: NatsServer
 ) -> None:

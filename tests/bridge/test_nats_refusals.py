@@ -12,7 +12,12 @@ import simplebus
 from simplebus.bridge.nats_wire import nats_wired
 from simplebus.bridge.running import lanes
 from simplebus.bridge.settings import Bridge, Copied
+from simplebus.engine.link import Link
+from simplebus.nats.client import jetstream
+from simplebus.nats.client.events import Messages
+from simplebus.nats.client.jetstream import JetStreamError, PubAcks
 
+from .buses import numbered
 from .nats_lanes import (
     BusServer,
     NatsServer,
@@ -56,9 +61,11 @@ async def test_a_channel_that_fits_into_no_line_is_refused_and_the_rest_goes_on(
         )
 
 
-@pytest.mark.parametrize("name", ["", "DENIED"])
+@pytest.mark.parametrize(
+    ("name", "takes_chains"), [("", False), ("DENIED", False), ("CHAIN", True)]
+)
 async def test_what_is_denied_is_refused_however_its_subject_is_shown(
-    name: str, server: BusServer, tmp_path: Path
+    name: str, takes_chains: bool, server: BusServer, tmp_path: Path
 ) -> None:
     channels = ["no.a", 'no."q"', "no.back\\slash", "no.zero\u200bwidth", "no.a'b'", "no.ö", "yes"]
     class_ = f"{name}d"
@@ -69,7 +76,8 @@ async def test_what_is_denied_is_refused_however_its_subject_is_shown(
             simplebus.connect(server.address) as bus,
         ):
             if name:
-                await stream(wire, name, "no.>", subjects=["no.>", "yes"])
+                more = {"subjects": ["no.>", "yes"], "allow_batched": takes_chains}
+                await stream(wire, name, "", **more)
             for channel in channels:
                 await bus.publish(b"", class_id=class_, channel=channel)
             copied = Copied(class_, stream=name, start="earliest")
@@ -97,3 +105,105 @@ async def test_a_subject_that_is_full_holds_up_no_other(
         assert (lane.statistics().copied, lane.statistics().refused) == (3, 1)
         (letter,) = await bus.fetch("dead.each")
         assert "maximum messages per subject" in dict(letter.headers)["dead-error"]
+
+
+NEEDS = """
+authorization {
+  users = [
+    {user: whole, password: p}
+    {user: mute, password: p, permissions: {publish: "odd", subscribe: ["_INBOX.>", "heard.*"]}}
+    {user: half, password: p, permissions: {publish: "_INBOX.>", subscribe: ["_INBOX.>"]}}
+    {user: deaf, password: p, permissions: {publish: ">", subscribe: "heard.*"}}
+    {user: few, password: p, permissions: {publish: {deny: "$JS.ACK.>"}, subscribe: ">"}}
+  ]
+}"""
+
+
+@pytest.mark.parametrize(
+    ("user", "copied", "problem"),
+    [
+        ("half", Copied("a", channels=("heard.x", "not.x")), 'Subscription to "not.x"'),
+        ("deaf", Copied("b", channels=("heard.x",)), 'Subscription to "_INBOX.>"'),
+        ("mute", Copied("e", channels=("heard.x",)), 'Publish to "_INBOX.>"'),
+        ("mute", Copied("c", stream="S"), 'Publish to "$JS.API.STREAM.INFO.S"'),
+        ("few", Copied("d", stream="S"), 'Publish to "$JS.ACK.>"'),
+    ],
+)
+async def test_a_lane_that_may_not_do_what_it_needs_is_down_and_says_so_once(
+    user: str,
+    copied: Copied,
+    problem: str,
+    server: BusServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It would be there, and copy nothing."""
+    monkeypatch.setattr("simplebus.bridge.nats_wire.CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr("simplebus.bridge.lane.PAUSE_SECONDS_MAX", 0.05)
+    monkeypatch.setitem(Link.ask.__kwdefaults__, "seconds", 0.5)
+    caplog.set_level("WARNING")
+    with nats_server(tmp_path, NEEDS) as nats:
+
+        def url(user: str) -> str:
+            return nats.url.replace("//", f"//{user}:p@")
+
+        async with nats_wired(url("whole"), "test", {}) as wire:
+            await stream(wire, "S", "s")
+            wire.core.publish("s", b"1")
+            await wire.echoed()
+            (lane,) = lanes([Bridge("needs", url(user), server.address, (copied,))])
+            async with copying(lane):
+                await until(lambda: lane.statistics().losses >= 3)
+                assert problem in lane.statistics().problem
+    told = [each for each in caplog.messages if "Permissions Violation" in each]
+    assert len(set(told)) == 1
+    assert len(told) == 1 or user == "few"  # It copies before it learns of that.
+
+
+async def test_what_the_stream_is_still_about_to_store_is_no_dead_letter(
+    server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new leader says so of what is sent again while it does not know whether that is stored."""
+    pub_acks, said = jetstream.pub_acks, []
+
+    def doubtful(messages: Messages) -> PubAcks:
+        acks = pub_acks(messages)
+        if not said:
+            said.append(JetStreamError(10158, "duplicate message id is in process"))
+            acks.errors[0] = said[0]
+        return acks
+
+    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+        await stream(wire, "DOUBTFUL", "class.doubtful")
+        await bus.publish_many(numbered(0, 10), class_id="doubtful")
+        copied = Copied("doubtful", stream="DOUBTFUL", start="earliest")
+        (lane,) = lanes([Bridge("doubtful", server.address, nats.url, (copied,))])
+        monkeypatch.setattr(jetstream, "pub_acks", doubtful)
+        async with copying(lane):
+            await until(lambda: lane.statistics().at == 10)
+        found = lane.statistics()
+        assert (len(said), found.refused, found.losses) == (1, 0, 0)
+        assert await stored(wire, "DOUBTFUL") == 10
+
+
+ONLY = """authorization { users = [
+    { user: lane, password: p, permissions: { publish: "only.>", subscribe: "_INBOX.>" } }
+] }"""
+
+
+async def test_a_lane_to_a_server_without_a_stream_publishes_on_its_subjects_alone(
+    server: BusServer, tmp_path: Path
+) -> None:
+    """That all is dealt with, the server says without a message of ours to ourselves."""
+    with nats_server(tmp_path, ONLY) as nats:
+        url = nats.url.replace("//", "//lane:p@")
+        async with simplebus.connect(server.address) as bus:
+            for number in range(3):
+                await bus.publish(b"", class_id="only", channel=f"only.{number}")
+            await bus.publish(b"", class_id="only", channel="else")
+            (lane,) = lanes([Bridge("only", server.address, url, (Copied("only"),))])
+            async with copying(lane):
+                await until(lambda: lane.statistics().at == 4)
+            found = lane.statistics()
+            assert (found.copied, found.refused, found.losses) == (3, 1, 0)

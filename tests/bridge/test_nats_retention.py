@@ -14,7 +14,7 @@ import simplebus
 from load.ports import free_port
 from simplebus.bridge.lane import Lane
 from simplebus.bridge.nats_wire import NatsWire
-from simplebus.bridge.near_nats import NearStream, consumer_name
+from simplebus.bridge.near_stream import NearStream, consumer_name
 from simplebus.bridge.running import lanes
 from simplebus.bridge.settings import Bridge, Copied
 from simplebus.client.access import Access
@@ -61,6 +61,18 @@ async def is_empty(wire: NatsWire, name: str) -> None:
         await wire.echoed()
 
 
+async def not_kept(near: NearStream, at: int, *, now: bool) -> None:
+    """As where the line is lost first."""
+
+
+async def copied_300(wire: NatsWire, begun: Lane, name: str) -> None:
+    """Have a lane copy what is said once it listens."""
+    async with copying(begun):
+        await interested(wire, name)
+        await say(wire, name, 0, 300)
+        await until(lambda: begun.statistics().copied == 300)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_what_waits_for_a_bridge_is_there_when_it_begins_anew(
     kind: str, server: BusServer, nats: NatsServer
@@ -91,19 +103,11 @@ async def test_what_was_copied_and_not_acknowledged_is_not_copied_again_and_goes
     kind: str, server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"TWICE-{kind}"
-
-    async def not_kept(near: NearStream, at: int, *, now: bool) -> None:
-        """As where the line is lost first."""
-
     async with wired_to(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, name, f"{name}.>", retention=kind)
         with monkeypatch.context() as patch:
             patch.setattr(NearStream, "keep", not_kept)
-            begun = lane(nats, server, name)
-            async with copying(begun):
-                await interested(wire, name)
-                await say(wire, name, 0, 300)
-                await until(lambda: begun.statistics().copied == 300)
+            await copied_300(wire, lane(nats, server, name), name)
         assert await stored(wire, name) == 300
         begun = lane(nats, server, name)
         async with copying(begun, up=True):
@@ -160,31 +164,107 @@ async def test_a_consumer_made_while_the_far_end_is_away_says_nothing_of_where_t
             assert await payloads(bus, "AGAIN", 20) == numbered(10, 30)
 
 
-async def test_a_bridge_that_ended_while_it_had_two_consumers_goes_on(
+async def made_at(wire: NatsWire, name: str) -> object:
+    consumer = consumer_name(f"bridge {name} there {name}")
+    return (await wire.link.ask(f"CONSUMER.INFO.{name}.{consumer}"))["created"]
+
+
+async def test_an_interest_stream_has_the_lane_s_consumer_all_the_time(
     server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = "TWO"
+    """Servers that heard that it is gone before they heard of the next one dropped what they had.
+    What it has sent before is read by another one, which a bridge that is killed leaves behind."""
+    name = "STAYS"
 
-    async def kept(near: NearStream, name: str) -> None:
-        """As where it is killed before it deletes the one before."""
+    async def left(near: NearStream, name: str) -> None:
+        """As by one that is killed."""
 
     async with wired_to(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, name, f"{name}.>", retention="interest")
         async with copying(lane(nats, server, name)):
             await interested(wire, name)
+            made = await made_at(wire, name)
             await say(wire, name, 0, 10)
             assert await payloads(bus, name, 10) == numbered(0, 10)
         with monkeypatch.context() as patch:
-            patch.setattr(NearStream, "_delete", kept)
-            async with copying(lane(nats, server, name), up=True):
+            patch.setattr(NearStream, "keep", not_kept)
+            async with copying(lane(nats, server, name)):
                 await say(wire, name, 10, 20)
                 assert await payloads(bus, name, 10) == numbered(10, 20)
+        with monkeypatch.context() as patch:
+            patch.setattr(NearStream, "_delete", left)
+            patch.setattr(NearStream, "keep", not_kept)
+            async with copying(lane(nats, server, name)):
+                await say(wire, name, 20, 30)
+                assert await payloads(bus, name, 10) == numbered(20, 30)
         assert await consumers(wire, name) == 2
-        await say(wire, name, 20, 30)
-        async with copying(lane(nats, server, name), up=True):
-            assert await payloads(bus, name, 10) == numbered(20, 30)
+        await say(wire, name, 30, 40)
+        begun = lane(nats, server, name)
+        async with copying(begun, up=True):
+            assert await payloads(bus, name, 10) == numbered(30, 40)
             await is_empty(wire, name)
+        assert begun.statistics().missed == 0
         assert await consumers(wire, name) == 1
+        assert await made_at(wire, name) == made
+
+
+async def test_a_reader_that_knows_less_than_the_stream_is_waited_for(
+    server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where its leader is behind that of the stream, and says that there is nothing more."""
+    name = "LESS"
+    pending = NearStream._pending
+
+    async with wired_to(nats) as wire, simplebus.connect(server.address) as bus:
+        await stream(wire, name, f"{name}.>", retention="interest")
+        with monkeypatch.context() as patch:
+            patch.setattr(NearStream, "keep", not_kept)
+            await copied_300(wire, lane(nats, server, name), name)
+        less = property(lambda near: 0 if near._is_again else pending.fget(near))
+        monkeypatch.setattr(NearStream, "_pending", less)
+        begun = lane(nats, server, name)
+        async with copying(begun, up=True):
+            await say(wire, name, 300, 310)
+            assert await payloads(bus, name, 310) == numbered(0, 310)
+            await is_empty(wire, name)
+        assert begun.statistics().missed == 0
+
+
+async def test_what_was_sent_before_and_is_gone_is_not_waited_for(
+    server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "PURGED"
+    async with wired_to(nats) as wire, simplebus.connect(server.address) as bus:
+        await stream(wire, name, f"{name}.>", retention="interest")
+        with monkeypatch.context() as patch:
+            patch.setattr(NearStream, "keep", not_kept)
+            await copied_300(wire, lane(nats, server, name), name)
+        await wire.link.ask(f"STREAM.PURGE.{name}")
+        begun = lane(nats, server, name)
+        async with copying(begun, up=True):
+            await say(wire, name, 300, 310)
+            assert await payloads(bus, name, 310) == numbered(0, 310)
+            await is_empty(wire, name)
+
+
+async def test_an_interest_stream_is_read_by_other_subjects_when_the_bridge_is_told_so(
+    server: BusServer, nats: NatsServer
+) -> None:
+    name = "OTHER"
+
+    def some(letter: str) -> Lane:
+        copied = Copied(name, stream=name, channels=(f"{name}.{letter}",))
+        return lanes([Bridge(name, nats.url, server.address, (copied,))])[0]
+
+    async with wired_to(nats) as wire, simplebus.connect(server.address) as bus:
+        await stream(wire, name, f"{name}.>", retention="interest")
+        for first, letter in enumerate("abab"):
+            async with copying(some(letter), up=True):
+                for each in "ab":
+                    wire.core.publish(f"{name}.{each}", f"{each}{first}".encode())
+                await wire.echoed()
+                assert await payloads(bus, name, 1) == [f"{letter}{first}".encode()]
+                await is_empty(wire, name)
 
 
 async def test_of_a_work_queue_all_is_copied_wherever_a_bridge_is_to_begin(

@@ -13,7 +13,8 @@ from simplebus.bridge.lane import Lane
 from simplebus.bridge.letters import letters_at
 from simplebus.bridge.nats_framer import Framer
 from simplebus.bridge.nats_wire import NatsWire
-from simplebus.bridge.near_nats import NearCore, NearStream
+from simplebus.bridge.near_nats import NearCore
+from simplebus.bridge.near_stream import NearStream
 from simplebus.bridge.origin import PATH
 from simplebus.bridge.running import lanes
 from simplebus.bridge.settings import Bridge, Copied

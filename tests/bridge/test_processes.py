@@ -17,11 +17,13 @@ import simplebus
 from load.ports import HOST, free_ports
 from simplebus import Bus
 from simplebus.bridge.running import lanes
+from simplebus.bridge.running import run as run_lanes
 from simplebus.bridge.serving import serve_with_bridges
 from simplebus.bridge.settings import Bridge, Copied
 from simplebus.cli import app
 from simplebus.config.bridges import made as read_bridges
-from simplebus.core.settings import Settings
+from simplebus.core.limits import Limits
+from simplebus.core.settings import FullPolicy, Settings
 from simplebus.server.serve import ServeOptions, serve
 from simplebus.testing.server import bus_server
 
@@ -127,6 +129,26 @@ async def test_a_bridge_ends_cleanly_and_says_what_it_did() -> None:
     assert "bridge bridge there 1: goes on at 0" in log
 
 
+async def test_where_classes_spill_records_do_not(tmp_path: Path) -> None:
+    """A class that spills keeps no last values, by which a lane finds out where it was."""
+    spill = Settings(full_policy=FullPolicy.SPILL, limits=Limits(class_messages=100))
+    with trio.fail_after(PATIENCE_SECONDS), bus_server() as near:
+        async with simplebus.connect(near.address) as here:
+            for life in range(2):
+                await here.publish_many([b"%d" % life] * 200, class_id="a")
+                with bus_server(spill, data_dir=tmp_path) as far:
+                    made = lanes([Bridge("b", near.address, far.address, (Copied("a"),))])
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(run_lanes, made)
+                        async with (
+                            simplebus.connect(far.address) as there,
+                            there.subscribe("a", durable="test") as messages,
+                        ):
+                            for _ in range(200):
+                                assert (await messages.get()).payload == b"%d" % life
+                        nursery.cancel_scope.cancel()
+
+
 async def test_a_server_brings_its_bridges() -> None:
     bridges = [Bridge("out", "", "", (Copied("orders", to="copies"),))]
     options = ServeOptions(hosts=("127.0.0.1",), port=0)
@@ -176,6 +198,10 @@ def test_what_makes_no_sense_is_one_sentence(words: list[str], problem: str) -> 
         ('from = "nats://a"\nto = "b"\nboth = true\nclasses = ["x"]', "another bridge"),
         ('from = "a"\nto = "b"\n[[bridges.copy]]\nclass = 7\nto = "bridges"', "where lanes are"),
         (
+            'from = "a"\nto = "nats://b"\n[[bridges.copy]]\nclass = 7\nstream = "A B"',
+            "no stream can be called 'A B'",
+        ),
+        (
             'from = "a"\nto = "nats://b"\npath = false\nclasses = ["x"]\n'
             '[[bridges]]\nname = "y"\nfrom = "nats://b"\nto = "c"\nclasses = ["x"]',
             "bridge 'x' leaves out the path, and bridge 'y' reads from a NATS server",
@@ -190,6 +216,15 @@ def test_a_file_that_makes_no_sense_says_where(text: str, problem: str, tmp_path
         assert result.exit_code == 78
         assert (problem if each is file else "cannot be read") in result.output
         assert str(each) in result.output
+
+
+def test_a_file_without_a_bridge_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "bridges.toml"
+    for text in "", "# later", "bridges = []":
+        file.write_text(text)
+        result = CliRunner().invoke(app, ["bridge", str(file)])
+        assert result.exit_code == 78
+        assert f"{file}: there is no bridge in it" in result.output
 
 
 def test_the_example_of_the_readme_is_one(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ async def test_what_is_seen_is_what_would_be_told(
 ) -> None:
     """Of several types and lengths, around the arena's end, with some purged and some gone."""
     monkeypatch.setattr("simplebus.core.fetching.FETCH_BYTES_MAX", 4096)
+    monkeypatch.setattr("simplebus.bridge.near._ANSWERS_MAX", 1)
     chance = random.Random(seed)
     orders = ClassSettings(full_policy=FullPolicy.DROP_OLDEST, bytes_max=262_144)
     settings = Settings(classes={"orders": orders})

@@ -1,0 +1,359 @@
+"""A stream that takes chains as the far end of a lane: its order holds whoever leads the stream.
+
+Rule 1: of a chain a message is stored only behind all before it, and one chain is under way at a
+time: a leader that dies, and a new one, may lose the end of it, and never what is in front of that.
+Rule 2: nothing is sent in two chains: of the second one a server says that it has what the first
+one has brought, though no other server knows of that yet. What may have been sent before is asked
+for, and the stream asked for the last message of a chain when it says that it has all of it.
+Rule 3: what a chain ends at is sent by itself, alone: then the stream says what is wrong with it.
+
+    doubtful ──asked──► begun ──answered, asked──► stored
+                 ▲        └──ended──► its first message alone, then the rest
+                 └──────────────────────────────────────────┘
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import trio
+
+from simplebus.bridge.ends import STREAM_FULL, Found, Made, Refusal
+from simplebus.bridge.far_nats import Body, FarNats, body_of
+from simplebus.bridge.nats_wire import NatsWire
+from simplebus.bridge.nats_words import denied
+from simplebus.bridge.rewriting import Left
+from simplebus.core.channels import matches
+from simplebus.core.errors import BusConnectionError
+from simplebus.core.frames import Flags, Integers
+from simplebus.engine.link import new_inbox
+from simplebus.nats.client import jetstream, writing
+from simplebus.nats.client.events import Messages
+
+_CHAIN_MESSAGES_MAX = 8192
+_INDEX_DIGITS = 4
+_REPLY_TOKENS = 6
+"""Behind the inbox: number, flow, mode, index, step, $FI."""
+_FIRST, _NEXT, _LAST = b"0", b"1", b"2"
+"""Steps."""
+_OF_NO_MESSAGE = frozenset({0, 10208})
+"""What is said of all that comes behind the end; and of what cannot be told."""
+
+_NOT_STORED = frozenset({jetstream.NO_ROLLUP, jetstream.NO_RESPONDERS})
+"""What is answered where a message is not there; or nobody is, who says so of the chain, too."""
+
+assert _CHAIN_MESSAGES_MAX < 10**_INDEX_DIGITS
+
+
+class _DeniedError(Exception):
+    """The server complains of something that was said."""
+
+
+@dataclass(slots=True)
+class _Chain:
+    """The one that is under way."""
+
+    number: int
+    sequences: Integers
+    moved_at: float
+    """When it was begun, or it was said that more of it is stored."""
+    far: int = 0
+    """So many were said to be, so far."""
+    stored: int = -1
+    """So many of its messages are, from the first one on; -1 while the stream has not said so."""
+    is_over: bool = False
+    """Whether nothing more is said of it."""
+    why: str = ""
+    """What was said of one of its messages."""
+    is_unfit: bool = False
+    """Whether that is about the message itself."""
+    unheard: list[int] = field(default_factory=list)
+    """Rows of those that no stream has answered."""
+
+
+class FarChains(FarNats):
+    """One connection, and a stream with `allow_batched`."""
+
+    def __init__(self, wire: NatsWire, *known: Any, subjects: Sequence[str], **more: Any) -> None:
+        """`subjects` are those that the stream takes."""
+        super().__init__(wire, *known, **more)
+        self._subjects = subjects
+        self._chain: _Chain | None = None
+        self._is_doubtful = True
+        """Whether what is sent next may be in the stream already."""
+        self._is_alone = False
+        """Whether what is made now goes by itself."""
+        self._later: Refusal | None = None
+        """Why nothing behind it is sent of what waits."""
+        self._inbox = new_inbox()
+        self._name = self._inbox.rpartition(".")[2].encode() + b"-"
+        wire.on_messages = self._hear
+        self._core.subscribe(f"{self._inbox}.>")
+
+    # Making --------------------------------------------------------------------------------------
+
+    def make(self, found: Found) -> Made:
+        count = 0
+        for piece in found.pieces:
+            count += piece.count
+            if count > _CHAIN_MESSAGES_MAX:
+                return self.make(found.until(int(piece.sequences[_CHAIN_MESSAGES_MAX - count])))
+        made = super().make(found)
+        body_of(made).found = found
+        if made.count and not self._is_alone:
+            self._end(body_of(made), made.count)
+        return made
+
+    def _replies(self, body: Body, number: int, count: int) -> list[writing.Column]:
+        if self._is_alone:
+            return super()._replies(body, number, count)
+        first = number - body.number + 1
+        steps = np.full((count, 1), _NEXT[0], np.uint8)
+        if first == 1:
+            steps[0] = _FIRST[0]
+        index = writing.digits(np.arange(first, first + count), _INDEX_DIGITS)
+        return [self._reply_begins(body.number), index, b".", steps, b".$FI"]
+
+    def _reply_begins(self, number: int) -> bytes:
+        """Of a chain whose name is no other one's, of whatever connection."""
+        inbox, flow = self._inbox.encode(), jetstream.CHAIN_ACK_MESSAGES
+        return b"%b.%b%d.%d.fail." % (inbox, self._name, number, flow)
+
+    def _end(self, body: Body, count: int) -> None:
+        """Have the last of so many messages be the end of the chain."""
+        said = bytes(body.said[-1])
+        reply = b"%b%0*d." % (self._reply_begins(body.number), _INDEX_DIGITS, count)
+        at = said.rindex(reply) + len(reply)
+        body.said[-1] = b"".join((said[:at], _LAST, said[at + 1 :]))
+
+    def _of(self, made: Made, sequences: Integers) -> Made:
+        """These messages of it."""
+        found = body_of(made).found
+        assert found is not None, "it was made here"
+        return self.make(replace(found, pieces=found.only(sequences)))
+
+    # Sending -------------------------------------------------------------------------------------
+
+    def send(self, made: Made) -> None:
+        body_of(made).missing = np.ones(made.count, np.bool_)
+        self._looked.note(self._near, made)
+        self._sent.append(made)
+        if len(self._sent) == 1 and not self._is_doubtful:
+            self._begin(made, made.sequences)
+
+    async def settle(self) -> list[Refusal]:
+        made = self._sent[0]
+        if self._later is None:
+            await self._store(made)
+        refusals = body_of(made).refusals
+        if self._later is not None:
+            refusals += _each(self._later, made.sequences[body_of(made).missing])
+        self._sent.popleft()
+        if not self._sent:
+            self._later = None
+        elif self._later is None and not self._is_doubtful:
+            self._begin(self._sent[0], self._sent[0].sequences)
+        return refusals
+
+    def _begin(self, made: Made, left: Integers) -> None:
+        """Have the first of what is left of it stored, one behind the other."""
+        chain = made if left.size == made.count else self._of(made, left)
+        body = body_of(chain)
+        for said in body.said:
+            self._core.write(said)
+        self._wire.complaints.clear()
+        self._wire.link.flush()
+        self._chain = _Chain(body.number, chain.sequences, trio.current_time())
+
+    async def _store(self, made: Made) -> None:
+        """Have a batch stored, or refused. Raises BusConnectionError where that is not known: all
+        is asked for again then."""
+        body = body_of(made)
+        while self._later is None and body.missing.any():
+            try:
+                await self._store_some(made, made.sequences[body.missing])
+            except _DeniedError:
+                self._chain = None
+                self._refuse_denied(made)
+
+    async def _store_some(self, made: Made, left: Integers) -> None:
+        """Take a chain further; or begin one, when it is known what of these is stored."""
+        if self._chain is None:
+            if self._is_doubtful and await self._are_stored(made, left[:1]):
+                left = await self._unknown(made, left)
+            self._is_doubtful = not left.size
+            if left.size:
+                self._begin(made, left)
+            return
+        chain, self._chain = await self._ended(), None
+        stored = max(0, chain.stored)
+        if chain.stored >= chain.sequences.size:
+            if not await self._are_stored(made, chain.sequences[-1:]):
+                raise BusConnectionError(f"stream {self._stream!r} has not what it said it has")
+            self._settle_rows(made, chain.sequences)
+        elif chain.stored >= 0 or chain.is_unfit:
+            self._settle_rows(made, chain.sequences[:stored])
+            await self._store_alone(made, chain.sequences[stored])
+            self._is_doubtful = chain.stored < 0
+        else:
+            await self._doubt(made, chain)
+
+    def _taken(self, body: Body) -> bytes:
+        """A subject of these messages; one of the stream, if there is one."""
+        for subject in body.subjects:
+            if any(matches(pattern, subject.decode()) for pattern in self._subjects):
+                return subject
+        return next(iter(body.subjects))
+
+    def _settle_rows(self, made: Made, sequences: Integers) -> None:
+        """It is known what became of these."""
+        body_of(made).missing[np.searchsorted(made.sequences, sequences)] = False
+
+    # Hearing -------------------------------------------------------------------------------------
+
+    def _hear(self, messages: Messages) -> None:
+        """Answers to a chain."""
+        for row in range(messages.count):
+            said = messages.subject(row)[len(self._inbox) + 1 :].split(b".")
+            chain = self._chain
+            if (
+                chain is None
+                or len(said) != _REPLY_TOKENS
+                or said[0] != b"%b%d" % (self._name, chain.number)
+            ):
+                continue
+            told = jetstream.chain_answer(messages.headers(row), messages.payload(row))
+            index = jetstream.number(said[3], 0)
+            if told.error is not None and told.error.code not in _OF_NO_MESSAGE:
+                chain.why = chain.why or str(told.error)
+                if told.error.code != jetstream.NO_RESPONDERS:
+                    chain.is_unfit = True
+                else:
+                    chain.unheard.append(index - 1)
+            if told.stored > chain.far:
+                chain.far, chain.moved_at = told.stored, trio.current_time()
+            if told.is_last and told.stored >= 0:
+                chain.stored, chain.is_over = told.stored, True
+            elif told.is_last and index == chain.sequences.size:
+                chain.is_over = True
+
+    async def _ended(self) -> _Chain:
+        """Wait until the chain under way has ended."""
+        chain = self._chain
+        assert chain is not None, "one is under way"
+        while not chain.is_over:
+            await self._pub_acks()
+            self._check_late(chain.moved_at)
+        return chain
+
+    def _check_late(self, since: float) -> None:
+        """Raise BusConnectionError where nothing was said for too long but of other chains: of one
+        that was given up a server goes on for a while."""
+        if trio.current_time() > since + self._wire.patience:
+            raise BusConnectionError(
+                f"stream {self._stream!r} has not said within {self._wire.patience:g} s what it has"
+            )
+
+    async def _pub_acks(self) -> None:
+        if not self._wire.complaints:
+            await super()._pub_acks()
+        if self._wire.complaints and not self._is_alone:
+            raise _DeniedError
+
+    async def _doubt(self, made: Made, chain: _Chain) -> None:
+        """Nobody has said how far it has come: because some of it is not for the stream, which is
+        refused. Raises BusConnectionError where it is."""
+        body, self._is_doubtful = body_of(made), True
+        rows = np.searchsorted(made.sequences, chain.sequences[chain.unheard])
+        body.unheard = rows[body.missing[rows]].tolist()
+        if not body.unheard:
+            why = chain.why or "it has another leader"
+            raise BusConnectionError(f"stream {self._stream!r} has not said what it has: {why}")
+        body.missing[body.unheard] = False
+        await self._sort_unheard(made)
+
+    def _refuse_denied(self, made: Made) -> None:
+        """The server lets the lane not say some of it. Raises BusConnectionError where it is
+        something else that it complains of."""
+        count, self._is_doubtful = len(body_of(made).refusals), True
+        complaints = list(dict.fromkeys(self._wire.complaints))
+        self._wire.complaints.clear()
+        for complaint in complaints:
+            if subject := denied(complaint):
+                self._deny(made, subject, complaint)
+        if len(body_of(made).refusals) == count:
+            raise BusConnectionError(f"NATS at {self._wire.link.server} says: {complaints[0]}")
+
+    async def _store_alone(self, made: Made, sequence: int) -> None:
+        """Have one message stored that ended a chain, or hear why it is not."""
+        body, sent = body_of(made), self._sent
+        self._is_alone, self._sent = True, deque()
+        try:
+            super().send(self._of(made, np.array([sequence])))
+            (alone,) = self._sent
+            refusals = await super().settle()
+        finally:
+            self._is_alone, self._sent = False, sent
+        _count_known(made, alone.left.get(Left.KNOWN, 0))
+        if refusals and refusals[0].code == STREAM_FULL:
+            self._later = refusals[0]
+            return
+        body.refusals += refusals
+        self._settle_rows(made, np.array([sequence]))
+
+    # Asking --------------------------------------------------------------------------------------
+
+    async def _unknown(self, made: Made, sequences: Integers) -> Integers:
+        """Those of these that the stream has not."""
+        stored = await self._asked(made, sequences)
+        self._settle_rows(made, sequences[stored])
+        _count_known(made, int(np.count_nonzero(stored)))
+        left: Integers = sequences[~stored]
+        return left
+
+    async def _are_stored(self, made: Made, sequences: Integers) -> bool:
+        return bool((await self._asked(made, sequences)).all())
+
+    async def _asked(self, made: Made, sequences: Integers) -> Flags:
+        """Whether the stream has these. Raises BusConnectionError where it does not say so."""
+        found = body_of(made).found
+        assert found is not None, "it was made here"
+        checks = np.concatenate([piece.checks() for piece in found.only(sequences)])
+        first, count = self._core.take_numbers(sequences.size), sequences.size
+        subject, replies = self._taken(body_of(made)), self._core.replies_to(first, count)
+        ids = self._message_ids(sequences, checks)
+        self._core.write(jetstream.whether_stored(subject, count, ids, replies))
+        self._wire.link.flush()
+        stored: Flags = np.zeros(count, np.bool_)
+        missing = np.ones(count, np.bool_)
+        asked_at = trio.current_time()
+        while missing.any():
+            if not self._wire.replies:
+                await self._pub_acks()
+                self._check_late(asked_at)
+            for each in self._wire.replies:
+                rows = each.numbers - first
+                acks = jetstream.pub_acks(each.messages)
+                for at in np.flatnonzero((rows >= 0) & (rows < count)).tolist():
+                    error = acks.errors.get(at)
+                    if error is not None and error.code not in _NOT_STORED:
+                        why = f"does not say whether it has a message: {error}"
+                        raise BusConnectionError(f"stream {self._stream!r} {why}")
+                    stored[rows[at]] = bool(acks.duplicates[at])
+                    missing[rows[at]] = False
+            self._wire.replies.clear()
+        return stored
+
+
+def _each(why: Refusal, sequences: Sequence[int] | Integers) -> list[Refusal]:
+    """The same said of each of these."""
+    return [Refusal(int(each), why.code, why.sentence) for each in sequences]
+
+
+def _count_known(made: Made, count: int) -> None:
+    if count:
+        made.left[Left.KNOWN] = made.left.get(Left.KNOWN, 0) + count

@@ -1,0 +1,93 @@
+"""Two bridges that run with one configuration, and NATS at one end of them; and one whose NATS
+server is away: each says so once."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from engine.doors import address, door, options
+
+import simplebus
+from load.ports import HOST, free_port
+from simplebus.bridge import nats_ends
+from simplebus.bridge.far import far_bus
+from simplebus.bridge.running import lanes
+from simplebus.bridge.settings import Bridge, Copied
+
+from .buses import numbered, payloads
+from .nats_lanes import BusServer, NatsServer, copying, stream, until, wired
+from .test_doors import all_of
+
+
+async def test_who_comes_while_the_one_before_still_copies_goes_on_behind_that(
+    server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a bridge is replaced and both run for a moment: what the far bus remembers is ahead
+    of what the stream had when it was looked at first."""
+    bridge = Bridge("twin", nats.url, server.address, (Copied("twin", stream="TWIN"),))
+    (before,), (after,) = lanes([bridge]), lanes([bridge])
+    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+        await stream(wire, "TWIN", "twin")
+
+        async def say(first: int, last: int) -> None:
+            for number in range(first, last):
+                wire.core.publish("twin", b"%d" % number)
+            wire.link.flush()
+            copied = before.statistics, after.statistics
+            await until(lambda: sum(each().copied for each in copied) >= last)
+
+        @asynccontextmanager
+        async def late(*place: Any) -> AsyncIterator[Any]:
+            if before.statistics().copied == 50:
+                await say(50, 100)
+            async with far_bus(*place) as found:
+                yield found
+
+        monkeypatch.setattr(nats_ends, "far_bus", late)
+        async with copying(before, up=True):
+            await say(0, 50)
+            async with copying(after, up=True):
+                await say(100, 120)
+        assert await payloads(bus, "twin", 120) == numbered(0, 120)
+        found = after.statistics()
+        assert (found.doubts, found.copied, found.left) == (0, 20, {})
+
+
+async def test_of_two_from_nats_to_a_door_one_copies(nats: NatsServer) -> None:
+    async with wired(nats) as wire, door(options(nats.url)) as one:
+        bridge = Bridge("twins", nats.url, address(one), (Copied("a", channels=("twins",)),))
+        (first,), (second,) = lanes([bridge]), lanes([bridge])
+        async with copying(first, up=True), copying(second, up=True):
+            await until(lambda: "stands aside" in first.statistics().problem)
+            for number in range(100):
+                wire.core.publish("twins", b"%d" % number)
+            wire.link.flush()
+            await until(lambda: second.statistics().copied == 100)
+            assert first.statistics().copied == 0
+        async with simplebus.connect(address(one)) as bus:
+            assert await all_of(bus) == numbered(0, 100)
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+async def test_a_server_that_lets_nobody_in_is_told_of_once(
+    server: BusServer,
+    nats: NatsServer,
+    is_there: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Or one that has not what is asked for. A lane tries again all the time."""
+    if not is_there:
+        monkeypatch.setattr("simplebus.bridge.nats_wire.CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr("simplebus.bridge.lane.PAUSE_SECONDS_MAX", 0.05)
+    monkeypatch.setattr("simplebus.bridge.behind.LOOK_SECONDS", 0.05)
+    url = nats.url if is_there else f"nats://{HOST}:{free_port()}"
+    (copies,) = lanes([Bridge("none", url, server.address, (Copied("none", stream="NONE"),))])
+    caplog.set_level("INFO")
+    async with copying(copies):
+        await until(lambda: copies.statistics().losses >= 5)
+    (told,) = caplog.messages
+    assert told.endswith("trying again")

@@ -1,0 +1,86 @@
+"""What a consumer sends counts as long as it says that nothing was left out."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.bridge.pulled import Pulled
+from simplebus.core.errors import BusConnectionError
+from simplebus.nats.client.core import ClientCore
+from simplebus.nats.client.events import Messages
+from simplebus.nats.client.parser import Parser
+
+
+def pulled(sent: int) -> Pulled:
+    wire: Any = SimpleNamespace(core=ClientCore(inbox="_INBOX.me"))
+    return Pulled(wire, "S", "c", sent=sent, pending=9, beat=1.0)
+
+
+def delivered(*counts: int, sid: int, pending: int = 5) -> Messages:
+    """Under sequences that are ten times as high."""
+    said = [f"MSG s {sid} $JS.ACK.S.c.1.{10 * n}.{n}.0.{pending} 0\r\n\r\n" for n in counts]
+    (messages,) = Parser().receive("".join(said).encode())
+    assert isinstance(messages, Messages)
+    return messages
+
+
+def status(line: str, sid: int) -> Messages:
+    block = f"NATS/1.0 {line}\r\n\r\n"
+    (messages,) = Parser().receive(
+        f"HMSG s {sid} {len(block)} {len(block)}\r\n{block}\r\n".encode()
+    )
+    assert isinstance(messages, Messages)
+    return messages
+
+
+@given(st.lists(st.integers(1, 40), max_size=9), st.integers(0, 200), st.integers(-3, 3))
+def test_what_is_counted_without_a_gap_is_taken_and_nothing_behind_one(
+    sizes: list[int], broken: int, by: int
+) -> None:
+    """In pieces of these sizes; from the message with number `broken` on, counts are otherwise."""
+    source, first, got = pulled(sent=7), 8, []
+    counts = [n + (by if n >= broken else 0) for n in range(first, first + sum(sizes))]
+    end = next((row for row, n in enumerate(counts) if n != first + row), len(counts))
+    at = 0
+    for size in sizes:
+        piece = counts[at : at + size]
+        got += source.take(delivered(*piece, sid=source._sid)).sequences.tolist()
+        at += size
+        if at > end:
+            with pytest.raises(BusConnectionError, match="has not come"):
+                source.check()
+            break
+        source.check()
+    whole = np.cumsum(sizes)
+    taken = int(whole[whole <= end].max(initial=0))
+    assert got == [10 * n for n in counts[:taken]]
+
+
+def test_what_others_are_sent_is_not_taken() -> None:
+    source = pulled(sent=0)
+    assert source.take(delivered(1, 2, sid=source._sid + 1)).messages.count == 0
+    assert source.take(delivered(1, 2, sid=source._sid, pending=3)).sequences.tolist() == [10, 20]
+    assert source.pending == 3
+    source.check()
+
+
+@pytest.mark.parametrize("line", ["404 No Messages", "408 Request Timeout", "100 Idle Heartbeat"])
+def test_when_a_consumer_says_that_there_is_nothing_nothing_is_pending(line: str) -> None:
+    source = pulled(sent=0)
+    source.take(status(line, source._sid))
+    source.check()
+    assert source.pending == 0
+
+
+@pytest.mark.parametrize("line", ["409 Consumer Deleted", "503"])
+def test_a_consumer_that_has_ended_says_why(line: str) -> None:
+    source = pulled(sent=0)
+    source.take(status(line, source._sid))
+    with pytest.raises(BusConnectionError, match=f"'c' of stream 'S' has ended: {line}"):
+        source.check()
