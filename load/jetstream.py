@@ -22,15 +22,27 @@ REPLY_S = 10.0
 
 @contextmanager
 def stream(
-    broker: Broker, *, subjects: list[str], ack_all: bool | None = None, storage: str = "memory"
+    broker: Broker,
+    *,
+    subjects: list[str],
+    ack_all: bool | None = None,
+    storage: str = "memory",
+    retention: str = "limits",
 ) -> Iterator[None]:
     """A stream in "memory" or in a "file", gone at the end of the block, with one push consumer
-    that acknowledges all up to a message, or each; with none for `ack_all` None."""
+    that acknowledges all up to a message, or each; with none for `ack_all` None. With the retention
+    "interest" what is acknowledged is removed."""
     with _connection(broker) as peer:
         _request(
             peer,
             f"STREAM.CREATE.{STREAM}",
-            {"name": STREAM, "subjects": subjects, "storage": storage, "num_replicas": 1},
+            {
+                "name": STREAM,
+                "subjects": subjects,
+                "storage": storage,
+                "retention": retention,
+                "num_replicas": 1,
+            },
         )
         try:
             if ack_all is not None:

@@ -44,6 +44,8 @@ class Flow:
     """Version 2: the publisher's; JetStream: what its messages' ids begin with."""
     storage: str = "memory"
     """JetStream: where its stream is, "memory" or "file"."""
+    retention: str = "limits"
+    """JetStream: "interest" to have removed what is acknowledged; else its stream keeps all."""
 
     def shape(self) -> dict[str, object]:
         """What both sides must agree on."""
@@ -130,7 +132,8 @@ def _prepared(broker: Broker, protocol: str, flow: Flow) -> Any:
     if protocol != "nats-jetstream":
         return nullcontext()
     subjects = [f"load.js.{class_id}" for class_id in flow.classes]
-    return stream(broker, subjects=subjects, ack_all=flow.ack_every > 1, storage=flow.storage)
+    kept = {"storage": flow.storage, "retention": flow.retention}
+    return stream(broker, subjects=subjects, ack_all=flow.ack_every > 1, **kept)
 
 
 def _subscriber_options(protocol: str, flow: Flow, index: int) -> dict[str, object]:

@@ -167,9 +167,12 @@ def _journal(size_bytes: int) -> Scenario:
 def _engine(size_bytes: int) -> Scenario:
     """A door before JetStream, and JetStream driven directly; both confirm each message, which is
     in a file then, and have each acknowledged, but for one that acknowledges 500 at once. Of a
-    publisher with a name each message has an id by which it is stored once, on either way."""
+    publisher with a name each message has an id by which it is stored once, on either way. A door
+    has what is acknowledged removed; JetStream alone does so in one variant, and keeps all of it in
+    the others."""
     flow = Flow(size_bytes=size_bytes, storage="file")
     at_once, known = replace(flow, ack_every=500), replace(flow, name="load")
+    removed = replace(at_once, retention="interest")
     title = f"{size_bytes} B, a door before JetStream against it alone"
     return Scenario(
         f"engine-{size_bytes}",
@@ -178,12 +181,20 @@ def _engine(size_bytes: int) -> Scenario:
             Variant("door", "simplebus-engine", "simplebus-2", flow),
             Variant("JetStream, each acked", "nats", "nats-jetstream", flow),
             Variant("JetStream, acks of 500", "nats", "nats-jetstream", at_once),
+            Variant("JetStream, acks of 500, removed", "nats", "nats-jetstream", removed),
             Variant("door, with ids", "simplebus-engine", "simplebus-2", known),
             Variant("JetStream, with ids", "nats", "nats-jetstream", known),
         ),
         (
             Target(f"{title}, each acked", "door", "JetStream, each acked", 0.8, None),
             Target(f"{title}, acks of 500", "door", "JetStream, acks of 500", 0.8, None),
+            Target(
+                f"{title}, which removes what is acknowledged",
+                "door",
+                "JetStream, acks of 500, removed",
+                None,
+                None,
+            ),
             Target(f"{title}, with ids", "door, with ids", "JetStream, with ids", 0.8, None),
         ),
     )
