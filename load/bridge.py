@@ -4,7 +4,10 @@ Rule 1: the rate is of verified messages from a publisher at the near end to a s
 end, from the first one sent to the last one acknowledged there.
 Rule 2: what NATS takes is measured in the same round with a publisher of its own: the same
 messages, the same subscriber. Once with the header that says where they have been, once without.
-Rule 3: as in other scenarios, what is measured has been done once before: memory is there then.
+Rule 3: what was stored before is copied against such a publisher, too, which has its messages
+ready as well: both rates from the first byte at the subscriber to its last message. Nobody fills
+the bus meanwhile, which else takes its part of the same processors.
+Rule 4: as in other scenarios, what is measured has been done once before: memory is there then.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from simplebus.client.blocking import connect_blocking
 
 COUNT = 4_000_000
 QUICK_PART = 4
+STORED = 3_000_000
 SIZE_BYTES = 128
 CLASS = 1
 APART, WITHIN = "the bridge alone", "part of a server"
@@ -55,6 +59,10 @@ def run(manner: Manner) -> list[Row]:
                 found(f"to NATS without the path, {way}", bare / plain, "x", 0.8)
                 found(f"with it, against a publisher without, {way}", marked / plain, "x", 0.8)
                 found("that publisher with it, against without", same / plain, "x", None)
+            marked, same = _stored_to_nats(manner, nats, has_path=True)
+            bare, plain = _stored_to_nats(manner, nats, has_path=False)
+            found(f"what was stored, to NATS, against the same, {APART}", marked / same, "x", 0.8)
+            found(f"what was stored, without the path, {APART}", bare / plain, "x", 0.8)
     return list(rows.values())
 
 
@@ -79,14 +87,53 @@ def _to_nats(
     return rate, _flow(nats, "nats", nats, "nats", count, hears_more=header, says_more=header)
 
 
+def _stored_to_nats(manner: Manner, nats: Broker, *, has_path: bool) -> tuple[float, float]:
+    """The rate of a bridge that begins with all of it, and that of a publisher of the same."""
+    with running("simplebus", server_args=manner.server_args) as near:
+        header = {"header": f"{PATH}={_bus_id(near)}"} if has_path else {}
+        shape = {"timeout_s": TIMEOUT_S, "count": STORED, "size": SIZE_BYTES, "classes": CLASS}
+        with Generator("publish", "simplebus-2", near.port, **shape) as publisher:
+            publisher.result()
+        with Generator("subscribe", "nats", nats.port, **shape, **header) as subscriber:
+            subscriber.wait_ready()
+            to = f"nats://{HOST}:{nats.port}"
+            with _configured(to, has_path=has_path) as file, _alone(file, near):
+                rate = _heard(subscriber)
+    with Generator("subscribe", "nats", nats.port, **shape, **header) as subscriber:
+        subscriber.wait_ready()
+        with Generator("publish", "nats", nats.port, **shape, **header) as publisher:
+            publisher.result()
+            return rate, _heard(subscriber)
+
+
+def _heard(subscriber: Generator) -> float:
+    """Its rate, when it has all."""
+    heard = subscriber.result()
+    rate: float = heard["messages"] / heard["seconds"]
+    return rate
+
+
 @contextmanager
 def _bridged(manner: Manner, to: str, way: str, *, has_path: bool = True) -> Iterator[Broker]:
     """A server that is copied from, once the bridge has both ends."""
+    with _configured(to, has_path=has_path) as file:
+        more = ["--config", str(file)] if way == WITHIN else []
+        with running("simplebus", server_args=[*manner.server_args, *more]) as near:
+            if way == WITHIN:
+                near.process.wait_for_line("goes on at", timeout_s=START_S)
+                yield near
+                return
+            with _alone(file, near):
+                yield near
+
+
+@contextmanager
+def _configured(to: str, *, has_path: bool) -> Iterator[Path]:
+    """A file with a bridge to there."""
     rewrite = [["#", f"load.{CLASS}"]] if is_nats(to) else []
     lines = [
         "[[bridges]]",
         'name = "load"',
-        "" if way == WITHIN else 'from = "FROM"',
         f'to = "{to}"',
         "" if has_path else "path = false",
         "[[bridges.copy]]",
@@ -96,17 +143,18 @@ def _bridged(manner: Manner, to: str, way: str, *, has_path: bool = True) -> Ite
     with tempfile.TemporaryDirectory(prefix="simplebus-load-") as directory:
         file = Path(directory) / "bridges.toml"
         file.write_text("\n".join(lines) + "\n")
-        more = ["--config", str(file)] if way == WITHIN else []
-        with running("simplebus", server_args=[*manner.server_args, *more]) as near:
-            if way == WITHIN:
-                near.process.wait_for_line("goes on at", timeout_s=START_S)
-                yield near
-                return
-            file.write_text("\n".join(lines).replace("FROM", f"{HOST}:{near.port}"))
-            command = [sys.executable, "-m", "simplebus", "bridge", str(file)]
-            with Process("the bridge", command, directory=REPOSITORY) as bridge:
-                bridge.wait_for_line("goes on at", timeout_s=START_S)
-                yield near
+        yield file
+
+
+@contextmanager
+def _alone(file: Path, near: Broker) -> Iterator[None]:
+    """The bridge as a process of its own, from there, once it has both ends."""
+    lines = file.read_text()
+    file.write_text(lines.replace("to =", f'from = "{HOST}:{near.port}"\nto =', 1))
+    command = [sys.executable, "-m", "simplebus", "bridge", str(file)]
+    with Process("the bridge", command, directory=REPOSITORY) as bridge:
+        bridge.wait_for_line("goes on at", timeout_s=START_S)
+        yield
 
 
 def _bus_id(broker: Broker) -> str:
