@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -360,6 +360,7 @@ def settings(
     max_durables: int,
     max_dead_letters: int,
     max_deliveries: int,
+    last_values: Sequence[NamedClass] | None = None,
     config: Config | None = None,
     data_dir: Path | None = None,
     **_: Any,
@@ -421,6 +422,11 @@ def settings(
             spilling.insert(0, "--full")
         why = "spill keeps on disk what does not fit into memory: it needs --data-dir"
         raise ValueError("\n".join(f"{each}: {why}" for each in spilling))
+    for asked in last_values or ():
+        found = chosen.of_class(-1 if asked.id is None else asked.id, asked.name or "")
+        if found.last_values is None and chosen.policy(found) is FullPolicy.SPILL:
+            what = asked.name or asked.id
+            raise ValueError(f"--last-values {what}: it spills, and such a class keeps none")
     return chosen
 
 

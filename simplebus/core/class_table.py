@@ -175,7 +175,7 @@ class ClassTable:
         settings, limits = self.settings, self.settings.limits
         own = settings.of_class(cls.class_id, cls.name)
         cls.is_to_keep(settings.keep if own.keep is None else own.keep)
-        cls.policy = own.full_policy or settings.full_policy
+        cls.policy = settings.policy(own)
         if cls.policy is FullPolicy.SPILL and cls.name == RECORDS:
             cls.policy = FullPolicy.BLOCK
         ring = cls.ring
@@ -327,6 +327,9 @@ class ClassTable:
             raise RemoteProtocolError(
                 Reason.BAD_REQUEST, "a door before a JetStream cluster keeps no last values"
             )
+        for (class_id, name), one in zip(found, asked, strict=True):
+            if isinstance(one, NamedClass) and one.last_values:
+                self._check_values(class_id, name)
         bound = [
             (class_id, subject)
             for (class_id, _), one in zip(found, asked, strict=True)
@@ -335,6 +338,19 @@ class ClassTable:
         ]
         self.bound.check(bound)
         return found, bound
+
+    def _check_values(self, class_id: int, name: str) -> None:
+        """Raise RemoteProtocolError (bad_request) for a class that keeps no last values, unless
+        the settings say just that."""
+        if not name and class_id in self.classes:
+            name = self.classes[class_id].name
+        own = self.settings.of_class(class_id, name)
+        spills = self.settings.policy(own) is FullPolicy.SPILL and name != RECORDS
+        if spills and own.last_values is None:
+            raise RemoteProtocolError(
+                Reason.BAD_REQUEST,
+                f"class {name or class_id} spills, and such a class keeps no last values",
+            )
 
     def dead_class(self, of: str) -> MessageClass:
         """The class of this one's dead letters, made if it is not there. Raises

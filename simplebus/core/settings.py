@@ -143,12 +143,22 @@ class Settings:
             raise ValueError(f"tick_seconds must be above 0, got {self.tick_seconds}")
         if not self.heartbeat_seconds >= 0:
             raise ValueError(f"heartbeat_seconds must be 0 or more, got {self.heartbeat_seconds}")
+        for key, own in self.classes.items():
+            if own.last_values and self.policy(own) is FullPolicy.SPILL:
+                raise ValueError(
+                    f"class {key} spills, as all do, and such a class keeps no last values: give "
+                    "it another policy (full)"
+                )
 
     @property
     def spills(self) -> bool:
         """Whether some class may."""
         policies = [self.full_policy, *(each.full_policy for each in self.classes.values())]
         return FullPolicy.SPILL in policies
+
+    def policy(self, own: ClassSettings) -> FullPolicy:
+        """What happens to messages for a class that is full."""
+        return own.full_policy or self.full_policy
 
     def of_class(self, class_id: int, name: str = "") -> ClassSettings:
         """What this class does in its own way. What is said of its name wins."""

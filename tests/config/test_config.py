@@ -186,6 +186,27 @@ def test_a_class_spills_where_there_is_a_data_directory(file: Path) -> None:
         options.settings(**given(file)[0])
 
 
+@pytest.mark.parametrize(
+    ("table", "flags", "what"),
+    [
+        ("last-values = true", (), "class state spills"),
+        ("", ("--last-values", "state"), "--last-values state: it spills"),
+    ],
+)
+def test_where_all_spill_no_class_is_to_keep_last_values(
+    file: Path, table: str, flags: tuple[str, ...], what: str
+) -> None:
+    """It would keep none, and nobody was told."""
+    before = "[serve]\ndata-dir = 'here'\nfull = 'spill'\n[classes.state]\n"
+    file.write_text(before + table)
+    with pytest.raises(ValueError, match=what):
+        options.settings(**given(file, *flags)[0])
+    file.write_text(before + "full = 'block'\n" + table)
+    assert options.settings(**given(file, *flags)[0]).of_class(3, "state").last_values != bool(
+        flags
+    )
+
+
 @pytest.mark.parametrize("text", ['[nats]\ntoken = "x"', '[nats]\nuser = "x"\npassword = "y"'])
 def test_secrets_that_everybody_may_read_are_warned_of(file: Path, text: str) -> None:
     file.write_text(text)

@@ -15,7 +15,7 @@ import simplebus
 from simplebus.core.errors import RefusedError
 from simplebus.core.ledger import Level
 from simplebus.core.limits import Limits
-from simplebus.core.settings import FullPolicy, Settings
+from simplebus.core.settings import ClassSettings, FullPolicy, Settings
 from simplebus.server import writer
 from simplebus.storage.appending import AppendFile
 from simplebus.testing.server import bus_server
@@ -110,3 +110,24 @@ def test_a_class_larger_than_memory_is_served_from_disk_by_one_server_after_the_
         assert server.statistics().spilled > 1000
         assert [each.payload for each in bus.fetch(1, first=7, count=3)] == PAYLOADS[7:10]
         assert [reader.get(timeout=60).payload for _ in PAYLOADS] == PAYLOADS
+
+
+@pytest.mark.parametrize("policy", FullPolicy)
+def test_a_class_that_spills_is_asked_for_last_values_in_vain(
+    tmp_path: Path, policy: FullPolicy
+) -> None:
+    """And says so; a setting of its own that says that it keeps none is obeyed without a word."""
+    own = {"b": ClassSettings(last_values=False)}
+    settings = Settings(full_policy=policy, classes=own)
+    with (
+        bus_server(settings, data_dir=tmp_path) as server,
+        simplebus.connect_blocking(server.address) as bus,
+    ):
+        if policy is FullPolicy.SPILL:
+            with pytest.raises(RefusedError, match="class a spills"):
+                bus.keep_last_values("a")
+        else:
+            bus.keep_last_values("a")
+        bus.keep_last_values("b")
+        bus.publish(b"goes on", class_id="a")
+        assert [each.payload for each in bus.fetch("a")] == [b"goes on"]
