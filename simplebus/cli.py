@@ -21,6 +21,7 @@ from simplebus.commands import (
     config,
     dlq,
     explain,
+    forget,
     gateway,
     journal,
     serve,
@@ -434,6 +435,7 @@ app.add_typer(pipeline.app, name="pipeline", rich_help_panel=_USE)
 app.command(rich_help_panel=_LOOK_AFTER, help=top.HELP)(with_access(top.top))
 app.command(rich_help_panel=_LOOK_AFTER, help=explain.HELP)(with_access(explain.explain))
 app.add_typer(dlq.app, name="dlq", rich_help_panel=_LOOK_AFTER)
+app.command(rich_help_panel=_LOOK_AFTER, help=forget.HELP)(with_access(forget.forget))
 app.add_typer(journal.app, name="journal", rich_help_panel=_LOOK_AFTER)
 app.command(rich_help_panel=_JOIN, help=bridge.HELP)(bridge.bridge)
 app.command(rich_help_panel=_JOIN, help=gateway.HELP)(gateway.gateway)

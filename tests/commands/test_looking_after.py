@@ -403,3 +403,41 @@ def test_one_that_is_refused_does_not_hold_up_the_others(server: BusServer) -> N
     assert "dead.mixed#0 was refused" in said
     assert "2 were refused in all" in said
     assert [one["sequence"] for one in objects(server, "dlq", "show", "mixed")] == [0, 1]
+
+
+# Durables ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("channels", "more"),
+    [((), {}), (("a.*", "b"), {}), ((), {"group": "g"}), (("b",), {"group": "g", "by_key": True})],
+)
+def test_a_durable_that_nobody_uses_is_forgotten(
+    server: BusServer, channels: tuple[str, ...], more: dict[str, Any]
+) -> None:
+    class_ = f"left-{len(channels)}-{len(more)}"
+
+    async def leave(bus: Bus) -> None:
+        async with (
+            bus.subscribe(class_, *channels, durable="old", **more),
+            bus.subscribe(class_, durable="new") as needed,
+        ):
+            await bus.publish_many([b"1", b"2"], class_id=class_, channel="b")
+            with pytest.raises(BusError, match="somebody is connected to the durable 'old'"):
+                await trio.to_thread.run_sync(run, server, "forget", class_, "old", "--yes")
+            await needed.take(2)
+
+    with_bus(server, leave)
+    (told,) = said(server, "forget", class_, "old", status=2)
+    assert told.endswith("; say --yes to do it")
+    with pytest.raises(BusError, match="has no durable 'other'; there are 'old', 'new'"):
+        run(server, "forget", class_, "other", "--yes")
+    (told,) = said(server, "forget", class_, "old", "--yes")
+    assert told.startswith("forgot the durable 'old', which had 2 messages")
+
+    async def look(bus: Bus) -> None:
+        found = await bus.explain(class_)
+        assert [(each.durable, each.lag) for each in found.positions] == [("new", 0)]
+        assert found.stored == 0
+
+    with_bus(server, look)
