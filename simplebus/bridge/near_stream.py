@@ -338,7 +338,7 @@ class NearStream:
             if self._is_again and await self._is_read_again():
                 if not goes_on:
                     break
-                await self._go_on(max(self._read, self._own))
+                await self._go_on(self._own)  # What it has sent beyond was not taken.
             elif not self._is_again and (not self._pending or self._waits_for_acks()):
                 break
             else:
