@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,9 +16,10 @@ from simplebus.bridge.nats_wire import NatsWire, nats_wired
 from simplebus.bridge.running import lanes as lanes_of
 from simplebus.bridge.running import run
 from simplebus.bridge.settings import Bridge
+from simplebus.core.errors import BusConnectionError
 from simplebus.testing.server import BusServer, bus_server
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
 
 
 @pytest.fixture(scope="module", name="nats")
@@ -32,9 +34,26 @@ def one_bus() -> Iterator[BusServer]:
         yield running
 
 
-def wired(nats: NatsServer) -> Any:
-    """A connection of the test's own."""
-    return nats_wired(nats.url, "test", {})
+@asynccontextmanager
+async def wired(
+    server: NatsServer | str, credentials: dict[str, str] | None = None, **more: Any
+) -> AsyncIterator[NatsWire]:
+    """A connection of the test's own. A busy machine may be late with it, and with what is asked:
+    lanes try again, and no test does."""
+    url = server if isinstance(server, str) else server.url
+    shown = credentials or {}
+    end = trio.current_time() + PATIENCE_SECONDS
+    async with AsyncExitStack() as stack:
+        while True:
+            try:
+                wire = await stack.enter_async_context(nats_wired(url, "test", shown, **more))
+                break
+            except BusConnectionError:
+                if trio.current_time() > end:
+                    raise
+        ask = partial(wire.link.ask, seconds=PATIENCE_SECONDS)
+        wire.link.ask = ask  # type: ignore[method-assign]
+        yield wire
 
 
 async def stream(wire: NatsWire, name: str, subject: str, **more: object) -> None:

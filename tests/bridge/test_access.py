@@ -17,7 +17,6 @@ from served import serving
 from typer.testing import CliRunner
 
 import simplebus
-from simplebus.bridge.nats_wire import nats_wired
 from simplebus.bridge.serving import serve_with_bridges
 from simplebus.bridge.settings import Bridge, Copied
 from simplebus.cli import app
@@ -33,7 +32,7 @@ from simplebus.server.serve import ServeOptions, Serving, serve
 from simplebus.server.tls import TlsOptions
 
 from .buses import numbered, payloads
-from .nats_lanes import bridged, until
+from .nats_lanes import bridged, until, wired
 
 PATIENCE_SECONDS = 60.0
 
@@ -214,7 +213,7 @@ async def test_a_nats_server_that_asks_for_certificates_is_one_of_the_ends(
         async with (
             serving() as near,
             simplebus.connect(near.addresses[0]) as bus,
-            nats_wired(nats.url, "test", {"token": "secret"}, tls=access.tls()) as wire,
+            wired(nats, {"token": "secret"}, tls=access.tls()) as wire,
         ):
             wire.core.subscribe("class.orders")
             await wire.echoed()

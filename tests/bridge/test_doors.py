@@ -18,7 +18,6 @@ from load.ports import HOST, free_ports
 from simplebus.bridge.between import between
 from simplebus.bridge.far import FarTerms
 from simplebus.bridge.lane import Lane
-from simplebus.bridge.nats_wire import nats_wired
 from simplebus.bridge.running import lanes, run
 from simplebus.bridge.settings import Bridge, Copied
 from simplebus.client.access import Access
@@ -31,7 +30,7 @@ from simplebus.core.users import User, Users
 from simplebus.memory import MemoryBus
 
 from .buses import numbered, place
-from .nats_lanes import bridged
+from .nats_lanes import bridged, wired
 from .test_processes import Killed, listening
 
 PATIENCE_SECONDS = 120.0
@@ -196,7 +195,7 @@ async def test_from_nats_to_a_door(nats: NatsServer, stream: str) -> None:
     """Of a stream each once; of what is not kept, what comes while the lane is there, and nothing
     of it is taken for what came before."""
     subject = f"words{stream}"
-    async with nats_wired(nats.url, "test", {}) as wire, door(options(nats.url)) as one:
+    async with wired(nats) as wire, door(options(nats.url)) as one:
         if stream:
             config = {"name": stream, "subjects": [subject], "storage": "memory"}
             await wire.link.ask(f"STREAM.CREATE.{stream}", config)

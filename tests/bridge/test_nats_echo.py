@@ -8,12 +8,11 @@ from engine.nats_servers import NatsServer
 
 import simplebus
 from simplebus.bridge.nats_ends import _SERVERS_MAX, _one_place
-from simplebus.bridge.nats_wire import nats_wired
 from simplebus.bridge.settings import Bridge, Copied
 from simplebus.testing.server import BusServer
 
 from .buses import numbered
-from .nats_lanes import bridged
+from .nats_lanes import bridged, wired
 
 PATIENCE_SECONDS = 60.0
 
@@ -23,7 +22,7 @@ async def test_what_is_published_at_either_end_is_at_each_of_them_once(
     stream: str, server: BusServer, nats: NatsServer
 ) -> None:
     async with (
-        nats_wired(nats.url, "test", {}) as wire,
+        wired(nats) as wire,
         simplebus.connect(server.address) as bus,
     ):
         if stream:
@@ -64,7 +63,7 @@ async def test_where_the_path_is_left_out_it_may_come_back_under_another_name(
     into = Bridge("into", nats.url, server.address, (Copied("way", channels=("way.in",)),))
     renamed = Copied("way", rewrite=(("way.in", "way.out"),), start="earliest")
     out = Bridge("out", server.address, nats.url, (renamed,), path=False)
-    async with nats_wired(nats.url, "test", {}) as wire, bridged(into, out, up=True):
+    async with wired(nats) as wire, bridged(into, out, up=True):
         wire.core.subscribe("way.out")
         await wire.echoed()
         wire.core.publish("way.in", b"hello")

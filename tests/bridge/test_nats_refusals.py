@@ -9,7 +9,6 @@ import pytest
 from engine.nats_servers import nats_server
 
 import simplebus
-from simplebus.bridge.nats_wire import nats_wired
 from simplebus.bridge.running import lanes
 from simplebus.bridge.settings import Bridge, Copied
 from simplebus.engine.link import Link
@@ -72,7 +71,7 @@ async def test_what_is_denied_is_refused_however_its_subject_is_shown(
     with nats_server(tmp_path, MAY_NOT) as nats:
         url = nats.url.replace("//", "//lane:p@")
         async with (
-            nats_wired(url, "test", {}) as wire,
+            wired(url) as wire,
             simplebus.connect(server.address) as bus,
         ):
             if name:
@@ -139,23 +138,22 @@ async def test_a_lane_that_may_not_do_what_it_needs_is_down_and_says_so_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It would be there, and copy nothing."""
-    monkeypatch.setattr("simplebus.bridge.nats_wire.CONNECT_SECONDS", 0.5)
     monkeypatch.setattr("simplebus.bridge.lane.PAUSE_SECONDS_MAX", 0.05)
-    monkeypatch.setitem(Link.ask.__kwdefaults__, "seconds", 0.5)
+    monkeypatch.setitem(Link.ask.__kwdefaults__, "seconds", 3.0)
     caplog.set_level("WARNING")
     with nats_server(tmp_path, NEEDS) as nats:
 
         def url(user: str) -> str:
             return nats.url.replace("//", f"//{user}:p@")
 
-        async with nats_wired(url("whole"), "test", {}) as wire:
+        async with wired(url("whole")) as wire:
             await stream(wire, "S", "s")
             wire.core.publish("s", b"1")
             await wire.echoed()
             (lane,) = lanes([Bridge("needs", url(user), server.address, (copied,))])
             async with copying(lane):
                 await until(lambda: lane.statistics().losses >= 3)
-                assert problem in lane.statistics().problem
+                await until(lambda: problem in lane.statistics().problem)
     told = [each for each in caplog.messages if "Permissions Violation" in each]
     assert len(set(told)) == 1
     assert len(told) == 1 or user == "few"  # It copies before it learns of that.

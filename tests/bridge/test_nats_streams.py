@@ -47,6 +47,7 @@ async def test_a_stream_that_lets_few_messages_wait_for_their_acks_is_copied(
         copies = from_stream(nats, server, "FEW", heartbeat=60.0)
         async with copying(copies):
             assert await payloads(bus, "FEW", 300) == numbered(0, 300)
+            await until(lambda: copies.statistics().at == 301)
         found = copies.statistics()
         assert (found.copied, found.missed, found.losses) == (300, 0, 0)
 

@@ -10,13 +10,13 @@ import trio
 from engine.nats_servers import nats_server
 
 import simplebus
-from simplebus.bridge.nats_wire import nats_wired
 from simplebus.bridge.running import lanes
 from simplebus.bridge.settings import Bridge, Copied
 from simplebus.memory import MemoryBus
 from simplebus.testing.server import bus_server
 
 from .buses import hold, lane, payloads, read, run
+from .nats_lanes import wired
 
 PATIENCE_SECONDS = 60.0
 
@@ -83,7 +83,7 @@ async def test_a_ring_through_a_nats_server_neither_loops_nor_loses(tmp_path: Pa
     of the stream is killed meanwhile."""
     count = 200
     with bus_server() as one, bus_server() as two, nats_server(tmp_path) as nats:
-        async with nats_wired(nats.url, "test", {}) as wire:
+        async with wired(nats) as wire:
             config = {"name": "RING", "subjects": ["ring.>"]}
             await wire.link.ask("STREAM.CREATE.RING", config)
         out = Copied("a", rewrite=(("#", "ring.x.#"),), stream="RING", start="earliest")
@@ -119,7 +119,7 @@ async def test_a_ring_through_a_nats_server_neither_loops_nor_loses(tmp_path: Pa
                         assert own == sorted(own)
                 while not all(each.statistics().at >= count for each in ring):  # noqa: ASYNC110
                     await trio.sleep(0.01)
-                async with nats_wired(nats.url, "test", {}) as wire:
+                async with wired(nats) as wire:
                     info = await wire.link.ask("STREAM.INFO.RING")
                     assert info["state"]["messages"] == count
                 await here.publish(b"last", class_id="a")
