@@ -14,12 +14,9 @@ from simplebus.engine.awaited import Awaited
 from simplebus.engine.feed import Found
 from simplebus.engine.positions import Positions
 
-from .doors import door, options
+from .doors import PATIENCE_SECONDS, door, options
 from .nats_servers import NatsServer
 from .test_doors import cluster_of, until
-
-PROMPT_SECONDS = 10.0
-"""Less than the ack wait, which is 30 s."""
 
 
 async def test_what_is_given_back_comes_at_once_though_the_stream_is_trimmed_meanwhile(
@@ -27,7 +24,7 @@ async def test_what_is_given_back_comes_at_once_though_the_stream_is_trimmed_mea
 ) -> None:
     """A server that removes messages forgets what was to be sent again behind them."""
     again = Positions._again
-    cluster = options(jetstream_server.url)
+    cluster = options(jetstream_server.url, ack_wait_seconds=10 * PATIENCE_SECONDS)
     async with door(cluster) as one, door(cluster) as other:
         first, second = await served.connect(one, [3]), await served.connect(other, [3])
         await first.send(frames.encode(frames.SUBSCRIBE, class_id=3))
@@ -46,7 +43,7 @@ async def test_what_is_given_back_comes_at_once_though_the_stream_is_trimmed_mea
 
         monkeypatch.setattr(Positions, "_again", trimmed)
         await second.send(frames.encode(frames.SUBSCRIBE, class_id=3))
-        with trio.fail_after(PROMPT_SECONDS):
+        with trio.fail_after(PATIENCE_SECONDS):
             assert [each for _, each in await second.messages(4)] == [b"1", b"2", b"3", b"4"]
 
 

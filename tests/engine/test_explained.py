@@ -118,7 +118,6 @@ async def test_dead_letters_are_counted_where_they_lie(jetstream_server: NatsSer
 async def test_what_is_not_known_is_said_not_to_be(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(counting, "PATIENCE_SECONDS", 0.2)
     async with door(options(jetstream_server.url)) as up, simplebus.connect(address(up)) as bus:
         await bus.publish_many(NUMBERED, class_id=7)
         link = cluster_of(up).link
@@ -129,6 +128,7 @@ async def test_what_is_not_known_is_said_not_to_be(
         assert "stored:" not in shown(said)
         with monkeypatch.context() as patch:
             patch.setattr(link, "ask", silence)
+            patch.setattr(counting, "PATIENCE_SECONDS", 0.2)
             assert (await bus.explain(7)).unknown == "the cluster has not answered within 0.2 s"
         assert (await bus.explain(7)).backlog == 5
 

@@ -199,11 +199,21 @@ async def test_users_and_keys_come_in_by_tls(tmp_path: Path) -> None:
 
 
 async def test_who_is_refused_tries_on_and_says_why_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with nats_server(tmp_path, "authorization { token: secret }") as server:
         link = Link([NatsAddress.of(f"nats://wrong@{HOST}:{server.port}")], lambda event: None)
-        with trio.move_on_after(0.5):
+        known, tries = link._known, 0
+        with trio.fail_after(PATIENCE_SECONDS), trio.CancelScope() as scope:
+
+            def tried() -> list[NatsAddress]:
+                nonlocal tries
+                tries += 1
+                if tries > 4:
+                    scope.cancel()
+                return known()
+
+            monkeypatch.setattr(link, "_known", tried)
             await link.run()
     complaints = [r for r in caplog.messages if "Authorization Violation" in r]
     assert len(complaints) == 1

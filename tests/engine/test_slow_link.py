@@ -10,6 +10,7 @@ import trio
 
 from load.ports import HOST
 from simplebus.core.errors import BusConnectionError
+from simplebus.engine.link import REQUEST_SECONDS_MAX
 
 from .nats_servers import NatsServer
 from .test_link import linked
@@ -78,12 +79,12 @@ async def test_what_is_asked_behind_much_else_is_waited_for_while_it_is_on_its_w
 ) -> None:
     async with slow(jetstream_server) as line, linked(line.url) as (link, _):
         link.core.subscribe("said")  # So that something is heard all the time.
-        line.rate = 400_000.0
+        line.rate = 250_000.0
         begun = trio.current_time()
         for _ in range(100):
             link.core.publish("said", b"x" * 10_000)
-        assert (await link.ask("INFO", seconds=0.5))["streams"] >= 0
-        assert trio.current_time() - begun > 1.0
+        assert (await link.ask("INFO", seconds=3.0))["streams"] >= 0
+        assert trio.current_time() - begun > 3.0  # However fast the machine is.
 
 
 async def test_a_server_of_which_nothing_is_heard_is_not_waited_for(
@@ -94,7 +95,7 @@ async def test_a_server_of_which_nothing_is_heard_is_not_waited_for(
         begun = trio.current_time()
         with pytest.raises(BusConnectionError, match=r"not answered within 0\.5 s"):
             await link.ask("INFO", seconds=0.5)
-        assert trio.current_time() - begun < 2.0
+        assert trio.current_time() - begun < REQUEST_SECONDS_MAX / 2
 
 
 async def test_who_has_what_is_asked_and_does_not_answer_is_not_waited_for(

@@ -11,7 +11,7 @@ from unittest.mock import patch
 from simplebus.gateway import ModuleBus, ModuleMessage
 from simplebus.gateway.mailbox import Mailbox
 
-SOON = 30
+SOON = 60
 """Seconds that nothing here takes, and after which a test has failed."""
 
 

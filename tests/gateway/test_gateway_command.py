@@ -74,6 +74,12 @@ module = "timer"
 settings = { every = 0.01, content = "%s" }
 """
 
+LAST_WORD = """
+[modules.clock]
+module = "timer"
+settings = { every = 0.01, content = "last", count = 1 }
+"""
+
 SINK = """
 [modules.sink]
 module = "writer_of_test:Writer"
@@ -333,10 +339,12 @@ def test_what_was_lost_long_ago_is_not_told_as_lost_at_the_end(folder: Path) -> 
     file.write_text(SINK % path + CLOCK % "one" + stuck)
     with program("gateway", str(file), "--drain-timeout", "0.2") as gateway:
         wait_many(path, 3)
-        file.write_text(SINK % path + CLOCK % "one")
+        # From then on it says one thing more, behind all that it has said.
+        file.write_text(SINK % path + LAST_WORD)
         gateway.signal(signal.SIGHUP)
         assert gateway.line() == "simplebus gateway ready modules=3"
         gateway.complains("read ")
+        wait_said(path, "last")
         gateway.signal(signal.SIGTERM)
         status, _, told = gateway.end()
     assert status == 0, told

@@ -50,7 +50,7 @@ async def test_what_publishers_have_sent_is_read_before_they_are_disconnected() 
         for publisher in publishers:
             await publisher.send(message(b"x" * 100) * 5000)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(drain, server.engine, None, 20, never())
+            nursery.start_soon(drain, server.engine, None, 60, never())
             assert len(await subscriber.messages(15_000)) == 15_000
             await subscriber.send(ack(0, 15_000))
         assert class_statistics(server).ring.messages == 0

@@ -124,7 +124,7 @@ async def test_what_is_denied_is_denied_when_it_is_given_up() -> None:
         for channel in ("us.secret", "us.paid"):
             await ada.publish(b"x", class_id="dead.orders", channel=channel)
         async with bus.subscribe("dead.orders") as messages:
-            assert (await messages.get(timeout=30)).channel == "us.paid"
+            assert (await messages.get(timeout=60)).channel == "us.paid"
         for asked in (other.fetch("dead.orders", 0, 10), bus.fetch("dead.orders", 0, 10)):
             with pytest.raises(simplebus.RefusedError, match="unauthorized"):
                 await asked

@@ -26,7 +26,7 @@ def outside() -> Iterator[list[int]]:
 async def test_what_comes_is_heard(outside: list[int]) -> None:
     async with listen() as signals:
         os.kill(os.getpid(), signal.SIGTERM)
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             assert await anext(signals) == signal.SIGTERM
     assert outside == []
 
@@ -49,7 +49,7 @@ async def test_behind_it_signals_are_whose_they_were(outside: list[int]) -> None
     async with listen():
         pass
     os.kill(os.getpid(), signal.SIGUSR2)
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         while not outside:
             await trio.lowlevel.checkpoint()
     assert outside == [signal.SIGUSR2]

@@ -21,7 +21,7 @@ from simplebus.gateway.gateway import Gateway, open_gateway
 from simplebus.gateway.plan import GatewayPlan, ModulePlan
 from simplebus.server.serve import Serving
 
-PATIENCE_S = 30
+PATIENCE_S = 60
 
 
 def plan(port: int, **settings: Any) -> GatewayPlan:
