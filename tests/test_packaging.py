@@ -26,6 +26,9 @@ PROVIDED = {"msgspec": "msgspec", "prometheus_client": "prometheus-client", "arg
 OPTIONAL = {"pydantic", "google", "attrs", "attr"}
 """What types of messages may come from, if the program has it."""
 
+BUILT = pytest.mark.xdist_group("built")
+"""Tests of what one worker builds; else each of them would."""
+
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
@@ -51,6 +54,7 @@ def facts(built: tuple[Path, Path]) -> Message:
         return message_from_string(wheel.read(name).decode())
 
 
+@BUILT
 def test_the_wheel_holds_the_package_and_nothing_else(built: tuple[Path, Path]) -> None:
     tracked = subprocess.run(
         ["git", "ls-files", "simplebus"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -63,12 +67,14 @@ def test_the_wheel_holds_the_package_and_nothing_else(built: tuple[Path, Path]) 
     assert not [name for name in names if name.endswith(".pyc")]
 
 
+@BUILT
 def test_the_sdist_holds_what_the_top_level_does(built: tuple[Path, Path]) -> None:
     with tarfile.open(built[1]) as sdist:
         top = {name.split("/")[1] for name in sdist.getnames() if "/" in name}
     assert {name for name in top if not name.startswith(".")} == TOP_LEVEL | {"PKG-INFO"}
 
 
+@BUILT
 def test_the_licence_is_named_and_there(built: tuple[Path, Path], facts: Message) -> None:
     assert facts["License-Expression"] == "MIT"
     assert facts["License-File"] == "simplebus/LICENSE"
@@ -77,6 +83,7 @@ def test_the_licence_is_named_and_there(built: tuple[Path, Path], facts: Message
         assert wheel.read(name) == (PACKAGE / "LICENSE").read_bytes()
 
 
+@BUILT
 def test_a_wheel_runs_where_it_is_unpacked(built: tuple[Path, Path], tmp_path: Path) -> None:
     with zipfile.ZipFile(built[0]) as wheel:
         wheel.extractall(tmp_path)
@@ -97,6 +104,7 @@ def needs(facts: Message) -> set[str]:
     return {line.partition(">")[0].partition("[")[0].strip() for line in lines}
 
 
+@BUILT
 def test_an_installation_pulls_what_is_imported_and_no_more(facts: Message) -> None:
     imported: dict[str, str] = {}
     for path in PACKAGE.rglob("*.py"):
@@ -113,6 +121,7 @@ def test_an_installation_pulls_what_is_imported_and_no_more(facts: Message) -> N
     assert {PROVIDED.get(name, name) for name in imported} == needs(facts), imported
 
 
+@BUILT
 def test_what_is_asked_for_is_of_versions_that_exist(facts: Message) -> None:
     for name in needs(facts):
         assert importlib.metadata.version(name)

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from programs import PATIENCE_SECONDS, server
 
 from simplebus.core.broker import Settings
 from simplebus.core.limits import Limits
@@ -44,7 +45,7 @@ def test_the_examples_run(code: str, capfd: pytest.CaptureFixture[str]) -> None:
             [sys.executable, "-W", "error", "-c", code],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_SECONDS,
         )
     assert done.returncode == 0, done.stderr
     expected = re.findall(r"# prints (.*)", code)
@@ -54,24 +55,10 @@ def test_the_examples_run(code: str, capfd: pytest.CaptureFixture[str]) -> None:
 @contextmanager
 def served(code: str) -> Iterator[str]:
     """The example, with the ports of a server that runs meanwhile."""
-    nats = ["--nats-port", "0", *NATS_FLAGS] if "4222" in code else ["--no-nats"]
-    server = subprocess.Popen(
-        [sys.executable, "-m", "simplebus", "serve", "--port", "0", *nats],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert server.stdout is not None
-        ready = server.stdout.readline()
-        ports = dict(re.findall(r"(tcp|nats)=\S+:(\d+)", ready))
-        for name, usual in (("tcp", "8888"), ("nats", "4222")):
-            code = code.replace(usual, ports.get(name, usual))
-        yield code
-    finally:
-        server.terminate()
-        server.wait(timeout=30)
-        if server.stdout is not None:
-            server.stdout.close()
+    nats = NATS_FLAGS if "4222" in code else ["--no-nats"]
+    with server(*nats) as (it, url):
+        code = code.replace("8888", url.rpartition(":")[2])
+        yield code.replace("4222", it.nats.rpartition(":")[2])
 
 
 def test_the_defaults_it_names_are_the_defaults() -> None:

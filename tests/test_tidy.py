@@ -46,6 +46,9 @@ LAYERS = {
 LINES_MAX = 600
 TOP_LEVEL = {"pyproject.toml", "simplebus", "protocol", "tests", "load", "README.md", "rps.png"}
 
+READ = pytest.mark.xdist_group("sources")
+"""Tests of what one worker reads; else each of them would."""
+
 
 class Facts(NamedTuple):
     """What is asked of a file here."""
@@ -82,6 +85,7 @@ def facts(path: Path) -> Facts:
     return Facts(ast.get_docstring(tree), frozenset(found), waits, unsaid)
 
 
+@READ
 def test_the_core_touches_nothing_outside_itself() -> None:
     for path in CORE:
         touched = {name.split(".")[0] for name in facts(path).imports} & BANNED_IN_CORE
@@ -96,6 +100,7 @@ def test_a_file_that_reads_the_clock_would_be_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layer", LAYERS)
+@READ
 def test_a_layer_imports_only_what_lies_below_it(layer: str) -> None:
     for path in sorted((PACKAGE / layer).rglob("*.py")):
         inner = {
@@ -104,6 +109,7 @@ def test_a_layer_imports_only_what_lies_below_it(layer: str) -> None:
         assert inner <= LAYERS[layer], f"{path.relative_to(ROOT)} imports {inner - LAYERS[layer]}"
 
 
+@READ
 def test_the_bus_knows_nothing_of_the_client() -> None:
     for path in sorted((PACKAGE / "core").glob("*.py")):
         theirs = {name for name in facts(path).imports if name.startswith("simplebus.core.client")}
@@ -140,6 +146,7 @@ def test_importing_simplebus_does_not_bring_spark() -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
+@READ
 def test_each_file_opens_with_its_law_and_stays_small() -> None:
     for path in SOURCES:
         text, where = path.read_text(), path.relative_to(ROOT)
@@ -149,6 +156,7 @@ def test_each_file_opens_with_its_law_and_stays_small() -> None:
             assert "from __future__ import annotations" in text, f"{where} reads annotations"
 
 
+@READ
 def test_public_things_are_documented() -> None:
     for path in SOURCES:
         assert not facts(path).unsaid, f"{path.name}: {facts(path).unsaid} have no docstring"

@@ -293,7 +293,7 @@ async def all_copied(led: Led) -> None:
     raise AssertionError("it hangs")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=4 * settings().max_examples, deadline=None)
 @given(st.integers(0, 2**32))
 def test_whatever_becomes_of_its_leader_a_stream_has_each_message_once_and_in_order(
     seed: int,

@@ -32,6 +32,8 @@ ROOT = Path(__file__).parents[2]
 CLIENT = ROOT / "protocol" / "dotnet"
 VECTORS = ROOT / "protocol" / "vectors"
 
+pytestmark = pytest.mark.xdist_group("dotnet")  # Else each worker compiles the programs.
+
 README_PROGRAM = """
 using System;
 using SimpleBus;
