@@ -42,7 +42,8 @@ _FIRST, _NEXT, _LAST = b"0", b"1", b"2"
 """Steps."""
 _OF_NO_MESSAGE = frozenset({0, 10208})
 """What is said of all that comes behind the end; and of what cannot be told."""
-
+_NO_CHAINS = 10205
+"""What is said where the stream takes none."""
 _NOT_STORED = frozenset({jetstream.NO_ROLLUP, jetstream.NO_RESPONDERS})
 """What is answered where a message is not there; or nobody is, who says so of the chain, too."""
 
@@ -71,6 +72,8 @@ class _Chain:
     """What was said of one of its messages."""
     is_unfit: bool = False
     """Whether that is about the message itself."""
+    is_none: bool = False
+    """Whether a stream takes no chains: perhaps another one, that has a subject of it."""
     unheard: list[int] = field(default_factory=list)
     """Rows of those that no stream has answered."""
 
@@ -190,6 +193,8 @@ class FarChains(FarNats):
                 self._begin(made, left)
             return
         chain, self._chain = await self._ended(), None
+        if chain.is_none:
+            await self._check_takes_chains()
         stored = max(0, chain.stored)
         if chain.stored >= chain.sequences.size:
             if not await self._are_stored(made, chain.sequences[-1:]):
@@ -201,6 +206,12 @@ class FarChains(FarNats):
             self._is_doubtful = chain.stored < 0
         else:
             await self._doubt(made, chain)
+
+    async def _check_takes_chains(self) -> None:
+        """Raise BusConnectionError where it does not: the lane begins anew, and without."""
+        info = await self._wire.link.ask(f"STREAM.INFO.{self._stream}")
+        if not info["config"].get("allow_batched"):
+            raise BusConnectionError(f"stream {self._stream!r} takes no fast batches any more")
 
     def _taken(self, body: Body) -> bytes:
         """A subject of these messages; one of the stream, if there is one."""
@@ -228,6 +239,8 @@ class FarChains(FarNats):
                 continue
             told = jetstream.chain_answer(messages.headers(row), messages.payload(row))
             index = jetstream.number(said[3], 0)
+            if told.error is not None and told.error.code == _NO_CHAINS:
+                chain.is_none = True
             if told.error is not None and told.error.code not in _OF_NO_MESSAGE:
                 chain.why = chain.why or str(told.error)
                 if told.error.code != jetstream.NO_RESPONDERS:

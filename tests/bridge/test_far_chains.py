@@ -383,3 +383,21 @@ async def test_what_was_stored_and_not_acknowledged_is_known_there_when_a_bridge
         found = lane.statistics()
         assert (found.copied, found.left) == (100, {"known_there": 300})
         assert await payloads_of(wire, "ANEW") == numbered(0, 400)
+
+
+async def test_a_stream_that_takes_no_chains_any_more_is_sent_each_message_by_itself(
+    nats: NatsServer, server: BusServer
+) -> None:
+    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+        await stream(wire, "NONE", "class.none", allow_batched=True)
+        await bus.publish_many(numbered(0, 100), class_id="none")
+        async with copying(lane := into(nats, server, "NONE")):
+            await until(lambda: lane.statistics().copied == 100)
+            config = {"name": "NONE", "subjects": ["class.none"], "allow_batched": False}
+            await wire.link.ask("STREAM.UPDATE.NONE", config)
+            await bus.publish_many(numbered(100, 5000), class_id="none")
+            await until(lambda: lane.statistics().copied == 5000)
+        found = lane.statistics()
+        assert (found.losses, found.problem) == (1, "")
+        assert await stored(wire, "NONE") == 5000
+        assert (await payloads_of(wire, "NONE"))[95:105] == numbered(95, 105)
