@@ -5,7 +5,8 @@ far end, which knows how far the lane is. Where it reads again, the lane has its
 what the one before was sent would come late.
 Rule 2: what is kept as long as somebody is interested has that consumer all the time, or servers
 that hear of one before they hear of the other would drop all of it. There a reader comes beside it
-for what it has sent before, which is acknowledged in the consumer's name.
+for what it has sent before, which is acknowledged in the consumer's name. For other streams that
+one is the bookmark: it is there, and sends nothing, while there is no consumer.
 Rule 3: a stream is told that a message is done with when its dead letter is stored, for it may drop
 it then.
 
@@ -41,6 +42,8 @@ _ACKS_PENDING = 65_536
 _TOO_MANY_ACKS = 10121
 """The stream, or the server, lets fewer wait for their acks."""
 _NO_MESSAGE = 10037
+_TOO_LONG_AWAY = 10153
+"""The stream, or the server, lets no consumer be unused for so long."""
 _QUEUED_MAX = 16
 """With so many pieces here no more is asked for."""
 _READER_SECONDS = 300.0
@@ -91,6 +94,8 @@ class NearStream:
         self._subjects = list(subjects)
         self._start = start
         self._retention = ""
+        self._is_part = bool(subjects)
+        """Whether sequences may be missing that were never to come."""
         self._heartbeat = heartbeat
         self.identity = identity_of(wire, stream)
         self.memory = ""
@@ -131,7 +136,9 @@ class NearStream:
         """Begin: from then on a consumer is there, whether the far end is or not. Returns the
         sequence at which a lane begins that was never there."""
         state = await self.look_over()
-        known = await self._known()
+        known = await self._known(self._consumer)
+        if self._retention == "limits":
+            known = await self._from_bookmark(known)
         if known is None:
             first, last = int(state["first_seq"]), int(state["last_seq"])
             at = {"new": last + 1, "last": max(first, last)}.get(self._start, first)
@@ -153,10 +160,17 @@ class NearStream:
         return at
 
     async def look_over(self) -> dict[str, Any]:
-        """See how far the stream is by now: another one of this lane may have copied that."""
+        """See how far the stream is by now: another one of this lane may have copied that. Raises
+        BusConnectionError where it is another stream of that name, whose sequences begin anew."""
         info = await self._wire.link.ask(f"STREAM.INFO.{self._stream}")
-        self.memory = f"{self._stream} {info.get('created', '')}"
+        memory = f"{self._stream} {info.get('created', '')}"
+        if self.memory not in ("", memory):
+            raise BusConnectionError(f"stream {self._stream!r} was deleted, and is made again")
+        self.memory = memory
         self._retention = info["config"].get("retention", "limits")
+        mirrored = info["config"].get("mirror") or {}
+        is_part = mirrored.get("filter_subject") or mirrored.get("subject_transforms")
+        self._is_part = bool(self._subjects or is_part)
         state: dict[str, Any] = info["state"]
         self.head = int(state["last_seq"]) + 1
         return state
@@ -166,10 +180,10 @@ class NearStream:
     async def _info(self, name: str) -> dict[str, Any]:
         return await self._wire.link.ask(f"CONSUMER.INFO.{self._stream}.{name}")
 
-    async def _known(self) -> dict[str, Any] | None:
-        """What is said of the consumer; None where it is not there."""
+    async def _known(self, name: str) -> dict[str, Any] | None:
+        """What is said of the consumer of this name; None where it is not there."""
         try:
-            return await self._info(self._consumer)
+            return await self._info(name)
         except JetStreamError as error:
             if error.code not in jetstream.NOT_FOUND:
                 raise
@@ -226,9 +240,14 @@ class NearStream:
 
     def _pulled(self, name: str, said: dict[str, Any]) -> Pulled:
         """One of these, of which this is said."""
-        sent, pending = int(said["delivered"]["consumer_seq"]), int(said.get("num_pending", 0))
         return Pulled(
-            self._wire, self._stream, name, sent=sent, pending=pending, beat=self._heartbeat
+            self._wire,
+            self._stream,
+            name,
+            sent=int(said["delivered"]["consumer_seq"]),
+            pending=int(said.get("num_pending", 0)),
+            beat=self._heartbeat,
+            most=max(0, said["config"].get("max_batch", 0)),
         )
 
     async def _seek(self, at: int) -> None:
@@ -237,23 +256,55 @@ class NearStream:
         self._queue.clear()
         self._unacked.clear()
         self._through = at if self._through is None else min(at, self._through)
+        first = int((await self.look_over())["first_seq"])  # Before it is said to another stream.
         if self._retention == "interest":
             await self._go_on(self._through)
         else:
-            await self._delete(self._consumer)
-            said = await self._create(self._through, to=self._to)
-            self._source = self._pulled(self._consumer, said)
-        info = await self._wire.link.ask(f"STREAM.INFO.{self._stream}")
-        first = int(info["state"]["first_seq"])
-        self._miss(max(1, at), first)
+            self._source = self._pulled(self._consumer, await self._begin_anew(self._through))
+        if not self._is_part or self._retention == "limits":  # Else it was taken, perhaps.
+            self._miss(max(1, at), first)
         self._given = self._began = at
         self._cursor = max(1, at, first)
         self._pull()
 
+    async def _begin_anew(self, at: int) -> dict[str, Any]:
+        """Have another consumer in the place of the one that there is. A lane that is killed
+        meanwhile finds the bookmark."""
+        is_marked = self._retention == "limits" and await self._mark(at)
+        await self._delete(self._consumer)
+        said = await self._create(at, to=self._to)
+        if is_marked:
+            await self._delete(self._reader)
+        return said
+
+    async def _mark(self, at: int) -> bool:
+        """Set the bookmark. Returns whether there is room for it."""
+        config = self._config(self._reader, at)
+        config["ack_policy"] = "none"
+        config["metadata"] = {_TO: self._to}
+        await self._delete(self._reader)
+        try:
+            await self._ask_for(config)
+        except JetStreamError as error:
+            if not error.is_final:
+                raise
+            return False  # No second consumer may be there, for example.
+        return True
+
+    async def _from_bookmark(self, known: dict[str, Any] | None) -> dict[str, Any] | None:
+        """The consumer, made of the bookmark where only that is there."""
+        mark = await self._known(self._reader)
+        if mark is None:
+            return known
+        if known is None:
+            known = await self._create(_before(mark) + 1, to=_to(mark))
+        await self._delete(self._reader)
+        return known
+
     async def _go_on(self, at: int) -> None:
         """Have the reader send what is from there on, as long as the consumer has sent it before;
         then that one itself."""
-        known = await self._known()
+        known = await self._known(self._consumer)
         if known is None:
             await self._create(at, to=self._to)
             known = await self._info(self._consumer)
@@ -267,7 +318,13 @@ class NearStream:
             name, config = self._reader, self._config(self._reader, at)
             config["ack_policy"] = "none"
             config["inactive_threshold"] = round(_READER_SECONDS * 1e9)
-            await self._ask_for(config)
+            try:
+                await self._ask_for(config)
+            except JetStreamError as error:
+                if error.code != _TOO_LONG_AWAY:
+                    raise
+                del config["inactive_threshold"]  # Then it is as long as it may be.
+                await self._ask_for(config)
             known = await self._info(name)
         self._source = self._pulled(name, known)
 
@@ -299,8 +356,13 @@ class NearStream:
         if self._source is None:
             return
         told = self._source.take(messages)
+        is_done = told.sequences < (self._through or 0)
+        if is_done.any():  # It was acknowledged, and nobody knows: or it would come for ever.
+            done = told.messages.pick(is_done), told.sequences[is_done]
+            self._core.write(self._said(*done, jetstream.ACK))
+            self._wire.link.flush()
         # What the consumer sends again is the reader's to send.
-        mine = (told.sequences < self._own) == self._is_again
+        mine = ~is_done & ((told.sequences < self._own) == self._is_again)
         early = mine & (told.sequences < self._began)
         if early.any():  # What is copied and was not acknowledged, or refused and not given up.
             self._unacked.add(told.messages.pick(early), told.sequences[early])
@@ -308,7 +370,7 @@ class NearStream:
         if fresh.any():
             sequences = told.sequences[fresh]
             gaps = np.flatnonzero(np.diff(sequences, prepend=self._cursor - 1) != 1)
-            for row in gaps.tolist():
+            for row in [] if self._is_part else gaps.tolist():
                 before = int(sequences[row - 1]) + 1 if row else self._cursor
                 self._miss(before, int(sequences[row]))
             self._queue.append((told.messages.pick(fresh), sequences))
@@ -316,15 +378,14 @@ class NearStream:
         if self._is_again and told.messages.count:
             self._read = int(told.sequences[-1]) + 1
             if self._read >= self._own:  # All of it has come.
-                self._miss(self._cursor, self._own)
+                if not self._is_part:
+                    self._miss(self._cursor, self._own)
                 self._cursor = max(self._cursor, self._own)
 
     def _miss(self, first: int, last: int) -> None:
-        """The stream does not have first..last-1. What it is asked for again counts once; and
-        nothing counts where what is missing may be what nobody asked for."""
-        if not self._subjects:
-            self._missed += max(0, last - max(first, self._counted))
-            self._counted = max(self._counted, last)
+        """The stream does not have first..last-1. What it is asked for again counts once."""
+        self._missed += max(0, last - max(first, self._counted))
+        self._counted = max(self._counted, last)
 
     async def find(self, at: int) -> Found:
         return await self._find(at)

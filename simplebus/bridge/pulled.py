@@ -1,6 +1,7 @@
 """What one consumer of a stream sends, as it is asked for it.
 
-Rule 1: more is asked for when little is under way, and not while much waits to be taken.
+Rule 1: more is asked for when little is under way, and not while much waits to be taken. That is
+bounded in bytes, too: a server ends a connection on which more of them wait than it holds.
 Rule 2: a consumer counts what it sends. Where that does not go up by one each time, something was
 lost on the way, or another leader knows no better: nothing more of it counts.
 """
@@ -17,25 +18,44 @@ from simplebus.nats.client.events import Messages
 from simplebus.nats.client.jetstream import Deliveries
 
 PULL_MESSAGES = 8192
+PULL_BYTES = 8 * 1024 * 1024
+"""Half as much more may be under way, and more where a message is longer; servers hold 64 MiB for
+each connection, unless told otherwise."""
 _PULL_SECONDS = 30.0
 _HEARTBEAT, _NO_MESSAGES, _TIMED_OUT = 100, 404, 408
+_TOO_LONG = "message size exceeds maxbytes"
+"""What is said where the next message has no room in what was asked for."""
 
 
 class Pulled:
     """One consumer, for as long as nobody else asks it for anything."""
 
     def __init__(
-        self, wire: NatsWire, stream: str, consumer: str, *, sent: int, pending: int, beat: float
+        self,
+        wire: NatsWire,
+        stream: str,
+        consumer: str,
+        *,
+        sent: int,
+        pending: int,
+        beat: float,
+        most: int = 0,
     ) -> None:
         """It has `sent` so many messages before, and so many more are `pending`. `beat`: seconds
-        after which it says that it is there."""
+        after which it says that it is there. `most` is how many it may be asked for at once; 0 for
+        any number."""
         self._core = wire.core
         self._stream, self._consumer = stream, consumer
         self._sent = sent
         self.pending = pending
         """How many there are behind what has come."""
         self._beat = beat
-        self._asked = 0
+        self._most = min(most or PULL_MESSAGES, PULL_MESSAGES)
+        self._most_bytes = PULL_BYTES
+        self._asked = self._asked_bytes = 0
+        """So much is under way, as far as that is known: in bytes it is not to the last one."""
+        self._last_bytes = 0
+        """How many the last request was for."""
         self._over = ""
         """Why nothing of it counts any more; empty while it does."""
         self._inbox = new_inbox()
@@ -47,28 +67,34 @@ class Pulled:
 
     def ask(self) -> None:
         """Ask for more, if little is under way. `flush` the link."""
-        if self._asked * 2 > PULL_MESSAGES:
+        if self._asked * 2 > self._most and self._asked_bytes * 2 > self._most_bytes:
             return
-        count = PULL_MESSAGES - self._asked
+        count = max(self._most - self._asked, self._most // 2, 1)
+        size = max(self._most_bytes - self._asked_bytes, self._most_bytes // 2)
         request = jetstream.next_request(
             batch=count,
             expires_seconds=_PULL_SECONDS,
             idle_seconds=min(self._beat, _PULL_SECONDS / 2),
+            max_bytes=size,
         )
         subject = f"{jetstream.API}CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}"
         self._core.publish(subject, request, reply=self._inbox)
         self._asked += count
+        self._asked_bytes += size
+        self._last_bytes = size
 
     def take(self, messages: Messages) -> Deliveries:
         """What of these it has sent, in its order."""
         told = jetstream.deliveries(messages.pick(messages.sids == self._sid))
         if not told.good.all():
             for row in np.flatnonzero(~told.good).tolist():
-                self._hear(*jetstream.status(told.messages.headers(row)))
+                self._hear(told.messages.headers(row))
             told = told.pick(told.good)
         count = told.messages.count
-        self._asked = max(0, self._asked - count)
         if count:
+            size = int((told.messages.ends - told.messages.subjects).sum())
+            self._asked = max(0, self._asked - count)
+            self._asked_bytes = max(0, self._asked_bytes - size)
             last = np.arange(count) == count - 1
             self.pending = int(told.pick(last).pending[0])
             if (told.counts != np.arange(self._sent + 1, self._sent + count + 1)).any():
@@ -76,13 +102,20 @@ class Pulled:
             self._sent += count
         return told.pick(np.zeros(count, np.bool_)) if self._over else told
 
-    def _hear(self, code: int, words: str) -> None:
-        if code:  # There is nothing now: what was told to be behind the last one is gone.
-            self.pending = 0
-        if code != _HEARTBEAT:
-            self._asked = 0  # What was asked for is over.
-        if code not in (0, _HEARTBEAT, _NO_MESSAGES, _TIMED_OUT):
+    def _hear(self, headers: bytes) -> None:
+        """What is said of a request: that it is over, but for a heartbeat."""
+        code, words = jetstream.status(headers)
+        is_too_long = words.lower() == _TOO_LONG
+        if code in (_HEARTBEAT, _NO_MESSAGES, _TIMED_OUT):
+            self.pending = 0  # What was told to be behind the last one is gone.
+        elif code and not is_too_long and not jetstream.has_ended_well(code, words):
             self._over = f"{code} {words}".strip()
+        if code != _HEARTBEAT:
+            count, size = jetstream.pending(headers), jetstream.pending_bytes(headers)
+            self._asked = max(0, self._asked - count)
+            self._asked_bytes = max(0, self._asked_bytes - size)
+            if is_too_long and size >= self._last_bytes:  # It would never come.
+                self._most_bytes *= 2
 
     def check(self) -> None:
         """Raise BusConnectionError where nothing will come any more: who reads begins anew."""

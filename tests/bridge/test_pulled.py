@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.bridge.pulled import Pulled
+from simplebus.bridge.pulled import PULL_BYTES, PULL_MESSAGES, Pulled
 from simplebus.core.errors import BusConnectionError
 from simplebus.nats.client.core import ClientCore
 from simplebus.nats.client.events import Messages
@@ -84,3 +86,51 @@ def test_a_consumer_that_has_ended_says_why(line: str) -> None:
     source.take(status(line, source._sid))
     with pytest.raises(BusConnectionError, match=f"'c' of stream 'S' has ended: {line}"):
         source.check()
+
+
+def asked(source: Pulled) -> list[dict[str, Any]]:
+    """What it has asked for since the last time."""
+    said = b"".join(bytes(each) for each in source._core.take_output())
+    return [msgspec.json.decode(each) for each in re.findall(rb"\{[^}]*\}", said)]
+
+
+def test_what_is_under_way_is_bounded_in_messages_and_in_bytes() -> None:
+    source = pulled(sent=0)
+    source._core.is_ready = True
+    for _ in range(2):
+        source.ask()
+    (first,) = asked(source)
+    assert (first["batch"], first["max_bytes"]) == (PULL_MESSAGES, PULL_BYTES)
+    for count in range(3, 7):
+        body = "x" * (PULL_BYTES // 4)
+        said = (
+            f"MSG s {source._sid} $JS.ACK.S.c.1.{count}.{count - 2}.0.9 {len(body)}\r\n{body}\r\n"
+        )
+        (messages,) = Parser().receive(said.encode())
+        assert isinstance(messages, Messages)
+        assert source.take(messages).messages.count == 1
+        source.ask()
+    requests = asked(source)
+    assert 2 <= len(requests) <= 3
+    assert all(PULL_BYTES // 2 <= each["max_bytes"] <= PULL_BYTES for each in requests)
+    assert all(PULL_MESSAGES // 2 <= each["batch"] <= PULL_MESSAGES for each in requests)
+
+
+def test_what_will_not_come_of_a_request_is_asked_for_again() -> None:
+    source = pulled(sent=0)
+    source._core.is_ready = True
+    source.ask()
+    asked(source)
+    over = (
+        "409 Message Size Exceeds MaxBytes\r\nNats-Pending-Messages: %d\r\nNats-Pending-Bytes: %d"
+    )
+    source.take(status(over % (PULL_MESSAGES, PULL_BYTES - 1), source._sid))
+    source.ask()
+    (again,) = asked(source)
+    assert again["max_bytes"] == PULL_BYTES - 1
+    source.take(status(over % (again["batch"], again["max_bytes"]), source._sid))
+    source.ask()
+    (more,) = asked(source)  # The message that is next has no room in as much.
+    assert more["max_bytes"] >= 2 * PULL_BYTES - 1
+    source.check()
+    assert source.pending == 9

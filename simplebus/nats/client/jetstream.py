@@ -472,10 +472,20 @@ def has_ended_well(code: int, words: str) -> bool:
 
 
 def pending(headers: bytes) -> int:
-    """How many messages of a request will not come, as the status that ends it says."""
+    """How many messages of a request will not come, as the status that ends it says;"""
+    return _told(headers, b"Nats-Pending-Messages")
+
+
+def pending_bytes(headers: bytes) -> int:
+    """and how many bytes, where that was bounded."""
+    return _told(headers, b"Nats-Pending-Bytes")
+
+
+def _told(headers: bytes, name: bytes) -> int:
+    """A number in a block of headers; more than anybody asks for where it is not said."""
     for line in headers.split(b"\r\n"):
-        name, _, value = line.partition(b":")
-        if name == b"Nats-Pending-Messages":
+        found, _, value = line.partition(b":")
+        if found == name:
             return number(value.strip(), 1 << 31)
     return 1 << 31
 

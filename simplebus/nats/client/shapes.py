@@ -63,6 +63,7 @@ class ConsumerConfig(TypedDict, total=False):
     ack_policy: str
     inactive_threshold: int
     max_ack_pending: int
+    max_batch: int
     metadata: dict[str, str] | None
 
 
