@@ -34,7 +34,7 @@ from simplebus.server.tls import TlsOptions
 from .buses import numbered, payloads
 from .nats_lanes import bridged, until, wired
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
 
 
 def rules(*allow: str) -> Rules:

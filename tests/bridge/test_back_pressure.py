@@ -25,7 +25,7 @@ from simplebus.memory import MemoryBus
 from . import buses
 from .buses import numbered, payloads
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
 COUNT = 600
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -18,19 +19,21 @@ from simplebus.nats.client.jetstream import JetStreamError
 from simplebus.testing.server import bus_server
 
 from .buses import numbered
-from .nats_lanes import until
+from .nats_lanes import until, wired
 from .test_processes import Killed
 
 PATIENCE_SECONDS = 240.0
 ENOUGH = 100
 """Messages that come over before something happens, and behind it."""
+UNDER_WAY_MAX = 1000
+"""More is not published before some has come: a busy machine would never be through with it."""
 STREAMS = "THROUGH", "SAID"
 BRIDGES = """
 [[bridges]]
 name = "into"
 from = "{near}"
 to = "{servers}"
-heartbeat = 1.0
+heartbeat = 2.0
 [[bridges.copy]]
 class = "through"
 stream = "THROUGH"
@@ -39,7 +42,7 @@ stream = "THROUGH"
 name = "from"
 from = "{servers}"
 to = "{far}"
-heartbeat = 1.0
+heartbeat = 2.0
 [[bridges.copy]]
 class = "through"
 stream = "THROUGH"
@@ -51,6 +54,15 @@ start = "earliest"
 """
 
 
+async def asked(wire: NatsWire, subject: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Ask until it is answered: while nobody leads what it is about, nobody does."""
+    while True:
+        with suppress(BusConnectionError, JetStreamError):
+            return await wire.link.ask(subject, body, seconds=5.0)
+        wire.check()
+        await trio.sleep(0.1)
+
+
 async def made(wire: NatsWire, stream: str, *, takes_chains: bool) -> None:
     """Kept by all three, as soon as these have found each other."""
     config = {
@@ -59,25 +71,16 @@ async def made(wire: NatsWire, stream: str, *, takes_chains: bool) -> None:
         "num_replicas": 3,
         "allow_batched": takes_chains,
     }
-    while True:
-        try:
-            await wire.link.ask(f"STREAM.CREATE.{stream}", config)
-        except (BusConnectionError, JetStreamError):
-            await trio.sleep(0.1)
-        else:
-            return
+    await asked(wire, f"STREAM.CREATE.{stream}", config)
 
 
 async def led_by(wire: NatsWire, stream: str, server: NatsServer) -> None:
     """Return when this server leads the stream."""
     move = {"placement": {"preferred": server.name}}
-    while True:
-        # It may lead by now, or nobody does; who steps down may do so without an answer.
-        with suppress(BusConnectionError, JetStreamError):
-            info = await wire.link.ask(f"STREAM.INFO.{stream}")
-            if info["cluster"].get("leader") == server.name:
-                return
-            await wire.link.ask(f"STREAM.LEADER.STEPDOWN.{stream}", move)
+    while (await asked(wire, f"STREAM.INFO.{stream}"))["cluster"].get("leader") != server.name:
+        with suppress(BusConnectionError, JetStreamError):  # It may lead by now, or nobody does.
+            await wire.link.ask(f"STREAM.LEADER.STEPDOWN.{stream}", move, seconds=5.0)
+        wire.check()
         await trio.sleep(0.1)
 
 
@@ -98,12 +101,17 @@ class Flow:
                 await bus.publish_many(numbered(first, first + 20), class_id="through")
                 self.published["through"] += 20
                 await trio.sleep(0.05)
+                await until(lambda: self.is_over or self._under_way < UNDER_WAY_MAX)
+
+    @property
+    def _under_way(self) -> int:
+        return self.published["through"] - len(self.got["through"])
 
     async def say(self) -> None:
         """Into the stream itself, one behind the other, each until the cluster has it."""
         while not self.is_over:
             try:
-                async with nats_wired(self._servers, "said", {}, heartbeat=1.0) as wire:
+                async with nats_wired(self._servers, "said", {}, heartbeat=2.0) as wire:
                     while not self.is_over:
                         await self._say(wire, self.published["said"])
                         self.published["said"] += 1
@@ -149,7 +157,7 @@ async def test_one_of_three_servers_is_killed_and_nothing_is_lost_or_comes_twice
     with cluster(tmp_path) as servers, bus_server() as near, bus_server() as far:
         urls = ", ".join(each.url for each in servers)
         file.write_text(BRIDGES.format(near=near.address, far=far.address, servers=urls))
-        flow, connected = Flow(near.address, far.address, urls), partial(nats_wired, urls, "", {})
+        flow, connected = Flow(near.address, far.address, urls), partial(wired, urls)
         with trio.fail_after(PATIENCE_SECONDS):
             async with connected() as wire:
                 for stream in STREAMS:
@@ -176,7 +184,7 @@ async def test_one_of_three_servers_is_killed_and_nothing_is_lost_or_comes_twice
                         flow.is_over = True
                     await flow.goes_on(0)
                     async with connected() as wire:
-                        info = await wire.link.ask("STREAM.INFO.THROUGH")
+                        info = await asked(wire, "STREAM.INFO.THROUGH")
                     readers.cancel_scope.cancel()
             finally:
                 bridges.kill()

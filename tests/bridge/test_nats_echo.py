@@ -14,7 +14,7 @@ from simplebus.testing.server import BusServer
 from .buses import numbered
 from .nats_lanes import bridged, wired
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
 
 
 @pytest.mark.parametrize("stream", ["", "ECHO"])

@@ -14,6 +14,8 @@ sys.path.insert(0, str(ROOT))
 
 from load import line, partitions
 
+PATIENCE_SECONDS = 120.0
+
 
 @pytest.fixture(autouse=True)
 def _networks() -> None:
@@ -27,6 +29,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partitions, "LONG_S", 3.5)
     monkeypatch.setattr(partitions, "BAD_S", 0.2)
     monkeypatch.setattr(partitions, "STILL_S", 0.5)
+    monkeypatch.setattr(partitions, "START_S", PATIENCE_SECONDS)
 
 
 @pytest.mark.long

@@ -18,7 +18,7 @@ from simplebus.testing.server import bus_server
 from .buses import hold, lane, payloads, read, run
 from .nats_lanes import wired
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
 
 
 class Mortal:

@@ -16,7 +16,7 @@ from simplebus.client.connecting import open_bus
 from simplebus.core.settings import ClassSettings, FullPolicy, Settings
 from simplebus.server.inside import Inside
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
 COUNT = 600
 
 

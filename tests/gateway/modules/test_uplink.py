@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import trio
+from bridge.nats_lanes import wired
 from engine.nats_servers import nats_server
 from served import serving
 
 import simplebus
 from load.ports import HOST, free_port
-from simplebus.bridge.nats_wire import NatsWire, nats_wired
+from simplebus.bridge.nats_wire import NatsWire
 from simplebus.config.mistakes import ConfigError
 from simplebus.core.client.messages import Message
 from simplebus.gateway import ModuleMessage
@@ -146,7 +147,7 @@ def test_settings_that_make_no_sense_are_told(settings: dict[str, Any], why: str
 
 async def test_a_stream_of_jetstream_has_what_it_hears_once(tmp_path: Path) -> None:
     with nats_server(tmp_path) as nats:
-        async with nats_wired(nats.url, "test", {}) as wire:
+        async with wired(nats) as wire:
             config = {"name": "READINGS", "subjects": ["roof.>"]}
             await wire.link.ask("STREAM.CREATE.READINGS", config)
             to = {

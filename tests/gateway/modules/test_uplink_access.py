@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import trio
+from bridge.nats_lanes import wired
 from certificates import Authority
 from engine.nats_servers import nats_server
 from served import serving
 
 import simplebus
-from simplebus.bridge.nats_wire import nats_wired
 from simplebus.client.access import FILE_VARIABLE, VARIABLES, Access
 from simplebus.config.mistakes import ConfigError
 from simplebus.core.passwords import Passwords, quick_hash
@@ -23,7 +23,7 @@ from simplebus.gateway.modules.uplink_settings import parse
 from simplebus.gateway.plan import GatewayPlan, ModulePlan
 from simplebus.server.tls import TlsOptions
 
-PATIENCE_S = 60
+PATIENCE_S = 90
 SEED = "SUAAAAICAMCAKBQHBAEQUCYMBUHA6EARCIJRIFIWC4MBSGQ3DQOR4H776Y"
 
 
@@ -109,7 +109,7 @@ async def test_a_nats_server_with_an_authority_of_its_own_lets_it_in(
     trusted = Access(ca=str(authority.path))
     with trio.fail_after(PATIENCE_S), nats_server(tmp_path, asks) as nats:
         to = nats.url.replace("nats://", "tls://")
-        async with nats_wired(nats.url, "test", who, tls=trusted.tls()) as wire:
+        async with wired(nats, who, tls=trusted.tls()) as wire:
             wire.core.subscribe("class.readings")
             await wire.echoed()
             async with open_gateway(plan(to, **who, ca=trusted.ca)) as gateway:
