@@ -4,7 +4,8 @@ Rule 1: of a chain a message is stored only behind all before it, and one chain 
 time: a leader that dies, and a new one, may lose the end of it, and never what is in front of that.
 Rule 2: nothing is sent in two chains: of the second one a server says that it has what the first
 one has brought, though no other server knows of that yet. What may have been sent before is asked
-for, and the stream asked for the last message of a chain when it says that it has all of it.
+for, and the stream asked for the last message of a chain when it says that it has all of it: by
+its id, or, where the stream knows that no more, by its sequence.
 Rule 3: what a chain ends at is sent by itself, alone: then the stream says what is wrong with it.
 
     doubtful ──asked──► begun ──answered, asked──► stored
@@ -14,6 +15,7 @@ Rule 3: what a chain ends at is sent by itself, alone: then the stream says what
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +25,7 @@ import numpy as np
 import trio
 
 from simplebus.bridge.ends import STREAM_FULL, Found, Made, Refusal
-from simplebus.bridge.far_nats import Body, FarNats, body_of
+from simplebus.bridge.far_nats import Body, FarNats, body_of, joined
 from simplebus.bridge.nats_wire import NatsWire
 from simplebus.bridge.nats_words import denied
 from simplebus.bridge.rewriting import Left
@@ -33,6 +35,7 @@ from simplebus.core.frames import Flags, Integers
 from simplebus.engine.link import new_inbox
 from simplebus.nats.client import jetstream, writing
 from simplebus.nats.client.events import Messages
+from simplebus.nats.client.jetstream import JetStreamError
 
 _CHAIN_MESSAGES_MAX = 8192
 _INDEX_DIGITS = 4
@@ -66,6 +69,8 @@ class _Chain:
     """So many were said to be, so far."""
     stored: int = -1
     """So many of its messages are, from the first one on; -1 while the stream has not said so."""
+    last: int = 0
+    """The sequence in the stream of the last of these, where it says so."""
     is_over: bool = False
     """Whether nothing more is said of it."""
     why: str = ""
@@ -197,7 +202,8 @@ class FarChains(FarNats):
             await self._check_takes_chains()
         stored = max(0, chain.stored)
         if chain.stored >= chain.sequences.size:
-            if not await self._are_stored(made, chain.sequences[-1:]):
+            end = chain.sequences[-1:]
+            if not (await self._are_stored(made, end) or await self._is_at(made, end, chain.last)):
                 raise BusConnectionError(f"stream {self._stream!r} has not what it said it has")
             self._settle_rows(made, chain.sequences)
         elif chain.stored >= 0 or chain.is_unfit:
@@ -250,7 +256,7 @@ class FarChains(FarNats):
             if told.stored > chain.far:
                 chain.far, chain.moved_at = told.stored, trio.current_time()
             if told.is_last and told.stored >= 0:
-                chain.stored, chain.is_over = told.stored, True
+                chain.stored, chain.last, chain.is_over = told.stored, told.sequence, True
             elif told.is_last and index == chain.sequences.size:
                 chain.is_over = True
 
@@ -331,14 +337,27 @@ class FarChains(FarNats):
     async def _are_stored(self, made: Made, sequences: Integers) -> bool:
         return bool((await self._asked(made, sequences)).all())
 
-    async def _asked(self, made: Made, sequences: Integers) -> Flags:
-        """Whether the stream has these. Raises BusConnectionError where it does not say so."""
+    def _ids_of(self, made: Made, sequences: Integers) -> list[writing.Column]:
         found = body_of(made).found
         assert found is not None, "it was made here"
         checks = np.concatenate([piece.checks() for piece in found.only(sequences)])
+        return self._message_ids(sequences, checks)
+
+    async def _is_at(self, made: Made, end: Integers, sequence: int) -> bool:
+        """Whether this message is what the stream has there."""
+        asked = f"STREAM.MSG.GET.{self._stream}"
+        try:
+            found = await self._wire.link.ask(asked, {"seq": sequence})
+            headers = b64decode(found["message"].get("hdrs", ""))
+        except (JetStreamError, ValueError):
+            return False
+        return b"%b: %b\r\n" % (jetstream.MSG_ID, joined(self._ids_of(made, end))) in headers
+
+    async def _asked(self, made: Made, sequences: Integers) -> Flags:
+        """Whether the stream has these. Raises BusConnectionError where it does not say so."""
         first, count = self._core.take_numbers(sequences.size), sequences.size
         subject, replies = self._taken(body_of(made)), self._core.replies_to(first, count)
-        ids = self._message_ids(sequences, checks)
+        ids = self._ids_of(made, sequences)
         self._core.write(jetstream.whether_stored(subject, count, ids, replies))
         self._wire.link.flush()
         stored: Flags = np.zeros(count, np.bool_)

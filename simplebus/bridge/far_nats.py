@@ -238,10 +238,10 @@ class FarNats:
     ) -> bytes:
         """`about` is its sequence and its checksum. Raises ValueError for what is longer than the
         server accepts: it would close the connection."""
-        block, reply = self._block(dressed), _joined(replies)
+        block, reply = self._block(dressed), joined(replies)
         if self._stream:
             ids = self._ids(block, *(np.array([each]) for each in about))
-            block = _joined([*ids, b"\r\n\r\n"])
+            block = joined([*ids, b"\r\n\r\n"])
         if len(block) + len(payload) > self._most:
             raise ValueError(
                 f"it would have {len(block) + len(payload)} bytes; {self._most} are accepted there"
@@ -405,6 +405,6 @@ def body_of(made: Made) -> Body:
     return made.body
 
 
-def _joined(columns: Sequence[writing.Column]) -> bytes:
+def joined(columns: Sequence[writing.Column]) -> bytes:
     """Of columns for one message, what it has."""
     return b"".join(each if isinstance(each, bytes) else each.tobytes() for each in columns)

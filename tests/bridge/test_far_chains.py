@@ -10,7 +10,7 @@ stored the rest.
 from __future__ import annotations
 
 import random
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -80,7 +80,10 @@ class Led:
         self.trouble = 1.0
         self.loses, self.refuses = (chance.choice([0.0, 0.003, 0.05]) for _ in range(2))
         self.unrest = chance.choice([0.0, 0.03, 0.2])
+        self.forgets = False
+        """Whether it knows no ids any more when it is asked for them."""
         self.log: list[int] = []
+        self.stored: list[str] = []
         self.ids: set[str] = set()
         self.written: deque[Pub] = deque()
         self.taken: deque[Taken] = deque()
@@ -136,7 +139,7 @@ class Led:
             self._take_of_chain(message.reply, id_, int(payload or -1))
         elif id_ in self.known:
             self.say(message.reply, IN_FLIGHT)
-        elif id_ in self.ids:
+        elif id_ in self.ids and not self.forgets:
             self.say(message.reply, b'{"stream":"S","seq":9,"duplicate":true}')
         elif "Nats-Rollup" in headers:
             self.say(message.reply, NO_ROLLUP)
@@ -174,6 +177,7 @@ class Led:
         self.known.discard(one.id)
         if not one.is_known:
             self.log.append(one.number)
+            self.stored.append(one.id)
             self.ids.add(one.id)
         if not one.chain:
             self.say(one.reply, b'{"stream":"S","seq":%d}' % len(self.log))
@@ -210,9 +214,15 @@ class Wire:
         if not said.startswith(b"CONNECT"):
             self.led.written += publications(said)
 
-    async def _ask(self, subject: str) -> dict[str, Any]:
-        assert subject == "STREAM.INFO.S"
-        return {"config": {"subjects": ["class.>"]}}
+    async def _ask(self, subject: str, body: dict[str, int] | None = None) -> dict[str, Any]:
+        if subject == "STREAM.INFO.S":
+            return {"config": {"subjects": ["class.>"]}}
+        assert subject == "STREAM.MSG.GET.S"
+        assert body is not None
+        if not 0 < body["seq"] <= len(self.led.stored):
+            raise JetStreamError(10037, "no message found")
+        headers = f"NATS/1.0\r\nNats-Msg-Id: {self.led.stored[body['seq'] - 1]}\r\n\r\n"
+        return {"message": {"seq": body["seq"], "hdrs": b64encode(headers.encode()).decode()}}
 
     async def owed(self, what: str) -> None:
         for _ in range(20):
@@ -299,6 +309,13 @@ def test_whatever_becomes_of_its_leader_a_stream_has_each_message_once_and_in_or
     seed: int,
 ) -> None:
     led = Led(random.Random(seed))
+    trio.run(all_copied, led)
+    assert led.log == list(range(COUNT))
+
+
+def test_a_stream_that_knows_ids_for_less_time_than_asking_takes_has_each_message_once() -> None:
+    led = Led(random.Random(0))
+    led.trouble, led.forgets = 0.0, True
     trio.run(all_copied, led)
     assert led.log == list(range(COUNT))
 

@@ -175,6 +175,8 @@ class ChainAnswer:
     """Whether it has ended: what else is sent of it is not stored."""
     error: JetStreamError | None = None
     """Why it ends."""
+    sequence: int = 0
+    """That of the last message that is stored, once it has ended."""
 
 
 def chain_answer(headers: bytes, payload: bytes) -> ChainAnswer:
@@ -198,7 +200,7 @@ def chain_answer(headers: bytes, payload: bytes) -> ChainAnswer:
         said.count and not said.seq
     ):  # The last message has the id of one that may be on its way still.
         return ChainAnswer(-1, True, JetStreamError(0, "what of a chain is stored is not said"))
-    return ChainAnswer(said.count, True)
+    return ChainAnswer(said.count, True, sequence=said.seq)
 
 
 def chain_reply(inbox: bytes, name: bytes, count: int) -> Sequence[Column]:

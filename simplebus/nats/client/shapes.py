@@ -98,6 +98,7 @@ class StoredMessage(TypedDict):
     """One of a stream."""
 
     seq: Count
+    hdrs: NotRequired[str]
 
 
 class MessageFound(TypedDict):
