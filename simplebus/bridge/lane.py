@@ -239,9 +239,12 @@ class Lane:
         self._doubts += ends.doubts
         self._head = max(self._head, ends.at)
         self._problem = ""
+        log.info("%s: goes on at %d", self.name, ends.at)
+
+    def _is_well(self) -> None:
+        """The ends are there, and do what they should."""
         if self._said:
             log.warning("%s: is there again", self.name)
-        log.info("%s: goes on at %d", self.name, ends.at)
         self._said = ""
 
     def _lose(self, error: Exception) -> None:
@@ -326,6 +329,7 @@ class Lane:
         """Wait for the first batch under way; for all of them, where that is not taken whole."""
         made = under_way.popleft()
         later = await self._through(near, made, await far.settle())
+        self._is_well()
         if later:
             assert made.found is not None
             found = made.found
@@ -345,6 +349,7 @@ class Lane:
             if made is not None:
                 return made
             self._at = self._cursor
+            self._is_well()
             self._behind.waits = True
             self._cursor = max(self._cursor, await near.wait(self._cursor))
             self._behind.waits = False

@@ -232,17 +232,20 @@ async def test_a_stream_that_is_full_is_waited_for(
         assert (found.copied, found.refused, await stored(wire, "FULL")) == (25, 0, 5)
 
 
-async def test_a_stream_that_is_not_there_is_waited_for(
-    server: BusServer, nats: NatsServer
+async def test_a_stream_that_is_not_there_is_waited_for_and_told_of_once(
+    server: BusServer, nats: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with wired(nats) as wire, simplebus.connect(server.address) as bus:
         await bus.publish(b"1", class_id="late")
         copied = lane(server.address, nats.url, "late", stream="LATE")
         async with copying(copied):
-            await until(lambda: "no stream 'LATE'" in copied.statistics().problem)
+            await until(lambda: copied.statistics().losses >= 4)
+            assert "no stream 'LATE'" in copied.statistics().problem or copied.statistics().is_up
             await stream(wire, "LATE", "class.late")
             await until(lambda: copied.statistics().copied == 1)
         assert await stored(wire, "LATE") == 1
+        assert caplog.text.count("no stream 'LATE' took it: JetStream: stream not found") == 1
+        assert caplog.text.count(": is there again") == 1
 
 
 async def test_a_stream_is_waited_for_though_another_one_takes_its_subject(
