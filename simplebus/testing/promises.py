@@ -24,7 +24,7 @@ NUMBERED = [b"message %d" % number for number in range(10)]
 CLOCKLESS = Settings(ack_timeout=1, tick_seconds=86_400.0)
 """What is not acknowledged comes again when the promise says `tick`, and never by itself."""
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 180.0
 QUIET_SECONDS = 0.05
 """What has not come after so long will not come."""
 

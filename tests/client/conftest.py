@@ -14,16 +14,20 @@ Main = Callable[[], Awaitable[None]]
 Run = Callable[[Main], None]
 
 
+PATIENT = Settings(ack_timeout=600)
+"""On a slow machine nothing comes again because somebody is late."""
+
+
 @pytest.fixture(scope="session")
 def shared_server() -> Iterator[BusServer]:
     """For tests that use classes of their own."""
-    with bus_server() as server:
+    with bus_server(PATIENT) as server:
         yield server
 
 
 @pytest.fixture
 def server() -> Iterator[BusServer]:
-    with bus_server() as server:
+    with bus_server(PATIENT) as server:
         yield server
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,18 @@ from simplebus.bridge.nats_wire import NatsWire
 from simplebus.config.mistakes import ConfigError
 from simplebus.core.client.messages import Message
 from simplebus.gateway import ModuleMessage
-from simplebus.gateway.gateway import Gateway, open_gateway
+from simplebus.gateway import gateway as gateways
+from simplebus.gateway.gateway import Gateway
 from simplebus.gateway.plan import GatewayPlan, ModulePlan
 from simplebus.server.serve import Serving
 
 PATIENCE_S = 60
+open_gateway = partial(gateways.open_gateway, drain=PATIENCE_S)
+
+
+@pytest.fixture(autouse=True)
+def _what_was_heard_is_sent_however_slow_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simplebus.gateway.modules.uplink.GOODBYE_S", PATIENCE_S)
 
 
 def plan(port: int, **settings: Any) -> GatewayPlan:
