@@ -13,6 +13,8 @@ from simplebus.core.statistics import ClassStatistics
 from simplebus.server.serve import ServeOptions, Serving, serve
 
 PATIENCE_SECONDS = 60.0
+PATIENT = Settings(ack_timeout=600)
+"""On a slow machine nothing comes again because somebody is late."""
 
 _streams: list[trio.SocketStream] = []
 """Of the peers of the server that is up."""
@@ -25,7 +27,7 @@ async def serving(settings: Settings | None = None, **options: object) -> AsyncI
         with trio.fail_after(PATIENCE_SECONDS):
             up = await nursery.start(
                 lambda task_status: serve(
-                    settings or Settings(),
+                    settings or PATIENT,
                     ServeOptions(**{"hosts": ("127.0.0.1",), "port": 0, **options}),  # type: ignore[arg-type]
                     announce=lambda line: None,
                     task_status=task_status,
