@@ -59,6 +59,8 @@ class Body:
     """What is said of some messages."""
 
     said: list[bytes | memoryview] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    """Of how many messages, all of one length, each part of it is."""
     subjects: dict[bytes, list[Integers]] = field(default_factory=dict)
     """Which sequences go where."""
     number: int = 0
@@ -160,6 +162,7 @@ class FarNats:
         if is_long or size + payloads.shape[1] > self._most:
             return False
         body.said.append(writing.alike(subject, payloads, reply=reply, headers=headers))
+        body.counts.append(piece.count)
         body.subjects.setdefault(subject, []).append(piece.sequences)
         copies.sequences.append(piece.sequences)
         return True
@@ -225,6 +228,7 @@ class FarNats:
                 continue
             subject = dressed.channel.encode() or self._subject
             body.said.append(said)
+            body.counts.append(1)
             body.subjects.setdefault(subject, []).append(np.array([sequence]))
             kept.append(sequence)
         copies.sequences.append(np.array(kept, np.int64))

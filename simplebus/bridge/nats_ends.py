@@ -11,6 +11,7 @@ from functools import partial
 from simplebus.bridge.far import FarTerms, far_bus
 from simplebus.bridge.far_chains import FarChains
 from simplebus.bridge.far_door import far_door
+from simplebus.bridge.far_few import UNDER_WAY_MESSAGES, FarFew
 from simplebus.bridge.far_nats import FarNats
 from simplebus.bridge.lane import Begin, Ends, Way
 from simplebus.bridge.letters import letters_at
@@ -109,7 +110,7 @@ def to_nats(
                 if copied.stream:
                     check_lane(nats)
                     doubts = await looked.again(here, terms.name)
-                    kind = await _kind_of(nats, copied.stream)
+                    kind = await _kind_of(nats, copied)
                 there = kind(
                     nats,
                     terms,
@@ -190,16 +191,18 @@ def from_nats(
     return Way(open, alone if copied.stream else None)
 
 
-async def _kind_of(nats: NatsWire, stream: str) -> Callable[..., FarNats]:
+async def _kind_of(nats: NatsWire, copied: Copied) -> Callable[..., FarNats]:
     """How messages go to a stream. One that is not there is waited for by who sends."""
     try:
-        config = (await nats.link.ask(f"STREAM.INFO.{stream}"))["config"]
+        config = (await nats.link.ask(f"STREAM.INFO.{copied.stream}"))["config"]
     except JetStreamError as error:
         if error.code not in NOT_FOUND:
             raise
         return FarNats
     if config.get("allow_batched") is True:
         return partial(FarChains, subjects=config.get("subjects") or [])
+    if copied.under_way or (config.get("num_replicas") or 1) > 1:
+        return partial(FarFew, under_way=copied.under_way or UNDER_WAY_MESSAGES)
     return FarNats
 
 

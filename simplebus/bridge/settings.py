@@ -20,6 +20,7 @@ from simplebus.core.limits import HEARTBEAT_SECONDS_MAX, NAME_CHARACTERS_MAX
 from simplebus.core.requests import STARTS
 
 HEARTBEAT_SECONDS_MIN = 0.1
+UNDER_WAY_MAX = 24_576
 NATS_SCHEMES = ("nats://", "tls://")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _STREAM = re.compile(r"[^\s.*>/\\]{1,255}")
@@ -43,6 +44,8 @@ class Copied:
     stream: str = ""
     """Of a NATS server: the stream of JetStream that is read, or that has to take what is
     published; empty for NATS without JetStream."""
+    under_way: int | None = None
+    """So many messages are on their way into a stream at once; None for what is good for it."""
 
     def __post_init__(self) -> None:
         if RECORDS in (self.class_, self.to):
@@ -57,6 +60,11 @@ class Copied:
                 f"no stream can be called {self.stream!r}: a stream's name has at most 255 "
                 "characters, no white space, and none of . * > / \\"
             )
+        if self.under_way is not None:
+            if not 1 <= self.under_way <= UNDER_WAY_MAX:
+                raise ValueError(f"under_way is from 1 to {UNDER_WAY_MAX}, got {self.under_way}")
+            if not self.stream:
+                raise ValueError("under_way is of messages on their way into a 'stream'")
         if self.start not in STARTS or self.start == "last_values":
             raise ValueError(f"start is one of waiting, new, earliest, last, got {self.start!r}")
 
@@ -110,6 +118,8 @@ class Bridge:
                 "path can be left out to a NATS server, in one direction: from bus to bus it is "
                 "what keeps a ring from copying a message for ever"
             )
+        if not is_nats(self.far) and any(each.under_way for each in self.copied):
+            raise ValueError("under_way is of a bridge into a stream: this one leads to a bus")
         if not (is_nats(self.near) or is_nats(self.far)):
             if self.credentials:
                 raise ValueError(

@@ -11,6 +11,8 @@ class = "orders"
 to = "orders-eu"                   the class there
 channels = ["eu.#"]                only these
 rewrite = [["eu.#", "till-4.eu.#"]]
+stream = "ORDERS"                  of a NATS server
+under_way = 1                      on the way into it, so many messages at once
 
 [bridges.near]                     who it is at `from`, and whom it trusts there; [bridges.far]: at
 user = "bridge"                    `to`
@@ -48,6 +50,7 @@ class CopyTable(Table, frozen=True):
     rewrite: list[tuple[str, str]] = msgspec.field(default_factory=list)
     start: str = "waiting"
     stream: str = ""
+    under_way: int | None = None
 
 
 class AccessTable(Table, frozen=True):
@@ -200,6 +203,7 @@ def _copied(read: CopyTable, where: str) -> Copied:
             tuple(read.rewrite),
             read.start,
             read.stream,
+            read.under_way,
         )
     except (ValueError, typer.BadParameter) as error:
         raise ConfigError(f"{where}: {getattr(error, 'message', error)}") from None

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from base64 import b64decode, b64encode
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -29,6 +29,7 @@ import simplebus
 from simplebus.bridge.ends import STREAM_FULL, Found, Made, Refusal
 from simplebus.bridge.far import FarTerms
 from simplebus.bridge.far_chains import FarChains
+from simplebus.bridge.far_nats import FarNats
 from simplebus.bridge.lane import Lane
 from simplebus.bridge.looked import Looked
 from simplebus.bridge.nats_wire import NatsWire
@@ -249,15 +250,20 @@ def found_from(at: int, end: int) -> Found:
     return Found([piece], at, end, COUNT)
 
 
-def far_end(led: Led) -> FarChains:
+def far_of(led: Led, kind: Callable[..., FarNats], **own: Any) -> FarNats:
+    """An end of this kind, connected to it."""
     near: Any = SimpleNamespace(identity="near", memory="near", head=COUNT)
     more: dict[str, Any] = {"near": near, "class_id": 7, "life": "near", "looked": Looked()}
     wire: Any = Wire(led)
     terms = FarTerms(name="l", channel="l", class_=7)
-    return FarChains(wire, terms, stream="S", subjects=["class.>"], **more)
+    return kind(wire, terms, stream="S", **more, **own)
 
 
-async def copy(far: FarChains, led: Led, at: int) -> AsyncIterator[int]:
+def far_end(led: Led) -> FarNats:
+    return far_of(led, FarChains, subjects=["class.>"])
+
+
+async def copy(far: FarNats, led: Led, at: int) -> AsyncIterator[int]:
     """What a lane does, from there on. Returns how far it is, and whether it is through."""
     chance, cursor = led.chance, at
     under_way: deque[Made] = deque()
@@ -285,7 +291,7 @@ async def copy(far: FarChains, led: Led, at: int) -> AsyncIterator[int]:
         yield at
 
 
-async def all_copied(led: Led) -> None:
+async def all_copied(led: Led, far_end: Callable[[Led], FarNats]) -> None:
     at = 0
     for turn in range(CALM_TURNS):
         if turn == WILD_TURNS:
@@ -309,22 +315,22 @@ def test_whatever_becomes_of_its_leader_a_stream_has_each_message_once_and_in_or
     seed: int,
 ) -> None:
     led = Led(random.Random(seed))
-    trio.run(all_copied, led)
+    trio.run(all_copied, led, far_end)
     assert led.log == list(range(COUNT))
 
 
 def test_a_stream_that_knows_ids_for_less_time_than_asking_takes_has_each_message_once() -> None:
     led = Led(random.Random(0))
     led.trouble, led.forgets = 0.0, True
-    trio.run(all_copied, led)
+    trio.run(all_copied, led, far_end)
     assert led.log == list(range(COUNT))
 
 
 # Real servers ------------------------------------------------------------------------------------
 
 
-def into(nats: NatsServer, server: BusServer, name: str) -> Lane:
-    copied = Copied(name.lower(), stream=name, start="earliest")
+def into(nats: NatsServer, server: BusServer, name: str, **more: Any) -> Lane:
+    copied = Copied(name.lower(), stream=name, start="earliest", **more)
     return lanes([Bridge(name, server.address, nats.url, (copied,))])[0]
 
 

@@ -202,6 +202,18 @@ def test_what_makes_no_sense_is_one_sentence(words: list[str], problem: str) -> 
             "no stream can be called 'A B'",
         ),
         (
+            'from = "a"\nto = "nats://b"\n[[bridges.copy]]\nclass = 7\nunder_way = 1',
+            "on their way into a 'stream'",
+        ),
+        (
+            'from = "a"\nto = "nats://b"\n[[bridges.copy]]\nclass = 7\nstream = "A"\nunder_way = 0',
+            "under_way is from 1 to 24576, got 0",
+        ),
+        (
+            'from = "nats://b"\nto = "a"\n[[bridges.copy]]\nclass = 7\nstream = "A"\nunder_way = 1',
+            "this one leads to a bus",
+        ),
+        (
             'from = "a"\nto = "nats://b"\npath = false\nclasses = ["x"]\n'
             '[[bridges]]\nname = "y"\nfrom = "nats://b"\nto = "c"\nclasses = ["x"]',
             "bridge 'x' leaves out the path, and bridge 'y' reads from a NATS server",

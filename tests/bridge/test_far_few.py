@@ -1,0 +1,146 @@
+"""Into a stream that several servers keep each message comes once, whatever becomes of its leader,
+and with one under way in its order: against the stream in this process of which `test_far_chains`
+says how it changes its leader, and against real ones.
+"""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+from engine.nats_servers import cluster
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import simplebus
+from simplebus.bridge.far_few import FarFew
+from simplebus.bridge.far_nats import FarNats
+from simplebus.bridge.lane import Lane
+from simplebus.bridge.nats_wire import nats_wired
+from simplebus.bridge.running import lanes
+from simplebus.bridge.settings import Bridge, Copied
+from simplebus.core.errors import BusConnectionError
+from simplebus.nats.client.jetstream import JetStreamError
+
+from .buses import numbered
+from .nats_lanes import BusServer, NatsServer, copying, stored, stream, until, wired
+from .test_far_chains import COUNT, Led, all_copied, far_of, into, payloads_of
+from .test_nats_cluster import made
+
+LEADERS = 8
+"""How many a stream has, one after the other."""
+PATIENCE_SECONDS = 120.0
+
+
+def far_few(led: Led, under_way: int) -> FarNats:
+    return far_of(led, FarFew, under_way=under_way)
+
+
+def logged(seed: int, under_way: int) -> list[int]:
+    """What a stream has in the end."""
+    led = Led(random.Random(seed))
+    trio.run(all_copied, led, partial(far_few, under_way=under_way))
+    return led.log
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([1, 1, 2, 7, 30]))
+def test_whatever_becomes_of_its_leader_a_stream_has_each_message_once_and_one_by_one_in_order(
+    seed: int, under_way: int
+) -> None:
+    log = logged(seed, under_way)
+    assert (log if under_way == 1 else sorted(log)) == list(range(COUNT))
+
+
+def test_canary_of_many_under_way_some_are_overtaken() -> None:
+    assert any(logged(seed, COUNT) != list(range(COUNT)) for seed in range(60))
+
+
+# Real servers ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("under_way", [1, 3])
+async def test_what_a_stream_refuses_is_refused_and_the_rest_goes_on(
+    under_way: int, nats: NatsServer, server: BusServer
+) -> None:
+    """What is too long, and what goes to a subject of no stream, or of another one."""
+    name = f"FEW{under_way}"
+    own = name.lower()
+    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+        await stream(wire, name, "", subjects=[f"class.{own}", f"{own}.>"], max_msg_size=300)
+        await stream(wire, f"BESIDE-{name}", f"beside-{own}.>")
+        sizes = [1, 2, 1000, 4, 1000, 1000, 7, 1000]
+        await bus.publish_many([b"x" * size for size in sizes], class_id=own)
+        channels = ["no.where", f"{own}.a", f"beside-{own}.b", f"{own}.c", "no.where", f"{own}.d"]
+        for channel in channels:
+            await bus.publish(channel.encode(), class_id=own, channel=channel)
+        lane = into(nats, server, name, under_way=under_way)
+        async with copying(lane):
+            await until(lambda: lane.statistics().at == len(sizes) + len(channels))
+        found = lane.statistics()
+        assert (found.copied, found.refused, found.losses) == (7, 7, 0)
+        good = [b"x" * size for size in sizes if size < 300]
+        good += [each.encode() for each in channels if each.startswith(f"{own}.")]
+        assert await payloads_of(wire, name) == good
+
+
+async def test_into_a_stream_that_is_full_one_by_one_is_waited_for_and_its_order_holds(
+    nats: NatsServer, server: BusServer
+) -> None:
+    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+        await stream(wire, "TIGHT", "class.tight", max_msgs=7, discard="new")
+        await bus.publish_many(numbered(0, 20), class_id="tight")
+        lane, got = into(nats, server, "TIGHT", under_way=1), list[bytes]()
+        async with copying(lane):
+            while len(got) < 20:
+                while await stored(wire, "TIGHT") < min(7, 20 - len(got)):
+                    await wire.echoed()
+                got += await payloads_of(wire, "TIGHT")
+                await wire.link.ask("STREAM.PURGE.TIGHT")
+        assert got == numbered(0, 20)
+        assert lane.statistics().refused == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("under_way", [None, 1])
+async def test_a_stream_of_three_servers_has_each_message_once_though_its_leader_changes(
+    under_way: int | None, tmp_path: Path, server: BusServer
+) -> None:
+    """One by one, they are in their order."""
+    with cluster(tmp_path) as servers, trio.fail_after(PATIENCE_SECONDS):
+        urls = ", ".join(each.url for each in servers)
+        copied = Copied("led", stream="LED", start="earliest", under_way=under_way)
+        (lane,) = lanes([Bridge("into", server.address, urls, (copied,), heartbeat=1.0)])
+        async with nats_wired(urls, "test", {}) as wire:
+            await made(wire, "LED", takes_chains=False)
+        published = led = 0
+        async with simplebus.connect(server.address) as bus, copying(lane):
+            while led < LEADERS:
+                await bus.publish_many(numbered(published, published + 500), class_id="led")
+                published += 500
+                await come_to(lane, published - 300)
+                led += await has_gone(urls)
+            await come_to(lane, published)
+        got = list[bytes]()
+        while len(got) < published:  # The leader may have changed, and not have told all it has.
+            with suppress(BusConnectionError, JetStreamError):
+                async with nats_wired(urls, "test", {}) as wire:
+                    got = await payloads_of(wire, "LED")
+        assert (got if under_way == 1 else sorted(got, key=int)) == numbered(0, published)
+
+
+async def come_to(lane: Lane, at: int) -> None:
+    await until(lambda: lane.statistics().at >= at)
+
+
+async def has_gone(urls: str) -> bool:
+    """Whether the stream's leader gave up, for another one."""
+    with suppress(BusConnectionError, JetStreamError):
+        async with nats_wired(urls, "test", {}) as wire:
+            await wire.link.ask("STREAM.LEADER.STEPDOWN.LED")
+            return True
+    return False
