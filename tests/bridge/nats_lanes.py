@@ -51,8 +51,8 @@ async def wired(
             except BusConnectionError:
                 if trio.current_time() > end:
                     raise
-        ask = partial(wire.link.ask, seconds=PATIENCE_SECONDS)
-        wire.link.ask = ask  # type: ignore[method-assign]
+        for name in "ask", "request":
+            setattr(wire.link, name, partial(getattr(wire.link, name), seconds=PATIENCE_SECONDS))
         yield wire
 
 
