@@ -366,9 +366,12 @@ class NearStream:
         early = mine & (told.sequences < self._began)
         if early.any():  # What is copied and was not acknowledged, or refused and not given up.
             self._unacked.add(told.messages.pick(early), told.sequences[early])
-        fresh = mine & (told.sequences >= self._cursor)
-        if fresh.any():
-            sequences = told.sequences[fresh]
+        fresh = np.flatnonzero(mine)
+        sequences = told.sequences[fresh]
+        # What comes again may come together with what came first.
+        highest = np.maximum.accumulate(np.append(self._cursor - 1, sequences))[:-1]
+        fresh, sequences = fresh[sequences > highest], sequences[sequences > highest]
+        if fresh.size:
             gaps = np.flatnonzero(np.diff(sequences, prepend=self._cursor - 1) != 1)
             for row in [] if self._is_part else gaps.tolist():
                 before = int(sequences[row - 1]) + 1 if row else self._cursor

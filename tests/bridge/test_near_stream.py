@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +17,13 @@ from simplebus.bridge.lane import Lane
 from simplebus.bridge.letters import letters_at
 from simplebus.bridge.nats_wire import NatsWire
 from simplebus.bridge.near_stream import NearStream
+from simplebus.bridge.pulled import Pulled
 from simplebus.bridge.running import lanes
 from simplebus.bridge.settings import Bridge, Copied
 from simplebus.core.errors import BusConnectionError
+from simplebus.nats.client.core import ClientCore
+from simplebus.nats.client.events import Messages
+from simplebus.nats.client.parser import Parser
 
 from .buses import numbered, payloads
 from .nats_lanes import PATIENCE_SECONDS, BusServer, NatsServer, copying, stream, until, wired
@@ -234,6 +239,24 @@ async def test_what_comes_again_as_its_ack_was_lost_is_acknowledged_again(
             near._pull()
         await say(wire, name, 20, 30)
         assert await found(near, 21, 31) == 10
+
+
+def test_what_comes_again_together_with_what_came_first_is_found_once() -> None:
+    """As of a bridge that stood still for longer than its consumer waits for acks."""
+    link: Any = SimpleNamespace(flush=lambda: None)
+    wire: Any = SimpleNamespace(core=ClientCore(inbox="_INBOX.me"), link=link)
+    near = near_end(wire, "STILL")
+    near._source = source = Pulled(wire, "STILL", "c", sent=0, pending=9, beat=1.0)
+    near._cursor = near._began = near._own = 1
+    said = ""
+    for count, sequence in enumerate([1, 2, 3, 1, 2, 4, 3, 5], 1):
+        said += f"MSG s {source._sid} $JS.ACK.STILL.c.1.{sequence}.{count}.0.0 0\r\n\r\n"
+    (messages,) = Parser().receive(said.encode())
+    assert isinstance(messages, Messages)
+    near._take(messages)
+    ((_, sequences),) = near._queue
+    assert sequences.tolist() == [1, 2, 3, 4, 5]
+    assert (near._cursor, near._missed) == (6, 0)
 
 
 # Missing -----------------------------------------------------------------------------------------
