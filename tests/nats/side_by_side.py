@@ -25,6 +25,7 @@ from programs import server
 GREETING = b'CONNECT {"verbose":false}\r\nPING\r\n'
 PATIENCE_SECONDS = 60.0
 _PIECE_BYTES = 1 << 16
+_PING = b"PING\r\n"
 
 
 class Peer:
@@ -85,9 +86,14 @@ class Peer:
             self._hear()
         return self
 
+    @property
+    def words(self) -> bytes:
+        """What it heard, without the server's PINGs: they come by the clock."""
+        return bytes(self.heard).replace(_PING, b"")
+
     def until_bytes(self, count: int) -> Peer:
-        """Hear more until so much came, or it is closed."""
-        while not self.ending and len(self.heard) < count:
+        """Hear more until so much came beside PINGs, or it is closed."""
+        while not self.ending and len(self.heard) - self.heard.count(_PING) * len(_PING) < count:
             self._hear()
         return self
 

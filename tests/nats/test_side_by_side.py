@@ -283,18 +283,18 @@ def one_that_does_not_read(side: Side, papers: Papers) -> Any:
     """The others go on; it is gone, and has heard the beginning and no word of why."""
     stuck, other, publisher = slow(side, b"a"), side.peer().greet(), asking(side)
     other.say(b"SUB a 1\r\n").settle()
-    begin = len(other.heard)
+    begin = len(other.words)
     for batch in range(1, BATCHES + 1):
         publisher.say(much(b"a")).settle()
         other.until_bytes(begin + batch * BATCH * len(MESSAGE))
     publisher.say(b"PUB q _INBOX.1 0\r\n\r\n").settle()
     assert stuck.rest().heard.startswith(b"INFO")
-    heard = bytes(stuck.heard).partition(MESSAGE[:10])
+    heard = stuck.words.partition(MESSAGE[:10])
     everything = MESSAGE * BATCH * BATCHES
     return (
         (heard[2] != b"", len(heard[2]) < len(everything)),
         everything.startswith(heard[1] + heard[2]),
-        other.heard[begin:] == everything,
+        other.words[begin:] == everything,
         publisher.story,
         other.settle().ending,
         stuck.ending,
