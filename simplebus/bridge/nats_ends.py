@@ -31,6 +31,11 @@ from simplebus.nats.client.jetstream import NOT_FOUND, JetStreamError
 
 log = logging.getLogger("simplebus.bridge")
 
+_SOME_BEHIND = (
+    "%s: while stream %r gets another leader, some messages may come behind later ones; none do "
+    "where it has 'allow_batched', nor with under_way = 1"
+)
+
 _SERVERS_MAX = 256
 """Of so many that were met at some addresses it is known that they are one place."""
 _met: dict[tuple[str, str], dict[str, None]] = {}
@@ -110,7 +115,7 @@ def to_nats(
                 if copied.stream:
                     check_lane(nats)
                     doubts = await looked.again(here, terms.name)
-                    kind = await _kind_of(nats, copied)
+                    kind = await _kind_of(nats, copied, terms.name)
                 there = kind(
                     nats,
                     terms,
@@ -191,8 +196,8 @@ def from_nats(
     return Way(open, alone if copied.stream else None)
 
 
-async def _kind_of(nats: NatsWire, copied: Copied) -> Callable[..., FarNats]:
-    """How messages go to a stream. One that is not there is waited for by who sends."""
+async def _kind_of(nats: NatsWire, copied: Copied, lane: str) -> Callable[..., FarNats]:
+    """How messages of a lane go to a stream. One that is not there is waited for by who sends."""
     try:
         config = (await nats.link.ask(f"STREAM.INFO.{copied.stream}"))["config"]
     except JetStreamError as error:
@@ -201,6 +206,8 @@ async def _kind_of(nats: NatsWire, copied: Copied) -> Callable[..., FarNats]:
         return FarNats
     if config.get("allow_batched") is True:
         return partial(FarChains, subjects=config.get("subjects") or [])
+    if copied.under_way is None and (config.get("num_replicas") or 1) > 1:
+        log.info(_SOME_BEHIND, lane, copied.stream)
     if copied.under_way or (config.get("num_replicas") or 1) > 1:
         return partial(FarFew, under_way=copied.under_way or UNDER_WAY_MESSAGES)
     return FarNats
