@@ -50,8 +50,10 @@ _PASSING = frozenset({10002, 10008, 10009, 10023, 10028, 10047, 10158})
 it was sent before: that passes."""
 _ANOTHER_STREAM = 10060
 """It is another one that takes the subject."""
-_FULL = frozenset({"maximum messages exceeded", "maximum bytes exceeded"})
-"""What a stream says that discards what is new."""
+_NOT_STORED = 10077
+_FINAL = frozenset({"maximum messages per subject exceeded", "message to large"})
+"""What it says then of a message that it will not take later either: that it is full, or that its
+disk is, passes."""
 
 
 @dataclass(slots=True)
@@ -398,7 +400,9 @@ class FarNats:
                 body.unheard.append(int(rows[row]))
                 continue
             sequence = int(made.sequences[rows[row]])
-            is_full = error.code in _PASSING or error.sentence in _FULL
+            is_full = error.code in _PASSING or (
+                error.code == _NOT_STORED and error.sentence not in _FINAL
+            )
             code = STREAM_FULL if is_full else f"jetstream_{error.code}"
             body.refusals.append(Refusal(sequence, code, error.sentence))
         body.missing[rows[mine]] = False

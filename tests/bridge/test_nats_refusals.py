@@ -159,30 +159,40 @@ async def test_a_lane_that_may_not_do_what_it_needs_is_down_and_says_so_once(
     assert len(told) == 1 or user == "few"  # It copies before it learns of that.
 
 
-async def test_what_the_stream_is_still_about_to_store_is_no_dead_letter(
-    server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "why",
+    [
+        JetStreamError(10158, "duplicate message id is in process"),
+        JetStreamError(10077, "no space left on device"),
+    ],
+    ids=["in process", "disk"],
+)
+async def test_what_a_stream_may_store_later_is_no_dead_letter(
+    why: JetStreamError, server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A new leader says so of what is sent again while it does not know whether that is stored."""
+    """A new leader says so of what is sent again while it does not know whether that is stored, and
+    one whose disk fails of whatever comes."""
     pub_acks, said = jetstream.pub_acks, []
 
     def doubtful(messages: Messages) -> PubAcks:
         acks = pub_acks(messages)
         if not said:
-            said.append(JetStreamError(10158, "duplicate message id is in process"))
-            acks.errors[0] = said[0]
+            said.append(why)
+            acks.errors[0] = why
         return acks
 
     async with wired(nats) as wire, simplebus.connect(server.address) as bus:
-        await stream(wire, "DOUBTFUL", "class.doubtful")
-        await bus.publish_many(numbered(0, 10), class_id="doubtful")
-        copied = Copied("doubtful", stream="DOUBTFUL", start="earliest")
+        name = f"DOUBTFUL{why.code}"
+        await stream(wire, name, f"class.{name}")
+        await bus.publish_many(numbered(0, 10), class_id=name)
+        copied = Copied(name, stream=name, start="earliest")
         (lane,) = lanes([Bridge("doubtful", server.address, nats.url, (copied,))])
         monkeypatch.setattr(jetstream, "pub_acks", doubtful)
         async with copying(lane):
             await until(lambda: lane.statistics().at == 10)
         found = lane.statistics()
         assert (len(said), found.refused, found.losses) == (1, 0, 0)
-        assert await stored(wire, "DOUBTFUL") == 10
+        assert await stored(wire, name) == 10
 
 
 ONLY = """authorization { users = [
