@@ -38,7 +38,7 @@ settings.register_profile("many", settings.get_profile("dev"), max_examples=500)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 
-SEEDS = 1000 if IN_CI else 24
+SEEDS = 2000 if IN_CI else 24
 """Lives of the simulation in a run of all tests. `--seeds` has more of them where there is time."""
 
 
