@@ -92,9 +92,7 @@ class Pulled:
             told = told.pick(told.good)
         count = told.messages.count
         if count:
-            size = int((told.messages.ends - told.messages.subjects).sum())
-            self._asked = max(0, self._asked - count)
-            self._asked_bytes = max(0, self._asked_bytes - size)
+            self._has_come(count, _size_of(told.messages))
             last = np.arange(count) == count - 1
             self.pending = int(told.pick(last).pending[0])
             if (told.counts != np.arange(self._sent + 1, self._sent + count + 1)).any():
@@ -112,10 +110,15 @@ class Pulled:
             self._over = f"{code} {words}".strip()
         if code != _HEARTBEAT:
             count, size = jetstream.pending(headers), jetstream.pending_bytes(headers)
-            self._asked = max(0, self._asked - count)
-            self._asked_bytes = max(0, self._asked_bytes - size)
+            self._has_come(count, size)
             if is_too_long and size >= self._last_bytes:  # It would never come.
                 self._most_bytes *= 2
+
+    def _has_come(self, count: int, size: int) -> None:
+        """So much is under way no more. A request for messages that have all come ends in silence:
+        nobody says how many of its bytes are left."""
+        self._asked = max(0, self._asked - count)
+        self._asked_bytes = max(0, self._asked_bytes - size) if self._asked else 0
 
     def check(self) -> None:
         """Raise BusConnectionError where nothing will come any more: who reads begins anew."""
@@ -124,3 +127,10 @@ class Pulled:
                 f"the consumer {self._consumer!r} of stream {self._stream!r} has ended: "
                 f"{self._over}"
             )
+
+
+def _size_of(messages: Messages) -> int:
+    """As a server counts: with less, or more, what is under way would be known ever worse."""
+    subjects = messages.subject_ends - messages.subjects
+    replies = np.maximum(messages.reply_ends - messages.replies, 0)
+    return int((subjects + replies + messages.ends - messages.bodies).sum())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
@@ -127,10 +128,50 @@ def test_what_will_not_come_of_a_request_is_asked_for_again() -> None:
     source.take(status(over % (PULL_MESSAGES, PULL_BYTES - 1), source._sid))
     source.ask()
     (again,) = asked(source)
-    assert again["max_bytes"] == PULL_BYTES - 1
+    assert again["max_bytes"] == PULL_BYTES  # Nothing is under way any more.
     source.take(status(over % (again["batch"], again["max_bytes"]), source._sid))
     source.ask()
     (more,) = asked(source)  # The message that is next has no room in as much.
-    assert more["max_bytes"] >= 2 * PULL_BYTES - 1
+    assert more["max_bytes"] == 2 * PULL_BYTES
     source.check()
     assert source.pending == 9
+
+
+def test_over_a_long_time_no_more_is_under_way_than_at_first() -> None:
+    """As a server counts: subject, ack subject and what is said. It ends a request in which the
+    next message has no room."""
+    source, most = pulled(sent=0), 8000
+    source._most_bytes = most
+    source._core.is_ready = True
+    requests: deque[list[int]] = deque()
+    body, done = "x" * 100, 0
+    while done < 2000:
+        source.ask()
+        requests += [[each["batch"], each["max_bytes"]] for each in asked(source)]
+        assert sum(size for _, size in requests) <= 1.5 * most
+        reply = f"$JS.ACK.S.c.1.{done + 1}.{done + 1}.0.9"
+        size = len("s") + len(reply) + len(body)
+        batch, left = requests.popleft()
+        if size > left:
+            over = "409 Message Size Exceeds MaxBytes\r\nNats-Pending-Messages: {}\r\n"
+            line = (over + "Nats-Pending-Bytes: {}").format(batch, left)
+            source.take(status(line, source._sid))
+            continue
+        requests.appendleft([batch - 1, left - size])
+        said = f"MSG s {source._sid} {reply} {len(body)}\r\n{body}\r\n"
+        (messages,) = Parser().receive(said.encode())
+        assert isinstance(messages, Messages)
+        done += source.take(messages).messages.count
+
+
+def test_bytes_of_a_request_that_is_over_are_forgotten() -> None:
+    """Of short messages all come before the bytes are used up, and nobody says what is left."""
+    source = pulled(sent=0)
+    source._core.is_ready = True
+    source._most = 4
+    source.ask()
+    asked(source)
+    source.take(delivered(1, 2, 3, 4, sid=source._sid))
+    source.ask()
+    (again,) = asked(source)
+    assert (again["batch"], again["max_bytes"]) == (4, PULL_BYTES)
