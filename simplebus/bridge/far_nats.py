@@ -45,9 +45,9 @@ _LINE_REST_BYTES_MAX = 128
 _BATCHES_MAX = 4
 _MESSAGES_MAX = 24_576
 """So much is under way: the server has something to do while others are made."""
-_PASSING = frozenset({10002, 10008, 10009, 10023, 10028, 10047, 10158})
+_PASSING = frozenset({429, 10002, 10008, 10009, 10023, 10028, 10047, 10158, 10167})
 """The account or the server has no room, or the cluster no leader, or is still about to store what
-it was sent before: that passes."""
+it was sent before, perhaps so much that it takes no more (429, 10167): that passes."""
 _ANOTHER_STREAM = 10060
 """It is another one that takes the subject."""
 _NOT_STORED = 10077
@@ -377,8 +377,9 @@ class FarNats:
         for sequences in body.subjects.pop(subject, []):
             rows = np.searchsorted(made.sequences, sequences)
             if self._stream:  # What is stored already was not denied.
-                rows = rows[body.missing[rows]]
+                rows = rows[body.missing[rows] | np.isin(rows, body.unheard)]
                 body.missing[rows] = False
+                body.unheard = np.setdiff1d(body.unheard, rows).tolist()
             body.refusals += [
                 Refusal(each, "permissions", complaint) for each in made.sequences[rows].tolist()
             ]

@@ -197,19 +197,21 @@ def from_nats(
 
 
 async def _kind_of(nats: NatsWire, copied: Copied, lane: str) -> Callable[..., FarNats]:
-    """How messages of a lane go to a stream. One that is not there is waited for by who sends."""
+    """How messages of a lane go to a stream. One that is not there is waited for by who sends; and
+    how many servers will keep it, nobody knows."""
+    few = partial(FarFew, under_way=copied.under_way or UNDER_WAY_MESSAGES)
     try:
         config = (await nats.link.ask(f"STREAM.INFO.{copied.stream}"))["config"]
     except JetStreamError as error:
         if error.code not in NOT_FOUND:
             raise
-        return FarNats
+        return few
     if config.get("allow_batched") is True:
         return partial(FarChains, subjects=config.get("subjects") or [])
     if copied.under_way is None and (config.get("num_replicas") or 1) > 1:
         log.info(_SOME_BEHIND, lane, copied.stream)
     if copied.under_way or (config.get("num_replicas") or 1) > 1:
-        return partial(FarFew, under_way=copied.under_way or UNDER_WAY_MESSAGES)
+        return few
     return FarNats
 
 

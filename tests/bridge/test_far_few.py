@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 import trio
-from engine.nats_servers import cluster
+from engine.nats_servers import cluster, nats_server
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import simplebus
 from simplebus.bridge.far_few import FarFew
-from simplebus.bridge.far_nats import FarNats
+from simplebus.bridge.far_nats import FarNats, body_of
 from simplebus.bridge.lane import Lane
 from simplebus.bridge.nats_wire import nats_wired
 from simplebus.bridge.running import lanes
@@ -28,7 +28,7 @@ from simplebus.nats.client.jetstream import JetStreamError
 
 from .buses import numbered
 from .nats_lanes import BusServer, NatsServer, copying, stored, stream, until, wired
-from .test_far_chains import COUNT, Led, all_copied, far_of, into, payloads_of
+from .test_far_chains import COUNT, Led, all_copied, far_of, found_from, into, payloads_of
 from .test_nats_cluster import made
 
 LEADERS = 8
@@ -58,6 +58,23 @@ def test_whatever_becomes_of_its_leader_a_stream_has_each_message_once_and_one_b
 
 def test_canary_of_many_under_way_some_are_overtaken() -> None:
     assert any(logged(seed, COUNT) != list(range(COUNT)) for seed in range(60))
+
+
+def test_what_no_stream_has_heard_and_is_denied_then_is_refused_and_not_forgotten() -> None:
+    """Its user's rights were changed between two messages."""
+    led = Led(random.Random(1))
+    far = far_of(led, FarNats)
+    made = far.make(found_from(0, 3))
+    far.send(made)
+    body = body_of(made)
+    body.missing[0] = False
+    body.unheard.append(0)
+    far._wire.complaints.append('Permissions Violation for Publish to "class.7"')
+    far._hear_complaints()
+    assert [(each.sequence, each.code) for each in body.refusals] == [
+        (n, "permissions") for n in range(3)
+    ]
+    assert not body.unheard
 
 
 # Real servers ------------------------------------------------------------------------------------
@@ -103,6 +120,41 @@ async def test_into_a_stream_that_is_full_one_by_one_is_waited_for_and_its_order
                 await wire.link.ask("STREAM.PURGE.TIGHT")
         assert got == numbered(0, 20)
         assert lane.statistics().refused == 0
+
+
+@pytest.mark.parametrize("under_way", [None, 1])
+async def test_what_a_server_has_no_room_for_before_it_is_stored_is_sent_again(
+    under_way: int | None, tmp_path: Path, server: BusServer
+) -> None:
+    """It says so of what comes faster than its stream stores it."""
+    count = 1000
+    room = f'jetstream {{ store_dir: "{tmp_path}/few", max_buffered_msgs: 100 }}'
+    with nats_server(tmp_path, room) as nats:
+        async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+            await stream(wire, "FAST", "class.fast")
+            await bus.publish_many(numbered(0, count), class_id="fast")
+            lane = into(nats, server, "FAST", under_way=under_way)
+            async with copying(lane):
+                await until(lambda: lane.statistics().at == count)
+            found = lane.statistics()
+            assert (found.copied, found.refused) == (count, 0)
+            got = await payloads_of(wire, "FAST")
+            assert (got if under_way == 1 else sorted(got, key=int)) == numbered(0, count)
+
+
+async def test_one_message_is_under_way_where_the_stream_was_not_there_when_the_lane_began(
+    nats: NatsServer, server: BusServer
+) -> None:
+    """How many servers will keep it, nobody knows."""
+    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+        wire.core.subscribe("class.late")
+        await wire.echoed()
+        await bus.publish_many(numbered(0, 20), class_id="late")
+        async with copying(into(nats, server, "LATE", under_way=1)):
+            while not wire.messages:
+                await wire.echoed()
+            await wire.echoed()
+        assert [each for some in wire.messages for each in some.all_payloads()] == [b"0"]
 
 
 @pytest.mark.long
