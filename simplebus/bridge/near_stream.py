@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from simplebus.bridge import letters
-from simplebus.bridge.ends import Found, Refusal
+from simplebus.bridge.ends import Found, HopelessError, Refusal
 from simplebus.bridge.given import Given, bury
 from simplebus.bridge.nats_framer import Framer
 from simplebus.bridge.nats_wire import NatsWire
@@ -147,6 +147,8 @@ class NearStream:
             known = await self._create(at, to="")
         elif self._retention == "interest":  # In other subjects, perhaps, than before.
             known = await self._changed(known, to=_to(known))
+        elif self._retention == "workqueue":
+            self._check_subjects(known)
         to = _to(known)
         if to and to != self._to and known.get("num_waiting"):
             raise BusConnectionError(
@@ -158,6 +160,17 @@ class NearStream:
         if to:
             self._through = at
         return at
+
+    def _check_subjects(self, known: dict[str, Any]) -> None:
+        """Raise HopelessError where more is wanted than before: what waits in front of where the
+        lane is would be taken for copied, and acknowledged."""
+        before = _subjects_of(known)
+        if before and (not self._subjects or set(self._subjects) - before):
+            raise HopelessError(
+                f"{self._consumer!r} of the work queue {self._stream!r} reads "
+                f"{', '.join(sorted(before))} alone: to read more, delete it and give the bridge "
+                "another name"
+            )
 
     async def look_over(self) -> dict[str, Any]:
         """See how far the stream is by now: another one of this lane may have copied that. Raises
@@ -330,13 +343,9 @@ class NearStream:
 
     async def _changed(self, known: dict[str, Any], *, to: str) -> dict[str, Any]:
         """What is said of the consumer when it leads there, and is sent what is wanted now."""
-        config = known["config"]
-        subjects = config.get("filter_subjects") or []
-        if "filter_subject" in config:
-            subjects = [config["filter_subject"]]
-        if _to(known) == to and set(subjects) == set(self._subjects):
+        if _to(known) == to and _subjects_of(known) == set(self._subjects):
             return known
-        await self._create(0, to=to, like=config)
+        await self._create(0, to=to, like=known["config"])
         return await self._info(self._consumer)
 
     # Reading -------------------------------------------------------------------------------------
@@ -540,6 +549,14 @@ class NearStream:
 def _to(known: dict[str, Any]) -> str:
     """Where it leads; "" where no lane has ever begun with it."""
     return str((known["config"].get("metadata") or {}).get(_TO) or "")
+
+
+def _subjects_of(known: dict[str, Any]) -> set[str]:
+    """What it is sent; nothing for all that there is."""
+    config = known["config"]
+    if "filter_subject" in config:
+        return {config["filter_subject"]}
+    return set(config.get("filter_subjects") or ())
 
 
 def _before(known: dict[str, Any]) -> int:

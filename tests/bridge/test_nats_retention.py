@@ -123,6 +123,34 @@ async def test_what_waits_for_a_bridge_is_there_when_it_begins_anew(
             assert begun.statistics().missed == 0
 
 
+@pytest.mark.parametrize("more", [("MORE.>",), (), ("MORE.x", "MORE.y")])
+async def test_of_a_work_queue_no_lane_reads_more_than_before(
+    more: tuple[str, ...], server: BusServer, nats: NatsServer
+) -> None:
+    """What waits in front of where it is was acknowledged, and copied nowhere."""
+    name = f"MORE-{len(more)}-{''.join(more)[-1:]}".replace(">", "all")
+    async with wired_to(nats) as wire, simplebus.connect(server.address) as bus:
+        subjects = [each.replace("MORE", name) for each in more]
+        await stream(wire, name, f"{name}.>", retention="workqueue")
+        wire.core.publish(f"{name}.y", b"waits")
+        await say(wire, name, 0, 10)
+        async with copying(lane(nats, server, name, channels=(f"{name}.x",))):
+            assert await payloads(bus, name, 10) == numbered(0, 10)
+        await is_gone(wire, name)
+        begun = lane(nats, server, name, channels=tuple(subjects))
+        await begun.run()
+        assert "to read more, delete it and give the bridge another name" in (
+            begun.statistics().problem
+        )
+        assert await stored(wire, name) == 1
+        await wire.link.ask(f"CONSUMER.DELETE.{name}.{of_lane(name)}")
+        copied = Copied(name, stream=name, channels=tuple(subjects))
+        (other,) = lanes([Bridge("other", nats.url, server.address, (copied,))])
+        async with copying(other):
+            assert await payloads(bus, name, 1) == [b"waits"]
+            await is_empty(wire, name)
+
+
 @pytest.mark.parametrize("kind", KINDS[:2])
 async def test_what_was_copied_and_not_acknowledged_is_not_copied_again_and_goes(
     kind: str, server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
