@@ -19,7 +19,7 @@ from simplebus.bridge.settings import Bridge
 from simplebus.core.errors import BusConnectionError
 from simplebus.testing.server import BusServer, bus_server
 
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 240.0
 
 
 @pytest.fixture(scope="module", name="nats")
