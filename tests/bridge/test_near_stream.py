@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.lowlevel
 from engine.nats_servers import nats_server
 
 import simplebus
@@ -66,6 +67,7 @@ async def found(near: NearStream, at: int, end: int) -> int:
     count = 0
     while at < end:
         some = await near.find(at)
+        await trio.lowlevel.checkpoint()  # Else nothing would come where nothing was found.
         count += sum(piece.count for piece in some.pieces)
         at = some.next
     return count
