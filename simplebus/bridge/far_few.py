@@ -2,8 +2,8 @@
 
 Rule 1: some messages are said together, and nothing more before the stream has answered all of
 them. While it gets another leader some are lost on their way to the old one, and what stands behind
-these is stored before them if the new one leads before it has arrived. So few hardly ever are on
-their way for so long, and one never is: with one under way order holds whoever leads.
+these is stored before them if the new one leads before it has arrived. With one under way, as it is
+unless more are asked for, nothing stands behind it: order holds whoever leads.
 Rule 2: behind what the stream has not taken, and may take later, nothing is said: it counts as
 refused for the same reason, and all of it is sent again in its order.
 """
@@ -18,9 +18,8 @@ from simplebus.bridge.ends import STREAM_FULL, Found, Made, Refusal
 from simplebus.bridge.far_nats import FarNats, body_of
 from simplebus.bridge.nats_wire import NatsWire
 
-UNDER_WAY_MESSAGES = 1024
-"""Some of these were overtaken at 2 of 246 changes of the leader, of 24 times as many at 6 of 56;
-and of half as many fewer are stored in a second."""
+UNDER_WAY_MESSAGES = 1
+"""Of 1,024 some were overtaken at 2 of 246 changes of the leader, of 24,576 at 6 of 56."""
 _MESSAGE_BYTES = 512
 """Of messages that are longer than this fewer are under way: they take longer to arrive."""
 _ROUNDS_MAX = 512

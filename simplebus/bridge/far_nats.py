@@ -13,10 +13,12 @@ others have the sequences of lost ones.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import trio
 
 from simplebus.bridge.ends import STREAM_FULL, Found, HopelessError, Made, Near, Refusal
 from simplebus.bridge.far import FarTerms
@@ -45,6 +47,8 @@ _LINE_REST_BYTES_MAX = 128
 _BATCHES_MAX = 4
 _MESSAGES_MAX = 24_576
 """So much is under way: the server has something to do while others are made."""
+_LOOK_SECONDS = 10.0
+"""So often a stream is looked at while its answers are waited for."""
 _PASSING = frozenset({429, 10002, 10008, 10009, 10023, 10028, 10047, 10158, 10167})
 """The account or the server has no room, or the cluster no leader, or is still about to store what
 it was sent before, perhaps so much that it takes no more (429, 10167): that passes."""
@@ -54,6 +58,9 @@ _NOT_STORED = 10077
 _FINAL = frozenset({"maximum messages per subject exceeded", "message to large"})
 """What it says then of a message that it will not take later either: that it is full, or that its
 disk is, passes."""
+
+Config = Mapping[str, Any]
+"""How a stream is kept."""
 
 
 @dataclass(slots=True)
@@ -92,13 +99,15 @@ class FarNats:
         looked: Looked,
         stream: str,
         there: Collection[str] = (),
+        fits: Callable[[Config], bool] = lambda config: True,
     ) -> None:
         """Within a `life` of the near bus a sequence means one message.
         `there`: what is read from these is known by these identities; what has been there does not
-        go back."""
+        go back. `fits` tells whether messages go as they should to a stream that is kept so."""
         self.identity = ""
         self._wire, self._core = wire, wire.core
         self._stream = stream
+        self._fits, self._looked_at = fits, trio.current_time()
         name = terms.class_ if isinstance(terms.class_, str) else ""
         self._subject = subject_of(class_id, name)
         self._near, self._looked = near, looked
@@ -326,8 +335,11 @@ class FarNats:
             await self._sort_unheard(made)
 
     async def _pub_acks(self) -> None:
-        """Wait for some. Raises BusConnectionError where none comes, and HopelessError where none
-        ever will."""
+        """Wait for some, or look after the stream. Raises BusConnectionError where none comes, and
+        HopelessError where none ever will."""
+        if trio.current_time() >= self._looked_at + _LOOK_SECONDS:
+            await self._look_after()
+            return  # Some may have come meanwhile.
         try:
             await self._wire.owed(f"a PubAck of stream {self._stream!r}")
         except BusConnectionError:
@@ -340,6 +352,18 @@ class FarNats:
                         "NATS without a stream"
                     ) from None
             raise
+
+    async def _look_after(self) -> None:
+        """Raise BusConnectionError where the stream is kept otherwise than it was: the lane begins
+        anew, and as that wants."""
+        self._looked_at = trio.current_time()
+        try:
+            info = await self._wire.link.ask(f"STREAM.INFO.{self._stream}")
+        except (JetStreamError, BusConnectionError):
+            self._wire.check()
+            return  # Nobody leads it, or it is not there yet: next time.
+        if not self._fits(info["config"]):
+            raise BusConnectionError(f"stream {self._stream!r} is kept otherwise than it was")
 
     async def _sort_unheard(self, made: Made) -> None:
         """Refuse what the stream does not take though it is there. Raises BusConnectionError where

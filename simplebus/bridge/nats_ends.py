@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Collection
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from typing import Any
 
 from simplebus.bridge.far import FarTerms, far_bus
 from simplebus.bridge.far_chains import FarChains
 from simplebus.bridge.far_door import far_door
 from simplebus.bridge.far_few import UNDER_WAY_MESSAGES, FarFew
-from simplebus.bridge.far_nats import FarNats
+from simplebus.bridge.far_nats import Config, FarNats
 from simplebus.bridge.lane import Begin, Ends, Way
 from simplebus.bridge.letters import letters_at
 from simplebus.bridge.looked import Looked, life_of
@@ -31,9 +31,10 @@ from simplebus.nats.client.jetstream import NOT_FOUND, JetStreamError
 
 log = logging.getLogger("simplebus.bridge")
 
-_SOME_BEHIND = (
-    "%s: while stream %r gets another leader, some messages may come behind later ones; none do "
-    "where it has 'allow_batched', nor with under_way = 1"
+_ONE_BY_ONE = (
+    "%s: messages go into stream %r one by one, which keeps their order whoever leads it; "
+    "'allow_batched' there (nats-server 2.14) keeps it at full rate, and 'under_way' in the lane's "
+    "table trades some of it for more"
 )
 
 _SERVERS_MAX = 256
@@ -111,11 +112,14 @@ def to_nats(
             begin(here, at := await here.open())
             async with shown.wired(servers, terms.name, heartbeat=beat) as nats:
                 doubts = 0
-                kind: Callable[..., FarNats] = FarNats
+                kind, more = FarNats, dict[str, Any]()
                 if copied.stream:
                     check_lane(nats)
                     doubts = await looked.again(here, terms.name)
-                    kind = await _kind_of(nats, copied, terms.name)
+                    config = await _config_of(nats, copied.stream)
+                    kind, more = end_for(config, copied)
+                    if kind is FarFew and not copied.under_way:
+                        log.info(_ONE_BY_ONE, terms.name, copied.stream)
                 there = kind(
                     nats,
                     terms,
@@ -125,6 +129,8 @@ def to_nats(
                     looked=looked,
                     stream=copied.stream,
                     there=_one_place(servers, copied.stream, identity_of(nats, copied.stream)),
+                    fits=lambda config: end_for(config, copied) == (kind, more),
+                    **more,
                 )
                 _tell(terms.name, nats)
                 yield Ends(here, there, at, [], doubts)
@@ -196,23 +202,25 @@ def from_nats(
     return Way(open, alone if copied.stream else None)
 
 
-async def _kind_of(nats: NatsWire, copied: Copied, lane: str) -> Callable[..., FarNats]:
-    """How messages of a lane go to a stream. One that is not there is waited for by who sends; and
-    how many servers will keep it, nobody knows."""
-    few = partial(FarFew, under_way=copied.under_way or UNDER_WAY_MESSAGES)
+async def _config_of(nats: NatsWire, stream: str) -> Config | None:
+    """None for one that is not there: that is waited for by who sends."""
     try:
-        config = (await nats.link.ask(f"STREAM.INFO.{copied.stream}"))["config"]
+        config: Config = (await nats.link.ask(f"STREAM.INFO.{stream}"))["config"]
     except JetStreamError as error:
         if error.code not in NOT_FOUND:
             raise
-        return few
-    if config.get("allow_batched") is True:
-        return partial(FarChains, subjects=config.get("subjects") or [])
-    if copied.under_way is None and (config.get("num_replicas") or 1) > 1:
-        log.info(_SOME_BEHIND, lane, copied.stream)
-    if copied.under_way or (config.get("num_replicas") or 1) > 1:
-        return few
-    return FarNats
+        return None
+    return config
+
+
+def end_for(config: Config | None, copied: Copied) -> tuple[type[FarNats], dict[str, Any]]:
+    """How messages go to a stream that is kept so, and what more that wants to know. How many
+    servers will keep one that is not there, nobody knows."""
+    if config is not None and config.get("allow_batched") is True:
+        return FarChains, {"subjects": config.get("subjects") or []}
+    if config is None or copied.under_way or (config.get("num_replicas") or 1) > 1:
+        return FarFew, {"under_way": copied.under_way or UNDER_WAY_MESSAGES}
+    return FarNats, {}
 
 
 def _tell(lane: str, nats: NatsWire) -> None:

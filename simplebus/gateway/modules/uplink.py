@@ -16,7 +16,8 @@ kept otherwise, because the disk fails for example, is gone from the last moment
 was: the module fails, is made again, and the log says how many messages that were at most.
 With `to = "nats://…"` the channel is the subject; `stream` is the JetStream stream that has to take
 it, without which NATS keeps nothing. Of a cluster several addresses may be given, with commas
-between.
+between. One message after the other goes into a stream with replicas, unless it has
+`allow_batched`; `under_way` is how many more may, and trades some of their order for that.
 Who it is there, and whom it trusts over `simplebuss://` or `tls://`, say `user` and `password`, or
 `token`, and `ca`, `cert` and `key`; or `credentials`, a file of these; or the environment, as for
 other clients (`SIMPLEBUS_TOKEN`, `SIMPLEBUS_TLS_CA`). For NATS there is `seed`, too.
@@ -181,7 +182,7 @@ class Uplink(Module):
         )
         here = self._memory.place
         if is_nats(table.to):
-            copied = Copied(class_, stream=table.stream)
+            copied = Copied(class_, stream=table.stream, under_way=table.under_way)
             shown = self.settings.nats_access
             open_ends = to_nats(here, table.to, terms, copied, shown=shown)
         else:

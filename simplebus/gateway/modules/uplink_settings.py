@@ -56,6 +56,8 @@ class UplinkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     like the module, and as no other."""
     stream: str = ""
     """Of a NATS server: the stream of JetStream that has to take what is published."""
+    under_way: int | None = None
+    """So many messages are on their way into it at once; None for what keeps their order."""
     user: str = ""
     """Who it is there, with `password`;"""
     password: str = ""
@@ -162,13 +164,13 @@ def _check_class(table: UplinkTable) -> None:
 def _check_address(table: UplinkTable) -> bool:
     """Whether the address says who it is. Raises ValueError for what goes with no such address."""
     if is_nats(table.to):
-        Copied(table.class_, stream=table.stream)
+        Copied(table.class_, stream=table.stream, under_way=table.under_way)
         names_somebody = addresses(table.to)[0].credentials is not None
         if names_somebody and any(getattr(table, name) for name in (*_WHO, "credentials")):
             raise ValueError("who it is stands in the address and beside it, expected either")
         return names_somebody
     secure = Address.parse(table.to).is_secure
-    for name in ("stream", "seed", *(() if secure else _FILES)):
+    for name in ("stream", "under_way", "seed", *(() if secure else _FILES)):
         if getattr(table, name):
             where = "simplebuss:// or tls://" if name in _FILES else "nats:// or tls://"
             raise ValueError(f"{name}: it goes with an address of {where}, got {table.to!r}")
