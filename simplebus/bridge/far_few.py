@@ -1,9 +1,11 @@
-"""A stream that several servers keep as the far end of a lane: few messages are under way at once.
+"""A stream that may get another leader, or be full, as the far end of a lane: few messages are
+under way at once.
 
 Rule 1: some messages are said together, and nothing more before the stream has answered all of
 them. While it gets another leader some are lost on their way to the old one, and what stands behind
-these is stored before them if the new one leads before it has arrived. With one under way, as it is
-unless more are asked for, nothing stands behind it: order holds whoever leads.
+these is stored before them if the new one leads before it has arrived; so is what arrives when a
+stream that was full has room again. With one under way, as it is unless more are asked for, nothing
+stands behind it: order holds.
 Rule 2: behind what the stream has not taken, and may take later, nothing is said: it counts as
 refused for the same reason, and all of it is sent again in its order.
 """

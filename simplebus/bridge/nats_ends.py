@@ -32,9 +32,9 @@ from simplebus.nats.client.jetstream import NOT_FOUND, JetStreamError
 log = logging.getLogger("simplebus.bridge")
 
 _ONE_BY_ONE = (
-    "%s: messages go into stream %r one by one, which keeps their order whoever leads it; "
-    "'allow_batched' there (nats-server 2.14) keeps it at full rate, and 'under_way' in the lane's "
-    "table trades some of it for more"
+    "%s: messages go into stream %r one by one, which keeps their order whoever leads it and when "
+    "it is full; 'allow_batched' there (nats-server 2.14) keeps it at full rate, and 'under_way' "
+    "in the lane's table trades some of it for more"
 )
 
 _SERVERS_MAX = 256
@@ -218,9 +218,17 @@ def end_for(config: Config | None, copied: Copied) -> tuple[type[FarNats], dict[
     servers will keep one that is not there, nobody knows."""
     if config is not None and config.get("allow_batched") is True:
         return FarChains, {"subjects": config.get("subjects") or []}
-    if config is None or copied.under_way or (config.get("num_replicas") or 1) > 1:
+    if config is None or copied.under_way or _may_put_behind(config):
         return FarFew, {"under_way": copied.under_way or UNDER_WAY_MESSAGES}
     return FarNats, {}
+
+
+def _may_put_behind(config: Config) -> bool:
+    """Whether of what is under way some may be stored behind later ones: it may be lost with a
+    leader, or refused by a stream that is full, and has room again for what comes next."""
+    bounds = (config.get(bound) or 0 for bound in ("max_msgs", "max_bytes"))
+    refuses = config.get("discard") == "new" and any(bound > 0 for bound in bounds)
+    return refuses or (config.get("num_replicas") or 1) > 1
 
 
 def _tell(lane: str, nats: NatsWire) -> None:

@@ -116,6 +116,16 @@ async def test_while_answers_are_waited_for_it_is_noticed_that_a_stream_is_kept_
         ({}, None, FarNats, {}),
         ({"num_replicas": 1}, None, FarNats, {}),
         ({"num_replicas": 1, "allow_batched": False}, 7, FarFew, {"under_way": 7}),
+        ({"discard": "new", "max_msgs": -1, "max_bytes": -1}, None, FarNats, {}),
+        ({"discard": "old", "max_msgs": 7}, None, FarNats, {}),
+        ({"discard": "new", "max_msgs": 7}, None, FarFew, {"under_way": 1}),
+        ({"discard": "new", "max_bytes": 7}, None, FarFew, {"under_way": 1}),
+        (
+            {"discard": "new", "max_msgs": 7, "allow_batched": True},
+            None,
+            FarChains,
+            {"subjects": []},
+        ),
         ({"num_replicas": 3}, None, FarFew, {"under_way": 1}),
         ({"num_replicas": 3}, 7, FarFew, {"under_way": 7}),
         ({"num_replicas": 3, "allow_batched": True}, None, FarChains, {"subjects": []}),
@@ -162,7 +172,7 @@ async def test_into_a_stream_that_is_full_one_by_one_is_waited_for_and_its_order
     async with wired(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, "TIGHT", "class.tight", max_msgs=7, discard="new")
         await bus.publish_many(numbered(0, 20), class_id="tight")
-        lane, got = into(nats, server, "TIGHT", under_way=1), list[bytes]()
+        lane, got = into(nats, server, "TIGHT"), list[bytes]()
         async with copying(lane):
             while len(got) < 20:
                 while await stored(wire, "TIGHT") < min(7, 20 - len(got)):

@@ -56,7 +56,7 @@ class UplinkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     like the module, and as no other."""
     stream: str = ""
     """Of a NATS server: the stream of JetStream that has to take what is published."""
-    under_way: int | None = None
+    under_way: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """So many messages are on their way into it at once; None for what keeps their order."""
     user: str = ""
     """Who it is there, with `password`;"""

@@ -153,10 +153,16 @@ def test_settings_that_make_no_sense_are_told(settings: dict[str, Any], why: str
         plan(8888, **settings)
 
 
-async def test_a_stream_of_jetstream_has_what_it_hears_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("own", [{}, {"under_way": 7}])
+async def test_a_stream_of_jetstream_has_what_it_hears_once(
+    own: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One message behind the other where it might be full, unless more are asked for."""
+    caplog.set_level("INFO", "simplebus.bridge")
     with nats_server(tmp_path) as nats:
         async with wired(nats) as wire:
-            config = {"name": "READINGS", "subjects": ["roof.>"]}
+            bound = {"discard": "new", "max_msgs": 1000}
+            config = {"name": "READINGS", "subjects": ["roof.>"], **bound}
             await wire.link.ask("STREAM.CREATE.READINGS", config)
             to = {
                 "to": f"nats://{HOST}:{free_port()}, {nats.url}",  # One of a cluster is down.
@@ -164,6 +170,7 @@ async def test_a_stream_of_jetstream_has_what_it_hears_once(tmp_path: Path) -> N
                 "channel_property": "at",
                 "stream": "READINGS",
                 "data_dir": str(tmp_path / "kept"),
+                **own,
             }
             up = GatewayPlan((ModulePlan.of("up", "uplink", to),), (("*", "up"),))
             for first in 0, 50:  # The second one goes on where the first one was.
@@ -173,6 +180,7 @@ async def test_a_stream_of_jetstream_has_what_it_hears_once(tmp_path: Path) -> N
                         while await stored(wire) < first + 50:  # noqa: ASYNC110
                             await trio.sleep(0.01)
             assert await stored(wire) == 100
+            assert ("messages go into stream 'READINGS' one by one" in caplog.text) == (not own)
 
 
 async def stored(wire: NatsWire) -> int:
