@@ -57,6 +57,10 @@ class _DeniedError(Exception):
     """The server complains of something that was said."""
 
 
+class _UnheardError(Exception):
+    """Some of what was said is not for the stream."""
+
+
 @dataclass(slots=True)
 class _Chain:
     """The one that is under way."""
@@ -187,6 +191,9 @@ class FarChains(FarNats):
             except _DeniedError:
                 self._chain = None
                 self._refuse_denied(made)
+            except _UnheardError:
+                self._chain, self._is_doubtful = None, True
+                await self._sort_unheard(made)
 
     async def _store_some(self, made: Made, left: Integers) -> None:
         """Take a chain further; or begin one, when it is known what of these is stored."""
@@ -265,8 +272,8 @@ class FarChains(FarNats):
         chain = self._chain
         assert chain is not None, "one is under way"
         while not chain.is_over:
-            await self._pub_acks()
             self._check_late(chain.moved_at)
+            await self._pub_acks()
         return chain
 
     def _check_late(self, since: float) -> None:
@@ -282,14 +289,20 @@ class FarChains(FarNats):
             await super()._pub_acks()
         if self._wire.complaints and not self._is_alone:
             raise _DeniedError
+        if not self._is_alone and body_of(self._sent[0]).unheard:
+            raise _UnheardError
+
+    @property
+    def _silent(self) -> Sequence[Made]:
+        return [self._sent[0]]  # No other one was sent.
 
     async def _doubt(self, made: Made, chain: _Chain) -> None:
         """Nobody has said how far it has come: because some of it is not for the stream, which is
-        refused. Raises BusConnectionError where it is."""
+        refused. Raises BusConnectionError where all of it is."""
         body, self._is_doubtful = body_of(made), True
         rows = np.searchsorted(made.sequences, chain.sequences[chain.unheard])
         body.unheard = rows[body.missing[rows]].tolist()
-        if not body.unheard:
+        if not body.unheard and not await self._leave_unheard():
             why = chain.why or "it has another leader"
             raise BusConnectionError(f"stream {self._stream!r} has not said what it has: {why}")
         body.missing[body.unheard] = False

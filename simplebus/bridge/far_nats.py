@@ -335,7 +335,8 @@ class FarNats:
             await self._sort_unheard(made)
 
     async def _pub_acks(self) -> None:
-        """Wait for some, or look after the stream. Raises BusConnectionError where none comes, and
+        """Wait for some, or look after the stream; or learn that none comes of some messages,
+        which are unheard then. Raises BusConnectionError where none comes of others, and
         HopelessError where none ever will."""
         if trio.current_time() >= self._looked_at + _LOOK_SECONDS:
             await self._look_after()
@@ -343,15 +344,27 @@ class FarNats:
         try:
             await self._wire.owed(f"a PubAck of stream {self._stream!r}")
         except BusConnectionError:
-            if not self._wire.lost:
-                info = await self._wire.link.ask(f"STREAM.INFO.{self._stream}")
-                if info["config"].get("no_ack"):
-                    raise HopelessError(
-                        f"stream {self._stream!r} does not say what it has stored, and a bridge "
-                        "has to know: take 'no_ack' from the stream, or have the lane lead to "
-                        "NATS without a stream"
-                    ) from None
-            raise
+            if self._wire.lost or not await self._leave_unheard():
+                raise
+
+    async def _leave_unheard(self) -> bool:
+        """Whether some messages are not for the stream that it says nothing of: where somebody else
+        hears them, the server does not say that nobody does. Raises HopelessError where it never
+        says anything."""
+        info = await self._wire.link.ask(f"STREAM.INFO.{self._stream}")
+        if info["config"].get("no_ack"):
+            raise HopelessError(
+                f"stream {self._stream!r} does not say what it has stored, and a bridge has to "
+                "know: take 'no_ack' from the stream, or have the lane lead to NATS without a "
+                "stream"
+            )
+        taken = info["config"].get("subjects") or []
+        return sum(leave_unheard(made, taken) for made in self._silent) > 0
+
+    @property
+    def _silent(self) -> Sequence[Made]:
+        """Of these the stream should have said something."""
+        return self._sent
 
     async def _look_after(self) -> None:
         """Raise BusConnectionError where the stream is kept otherwise than it was: the lane begins
@@ -380,7 +393,7 @@ class FarNats:
             if not unheard.size:
                 continue
             name = subject.decode()
-            if any(matches(pattern, name) for pattern in taken):
+            if is_taken(name, taken):
                 raise BusConnectionError(f"no stream {stream!r} took it: it is there again")
             why = f"stream {stream!r} does not take the subject {name!r}"
             for sequence in made.sequences[unheard].tolist():
@@ -436,6 +449,23 @@ class FarNats:
 def body_of(made: Made) -> Body:
     assert isinstance(made.body, Body)
     return made.body
+
+
+def is_taken(subject: str, taken: Sequence[str]) -> bool:
+    """Whether a stream with these subjects takes it."""
+    return any(matches(pattern, subject) for pattern in taken)
+
+
+def leave_unheard(made: Made, taken: Sequence[str]) -> int:
+    """Wait no more for what of a batch goes to none of these subjects. Returns how many do."""
+    body = body_of(made)
+    before = len(body.unheard)
+    for subject, sequences in body.subjects.items():
+        if not is_taken(subject.decode(), taken):
+            rows = np.searchsorted(made.sequences, np.concatenate(sequences))
+            body.unheard += rows[body.missing[rows]].tolist()
+    body.missing[body.unheard] = False
+    return len(body.unheard) - before
 
 
 def joined(columns: Sequence[writing.Column]) -> bytes:

@@ -4,6 +4,7 @@ on."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engine.nats_servers import nats_server
@@ -26,6 +27,7 @@ from .nats_lanes import (
     until,
     wired,
 )
+from .test_far_chains import payloads_of
 
 MAY_NOT = """authorization { users = [
     { user: lane, password: p, permissions: { publish: { deny: ["no.>"] } } }
@@ -215,3 +217,47 @@ async def test_a_lane_to_a_server_without_a_stream_publishes_on_its_subjects_alo
                 await until(lambda: lane.statistics().at == 4)
             found = lane.statistics()
             assert (found.copied, found.refused, found.losses) == (3, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("FOREIGN", {}),
+        ("FOREIGN-FEW", {"under_way": 2}),
+        ("FOREIGN-BATCHES", {"allow_batched": True}),
+    ],
+)
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_what_only_somebody_else_hears_is_refused_and_the_rest_goes_on(
+    name: str, how: dict[str, Any], is_first: bool, server: BusServer, nats: NatsServer
+) -> None:
+    """Who looks at all that passes by, for one. Then the server does not say that nobody is there,
+    and nobody says anything: all was sent again and again, and what was behind it waited."""
+    name += "-1" if is_first else "-2"
+    own = name.lower()
+    channels = [f"{own}.a", "elsewhere.a", f"{own}.b", "elsewhere.b", "elsewhere.a", f"{own}.c"]
+    if is_first:
+        channels.insert(0, "elsewhere.c")
+    batched = {"allow_batched": True} if "allow_batched" in how else {}
+    under_way = {} if batched else how
+    async with (
+        wired(nats) as wire,
+        simplebus.connect(server.address) as bus,
+    ):
+        await stream(wire, name, f"{own}.>", **batched)
+        wire.core.subscribe("elsewhere.>")
+        await wire.echoed()
+        for channel in channels:
+            await bus.publish(channel.encode(), class_id=own, channel=channel)
+        copied = Copied(own, stream=name, start="earliest", **under_way)
+        (lane,) = lanes([Bridge(name, server.address, nats.url, (copied,), heartbeat=1.0)])
+        async with copying(lane):
+            await until(lambda: lane.statistics().at == len(channels))
+        found, good = lane.statistics(), [each for each in channels if each.startswith(own)]
+        assert (found.copied, found.refused) == (3, len(channels) - 3)
+        assert await payloads_of(wire, name) == [each.encode() for each in good]
+        letters = await bus.fetch(f"dead.{own}")
+        assert {dict(each.headers)["dead-error"] for each in letters} == {
+            f"no_stream: stream {name!r} does not take the subject 'elsewhere.{end}'"
+            for end in ("abc" if is_first else "ab")
+        }
