@@ -260,6 +260,7 @@ class Cluster:
             self._trimming.beat(now)
         self.refusals.beat(now)
         self._settle()
+        self._hear_refusing()  # A stream that does not answer is heard of by nothing else.
 
     # What comes ----------------------------------------------------------------------------------
 
@@ -297,14 +298,17 @@ class Cluster:
         reached_in = self.uplink.take_reached_in()
         for class_id, last in reached_in.items():
             self._ledger.reach_in(class_id, last)
-        if refusing := self.uplink.take_refusing():
-            self.refusals.hear(refusing, trio.current_time())
-            self._shut = shut(self._broker.store, self.uplink.full, self._shut)
-            self._has_reached()  # Who waits for what is stored looks what else there is.
+        self._hear_refusing()
         if lot is not None or reached_in:
             self._reach(self._ledger.reached if lot is None else lot)
         else:
             self.hand_over()
+
+    def _hear_refusing(self) -> None:
+        if refusing := self.uplink.take_refusing():
+            self.refusals.hear(refusing, trio.current_time())
+            self._shut = shut(self._broker.store, self.uplink.full, self._shut)
+            self._has_reached()  # Who waits for what is stored looks what else there is.
 
     def _reach(self, lot: int) -> None:
         self._broker.reach(lot)
@@ -394,12 +398,7 @@ class Cluster:
         self._settle()
 
     async def _open_feed(
-        self,
-        cls: RemoteClass,
-        position: Subscription,
-        find: Find,
-        hold: int | None,
-        tries: int = 0,
+        self, cls: RemoteClass, position: Subscription, find: Find, hold: int | None, tries: int = 0
     ) -> None:
         """Find or make the consumer of a position, and have it feed it. What is published behind it
         waits for one try: nobody is held up for as long as the cluster refuses."""

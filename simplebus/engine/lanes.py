@@ -185,6 +185,8 @@ class Lane:
     mark: int = 0
     """By which the connection tells whether the server has taken what the stream was asked last; 0
     where it was asked on a former one."""
+    unanswered: int = 0
+    """How often in a row the stream has not answered when it was asked, and the server had that."""
     heard_at: float = 0.0
     """When an answer came last, or the first one that is awaited was asked for."""
     under_way: int = 0

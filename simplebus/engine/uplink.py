@@ -49,6 +49,9 @@ from simplebus.nats.client.writing import Column
 PATIENCE_SECONDS = 4.0
 """When no PubAck has come for so long, though some are awaited, or none of the oldest messages for
 twice as long, the stream is asked what it has; so it is asked again when it has not answered."""
+UNANSWERED_MAX = 2
+"""A stream that has not answered so often takes nothing: with less, it may be about to get another
+leader."""
 PAUSE_SECONDS = 0.25
 """Before it is asked, when something was refused."""
 PIECE_MESSAGES = 4096
@@ -236,12 +239,28 @@ class Uplink:
             is_late = is_late or now >= first.moved_at + 2 * PATIENCE_SECONDS
         if not is_late:
             return
+        if lane.asked:
+            self._note_silence(lane)
         if lane.begun:
             self.last_error = None
             if lane.refusal is not None and lane.refusal.code in consumers.NO_ROOM:
                 lane.window, lane.calm = 1, 0
             lane.doubt()
         self._ask(lane, now)
+
+    def _note_silence(self, lane: Lane) -> None:
+        """Its stream has not answered, though the server does: where somebody else hears what is
+        for a stream, that does not say that nobody is there."""
+        lane.unanswered += 1
+        if lane.unanswered >= UNANSWERED_MAX:
+            if lane.refusal is None:
+                subject = self._subject(lane.class_id)
+                lane.refusal = JetStreamError(
+                    0,
+                    f"nothing is said of what comes to {subject!r}: its stream has no leader now, "
+                    "or takes other subjects, or is told to say nothing (no_ack)",
+                )
+            self._refusing.add(lane.class_id)
 
     def _take_numbers(self, lane: Lane, count: int) -> int:
         """For so many things to which answers come. Returns the first."""
@@ -280,7 +299,7 @@ class Uplink:
         """The stream has said whether it has a message: no error if it has."""
         del self._whose[number]
         is_said = error is None or error.code == jetstream.NO_ROLLUP
-        lane.heard_at = now
+        lane.heard_at, lane.unanswered = now, 0
         if (chain := lane.proofs.pop(number, None)) is not None:
             if error is None:
                 self._advance(lane, chain, chain.batch.count, now)

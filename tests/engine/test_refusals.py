@@ -10,7 +10,7 @@ import trio
 
 import simplebus
 from simplebus.core.errors import RefusedError
-from simplebus.engine import refusals
+from simplebus.engine import refusals, uplink
 from simplebus.engine.refusals import CALM_SECONDS, Refusals
 from simplebus.monitor.facts import Facts
 from simplebus.nats.client.jetstream import JetStreamError
@@ -20,6 +20,7 @@ from .doors import PATIENCE_SECONDS, address, door, options
 from .meddling import asked_in_vain
 from .nats_servers import NatsServer
 from .test_doors import cluster_of, until
+from .test_link import linked
 
 FULL = JetStreamError(10077, "maximum bytes exceeded")
 
@@ -83,6 +84,42 @@ async def test_who_asks_is_told_why_a_class_takes_nothing(
             assert refused_classes(told_by(up)) == 0
     told = ["takes nothing" in text for text in caplog.messages if "its stream" in text]
     assert told == [True, False] * (len(told) // 2)  # One as it begins, and one as it ends.
+
+
+@pytest.mark.parametrize("change", [{"subjects": ["elsewhere"]}, {"no_ack": True}])
+async def test_a_stream_that_says_nothing_of_what_it_is_sent_is_such_a_one(
+    change: dict[str, object], jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody has changed it. Where somebody else hears its subject, who looks at all that passes
+    by, for one, no server says that nobody is there: publishers waited, and nobody was told why."""
+    monkeypatch.setattr(refusals, "CALM_SECONDS", 0.3)
+    monkeypatch.setattr(uplink, "PATIENCE_SECONDS", 0.3)
+    cluster = options(jetstream_server.url)
+    async with (
+        door(cluster) as up,
+        simplebus.connect(address(up)) as bus,
+        simplebus.connect(address(up)) as other,
+        linked(jetstream_server.url) as (link, _),
+        trio.open_nursery() as nursery,
+    ):
+        names = cluster.names
+        with trio.fail_after(PATIENCE_SECONDS):
+            await bus.publish(b"before", class_id=8)
+            config = (await link.ask(f"STREAM.INFO.{names.stream(8)}"))["config"]
+            link.core.subscribe(names.subject(8))
+            elsewhere = {"subjects": [f"elsewhere.{names.subject(8)}"]}
+            changed = elsewhere if "subjects" in change else change
+            link.flush()
+            await link.ask(f"STREAM.UPDATE.{names.stream(8)}", {**config, **changed})
+            nursery.start_soon(partial(bus.publish, b"behind", class_id=8))
+            await until(lambda: bool(cluster_of(up).refusals(8)))
+            said = await other.explain(8)
+            assert f"nothing is said of what comes to {names.subject(8)!r}" in said.waits_for
+            await link.ask(f"STREAM.UPDATE.{names.stream(8)}", config)
+            await until(lambda: not len(cluster_of(up).refusals))
+            async with other.subscribe(8) as messages:
+                found = [(await messages.get()).payload for _ in range(2)]
+    assert found == [b"before", b"behind"]
 
 
 async def test_a_stream_that_cannot_be_made_is_such_a_one(

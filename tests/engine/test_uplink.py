@@ -399,6 +399,26 @@ def test_who_hears_nothing_says_it_again_and_who_hears_something_waits() -> None
     assert len(stream.stored) == 2
 
 
+def test_a_stream_that_does_not_answer_takes_nothing_until_it_stores_something() -> None:
+    """Who is asked once in vain may be about to get another leader."""
+    stream = Stream()
+    uplink = stream.uplink
+    uplink.open_classes.add(7)
+    uplink.put(Lot(1, [entry(frame(b"0", 0), name="pub")]))
+    stream.loses = lambda: True
+    told = []
+    for beat in range(5):
+        stream.answer_all(beat * PATIENCE_SECONDS)
+        told.append(uplink.take_refusing())
+    assert told == [set(), set(), set(), {7}, {7}]
+    refusal = uplink.refusal(7)
+    assert refusal is not None
+    assert "nothing is said of what comes to 's.7'" in refusal.sentence
+    stream.loses = lambda: False
+    assert stream.answer_all(5 * PATIENCE_SECONDS) == 1
+    assert uplink.refusal(7) is None
+
+
 def test_another_connection_begins_with_what_has_no_pub_ack() -> None:
     stream = Stream()
     stream.uplink.open_classes.add(7)
