@@ -22,8 +22,9 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -204,7 +205,8 @@ def parse_settings(factory: Factory, raw: Mapping[str, Any]) -> Any:
             what = f"{missing[1].replace('_', '-')!r} is missing"
         if not (key := at.removesuffix("`")):
             raise _MistakeError((), what) from None
-        raise _MistakeError((*re.split(r"[.\[]", key)[:1],), f"{key}: {what}") from None
+        first = re.split(r"[.\[]", key)[0]
+        raise _MistakeError((first,), f"{key}: {what}{_choice(what, wanted, key)}") from None
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # Whatever it is.
@@ -225,6 +227,17 @@ def converted(raw: Mapping[str, Any], wanted: Any) -> Any:
     return msgspec.convert({name.replace("-", "_"): each for name, each in raw.items()}, wanted)
 
 
+def _choice(what: str, wanted: Any, name: str) -> str:
+    """What is expected where a word is none of some, as the end of a sentence; else empty."""
+    if not what.startswith("Invalid enum value"):
+        return ""
+    kind: Any = get_type_hints(wanted).get(name)
+    words = get_args(kind) if get_origin(kind) is Literal else ()
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        words = tuple(each.value for each in kind)
+    return f", expected one of {', '.join(map(str, words))}" if words else ""
+
+
 def _module(name: str, table: Any) -> tuple[ModulePlan, list[str]]:
     where: tuple[str, ...] = ("modules", name)
     try:
@@ -241,7 +254,7 @@ def _module(name: str, table: Any) -> tuple[ModulePlan, list[str]]:
         except msgspec.ValidationError as error:
             what, _, at = str(error).partition(" - at `$.")
             where = (*where, re.split(r"[.\[`]", at)[0]) if at else where
-            raise ConfigError(what) from None
+            raise ConfigError(what + _choice(what, _Table, where[-1])) from None
         if meant.places < 1:
             where = (*where, "places")
             raise ConfigError(f"expected 1 or more, got {meant.places}")

@@ -72,7 +72,16 @@ def one(text: str) -> str:
         (one("hears = 'a'"), 4, "modules.a.hears: Expected `array`, got `str`"),
         (one("hears = [1]"), 4, "modules.a.hears: Expected `str`, got `int`"),
         (one("places = 0"), 4, "modules.a.places: expected 1 or more, got 0"),
-        (one("full = 'explode'"), 4, "modules.a.full: Invalid enum value 'explode'"),
+        (
+            one("full = 'explode'"),
+            4,
+            "full: Invalid enum value 'explode', expected one of block, drop_oldest, drop_newest",
+        ),
+        (
+            '[modules.a]\nmodule = "logger"\nsettings = { level = "loud" }',
+            3,
+            "level: Invalid enum value 'loud', expected one of debug, info, warning, error",
+        ),
         ('[modules.a]\nmodule = "timer"\n', 1, "modules.a.settings: 'every' is missing"),
         ('[modules.a]\nmodule = "timer"\nsettings = 3', 3, "Expected `object`, got `int`"),
         (
