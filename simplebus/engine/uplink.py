@@ -442,8 +442,11 @@ class Uplink:
     def take(self, replies: Replies, now: float) -> int | None:
         """PubAcks have come. Returns what `reached` does."""
         acks = jetstream.pub_acks(replies.messages)
-        self.duplicates += int(np.count_nonzero(acks.duplicates))
         again = set(replies.numbers[acks.duplicates].tolist())
+        for number in replies.numbers[acks.duplicates].tolist():
+            lane = self._whose.get(number)
+            if lane is not None and number not in lane.asked and number not in lane.proofs:
+                self.duplicates += 1  # It was sent again, and not only asked for.
         refused: list[tuple[Lane, JetStreamError]] = []
         for row, error in acks.errors.items():
             number = int(replies.numbers[row])

@@ -144,6 +144,7 @@ def test_many_of_a_name_are_a_chain_of_which_all_have_ids() -> None:
     assert stream.answer(answers, 0.0) is None
     assert stream.answer(stream.take(), 0.0) == 1  # The last one is stored, says the stream.
     assert stream.payloads() == expected
+    assert stream.uplink.statistics().duplicates == 0  # It was only asked for the last one.
 
 
 def test_a_chain_of_a_name_that_goes_on_slowly_is_waited_for() -> None:
