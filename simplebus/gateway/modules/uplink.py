@@ -77,6 +77,8 @@ class Uplink(Module):
         """Set once there is one."""
         self._count = 0
         """Messages that it was given."""
+        self._left_out = 0
+        """Those beside these that cannot be sent."""
         self.lane: Lane | None = None
         """What copies them, once that has begun."""
 
@@ -88,10 +90,11 @@ class Uplink(Module):
     def health(self) -> dict[str, str | int | float]:
         """Whether the other end is there, and how far it is with what was heard."""
         if self.lane is None or self._intake is None:
-            return {"heard": self._count, "is_up": False}
+            return {"heard": self._count, "left_out": self._left_out, "is_up": False}
         lane = self.lane.statistics()
         return {
             "heard": self._count,
+            "left_out": self._left_out,
             "kept": self._intake.kept,
             "is_up": lane.is_up,
             "problem": self._intake.problem or lane.problem,
@@ -111,6 +114,7 @@ class Uplink(Module):
         try:
             await self._intake.put(message.content, about)
         except (LocalProtocolError, ValueError) as error:
+            self._left_out += 1
             self.bus.log.error("a message cannot be sent, and is left out: %s", error)
             return
         self._count += 1

@@ -120,12 +120,17 @@ async def test_what_is_kept_is_sent_also_by_an_uplink_that_is_called_otherwise(
     assert got == list(range(before, before + 200))
 
 
-async def test_what_cannot_be_sent_is_left_out_and_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_cannot_be_sent_is_left_out_counted_and_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with serving() as up:
         async with open_gateway(plan(port_of(up), channel_property="at")) as gateway:
             await gateway.publish(ModuleMessage(b"0", {"at": "no..channel"}))
             await gateway.publish(ModuleMessage(b"1" * (2 << 20)))
             await say(gateway, 2, 1)
+            await gateway.bus.wait_quiet_async()
+            own = gateway.statistics().modules[0].own
+            assert (own["heard"], own["left_out"]) == (1, 2)
         assert numbers(await read(port_of(up), 1)) == [2]
     assert caplog.text.count("cannot be sent, and is left out") == 2
 
