@@ -61,6 +61,14 @@ class Found:
         pieces = [p.part(0, n) for p, n in zip(self.pieces, counts, strict=True) if n]
         return Found(pieces, self.first, min(self.next, end), self.head, now=self.now)
 
+    def at_most(self, count: int) -> Found:
+        """So many of them, from the first one on."""
+        for piece in self.pieces:
+            if piece.count > count:
+                return self.until(int(piece.sequences[count]))
+            count -= piece.count
+        return self
+
     def behind(self, first: int) -> Found:
         """Those from this sequence on."""
         counts = [int(np.searchsorted(piece.sequences, first)) for piece in self.pieces]

@@ -25,7 +25,7 @@ import numpy as np
 import trio
 
 from simplebus.bridge.ends import STREAM_FULL, Found, Made, Refusal
-from simplebus.bridge.far_nats import Body, FarNats, body_of, joined
+from simplebus.bridge.far_nats import TOO_MANY, Body, FarNats, body_of, joined
 from simplebus.bridge.nats_wire import NatsWire
 from simplebus.bridge.nats_words import denied
 from simplebus.bridge.rewriting import Left
@@ -81,6 +81,8 @@ class _Chain:
     """What was said of one of its messages."""
     is_unfit: bool = False
     """Whether that is about the message itself."""
+    is_too_long: bool = False
+    """Whether there is no room for so much of it at once."""
     is_none: bool = False
     """Whether a stream takes no chains: perhaps another one, that has a subject of it."""
     unheard: list[int] = field(default_factory=list)
@@ -109,11 +111,7 @@ class FarChains(FarNats):
     # Making --------------------------------------------------------------------------------------
 
     def make(self, found: Found) -> Made:
-        count = 0
-        for piece in found.pieces:
-            count += piece.count
-            if count > _CHAIN_MESSAGES_MAX:
-                return self.make(found.until(int(piece.sequences[_CHAIN_MESSAGES_MAX - count])))
+        found = found.at_most(min(_CHAIN_MESSAGES_MAX, self._looked.room))
         made = super().make(found)
         body_of(made).found = found
         if made.count and not self._is_alone:
@@ -173,7 +171,8 @@ class FarChains(FarNats):
 
     def _begin(self, made: Made, left: Integers) -> None:
         """Have the first of what is left of it stored, one behind the other."""
-        chain = made if left.size == made.count else self._of(made, left)
+        is_whole = left.size == made.count <= self._looked.room
+        chain = made if is_whole else self._of(made, left)
         body = body_of(chain)
         for said in body.said:
             self._core.write(said)
@@ -205,6 +204,8 @@ class FarChains(FarNats):
                 self._begin(made, left)
             return
         chain, self._chain = await self._ended(), None
+        if chain.is_too_long:
+            self._looked.too_many(chain.sequences.size)
         if chain.is_none:
             await self._check_takes_chains()
         stored = max(0, chain.stored)
@@ -254,6 +255,8 @@ class FarChains(FarNats):
             index = jetstream.number(said[3], 0)
             if told.error is not None and told.error.code == _NO_CHAINS:
                 chain.is_none = True
+            if told.error is not None and told.error.code == TOO_MANY:
+                chain.is_too_long = True
             if told.error is not None and told.error.code not in _OF_NO_MESSAGE:
                 chain.why = chain.why or str(told.error)
                 if told.error.code != jetstream.NO_RESPONDERS:
@@ -368,6 +371,14 @@ class FarChains(FarNats):
 
     async def _asked(self, made: Made, sequences: Integers) -> Flags:
         """Whether the stream has these. Raises BusConnectionError where it does not say so."""
+        stored, at = [np.zeros(0, np.bool_)], 0
+        while at < sequences.size:
+            stored.append(await self._asked_some(made, sequences[at : at + self._looked.room]))
+            at += stored[-1].size
+        return np.concatenate(stored)
+
+    async def _asked_some(self, made: Made, sequences: Integers) -> Flags:
+        """The same of as many as there is room for at once."""
         first, count = self._core.take_numbers(sequences.size), sequences.size
         subject, replies = self._taken(body_of(made)), self._core.replies_to(first, count)
         ids = self._ids_of(made, sequences)
@@ -385,6 +396,8 @@ class FarChains(FarNats):
                 acks = jetstream.pub_acks(each.messages)
                 for at in np.flatnonzero((rows >= 0) & (rows < count)).tolist():
                     error = acks.errors.get(at)
+                    if error is not None and error.code == TOO_MANY:
+                        self._looked.too_many(count)
                     if error is not None and error.code not in _NOT_STORED:
                         why = f"does not say whether it has a message: {error}"
                         raise BusConnectionError(f"stream {self._stream!r} {why}")

@@ -42,12 +42,9 @@ class FarFew(FarNats):
         """Why nothing behind it is said of what waits."""
 
     def make(self, found: Found) -> Made:
-        most, count = _ROUNDS_MAX * self._under_way, 0
-        for piece in found.pieces:
-            count += piece.count
-            if count > most:
-                return super().make(found.until(int(piece.sequences[most - count])))
-        return super().make(found)
+        made = super().make(found.at_most(_ROUNDS_MAX * self._under_way))
+        body_of(made).room = min(self._under_way, self._looked.room)
+        return made
 
     def send(self, made: Made) -> None:
         body_of(made).missing = np.ones(made.count, np.bool_)
@@ -90,11 +87,12 @@ class FarFew(FarNats):
 
     def _say_some(self, made: Made) -> None:
         """Say what may be under way at once; but not what is known to be refused."""
-        body, left, room = body_of(made), self._under_way, _MESSAGE_BYTES * self._under_way
+        body, most = body_of(made), min(self._under_way, self._looked.room)
+        left, room = most, _MESSAGE_BYTES * most
         while left and self._part < len(body.said):
             said, count = body.said[self._part], body.counts[self._part]
             size = len(said) // count
-            fitting = max(room // size, int(left == self._under_way))
+            fitting = max(room // size, int(left == most))
             rows = min(count - self._row, left, fitting)
             if not rows:
                 break

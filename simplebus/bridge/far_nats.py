@@ -12,6 +12,7 @@ others have the sequences of lost ones.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,11 +46,15 @@ _LINE_BYTES_MAX = 4096
 _LINE_REST_BYTES_MAX = 128
 """What stands there behind a subject."""
 _BATCHES_MAX = 4
-_MESSAGES_MAX = 24_576
-"""So much is under way: the server has something to do while others are made."""
+_MESSAGES_MAX, _OLD_MESSAGES_MAX = 24_576, 4096
+"""So much is under way: the server has something to do while others are made. A stream of a server
+before 2.14 holds 10,000 messages that it is about to store, unless told otherwise, and refuses what
+comes then: with the batch that is begun below this bound, twice as many may be there."""
+_NEW_SERVER = 2, 14
 _LOOK_SECONDS = 10.0
 """So often a stream is looked at while its answers are waited for."""
-_PASSING = frozenset({429, 10002, 10008, 10009, 10023, 10028, 10047, 10158, 10167})
+TOO_MANY = 429
+_PASSING = frozenset({TOO_MANY, 10002, 10008, 10009, 10023, 10028, 10047, 10158, 10167})
 """The account or the server has no room, or the cluster no leader, or is still about to store what
 it was sent before, perhaps so much that it takes no more (429, 10167): that passes."""
 _ANOTHER_STREAM = 10060
@@ -83,6 +88,8 @@ class Body:
     """What they are made of, where parts of it may be made again."""
     unheard: list[int] = field(default_factory=list)
     """Rows of those that no stream has answered, or another one."""
+    room: int = 0
+    """How many might be made at once when they were."""
 
 
 class FarNats:
@@ -114,6 +121,7 @@ class FarNats:
         self._id = f"{life}{looked.era}.{class_id}.".encode()
         assert self._core.info is not None
         self._most = self._core.info.max_payload
+        looked.room = min(looked.room, _room_of(self._core.info.version))
         self._renaming = terms.renaming
         self._rewriter = Rewriter(
             class_id=class_id,
@@ -129,7 +137,9 @@ class FarNats:
         """What is not settled."""
 
     def make(self, found: Found) -> Made:
-        copies, body = Copies(), Body()
+        if self._stream:
+            found = found.at_most(self._looked.room)
+        copies, body = Copies(), Body(room=self._looked.room)
         count = sum(piece.count for piece in found.pieces)
         if self._stream:
             body.number = self._core.take_numbers(count)
@@ -288,7 +298,8 @@ class FarNats:
 
     def has_room(self, planned: Sequence[Made]) -> bool:
         count = sum(made.count for made in (*planned, *self._sent))
-        return len(planned) + len(self._sent) < _BATCHES_MAX and count < _MESSAGES_MAX
+        most = self._looked.room if self._stream else _MESSAGES_MAX
+        return len(planned) + len(self._sent) < _BATCHES_MAX and count < most
 
     def announce(self, planned: Sequence[Made]) -> None:
         """Nobody there would remember it."""
@@ -437,6 +448,8 @@ class FarNats:
             if error.code in (jetstream.NO_RESPONDERS, _ANOTHER_STREAM):
                 body.unheard.append(int(rows[row]))
                 continue
+            if error.code == TOO_MANY:
+                self._looked.too_many(body.room)
             sequence = int(made.sequences[rows[row]])
             is_full = error.code in _PASSING or (
                 error.code == _NOT_STORED and error.sentence not in _FINAL
@@ -449,6 +462,13 @@ class FarNats:
 def body_of(made: Made) -> Body:
     assert isinstance(made.body, Body)
     return made.body
+
+
+def _room_of(version: str) -> int:
+    """How many messages may be made for a stream of such a server at once."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    is_new = found is not None and (int(found[1]), int(found[2])) >= _NEW_SERVER
+    return _MESSAGES_MAX if is_new else _OLD_MESSAGES_MAX
 
 
 def is_taken(subject: str, taken: Sequence[str]) -> bool:

@@ -460,9 +460,11 @@ class Lane:
             len(refusals),
             refusals[0].sentence,
         )
+        again = refusals
         while refusals:
             self._why_later = refusals[0].sentence
-            await trio.sleep(_LATER_SECONDS)
+            if again:  # Else the far end takes them, some at a time.
+                await trio.sleep(_LATER_SECONDS)
             wanted = np.array([each.sequence for each in refusals], np.int64)
             made = far.make(replace(found, pieces=found.only(wanted)))
             left = [each for each in refusals if each.sequence >= made.next]
@@ -470,10 +472,10 @@ class Lane:
             if made.count:
                 await self._announced(near, far, [made], deque())
                 far.send(made)
-                refusals = await self._through(near, made, await far.settle())
+                again = await self._through(near, made, await far.settle())
             else:
-                refusals = await self._through(near, made, [])
-            refusals += left
+                again = await self._through(near, made, [])
+            refusals = again + left
         self._why_later = ""
 
     def _check_later(self, refusals: list[Refusal]) -> None:

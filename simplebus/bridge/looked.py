@@ -1,4 +1,5 @@
-"""Whether the near bus is still what it was, for far ends that know a message by its sequence.
+"""Whether the near bus is still what it was, for far ends that know a message by its sequence; and
+how much a stream there takes at once.
 
 Rule 1: a sequence may be another message's by now, where the near bus came back from an old copy:
 then what is sent from there on goes under another name. What was sent last is known as long as this
@@ -18,6 +19,9 @@ from simplebus.core.ledger import Level
 
 log = logging.getLogger("simplebus.bridge")
 
+_ROOM_MIN = 64
+"""With fewer under way a lane is slow, and whoever else fills a stream's room leaves it no more."""
+
 
 def life_of(near: ClientCore) -> str:
     """Within what a sequence of the near bus means one message: of a bus that may lose what it has
@@ -26,7 +30,7 @@ def life_of(near: ClientCore) -> str:
 
 
 class Looked:
-    """What is known of the near bus from one connection to the next one."""
+    """What is known of the ends from one connection to the next one."""
 
     def __init__(self) -> None:
         self.era = ""
@@ -34,6 +38,12 @@ class Looked:
         self._memory = ""
         self._last: tuple[int, Mark] | None = None
         """What was sent last."""
+        self.room = 1 << 30
+        """So many messages may be made for a stream, or asked for, at once."""
+
+    def too_many(self, count: int) -> None:
+        """A stream has said that it had no room for so many."""
+        self.room = min(self.room, max(_ROOM_MIN, count // 2))
 
     def note(self, near: Near, made: Made) -> None:
         """This is sent."""

@@ -55,6 +55,7 @@ IN_FLIGHT = (
 )
 FULL = b'{"error":{"code":503,"err_code":10077,"description":"maximum messages exceeded"}}'
 NO_ROLLUP = b'{"error":{"code":500,"err_code":10111,"description":"rollup not permitted"}}'
+TOO_MANY = b"NATS/1.0 429 Too Many Requests\r\n\r\n"
 NOBODY = b"NATS/1.0 503\r\n\r\n"
 
 
@@ -81,6 +82,9 @@ class Led:
         self.trouble = 1.0
         self.loses, self.refuses = (chance.choice([0.0, 0.003, 0.05]) for _ in range(2))
         self.unrest = chance.choice([0.0, 0.03, 0.2])
+        self.version = ""
+        self.room = 1 << 30
+        """So many it takes at all."""
         self.forgets = False
         """Whether it knows no ids any more when it is asked for them."""
         self.log: list[int] = []
@@ -146,6 +150,8 @@ class Led:
             self.say(message.reply, NO_ROLLUP)
         elif self.happens(self.refuses):
             self.say(message.reply, FULL)
+        elif len(self.ids) + len(self.known) >= self.room:
+            self.say(message.reply, TOO_MANY)
         else:
             self.known.add(id_)
             self.taken.append(Taken(int(payload), id_, message.reply))
@@ -195,7 +201,8 @@ class Wire:
         self.led, self.lost, self.patience = led, "", 60.0
         self.core = ClientCore(inbox="_INBOX.x")
         self.core.open(0.0)
-        list(self.core.receive(b'INFO {"headers":true,"max_payload":1048576}\r\n', 0.0))
+        says = b'INFO {"headers":true,"max_payload":1048576,"version":"%b"}\r\n'
+        list(self.core.receive(says % led.version.encode(), 0.0))
         self.core.greet()
         list(self.core.receive(b"PONG\r\n", 0.0))
         self.link = SimpleNamespace(flush=self._flush, ask=self._ask, server="here")
