@@ -36,6 +36,8 @@ _BYTE: np.dtype[np.uint8] = np.dtype(np.uint8)
 _POSITION: np.dtype[np.int64] = np.dtype(np.int64)
 _WORD: np.dtype[np.uint64] = np.dtype(np.uint64)
 _TIMER: np.dtype[np.uint16] = np.dtype(">u2")
+_FOUR: np.dtype[np.uint32] = np.dtype(">u4")
+_DELIMITER = int.from_bytes(DELIMITER, "big")
 _PLAIN = Row()
 _NO_ID_OVERFLOW = np.uint64(~((MESSAGE_ID_MASK + 1) << 16) & 0xFFFFFFFFFFFFFFFF)
 
@@ -581,19 +583,17 @@ class Ring:
         assert self.floor <= self.head <= self.floor + self._slots, vars(self)
         assert self.exceeds or len(self) <= self.messages_max
         assert self.exceeds or self._memory() <= self.bytes_max
-        at, total = None, 0
-        for sequence in range(self.floor, self.head):
-            begin, end = self._begin(sequence), self._end(sequence)
-            assert 0 <= begin < end <= self._size
-            assert end - begin >= FRAME_BYTES_MIN
-            if at is not None:
-                assert begin == (0 if sequence == self._wrap else at), (sequence, begin, at)
-            total += end - begin
-            at = end
-            assert self._view[end - len(DELIMITER) : end] == DELIMITER, (sequence, begin, end)
-            message_id = int.from_bytes(self._view[begin + 3 : begin + _TIMER_AT], "big")
-            assert message_id == sequence & MESSAGE_ID_MASK, (sequence, message_id)
-        assert total == self.frame_bytes, (total, self.frame_bytes)
+        if len(self):
+            sequences = np.arange(self.floor, self.head)
+            begins, ends = self.places(sequences)
+            lengths, fours = ends - begins, unaligned(self._arena, _FOUR)
+            assert 0 <= begins.min() <= ends.max() <= self._size, (sequences, begins, ends)
+            assert lengths.min() >= FRAME_BYTES_MIN, (sequences, begins, ends)
+            assert not self.floor < self._wrap < self.head or self._begin(self._wrap) == 0
+            assert (fours[ends - len(DELIMITER)] == _DELIMITER).all(), (sequences, begins, ends)
+            ids = fours[begins + 3]
+            assert (ids == sequences & MESSAGE_ID_MASK).all(), (ids, sequences)
+            assert lengths.sum() == self.frame_bytes, (lengths, self.frame_bytes)
         if self.columns.channels is not None:
             carried = self.rows(self.floor, self.head).channels
             uses = np.bincount(carried, minlength=self.columns.uses.size)
