@@ -16,6 +16,7 @@ import os
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -104,6 +105,23 @@ def import_by_turns(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whatever takes long begins early: else the others have ended, and it is waited for."""
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """What xdist has for `loadgroup`, and it forgets what is done: it counts through all of it
+    again behind each test, which is seconds of them all."""
+    from xdist.scheduler import LoadGroupScheduling
+
+    class Forgetting(LoadGroupScheduling):
+        def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
+            super().mark_test_complete(node, item_index, duration)
+            work = self.assigned_work[node]
+            scope = self._split_scope(self.registered_collections[node][item_index])
+            if all(work[scope].values()):
+                del work[scope]
+
+    return Forgetting(config, log) if config.option.dist == "loadgroup" else None
 
 
 def pytest_report_header() -> str:
