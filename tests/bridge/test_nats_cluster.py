@@ -27,6 +27,9 @@ ENOUGH = 100
 """Messages that come over before something happens, and behind it."""
 UNDER_WAY_MAX, ONE_BY_ONE_MAX = 1000, 100
 """More is not published before some has come: a busy machine would never be through with it."""
+AHEAD_MAX = {"through": 2000, "said": 300}
+"""So many more than are waited for, some seconds of them. While one stream has no leader, or its
+reader is not there again, the other one would take tens of thousands that prove no more."""
 STREAMS = "THROUGH", "SAID"
 BRIDGES = """
 [[bridges]]
@@ -92,6 +95,7 @@ class Flow:
         self._near, self._far, self._servers, self._most = near, far, servers, most
         self.published = {"through": 0, "said": 0}
         self.got: dict[str, list[int]] = {"through": [], "said": []}
+        self._goals = dict.fromkeys(self.got, ENOUGH)
         self.is_over = False
 
     async def publish(self) -> None:
@@ -102,7 +106,13 @@ class Flow:
                 await bus.publish_many(numbered(first, first + 20), class_id="through")
                 self.published["through"] += 20
                 await trio.sleep(0.05)
-                await until(lambda: self.is_over or self._under_way < self._most)
+                await until(lambda: self.is_over or self._has_room())
+
+    def _has_room(self) -> bool:
+        return self._under_way < self._most and not self._is_ahead("through")
+
+    def _is_ahead(self, class_: str) -> bool:
+        return self.published[class_] >= self._goals[class_] + AHEAD_MAX[class_]
 
     @property
     def _under_way(self) -> int:
@@ -117,6 +127,7 @@ class Flow:
                         await self._say(wire, self.published["said"])
                         self.published["said"] += 1
                         await trio.sleep(0.01)
+                        await until(lambda: self.is_over or not self._is_ahead("said"))
             except (BusConnectionError, JetStreamError):
                 await trio.sleep(0.1)
 
@@ -145,6 +156,7 @@ class Flow:
     async def goes_on(self, more: int = ENOUGH) -> None:
         """Return when all that is published now has come, and so many more."""
         goals = {class_: count + more for class_, count in self.published.items()}
+        self._goals = goals
         await until(lambda: all(len(self.got[each]) >= goal for each, goal in goals.items()))
 
 
