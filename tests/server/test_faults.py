@@ -8,7 +8,16 @@ import os
 import pytest
 import trio
 from core.talk2 import hello
-from served import ack, class_statistics, connect, message, serving, subscribe, until
+from served import (
+    PATIENCE_SECONDS,
+    ack,
+    class_statistics,
+    connect,
+    message,
+    serving,
+    subscribe,
+    until,
+)
 
 from simplebus.core import ring
 from simplebus.core.broker import Broker, FullPolicy, Settings
@@ -84,6 +93,9 @@ async def test_a_connection_that_is_cut_as_it_begins_to_write_is_no_internal_err
     async with serving() as server:
         for _ in range(30):  # Which of its two tasks runs first, chance says.
             await connect(server)
+            with trio.fail_after(PATIENCE_SECONDS):
+                while not server.engine.connections:  # Not a turn later: it is to begin then.
+                    await trio.lowlevel.checkpoint()
             (connection,) = server.engine.connections.values()
             connection.flush()
             connection.cut()
