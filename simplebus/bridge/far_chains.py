@@ -4,8 +4,8 @@ Rule 1: of a chain a message is stored only behind all before it, and one chain 
 time: a leader that dies, and a new one, may lose the end of it, and never what is in front of that.
 Rule 2: nothing is sent in two chains: of the second one a server says that it has what the first
 one has brought, though no other server knows of that yet. What may have been sent before is asked
-for, and the stream asked for the last message of a chain when it says that it has all of it: by
-its id, or, where the stream knows that no more, by its sequence.
+for, and the stream asked for the last message of a chain that it says it has: by its id, or, where
+the stream knows that no more, by its sequence.
 Rule 3: what a chain ends at is sent by itself, alone: then the stream says what is wrong with it.
 
     doubtful ──asked──► begun ──answered, asked──► stored
@@ -209,13 +209,14 @@ class FarChains(FarNats):
         if chain.is_none:
             await self._check_takes_chains()
         stored = max(0, chain.stored)
-        if chain.stored >= chain.sequences.size:
-            end = chain.sequences[-1:]
+        if stored:
+            end = chain.sequences[stored - 1 : stored]
             if not (await self._are_stored(made, end) or await self._is_at(made, end, chain.last)):
                 raise BusConnectionError(f"stream {self._stream!r} has not what it said it has")
-            self._settle_rows(made, chain.sequences)
-        elif chain.stored >= 0 or chain.is_unfit:
             self._settle_rows(made, chain.sequences[:stored])
+        if stored >= chain.sequences.size:
+            return
+        if chain.stored >= 0 or chain.is_unfit:
             await self._store_alone(made, chain.sequences[stored])
             self._is_doubtful = chain.stored < 0
         else:

@@ -326,6 +326,32 @@ def test_whatever_becomes_of_its_leader_a_stream_has_each_message_once_and_in_or
     assert led.log == list(range(COUNT))
 
 
+class Forgetful(Led):
+    """Once it loses the last of what it has said that it has of a chain, and of nothing else."""
+
+    has_lost = False
+    confirmed = 0
+    """So much of what is stored was confirmed one by one."""
+
+    def say(self, reply: bytes, answer: bytes) -> None:
+        super().say(reply, answer)
+        if b'"stream":' in answer and b'"count":' not in answer:
+            self.confirmed = len(self.stored)
+        elif b'"count":' in answer and len(self.stored) > self.confirmed and not self.has_lost:
+            self.has_lost = True
+            self.log.pop()
+            self.ids.remove(self.stored.pop())
+
+
+def test_what_is_said_to_be_stored_of_a_chain_and_is_not_there_then_is_sent_again() -> None:
+    """Of a chain that ends before its end, too."""
+    for seed in range(100):
+        led = Forgetful(random.Random(seed))
+        led.refuses, led.loses, led.unrest = 0.05, 0.0, 0.0  # What is confirmed is not lost.
+        trio.run(all_copied, led, far_end)
+        assert (led.has_lost, led.log) == (True, list(range(COUNT))), seed
+
+
 def test_a_stream_that_knows_ids_for_less_time_than_asking_takes_has_each_message_once() -> None:
     led = Led(random.Random(0))
     led.trouble, led.forgets = 0.0, True
