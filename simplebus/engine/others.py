@@ -3,10 +3,13 @@
 Rule 1: a door that nobody answers for is gone, which the server says. One that is connected and
 says nothing, stopped for example, is taken to be there, and is not asked again for a while: to take
 what is its own would have two have it, and nobody is to wait for it.
+Rule 2: where somebody else hears what doors ask each other, who looks at all that passes by, for
+one, the server does not say that a door is gone: so who is silent there is.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Collection
 
 import trio
@@ -20,6 +23,8 @@ from simplebus.nats.client.jetstream import JetStreamError
 
 SILENT_SECONDS = 30.0
 """For how long."""
+_AT_ONCE_SECONDS = 1.0
+"""Within it a server says that nobody is there, when it has what was asked."""
 _WAITS_MAX, _WAIT_SECONDS, _WAIT_SECONDS_MAX = 25, 0.002, 0.05
 _WORDS = frozenset({b"", LEFT, WAIT})
 
@@ -95,8 +100,25 @@ class Others:
 
     async def _answer(self, subject: str, asked: bytes = b"") -> bytes | None:
         """What a door says there; None for nobody."""
-        headers, said = await self._link.request(subject, asked)
+        try:
+            headers, said = await self._link.request(subject, asked)
+        except BusConnectionError:
+            if self._link.is_ready and await self._is_overheard(subject):
+                return None
+            raise
         if jetstream.status(headers)[0] == jetstream.NO_RESPONDERS:
             return None
         # A stream that somebody else made would say that it has it.
         return said if said.split(b" ")[0] in _WORDS else None
+
+    async def _is_overheard(self, subject: str) -> bool:
+        """Whether somebody hears, and does not answer, what is said to a subject beside this one
+        that is nobody's. Raises BusConnectionError."""
+        try:
+            nobodys = f"{subject.rpartition('.')[0]}.{secrets.token_hex(8)}"
+            await self._link.request(nobodys, seconds=_AT_ONCE_SECONDS)
+        except BusConnectionError:
+            if not self._link.is_ready:
+                raise
+            return True
+        return False

@@ -25,6 +25,7 @@ from .doors import PATIENCE_SECONDS, door, options
 from .meddling import answers_lost, asked_in_vain
 from .nats_servers import NatsServer, nats_server
 from .test_doors import at, cluster_of, until
+from .test_link import linked
 from .test_uplink import Stream, entry, frame
 
 LATE = [0.0, -1.0, -1e300, float("nan")]
@@ -322,6 +323,41 @@ async def test_a_door_that_is_silent_is_taken_to_be_there_and_asked_once(
                 await is_quiet(up)
         assert len(asked) == 1
         assert name in [info["name"] for info in await consumers_of(up)]
+
+
+async def test_a_door_that_is_gone_is_gone_though_somebody_hears_what_it_is_asked(
+    jetstream_server: NatsServer,
+) -> None:
+    """Who looks at all that passes by, for one: then no server says that nobody is there. What a
+    dead door's subscription had left was nobody's as long as that one listened."""
+    async with (
+        door(options(jetstream_server.url)) as up,
+        linked(jetstream_server.url) as (listener, _),
+        simplebus.connect(at(up)) as bus,
+    ):
+        cluster = cluster_of(up)
+        names, request = cluster.options.names, cluster.link.request
+        await bus.publish(b"left", class_id=7)
+        name, stream = "p-dead-1", names.stream(7)
+        config = consumers.consumer(
+            cluster.options, name, kind="plain", door="dead", start={"deliver_policy": "all"}
+        )
+        body = {"stream_name": stream, "config": config, "action": "create"}
+        await cluster.link.ask(f"CONSUMER.CREATE.{stream}.{name}", body)
+        await cluster.link.ask(f"CONSUMER.DELETE.{stream}.waiting")
+        listener.core.subscribe(f"{names.door('dead').rpartition('.')[0]}.*")
+        listener.flush()
+        await listener.ask("INFO")  # It is heard by now.
+
+        async def soon(subject: str, *more: Any, **options: Any) -> tuple[bytes, bytes]:
+            if subject == names.door("dead"):
+                options["seconds"] = 0.3
+            return await request(subject, *more, **options)
+
+        cluster.link.request = soon  # type: ignore[method-assign]
+        with trio.fail_after(PATIENCE_SECONDS):
+            async with bus.subscribe(7) as messages:
+                assert (await messages.get()).payload == b"left"
 
 
 async def test_what_goes_wrong_with_one_thing_that_is_asked_ends_nothing_else(
