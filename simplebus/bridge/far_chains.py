@@ -29,7 +29,6 @@ from simplebus.bridge.far_nats import TOO_MANY, Body, FarNats, body_of, joined
 from simplebus.bridge.nats_wire import NatsWire
 from simplebus.bridge.nats_words import denied
 from simplebus.bridge.rewriting import Left
-from simplebus.core.channels import matches
 from simplebus.core.errors import BusConnectionError
 from simplebus.core.frames import Flags, Integers
 from simplebus.engine.link import new_inbox
@@ -92,10 +91,8 @@ class _Chain:
 class FarChains(FarNats):
     """One connection, and a stream with `allow_batched`."""
 
-    def __init__(self, wire: NatsWire, *known: Any, subjects: Sequence[str], **more: Any) -> None:
-        """`subjects` are those that the stream takes."""
+    def __init__(self, wire: NatsWire, *known: Any, **more: Any) -> None:
         super().__init__(wire, *known, **more)
-        self._subjects = subjects
         self._chain: _Chain | None = None
         self._is_doubtful = True
         """Whether what is sent next may be in the stream already."""
@@ -162,6 +159,7 @@ class FarChains(FarNats):
         refusals = body_of(made).refusals
         if self._later is not None:
             refusals += _each(self._later, made.sequences[body_of(made).missing])
+        await self._note_mapped(made)
         self._sent.popleft()
         if not self._sent:
             self._later = None
@@ -231,7 +229,7 @@ class FarChains(FarNats):
     def _taken(self, body: Body) -> bytes:
         """A subject of these messages; one of the stream, if there is one."""
         for subject in body.subjects:
-            if any(matches(pattern, subject.decode()) for pattern in self._subjects):
+            if self._is_for(subject, self._subjects or ()):
                 return subject
         return next(iter(body.subjects))
 

@@ -59,6 +59,7 @@ class FarFew(FarNats):
             await self._dealt_with(made)
             self._hear_complaints()
         self._look_if_later(made)
+        await self._note_mapped(made)
         self._sent.popleft()
         if not self._sent:
             self._later = None

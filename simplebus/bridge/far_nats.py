@@ -16,6 +16,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,8 @@ _MESSAGES_MAX, _OLD_MESSAGES_MAX = 24_576, 4096
 before 2.14 holds 10,000 messages that it is about to store, unless told otherwise, and refuses what
 comes then: with the batch that is begun below this bound, twice as many may be there."""
 _NEW_SERVER = 2, 14
+_MAPPED_MAX = 64
+"""Of more subjects it is not known that a stream takes them under others."""
 _LOOK_SECONDS = 10.0
 """So often a stream is looked at while its answers are waited for."""
 TOO_MANY = 429
@@ -106,15 +109,19 @@ class FarNats:
         looked: Looked,
         stream: str,
         there: Collection[str] = (),
+        config: Config | None = None,
         fits: Callable[[Config], bool] = lambda config: True,
     ) -> None:
         """Within a `life` of the near bus a sequence means one message.
         `there`: what is read from these is known by these identities; what has been there does not
-        go back. `fits` tells whether messages go as they should to a stream that is kept so."""
+        go back. `config` is how the stream is kept, None for one that is not there; `fits` tells
+        whether messages go as they should to one that is kept so."""
         self.identity = ""
         self._wire, self._core = wire, wire.core
         self._stream = stream
         self._fits, self._looked_at = fits, trio.current_time()
+        self._subjects = None if config is None else subjects_of(config)
+        """Those that the stream says it takes, as far as is known."""
         name = terms.class_ if isinstance(terms.class_, str) else ""
         self._subject = subject_of(class_id, name)
         self._near, self._looked = near, looked
@@ -325,6 +332,7 @@ class FarNats:
             for made in self._sent:
                 await self._dealt_with(made)
             self._hear_complaints()
+        await self._note_mapped(self._sent[0])
         return body_of(self._sent.popleft()).refusals
 
     async def _dealt_with(self, made: Made) -> None:
@@ -369,8 +377,42 @@ class FarNats:
                 "know: take 'no_ack' from the stream, or have the lane lead to NATS without a "
                 "stream"
             )
-        taken = info["config"].get("subjects") or []
-        return sum(leave_unheard(made, taken) for made in self._silent) > 0
+        taken = subjects_of(info["config"])
+        return sum(self._leave(made, taken) for made in self._silent) > 0
+
+    def _leave(self, made: Made, taken: Sequence[str]) -> int:
+        """Wait no more for what of a batch goes to none of these subjects. Returns how many do."""
+        body = body_of(made)
+        before = len(body.unheard)
+        for subject, sequences in body.subjects.items():
+            if not self._is_for(subject, taken):
+                rows = np.searchsorted(made.sequences, np.concatenate(sequences))
+                body.unheard += rows[body.missing[rows]].tolist()
+        body.missing[body.unheard] = False
+        return len(body.unheard) - before
+
+    def _is_for(self, subject: bytes, taken: Sequence[str]) -> bool:
+        """Whether a stream that says it takes these subjects takes this one."""
+        return is_taken(subject.decode(), taken) or subject in self._looked.mapped
+
+    async def _note_mapped(self, made: Made) -> None:
+        """Of a batch that is dealt with, note what a stream has stored of a subject that it does
+        not name: servers may be told to give messages another one. While such a stream is away
+        nobody answers, and its configuration would say that it does not take them."""
+        body, mapped = body_of(made), self._looked.mapped
+        if self._subjects is None or len(mapped) >= _MAPPED_MAX:
+            return
+        odd = [
+            subject
+            for subject in islice(body.subjects, _MAPPED_MAX)
+            if not self._is_for(subject, self._subjects)
+        ]
+        refused = {each.sequence for each in body.refusals} if odd else ()
+        for subject in odd:
+            if set(np.concatenate(body.subjects[subject]).tolist()) - set(refused):
+                await self._look_after()  # It may take more subjects by now.
+                if not self._is_for(subject, self._subjects):
+                    mapped.add(subject)
 
     @property
     def _silent(self) -> Sequence[Made]:
@@ -386,6 +428,7 @@ class FarNats:
         except (JetStreamError, BusConnectionError):
             self._wire.check()
             return  # Nobody leads it, or it is not there yet: next time.
+        self._subjects = subjects_of(info["config"])
         if not self._fits(info["config"]):
             raise BusConnectionError(f"stream {self._stream!r} is kept otherwise than it was")
 
@@ -397,16 +440,15 @@ class FarNats:
             info = await self._wire.link.ask(f"STREAM.INFO.{stream}")
         except JetStreamError as error:
             raise BusConnectionError(f"no stream {stream!r} took it: {error}") from None
-        taken = info["config"].get("subjects") or []
+        taken = subjects_of(info["config"])
         for subject, sequences in body.subjects.items():
             rows = np.searchsorted(made.sequences, np.concatenate(sequences))
             unheard = np.intersect1d(rows, body.unheard)
             if not unheard.size:
                 continue
-            name = subject.decode()
-            if is_taken(name, taken):
+            if self._is_for(subject, taken):
                 raise BusConnectionError(f"no stream {stream!r} took it: it is there again")
-            why = f"stream {stream!r} does not take the subject {name!r}"
+            why = f"stream {stream!r} does not take the subject {subject.decode()!r}"
             for sequence in made.sequences[unheard].tolist():
                 body.refusals.append(Refusal(sequence, "no_stream", why))
         body.unheard.clear()
@@ -476,16 +518,9 @@ def is_taken(subject: str, taken: Sequence[str]) -> bool:
     return any(matches(pattern, subject) for pattern in taken)
 
 
-def leave_unheard(made: Made, taken: Sequence[str]) -> int:
-    """Wait no more for what of a batch goes to none of these subjects. Returns how many do."""
-    body = body_of(made)
-    before = len(body.unheard)
-    for subject, sequences in body.subjects.items():
-        if not is_taken(subject.decode(), taken):
-            rows = np.searchsorted(made.sequences, np.concatenate(sequences))
-            body.unheard += rows[body.missing[rows]].tolist()
-    body.missing[body.unheard] = False
-    return len(body.unheard) - before
+def subjects_of(config: Config) -> Sequence[str]:
+    """Those that a stream says it takes."""
+    return config.get("subjects") or []
 
 
 def joined(columns: Sequence[writing.Column]) -> bytes:

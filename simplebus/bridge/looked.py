@@ -40,6 +40,9 @@ class Looked:
         """What was sent last."""
         self.room = 1 << 30
         """So many messages may be made for a stream, or asked for, at once."""
+        self.mapped: set[bytes] = set()
+        """Subjects that a stream takes though it does not say so: on the way to it they are given
+        another one."""
 
     def too_many(self, count: int) -> None:
         """A stream has said that it had no room for so many."""

@@ -112,7 +112,7 @@ def to_nats(
             begin(here, at := await here.open())
             async with shown.wired(servers, terms.name, heartbeat=beat) as nats:
                 doubts = 0
-                kind, more = FarNats, dict[str, Any]()
+                kind, more, config = FarNats, dict[str, Any](), None
                 if copied.stream:
                     check_lane(nats)
                     doubts = await looked.again(here, terms.name)
@@ -129,6 +129,7 @@ def to_nats(
                     looked=looked,
                     stream=copied.stream,
                     there=_one_place(servers, copied.stream, identity_of(nats, copied.stream)),
+                    config=config,
                     fits=lambda config: end_for(config, copied) == (kind, more),
                     **more,
                 )
@@ -217,7 +218,7 @@ def end_for(config: Config | None, copied: Copied) -> tuple[type[FarNats], dict[
     """How messages go to a stream that is kept so, and what more that wants to know. How many
     servers will keep one that is not there, nobody knows."""
     if config is not None and config.get("allow_batched") is True:
-        return FarChains, {"subjects": config.get("subjects") or []}
+        return FarChains, {}
     if config is None or copied.under_way or _may_put_behind(config):
         return FarFew, {"under_way": copied.under_way or UNDER_WAY_MESSAGES}
     return FarNats, {}

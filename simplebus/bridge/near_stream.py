@@ -46,6 +46,9 @@ _TOO_LONG_AWAY = 10153
 """The stream, or the server, lets no consumer be unused for so long."""
 _QUEUED_MAX = 16
 """With so many pieces here no more is asked for."""
+_MADE_SECONDS = 15.0
+"""So long a consumer may take to be made: while a server is away, the others have to agree on who
+leads it."""
 _READER_SECONDS = 300.0
 """A reader that was left behind goes after so long."""
 _ODD = re.compile(r"[^A-Za-z0-9_-]")
@@ -217,7 +220,8 @@ class NearStream:
     async def _ask_for(self, config: dict[str, Any]) -> dict[str, Any]:
         """Have it made, or changed."""
         subject = f"CONSUMER.DURABLE.CREATE.{self._stream}.{config['durable_name']}"
-        return await self._wire.link.ask(subject, {"stream_name": self._stream, "config": config})
+        body = {"stream_name": self._stream, "config": config}
+        return await self._wire.link.ask(subject, body, seconds=_MADE_SECONDS)
 
     async def _create(
         self, at: int, *, to: str, like: dict[str, Any] | None = None

@@ -260,14 +260,14 @@ def found_from(at: int, end: int) -> Found:
 def far_of(led: Led, kind: Callable[..., FarNats], **own: Any) -> FarNats:
     """An end of this kind, connected to it."""
     near: Any = SimpleNamespace(identity="near", memory="near", head=COUNT)
-    more: dict[str, Any] = {"near": near, "class_id": 7, "life": "near", "looked": Looked()}
+    more: dict[str, Any] = {"near": near, "class_id": 7, "life": "near", "looked": Looked()} | own
     wire: Any = Wire(led)
     terms = FarTerms(name="l", channel="l", class_=7)
-    return kind(wire, terms, stream="S", **more, **own)
+    return kind(wire, terms, stream="S", **more)
 
 
 def far_end(led: Led) -> FarNats:
-    return far_of(led, FarChains, subjects=["class.>"])
+    return far_of(led, FarChains, config={"subjects": ["class.>"]})
 
 
 async def copy(far: FarNats, led: Led, at: int) -> AsyncIterator[int]:

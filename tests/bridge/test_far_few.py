@@ -23,6 +23,7 @@ from simplebus.bridge.far_chains import FarChains
 from simplebus.bridge.far_few import FarFew
 from simplebus.bridge.far_nats import FarNats, body_of
 from simplebus.bridge.lane import Lane
+from simplebus.bridge.looked import Looked
 from simplebus.bridge.nats_ends import end_for
 from simplebus.bridge.nats_wire import nats_wired
 from simplebus.bridge.running import lanes
@@ -83,7 +84,7 @@ async def test_what_no_stream_has_heard_and_is_denied_then_is_refused_and_not_fo
 
 @pytest.mark.parametrize(
     ("kind", "own"),
-    [(FarNats, {}), (FarFew, {"under_way": 2}), (FarChains, {"subjects": ["class.>"]})],
+    [(FarNats, {}), (FarFew, {"under_way": 2}), (FarChains, {})],
 )
 async def test_while_answers_are_waited_for_it_is_noticed_that_a_stream_is_kept_otherwise(
     kind: type[FarNats], own: dict[str, Any], autojump_clock: trio.testing.MockClock
@@ -145,6 +146,45 @@ async def test_a_stream_that_says_that_it_had_no_room_is_sent_half_as_much_at_on
 
 
 @pytest.mark.parametrize(
+    ("kind", "own"), [(FarNats, {}), (FarFew, {"under_way": 2}), (FarChains, {})]
+)
+async def test_what_a_stream_takes_under_another_subject_is_not_refused_while_nobody_leads_it(
+    kind: type[FarNats], own: dict[str, Any]
+) -> None:
+    """Servers may be told to give messages another subject; what a stream never took it does not
+    take."""
+    led = Led(random.Random(1))
+    led.trouble = 0.0
+    led.chance.random = lambda: 1.0  # type: ignore[method-assign] - It gets none by itself.
+    config = {"subjects": ["orders"]}
+
+    async def ask(*said: object) -> dict[str, Any]:
+        return {"config": config}
+
+    def far_end() -> FarNats:
+        far = far_of(led, kind, looked=looked, config=config, **own)
+        far._wire.link.ask = ask  # type: ignore[assignment, method-assign]
+        return far
+
+    async def refused(far: FarNats, at: int) -> list[tuple[int, str]]:
+        """Of some messages, while it has no leader."""
+        led.is_led = False
+        far.send(far.make(found_from(at, at + 4)))
+        return [(each.sequence, each.code) for each in await far.settle()]
+
+    looked = Looked()
+    assert await refused(far_end(), 0) == [(n, "no_stream") for n in range(4)]
+    led.is_led = True
+    far = far_end()
+    far.send(far.make(found_from(4, 8)))
+    assert await far.settle() == []
+    for end in far, far_end():
+        with pytest.raises(BusConnectionError, match="no stream 'S' took it"):
+            await refused(end, 8)
+    assert led.log[:4] == list(range(4, 8))
+
+
+@pytest.mark.parametrize(
     ("config", "under_way", "kind", "own"),
     [
         (None, None, FarFew, {"under_way": 1}),
@@ -160,12 +200,12 @@ async def test_a_stream_that_says_that_it_had_no_room_is_sent_half_as_much_at_on
             {"discard": "new", "max_msgs": 7, "allow_batched": True},
             None,
             FarChains,
-            {"subjects": []},
+            {},
         ),
         ({"num_replicas": 3}, None, FarFew, {"under_way": 1}),
         ({"num_replicas": 3}, 7, FarFew, {"under_way": 7}),
-        ({"num_replicas": 3, "allow_batched": True}, None, FarChains, {"subjects": []}),
-        ({"subjects": ["a"], "allow_batched": True}, 7, FarChains, {"subjects": ["a"]}),
+        ({"num_replicas": 3, "allow_batched": True}, None, FarChains, {}),
+        ({"subjects": ["a"], "allow_batched": True}, 7, FarChains, {}),
     ],
 )
 def test_how_messages_go_into_a_stream_is_what_keeps_their_order_unless_it_is_said(
