@@ -5,7 +5,9 @@ time: a leader that dies, and a new one, may lose the end of it, and never what 
 Rule 2: nothing is sent in two chains: of the second one a server says that it has what the first
 one has brought, though no other server knows of that yet. What may have been sent before is asked
 for, and the stream asked for the last message of a chain that it says it has: by its id, or, where
-the stream knows that no more, by its sequence.
+the stream knows that no more, by its sequence. And its sequences are to have grown by as many: of a
+chain that is on its way while its stream is given fewer replicas, nats-server 2.15 may store a part
+and say that it has all of it; and for a while it may take the rest for known.
 Rule 3: what a chain ends at is sent by itself, alone: then the stream says what is wrong with it.
 
     doubtful ──asked──► begun ──answered, asked──► stored
@@ -209,7 +211,10 @@ class FarChains(FarNats):
         stored = max(0, chain.stored)
         if stored:
             end = chain.sequences[stored - 1 : stored]
-            if not (await self._are_stored(made, end) or await self._is_at(made, end, chain.last)):
+            is_there = await self._are_stored(made, end) or await self._is_at(made, end, chain.last)
+            has_grown = chain.last >= self._looked.end + stored
+            self._looked.end = chain.last or self._looked.end
+            if not is_there or (chain.last and not has_grown):
                 raise BusConnectionError(f"stream {self._stream!r} has not what it said it has")
             self._settle_rows(made, chain.sequences[:stored])
         if stored >= chain.sequences.size:

@@ -40,6 +40,8 @@ class Looked:
         """What was sent last."""
         self.room = 1 << 30
         """So many messages may be made for a stream, or asked for, at once."""
+        self.end = 0
+        """The sequence in the stream of what it stored last; 0 while that is not known."""
         self.mapped: set[bytes] = set()
         """Subjects that a stream takes though it does not say so: on the way to it they are given
         another one."""
