@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from simplebus.memory import MemoryBus
-from tests.bridge.buses import hold, lane, read, run, running, up
+from bridge.buses import hold, lane, read, run, running, up
 
 
 @pytest.mark.parametrize("later", [None, 1.0])

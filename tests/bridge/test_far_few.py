@@ -155,7 +155,7 @@ async def test_what_a_stream_takes_under_another_subject_is_not_refused_while_no
     take."""
     led = Led(random.Random(1))
     led.trouble = 0.0
-    led.chance.random = lambda: 1.0  # type: ignore[method-assign] - It gets none by itself.
+    led.chance.random = lambda: 1.0  # type: ignore[method-assign]  # It gets none by itself.
     config = {"subjects": ["orders"]}
 
     async def ask(*said: object) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from simplebus.bridge.running import lanes
 from simplebus.bridge.settings import Bridge, Copied
 from simplebus.client.link import Place
 from simplebus.memory import MemoryBus
-from tests.bridge import buses
-from tests.bridge.buses import numbered
+from bridge import buses
+from bridge.buses import numbered
 
 from .nats_lanes import NatsServer, copying, stored, stream, until, wired
 

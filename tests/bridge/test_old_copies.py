@@ -13,7 +13,7 @@ from simplebus.bridge.far import FarBus
 from simplebus.bridge.near import NearBus
 from simplebus.bridge.progress import Mark
 from simplebus.memory import MemoryBus
-from tests.bridge.buses import hold, lane, numbered, payloads, run, running
+from bridge.buses import hold, lane, numbered, payloads, run, running
 
 COPIED, LOST, NEW = 10, 10, 15
 

@@ -13,7 +13,7 @@ from simplebus.bridge.near import NearBus
 from simplebus.bridge.wires import near_wired
 from simplebus.core.limits import FETCH_BYTES_MAX
 from simplebus.memory import MemoryBus
-from tests.bridge.buses import clock, hold, lane, numbered, payloads, place, read, run, running
+from bridge.buses import clock, hold, lane, numbered, payloads, place, read, run, running
 
 APART = [-3600.0, 0.0, 3600.0]
 """By how much the near bus's clock is ahead of everybody's."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from nats.two_doors import Client, Doors
+from two_doors import Client, Doors
 
 from simplebus.core.access import Permissions, Rule, Rules
 from simplebus.core.meters import Rate
